@@ -1,0 +1,279 @@
+#include "attach/attachment.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "attach/horovod.h"
+#include "attach/library.h"
+#include "attach/tensors.h"
+
+namespace horovod_partial::attach {
+namespace {
+
+// --- Sessions, by controller -------------------------------------------------------------------------------------------
+
+class Registry {
+ public:
+  void Begin(hvd::Controller& controller) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& session = sessions_[&controller];
+    if (session != nullptr) session->engine().Close("Horovod has been initialised anew; make the bucket again");
+    session = std::make_shared<Session>(controller, thresholds_);
+  }
+  std::shared_ptr<Session> Find(hvd::Controller& controller) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = sessions_.find(&controller);
+    if (it == sessions_.end()) return nullptr;
+    if (!it->second->ready()) Resolve(controller, *it->second);
+    return it->second;
+  }
+  // A handshake has found a library's state; it stays where it is in every later generation.
+  void Add(hvd::HorovodGlobalState& state) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (std::find(states_.begin(), states_.end(), &state) == states_.end()) states_.push_back(&state);
+  }
+  void SetThresholds(Engine::Thresholds thresholds) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    thresholds_ = thresholds;
+  }
+
+ private:
+  void Resolve(hvd::Controller& controller, Session& session) {
+    for (auto* state : states_)
+      for (const std::int32_t id : state->process_set_table.Ids())
+        if (state->process_set_table.Get(id).controller.get() == &controller) session.SetState(*state, id);
+  }
+
+  mutable std::mutex mutex_;
+  std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
+  std::vector<hvd::HorovodGlobalState*> states_;
+  Engine::Thresholds thresholds_;
+};
+
+Registry& Sessions() {
+  static auto* registry = new Registry;  // Horovod's thread may outlive static objects
+  return *registry;
+}
+
+// --- Hooks ---------------------------------------------------------------------------------------------------------------
+// All on Horovod's background thread. One set for each transport, because each has originals of its own.
+
+// Travels with the handshake's allreduce, and tells its sender where Horovod's state is.
+class HandshakeContext final : public HostContext {
+ public:
+  std::atomic<hvd::HorovodGlobalState*> state{nullptr};
+};
+
+struct Originals {
+  void (*do_initialization)(hvd::Controller*) = nullptr;
+  void (*cross_rank_bitwise_and)(hvd::Controller*, std::vector<long long>&, int) = nullptr;
+  void (*send_ready_tensors)(hvd::Controller*, hvd::RequestList&) = nullptr;
+  void (*recv_ready_tensors)(hvd::Controller*, std::vector<std::string>&, std::vector<hvd::RequestList>&) = nullptr;
+  void (*send_final_tensors)(hvd::Controller*, hvd::ResponseList&) = nullptr;
+  void (*recv_final_tensors)(hvd::Controller*, hvd::ResponseList&) = nullptr;
+  hvd::Status (*execute)(hvd::AllreduceOp*, std::vector<hvd::TensorTableEntry>&, const hvd::Response&) = nullptr;
+};
+
+template <class Transport>
+struct Hooks {
+  static Originals originals;
+
+  static void DoInitialization(hvd::Controller* controller) {
+    originals.do_initialization(controller);
+    Sessions().Begin(*controller);
+  }
+  static void CrossRankBitwiseAnd(hvd::Controller* controller, std::vector<long long>& bits, int count) {
+    if (const auto session = Sessions().Find(*controller)) session->Tick(bits);
+    originals.cross_rank_bitwise_and(controller, bits, count);
+  }
+  static void SendReadyTensors(hvd::Controller* controller, hvd::RequestList& requests) {
+    if (const auto session = Sessions().Find(*controller)) session->BeforeSendReady(requests);
+    originals.send_ready_tensors(controller, requests);
+  }
+  static void RecvReadyTensors(hvd::Controller* controller, std::vector<std::string>& ready_to_reduce,
+                               std::vector<hvd::RequestList>& ready) {
+    originals.recv_ready_tensors(controller, ready_to_reduce, ready);
+    if (const auto session = Sessions().Find(*controller)) session->AfterRecvReady(ready);
+  }
+  static void SendFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
+    const auto session = Sessions().Find(*controller);
+    if (session != nullptr) session->BeforeSendFinal(responses);
+    originals.send_final_tensors(controller, responses);
+    if (session != nullptr) session->AfterSendFinal(responses);
+  }
+  static void RecvFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
+    originals.recv_final_tensors(controller, responses);
+    if (const auto session = Sessions().Find(*controller)) session->AfterRecvFinal(responses);
+  }
+  static hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEntry>& entries,
+                             const hvd::Response& response) {
+    for (const auto& entry : entries) {
+      if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get())) {
+        handshake->state = static_cast<AllreduceAccess*>(operation)->global_state_;
+        // Here, in the same cycle on all ranks: each understands the others' messages from the next cycle on.
+        Sessions().Add(*handshake->state);
+      }
+    }
+    return originals.execute(operation, entries, response);
+  }
+};
+template <class Transport>
+Originals Hooks<Transport>::originals;
+
+// --- Slots ---------------------------------------------------------------------------------------------------------------
+
+// A hook that has its slot, but is not in it yet.
+struct Prepared {
+  Slot slot;
+  void* hook;
+};
+
+template <class Function>
+void Prepare(std::vector<Prepared>& prepared, const Library& library, const std::string& class_name,
+             const std::string& method, Function hook, Function& original) {
+  Slot slot(library, class_name, method);
+  if (original == nullptr) original = reinterpret_cast<Function>(slot.original());
+  prepared.push_back({slot, reinterpret_cast<void*>(hook)});
+}
+
+template <class Transport>
+void PrepareTransport(std::vector<Prepared>& prepared, const Library& library) {
+  using H = Hooks<Transport>;
+  const std::string controller = std::string(Transport::kName) + "Controller";
+  const std::string allreduce = std::string(Transport::kName) + "Allreduce";
+  Originals& originals = H::originals;
+  Prepare(prepared, library, controller, "16DoInitializationEv", &H::DoInitialization, originals.do_initialization);
+  Prepare(prepared, library, controller, "19CrossRankBitwiseAndERSt6vectorIxSaIxEEi", &H::CrossRankBitwiseAnd,
+          originals.cross_rank_bitwise_and);
+  Prepare(prepared, library, controller, "16SendReadyTensorsERNS0_11RequestListE", &H::SendReadyTensors,
+          originals.send_ready_tensors);
+  Prepare(prepared, library, controller,
+          "16RecvReadyTensorsERSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESaIS8_EE"
+          "RS2_INS0_11RequestListESaISC_EE",
+          &H::RecvReadyTensors, originals.recv_ready_tensors);
+  Prepare(prepared, library, controller, "16SendFinalTensorsERNS0_12ResponseListE", &H::SendFinalTensors,
+          originals.send_final_tensors);
+  Prepare(prepared, library, controller, "16RecvFinalTensorsERNS0_12ResponseListE", &H::RecvFinalTensors,
+          originals.recv_final_tensors);
+  Prepare(prepared, library, allreduce, "7ExecuteERSt6vectorINS0_16TensorTableEntryESaIS3_EERKNS0_8ResponseE",
+          &H::Execute, originals.execute);
+}
+
+struct Gloo {
+  static constexpr const char* kName = "Gloo";
+};
+struct Mpi {
+  static constexpr const char* kName = "MPI";
+};
+
+// --- Attached libraries ----------------------------------------------------------------------------------------------------
+
+using EnqueueAllreduce = hvd::Status (*)(std::shared_ptr<hvd::OpContext>, std::shared_ptr<hvd::Tensor>,
+                                         std::shared_ptr<hvd::Tensor>, hvd::ReadyEventList, std::string, const int,
+                                         hvd::StatusCallback, hvd::ReduceOp, double, double, std::int32_t);
+
+struct Attached {
+  EnqueueAllreduce enqueue;
+  hvd::HorovodGlobalState* state = nullptr;  // found by the first handshake, then the same in every generation
+};
+
+std::mutex attached_mutex;  // guards the map, and lets one thread at a time shake hands
+std::map<std::string, Attached>& AttachedLibraries() {
+  static auto* libraries = new std::map<std::string, Attached>;
+  return *libraries;
+}
+
+// The sum over all ranks of the fingerprint of what must be the same on them: the format of our messages.
+constexpr std::int64_t kFingerprint = 1;
+
+hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
+  struct Result {
+    std::mutex mutex;
+    std::condition_variable done;
+    bool finished = false;
+    std::string error;
+    std::int64_t values[2] = {1, kFingerprint};
+  };
+  const auto result = std::make_shared<Result>();
+  const auto context = std::make_shared<HandshakeContext>();
+  const auto tensor = std::make_shared<HostTensor>(result->values, hvd::HOROVOD_INT64, std::vector<std::int64_t>{2},
+                                                   static_cast<std::int64_t>(sizeof result->values));
+  const auto callback = [result](const hvd::Status& status) {
+    std::lock_guard<std::mutex> lock(result->mutex);
+    result->finished = true;
+    if (!status.ok()) result->error = status.reason();
+    result->done.notify_all();
+  };
+  const hvd::Status status =
+      attached.enqueue(context, tensor, tensor, hvd::ReadyEventList(), "horovod_partial.handshake", CPU_DEVICE_ID,
+                       callback, hvd::ReduceOp::SUM, 1.0, 1.0, 0);
+  if (!status.ok()) throw TransportError(status.reason());
+  std::unique_lock<std::mutex> lock(result->mutex);
+  result->done.wait(lock, [&] { return result->finished; });
+  if (!result->error.empty()) throw TransportError(result->error);
+  if (result->values[1] != result->values[0] * kFingerprint)
+    throw AttachError("the ranks run different versions of horovod-partial; install the same one everywhere");
+  if (context->state == nullptr)
+    throw AttachError(
+        "Horovod reduced the handshake with an operation that horovod-partial does not know; "
+        "set HOROVOD_CPU_OPERATIONS to MPI or GLOO");
+  return context->state;
+}
+
+}  // namespace
+
+void Attach(const std::string& library_path) {
+  std::lock_guard<std::mutex> lock(attached_mutex);
+  auto& libraries = AttachedLibraries();
+  if (libraries.count(library_path) > 0) return;
+  const Library library(library_path);
+  Attached attached{};
+  attached.enqueue = reinterpret_cast<EnqueueAllreduce>(library.Symbol(
+      "_ZN7horovod6common22EnqueueTensorAllreduceESt10shared_ptrINS0_9OpContextEES1_INS0_6TensorEES5_NS0_"
+      "14ReadyEventListENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEiSt8functionIFvRKNS0_6StatusEEENS0_"
+      "8ReduceOpEddi"));
+  std::vector<Prepared> prepared;
+#if HAVE_GLOO
+  PrepareTransport<Gloo>(prepared, library);
+#endif
+#if HAVE_MPI
+  PrepareTransport<Mpi>(prepared, library);
+#endif
+  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // all were found: only now is anything changed
+  libraries[library_path] = attached;
+}
+
+std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id) {
+  std::lock_guard<std::mutex> lock(attached_mutex);
+  const auto it = AttachedLibraries().find(library_path);
+  if (it == AttachedLibraries().end()) throw AttachError("not attached to " + library_path);
+  Attached& attached = it->second;
+  const auto find = [&](std::int32_t id) -> std::shared_ptr<Session> {
+    if (attached.state == nullptr || !attached.state->initialization_done) return nullptr;
+    return Sessions().Find(*attached.state->process_set_table.Get(id).controller);
+  };
+  auto global = find(0);
+  if (global == nullptr || !global->handshaken) {
+    attached.state = ShakeHands(attached);
+    global = find(0);
+    if (global == nullptr)
+      throw AttachError("Horovod was initialised before horovod_partial was imported; import horovod_partial first");
+    const std::string missing = global->MissingHooks();
+    if (!missing.empty())
+      throw AttachError("the hooks " + missing + " did not run on rank " + std::to_string(global->engine().rank()) +
+                        "; is another plugin attached to this Horovod?");
+    global->handshaken = true;
+  }
+  if (process_set_id == 0) return global;
+  if (!attached.state->process_set_table.Contains(process_set_id))
+    throw std::invalid_argument("process set " + std::to_string(process_set_id) + " does not exist");
+  const auto session = find(process_set_id);
+  if (session == nullptr) throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
+  return session;
+}
+
+void SetThresholds(Engine::Thresholds thresholds) { Sessions().SetThresholds(thresholds); }
+
+}  // namespace horovod_partial::attach

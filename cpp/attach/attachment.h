@@ -1,0 +1,25 @@
+// The one attachment of this process to the Horovods in it: from a framework's library to its sessions.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "attach/session.h"
+
+namespace horovod_partial::attach {
+
+// Replaces the virtual functions that the hooks need, of the transports that this build knows; again for the same
+// library it does nothing. Throws AttachError if the library is not what this build was made for; then nothing has
+// been changed.
+void Attach(const std::string& library_path);
+
+// The session of a process set, for an attached library. The first call after Horovod's initialisation shakes hands:
+// a small allreduce over all ranks, after which every hook must have run on each of them. Throws AttachError, or
+// TransportError if Horovod is not initialised.
+std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
+
+// For sessions that begin from now on.
+void SetThresholds(Engine::Thresholds thresholds);
+
+}  // namespace horovod_partial::attach

@@ -1,0 +1,34 @@
+// Horovod's headers, and access to the members of its classes that the attachment needs.
+#pragma once
+
+#include "horovod/common/controller.h"
+#include "horovod/common/global_state.h"
+#include "horovod/common/ops/collective_operations.h"
+#include "horovod/common/process_set.h"
+#include "horovod/common/tensor_queue.h"
+
+namespace horovod_partial::attach {
+
+namespace hvd = horovod::common;
+
+// A derived class may name its base's protected members. No object is ever of these classes: they only lend access.
+struct ControllerAccess : hvd::Controller {
+  using hvd::Controller::message_table_;
+  using hvd::Controller::tensor_queue_;
+  static ControllerAccess& Of(hvd::Controller& controller) { return static_cast<ControllerAccess&>(controller); }
+};
+
+struct QueueAccess : hvd::TensorQueue {
+  using hvd::TensorQueue::message_queue_;
+  using hvd::TensorQueue::mutex_;
+  using hvd::TensorQueue::tensor_table_;
+  static QueueAccess& Of(hvd::Controller& controller) {
+    return static_cast<QueueAccess&>(ControllerAccess::Of(controller).tensor_queue_);
+  }
+};
+
+struct AllreduceAccess : hvd::AllreduceOp {
+  using hvd::HorovodOp::global_state_;
+};
+
+}  // namespace horovod_partial::attach

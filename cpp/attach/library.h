@@ -1,0 +1,47 @@
+// A framework's Horovod library in this process: its functions, and the virtual function tables that it really uses.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace horovod_partial::attach {
+
+// The installed Horovod is not what this build was made for. Nothing has been changed.
+struct AttachError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Library {
+ public:
+  // `path`: the shared object, which must be loaded already.
+  explicit Library(std::string path);
+
+  const std::string& path() const { return path_; }
+  // The function or object of this very library, never one of the same name that was loaded earlier.
+  void* Symbol(const std::string& mangled) const;
+  // The table that objects made by this library point to. Where two frameworks' Horovods share a process, the second
+  // one's objects use the first one's tables: the dynamic linker has bound them so.
+  void** VirtualTable(const std::string& class_name) const;
+
+ private:
+  std::string path_;
+  void* handle_;
+};
+
+// One slot of a virtual function table, found by the function that it holds and never by its index.
+class Slot {
+ public:
+  // Throws AttachError if no slot of the class's table holds `method` (mangled, without the class).
+  Slot(const Library& library, const std::string& class_name, const std::string& method);
+
+  void* original() const { return original_; }
+  bool holds(void* function) const { return *address_ == function; }
+  void Set(void* function) const;
+
+ private:
+  void** address_ = nullptr;
+  void* original_ = nullptr;
+};
+
+}  // namespace horovod_partial::attach

@@ -1,0 +1,385 @@
+#include "attach/session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "attach/envelope.h"
+#include "attach/tensors.h"
+#include "engine/log.h"
+
+namespace horovod_partial::attach {
+namespace {
+
+// Status bits of Horovod's cache coordinator, stored inverted: a cleared bit says yes, and one rank's yes is enough.
+constexpr long long kShouldShutDown = 1LL << 0;
+constexpr long long kUncachedInQueue = 1LL << 1;
+
+constexpr Time kWarnAfter = std::chrono::seconds(60);
+
+static_assert(static_cast<int>(DataType::kUInt8) == hvd::HOROVOD_UINT8 &&
+                  static_cast<int>(DataType::kInt8) == hvd::HOROVOD_INT8 &&
+                  static_cast<int>(DataType::kUInt16) == hvd::HOROVOD_UINT16 &&
+                  static_cast<int>(DataType::kInt16) == hvd::HOROVOD_INT16 &&
+                  static_cast<int>(DataType::kInt32) == hvd::HOROVOD_INT32 &&
+                  static_cast<int>(DataType::kInt64) == hvd::HOROVOD_INT64 &&
+                  static_cast<int>(DataType::kFloat16) == hvd::HOROVOD_FLOAT16 &&
+                  static_cast<int>(DataType::kFloat32) == hvd::HOROVOD_FLOAT32 &&
+                  static_cast<int>(DataType::kFloat64) == hvd::HOROVOD_FLOAT64 &&
+                  static_cast<int>(DataType::kBool) == hvd::HOROVOD_BOOL,
+              "the core's data types are Horovod's");
+
+hvd::DataType HorovodType(DataType type) { return static_cast<hvd::DataType>(type); }
+
+}  // namespace
+
+Session::Session(hvd::Controller& controller, Engine::Thresholds thresholds)
+    : controller_(controller),
+      rank_(controller.GetRank()),
+      size_(controller.GetSize()),
+      joined_(static_cast<std::size_t>(size_), false),
+      coordinator_(controller.IsCoordinator() ? std::make_unique<Coordinator>(size_) : nullptr),
+      engine_(*this, rank_, size_, thresholds) {}
+
+void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id) {
+  process_set_id_ = process_set_id;
+  process_set_ = &state.process_set_table.Get(process_set_id);
+  state_ = &state;
+}
+
+std::string Session::MissingHooks() const {
+  static const char* const names[] = {"DoInitialization", "CrossRankBitwiseAnd", "SendReadyTensors",
+                                      "RecvReadyTensors", "SendFinalTensors",    "RecvFinalTensors"};
+  const unsigned expected = coordinator_ != nullptr ? kRecvReadyTensors | kSendFinalTensors
+                                                    : kSendReadyTensors | kRecvFinalTensors;
+  const unsigned missing = expected & ~hooks_run_;
+  std::string text;
+  for (unsigned i = 0; i < std::size(names); ++i)
+    if ((missing >> i & 1u) != 0) text += (text.empty() ? "" : ", ") + std::string(names[i]);
+  return text;
+}
+
+std::map<std::string, Coordinator::Offsets> Session::ArrivalOffsets() const {
+  std::lock_guard<std::mutex> lock(coordinator_mutex_);
+  return coordinator_ == nullptr ? std::map<std::string, Coordinator::Offsets>() : coordinator_->ArrivalOffsets();
+}
+
+// Horovod would catch what a hook throws, and go on with half a cycle done.
+void Session::Guard(const char* hook, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    Log(LogLevel::kError, rank_, std::string("internal error in ") + hook + ": " + error.what() +
+                                     "; all ranks shut down. Please report this.");
+    failed_ = true;
+  }
+}
+
+// --- Background thread -------------------------------------------------------------------------------------------------
+
+Time Session::ForeignSince(Time now) {
+  if (state_ == nullptr) return kNever;
+  bool still_there = false;
+  std::string other;
+  for (const std::int32_t id : state_.load()->process_set_table.Ids()) {
+    auto& queue = QueueAccess::Of(*state_.load()->process_set_table.Get(id).controller);
+    std::lock_guard<std::mutex> lock(queue.mutex_);
+    for (const auto& row : queue.tensor_table_) {
+      if (IsOurs(row.first)) continue;
+      still_there = still_there || row.first == foreign_;
+      other = row.first;
+    }
+  }
+  if (!still_there) {
+    foreign_ = other;
+    foreign_since_ = other.empty() ? kNever : now;
+  }
+  return foreign_since_;
+}
+
+void Session::Tick(std::vector<long long>& status_bits) {
+  hooks_run_ |= kCrossRankBitwiseAnd;
+  if (state_ == nullptr) return;
+  Guard("CrossRankBitwiseAnd", [&] {
+    const Time now = Now();
+    bool cycle = engine_.WantsCycle(now, ForeignSince(now));
+    if (coordinator_ != nullptr) {
+      cycle = cycle || coordinator_->NextDeadline() <= now;
+      WarnAboutWaits(now);
+    }
+    if (cycle) status_bits[0] &= ~kUncachedInQueue;
+  });
+  if (failed_) status_bits[0] &= ~kShouldShutDown;
+}
+
+void Session::WarnAboutWaits(Time now) {
+  if (now - last_warning_ < kWarnAfter / 10) return;
+  last_warning_ = now;
+  const std::string waits = coordinator_->DescribeWaits(now - kWarnAfter);
+  if (waits == warned_) return;
+  warned_ = waits;
+  if (!waits.empty()) Log(LogLevel::kWarning, rank_, "waiting for a minute and longer: " + waits);
+}
+
+void Session::BeforeSendReady(hvd::RequestList& requests) {
+  hooks_run_ |= kSendReadyTensors;
+  if (state_ == nullptr) return;
+  Guard("SendReadyTensors", [&] {
+    std::vector<std::string> sent;
+    for (const auto& request : requests.requests())
+      if (IsOurs(request.tensor_name())) sent.push_back(BucketName(request.tensor_name()));
+    const Time now = Now();
+    const Report report = engine_.BuildReport(sent, now, ForeignSince(now));
+    if (!report.empty()) requests.add_request(Enclose(report, rank_));
+  });
+  if (failed_) requests.set_shutdown(true);
+}
+
+void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
+  hooks_run_ |= kRecvReadyTensors;
+  if (state_ == nullptr) return;
+  Guard("RecvReadyTensors", [&] {
+    std::lock_guard<std::mutex> lock(coordinator_mutex_);
+    const Time now = Now();
+    // The other ranks' messages: ours are taken out, and go back in when their round closes.
+    for (Rank rank = 1; rank < size_; ++rank) {
+      auto& list = ready[static_cast<std::size_t>(rank)];
+      std::vector<hvd::Request> kept;
+      Report report;
+      for (const auto& request : list.requests()) {
+        if (auto opened = Open(request)) {
+          report = std::move(*opened);
+        } else if (IsOurs(request.tensor_name())) {
+          requests_[request.tensor_name()].arrived[rank] = request;
+        } else {
+          if (request.request_type() == hvd::Request::JOIN) joined_[static_cast<std::size_t>(rank)] = true;
+          kept.push_back(request);
+        }
+      }
+      if (kept.size() != list.requests().size()) list.set_requests(kept);
+      coordinator_->Observe(rank, report, now);
+    }
+    // The coordinator's own requests are in its table already.
+    joined_[0] = process_set_->joined;
+    std::vector<std::string> sent;
+    for (const auto& row : ControllerAccess::Of(controller_).message_table_) {
+      if (!IsOurs(row.first)) continue;
+      Requests& requests = requests_[row.first];
+      requests.last = row.second.front();
+      if (!std::exchange(requests.own_reported, true)) sent.push_back(BucketName(row.first));
+    }
+    coordinator_->Observe(0, engine_.BuildReport(sent, now, ForeignSince(now)), now);
+    coordinator_->SetJoined(joined_);
+
+    for (auto& closing : coordinator_->Decide(now)) {
+      const std::string name = WireName(closing.bucket);
+      CloseRound(closing, ready);
+      closed_[name] = std::move(closing);
+    }
+  });
+}
+
+// Completes the row of this round, so that Horovod finds it ready; with an entry on this rank, which fusing looks up.
+void Session::CloseRound(const Closing& closing, std::vector<hvd::RequestList>& ready) {
+  const std::string name = WireName(closing.bucket);
+  Requests& requests = requests_[name];
+  if (!requests.arrived.empty()) requests.last = requests.arrived.begin()->second;
+  const bool own = requests.own_reported;
+
+  // Ours come before a JOIN that the same list may hold: Horovod calls a row ready when it has as many requests as
+  // there are ranks that have not joined, neither more nor fewer.
+  std::vector<hvd::Request> row;
+  for (Rank rank = own ? 1 : 0; rank < size_; ++rank) {
+    const auto arrived = requests.arrived.find(rank);
+    hvd::Request request = arrived != requests.arrived.end() ? arrived->second : requests.last;
+    request.set_request_rank(rank);
+    // Horovod's own check makes the error response; its text is replaced by ours.
+    if (!closing.error.empty() && rank == size_ - 1)
+      request.set_tensor_type(request.tensor_type() == hvd::HOROVOD_UINT8 ? hvd::HOROVOD_INT8 : hvd::HOROVOD_UINT8);
+    row.push_back(std::move(request));
+  }
+  if (size_ > 1) {
+    auto& list = ready[1];
+    row.insert(row.end(), list.requests().begin(), list.requests().end());
+    list.set_requests(row);
+  }
+  requests.arrived.clear();
+  requests.own_reported = false;
+
+  // An own arrival waits until the responses are known: they may refuse it.
+  if (own || joined_[0]) return;
+  if (!closing.error.empty()) {
+    Refuse(name);
+  } else if (engine_.Find(closing.bucket) != nullptr) {
+    engine_.Begin({closing});
+  } else {
+    const auto& shape = requests.last.tensor_shape();
+    std::int64_t elements = 1;
+    for (const std::int64_t dimension : shape) elements *= dimension;
+    PlaceZeros(name, requests.last.tensor_type(), elements);
+  }
+}
+
+void Session::BeforeSendFinal(hvd::ResponseList& responses) {
+  hooks_run_ |= kSendFinalTensors;
+  if (state_ == nullptr) return;
+  if (failed_) responses.set_shutdown(true);
+  Guard("SendFinalTensors", [&] {
+    std::lock_guard<std::mutex> lock(coordinator_mutex_);
+    std::vector<hvd::Response> list = responses.responses();
+    for (auto& response : list) {
+      if (response.response_type() == hvd::Response::JOIN) joined_.assign(joined_.size(), false);
+      if (response.tensor_names().empty() || !IsOurs(response.tensor_names()[0])) continue;
+      if (response.response_type() == hvd::Response::ERROR) {
+        const std::string& name = response.tensor_names()[0];
+        const std::string& error = closed_.at(name).error;
+        if (!error.empty()) response.set_error_message(error);
+        coordinator_->Forget(BucketName(name));
+        continue;
+      }
+      std::vector<Closing> closings;
+      for (const auto& name : response.tensor_names()) closings.push_back(closed_.at(name));
+      Enclose(closings, response);
+    }
+    responses.set_responses(list);
+  });
+}
+
+void Session::AfterSendFinal(hvd::ResponseList& responses) {
+  if (state_ == nullptr) return;
+  Guard("SendFinalTensors", [&] {
+    std::vector<hvd::Response> list = responses.responses();
+    for (auto& response : list) {
+      if (response.tensor_names().empty() || !IsOurs(response.tensor_names()[0])) continue;
+      if (response.response_type() == hvd::Response::ERROR) continue;
+      response.set_reduce_op(hvd::ReduceOp::SUM);
+      if (process_set_->joined) continue;
+      std::vector<Closing> own;  // the others have begun already
+      for (auto& closing : Open(response, size_))
+        if (closing.contributions[0].fresh) own.push_back(std::move(closing));
+      engine_.Begin(own);
+    }
+    responses.set_responses(list);
+    closed_.clear();
+  });
+}
+
+void Session::AfterRecvFinal(hvd::ResponseList& responses) {
+  hooks_run_ |= kRecvFinalTensors;
+  if (state_ == nullptr) return;
+  Guard("RecvFinalTensors", [&] {
+    std::vector<hvd::Response> list = responses.responses();
+    for (auto& response : list) {
+      if (response.tensor_names().empty() || !IsOurs(response.tensor_names()[0])) continue;
+      if (response.response_type() == hvd::Response::ERROR) {
+        if (!process_set_->joined) Refuse(response.tensor_names()[0]);
+        continue;
+      }
+      response.set_reduce_op(hvd::ReduceOp::SUM);
+      if (!process_set_->joined) Begin(Open(response, size_), response);
+    }
+    responses.set_responses(list);
+  });
+}
+
+void Session::Begin(const std::vector<Closing>& closings, const hvd::Response& response) {
+  for (std::size_t i = 0; i < closings.size(); ++i)
+    if (engine_.Find(closings[i].bucket) == nullptr)  // first used while this rank had joined
+      PlaceZeros(response.tensor_names()[i], response.tensor_type(), response.tensor_sizes()[i]);
+  engine_.Begin(closings);
+}
+
+void Session::Refuse(const std::string& wire_name) {
+  const std::string bucket = BucketName(wire_name);
+  if (engine_.Find(bucket) != nullptr) {
+    engine_.Refuse(bucket);
+  } else {
+    PlaceZeros(wire_name, hvd::HOROVOD_UINT8, 0);
+  }
+}
+
+void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements) {
+  const auto bytes = static_cast<std::size_t>(elements) * SizeOf(static_cast<DataType>(type));
+  auto zeros = std::make_shared<Buffer>();
+  zeros->Reserve(bytes);
+  if (bytes > 0) zeros->Zero();
+  hvd::TensorTableEntry entry;
+  entry.tensor_name = wire_name;
+  entry.context = std::make_shared<HostContext>();
+  entry.tensor = entry.output = std::make_shared<HostTensor>(zeros->data(), type, std::vector<std::int64_t>{elements},
+                                                             static_cast<std::int64_t>(bytes));
+  entry.process_set_id = process_set_id_;
+  entry.callback = [zeros](const hvd::Status&) {};
+  auto& queue = QueueAccess::Of(controller_);
+  std::lock_guard<std::mutex> lock(queue.mutex_);
+  queue.tensor_table_.emplace(wire_name, std::move(entry));
+}
+
+// --- Transport -----------------------------------------------------------------------------------------------------------
+
+bool Session::Alive() const {
+  const hvd::HorovodGlobalState* state = state_;
+  return state != nullptr && state->initialization_done && !state->shut_down;
+}
+
+hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) {
+  const BucketConfig& config = bucket->config;
+  const hvd::DataType type = HorovodType(config.options.type);
+  const auto bytes = static_cast<std::int64_t>(bucket->core.bytes());
+  hvd::TensorTableEntry made;
+  made.tensor_name = WireName(bucket->core.name());
+  made.context = std::make_shared<HostContext>();
+  made.tensor = std::make_shared<HostTensor>(entry.input, type, config.shape, bytes);
+  made.output = std::make_shared<HostTensor>(entry.output, type, config.shape, bytes);
+  made.process_set_id = process_set_id_;
+  made.callback = [self = shared_from_this(), bucket](const hvd::Status& status) {
+    const std::string error = status.ok() ? "" : status.reason();
+    self->engine_.Finished(bucket, error.empty() && !status.ok() ? "the reduction failed" : error);
+  };
+  return made;
+}
+
+// Puts entry and request where Horovod's own Enqueue would. Not through it: it would register a group for each tensor
+// when group fusion is off, and a rank whose entry is made late would have none.
+std::string Session::Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) {
+  const BucketConfig& config = bucket->config;
+  hvd::Request request;
+  request.set_request_rank(rank_);
+  request.set_request_type(hvd::Request::ALLREDUCE);
+  request.set_tensor_name(WireName(bucket->core.name()));
+  request.set_tensor_type(HorovodType(config.options.type));
+  request.set_tensor_shape(config.shape);
+  request.set_device(CPU_DEVICE_ID);
+  request.set_reduce_op(TravellingSum());
+  request.set_prescale_factor(config.prescale_factor);
+  request.set_postscale_factor(config.postscale_factor);
+  hvd::TensorTableEntry made = MakeEntry(bucket, entry);
+
+  auto& queue = QueueAccess::Of(controller_);
+  std::lock_guard<std::mutex> lock(queue.mutex_);
+  // Under the queue's lock: a shutdown that we do not see yet will find this entry and call it back.
+  if (!Alive()) return hvd::SHUT_DOWN_ERROR.reason();
+  if (!queue.tensor_table_.emplace(made.tensor_name, std::move(made)).second) return hvd::DUPLICATE_NAME_ERROR.reason();
+  queue.message_queue_.push(std::move(request));
+  return {};
+}
+
+void Session::Retract(const BucketHandle& bucket) {
+  const std::string name = WireName(bucket.core.name());
+  auto& queue = QueueAccess::Of(controller_);
+  std::lock_guard<std::mutex> lock(queue.mutex_);
+  queue.tensor_table_.erase(name);
+  for (std::size_t left = queue.message_queue_.size(); left > 0; --left) {
+    hvd::Request request = std::move(queue.message_queue_.front());
+    queue.message_queue_.pop();
+    if (request.tensor_name() != name) queue.message_queue_.push(std::move(request));
+  }
+}
+
+void Session::Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) {
+  hvd::TensorTableEntry made = MakeEntry(bucket, entry);
+  auto& queue = QueueAccess::Of(controller_);
+  std::lock_guard<std::mutex> lock(queue.mutex_);
+  queue.tensor_table_.emplace(made.tensor_name, std::move(made));
+}
+
+}  // namespace horovod_partial::attach

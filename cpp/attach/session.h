@@ -1,0 +1,100 @@
+// One process set of one generation of Horovod: its engine and, on rank 0, its coordinator.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "attach/horovod.h"
+#include "core/coordinator.h"
+#include "engine/engine.h"
+#include "engine/transport.h"
+
+namespace horovod_partial::attach {
+
+// Which hooks have run; before the first round a handshake proves that all have.
+enum Hook : unsigned {
+  kDoInitialization = 1,
+  kCrossRankBitwiseAnd = 2,
+  kSendReadyTensors = 4,
+  kRecvReadyTensors = 8,
+  kSendFinalTensors = 16,
+  kRecvFinalTensors = 32,
+};
+
+// Made when Horovod initialises a controller, and closed when that controller's successor appears or Horovod shuts
+// down. The hooks run on Horovod's background thread; Submit and Alive on the application's.
+class Session final : public Transport, public std::enable_shared_from_this<Session> {
+ public:
+  Session(hvd::Controller& controller, Engine::Thresholds thresholds);
+
+  Engine& engine() { return engine_; }
+
+  // Where Horovod's state is. Before that is known the hooks do nothing, and nothing can be submitted.
+  void SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id);
+  bool ready() const { return state_ != nullptr; }
+  std::atomic<bool> handshaken{false};
+  // What the handshake has to find, as a text that names the hooks that did not run, or "".
+  std::string MissingHooks() const;
+  std::map<std::string, Coordinator::Offsets> ArrivalOffsets() const;
+
+  // --- Background thread, in the order of a cycle ---------------------------------------------------------------------
+  void Tick(std::vector<long long>& status_bits);
+  void BeforeSendReady(hvd::RequestList& requests);
+  void AfterRecvReady(std::vector<hvd::RequestList>& ready);
+  void BeforeSendFinal(hvd::ResponseList& responses);
+  void AfterSendFinal(hvd::ResponseList& responses);
+  void AfterRecvFinal(hvd::ResponseList& responses);
+
+  // --- Transport --------------------------------------------------------------------------------------------------------
+  std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
+  void Retract(const BucketHandle& bucket) override;
+  void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
+  bool Alive() const override;
+
+ private:
+  hvd::TensorTableEntry MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry);
+  void PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements);
+  // The rounds of this cycle begin on this rank.
+  void Begin(const std::vector<Closing>& closings, const hvd::Response& response);
+  void Refuse(const std::string& wire_name);
+  void CloseRound(const Closing& closing, std::vector<hvd::RequestList>& ready);
+  Time ForeignSince(Time now);
+  void Guard(const char* hook, const std::function<void()>& body);
+  void WarnAboutWaits(Time now);
+
+  hvd::Controller& controller_;
+  const Rank rank_;
+  const int size_;
+  std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
+  std::int32_t process_set_id_ = 0;   // written before state_
+  hvd::ProcessSet* process_set_ = nullptr;
+  std::atomic<unsigned> hooks_run_{kDoInitialization};
+  std::atomic<bool> failed_{false};   // a hook met an internal error: this rank asks for shutdown
+
+  // Background thread only.
+  std::string foreign_;               // a collective that is not ours, outstanding
+  Time foreign_since_ = kNever;
+  struct Requests {
+    std::map<Rank, hvd::Request> arrived;  // of the open round; rank 0's is in Horovod's own table
+    hvd::Request last;                     // what to complete the row with
+    bool own_reported = false;
+  };
+  std::map<std::string, Requests> requests_;  // coordinator, by wire name
+  std::map<std::string, Closing> closed_;     // coordinator: decided in this cycle, by wire name
+  std::vector<bool> joined_;                  // coordinator
+  Time last_warning_{0};
+  std::string warned_;
+
+  mutable std::mutex coordinator_mutex_;      // guards coordinator_ against readers of statistics
+  std::unique_ptr<Coordinator> coordinator_;  // on rank 0
+
+  Engine engine_;
+};
+
+}  // namespace horovod_partial::attach

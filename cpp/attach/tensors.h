@@ -1,0 +1,59 @@
+// Horovod's view of a bucket's memory.
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "attach/horovod.h"
+#include "core/buffer.h"
+
+namespace horovod_partial::attach {
+
+// Memory that somebody else owns: the application, or the bucket.
+class HostTensor final : public hvd::Tensor {
+ public:
+  HostTensor(const void* data, hvd::DataType type, std::vector<std::int64_t> shape, std::int64_t bytes)
+      : data_(data), type_(type), shape_(std::move(shape)), bytes_(bytes) {}
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wignored-qualifiers"  // Horovod's declaration has the meaningless const
+  const hvd::DataType dtype() const override { return type_; }
+#pragma GCC diagnostic pop
+  const hvd::TensorShape shape() const override { return shape_; }
+  const void* data() const override { return data_; }
+  std::int64_t size() const override { return bytes_; }
+
+ private:
+  const void* const data_;
+  const hvd::DataType type_;
+  const hvd::TensorShape shape_;
+  const std::int64_t bytes_;
+};
+
+class HostBuffer final : public hvd::PersistentBuffer {
+ public:
+  explicit HostBuffer(std::size_t size) { buffer_.Reserve(size); }
+  const void* AccessData(std::shared_ptr<hvd::OpContext>) const override { return buffer_.data(); }
+
+ private:
+  Buffer buffer_;
+};
+
+// Horovod asks the context of the first tensor of a fused response for the fusion buffer. It keeps one for each
+// framework; ours counts as PyTorch's, whose buffers do not ask the context in return, as TensorFlow's would.
+class HostContext : public hvd::OpContext {
+ public:
+  hvd::Status AllocatePersistent(std::int64_t size, std::shared_ptr<hvd::PersistentBuffer>* buffer) override {
+    *buffer = std::make_shared<HostBuffer>(static_cast<std::size_t>(size));
+    return hvd::Status::OK();
+  }
+  hvd::Status AllocateOutput(hvd::TensorShape, std::shared_ptr<hvd::Tensor>*,
+                             std::shared_ptr<hvd::ReadyEvent>*) override {
+    return hvd::Status::UnknownError("an allreduce does not allocate its output");
+  }
+  hvd::Status AllocateZeros(std::int64_t, hvd::DataType, std::shared_ptr<hvd::Tensor>*) override {
+    return hvd::Status::UnknownError("only a join allocates zeros");
+  }
+  hvd::Framework framework() const override { return hvd::Framework::PYTORCH; }
+};
+
+}  // namespace horovod_partial::attach

@@ -1,0 +1,196 @@
+// horovod_partial._attach: partial collectives on an installed Horovod. Frameworks pass pointers, sizes and types.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+
+#include "attach/attachment.h"
+#include "attach/library.h"
+
+namespace py = pybind11;
+using namespace horovod_partial;
+using attach::Session;
+
+namespace {
+
+// An arrival whose result the application has not fetched yet. Keeps its session alive, not the tensors: the framework
+// must keep those until `wait` has returned.
+class Handle {
+ public:
+  Handle(std::shared_ptr<Session> session, std::shared_ptr<BucketHandle> bucket, std::shared_ptr<Work> work)
+      : session_(std::move(session)), bucket_(std::move(bucket)), work_(std::move(work)) {}
+
+  bool Poll() const { return session_->engine().Poll(*bucket_, *work_); }
+  void Wait() const {
+    py::gil_scoped_release release;
+    session_->engine().Wait(*bucket_, *work_);
+  }
+  RoundInfo Info() const {
+    std::lock_guard<std::mutex> lock(bucket_->mutex);
+    if (!work_->done) throw py::value_error("the operation has not finished; synchronize it first");
+    return work_->info;
+  }
+  std::size_t ReplayCount() const {
+    std::lock_guard<std::mutex> lock(bucket_->mutex);
+    return work_->replay.size();
+  }
+  // Copies a result that came before the newest one to `pointer`, which has room for the whole bucket.
+  void CopyReplay(std::size_t index, std::uintptr_t pointer) const {
+    std::lock_guard<std::mutex> lock(bucket_->mutex);
+    const Buffer& result = work_->replay.at(index);
+    std::memcpy(reinterpret_cast<void*>(pointer), result.data(), result.size());
+  }
+
+ private:
+  std::shared_ptr<Session> session_;
+  std::shared_ptr<BucketHandle> bucket_;
+  std::shared_ptr<Work> work_;
+};
+
+Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name,
+              const BucketConfig& config, std::uintptr_t input, std::uintptr_t output, int gradients) {
+  py::gil_scoped_release release;
+  auto session = attach::SessionOf(library, process_set);
+  auto bucket = session->engine().Declare(name, config);
+  auto work = session->engine().Arrive(
+      bucket, {reinterpret_cast<const void*>(input), reinterpret_cast<void*>(output), gradients});
+  return {std::move(session), std::move(bucket), std::move(work)};
+}
+
+BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, const std::string& rule, int quorum,
+                        std::uint64_t seed, Round max_staleness, double grace_seconds, const std::string& description,
+                        const std::string& missed, bool divide_by_contributors, bool drop_nonfinite, double prescale,
+                        double postscale) {
+  BucketConfig config;
+  config.options.type = static_cast<DataType>(type);
+  config.options.elements = 1;
+  for (const std::int64_t dimension : shape) config.options.elements *= static_cast<std::size_t>(dimension);
+  if (missed == "sum") {
+    config.options.missed = Missed::kSum;
+  } else if (missed == "replay") {
+    config.options.missed = Missed::kReplay;
+  } else if (missed == "latest") {
+    config.options.missed = Missed::kLatest;
+  } else {
+    throw py::value_error("missed must be 'sum', 'replay' or 'latest', not '" + missed + "'");
+  }
+  config.options.divisor = divide_by_contributors ? Divisor::kContributors : Divisor::kNone;
+  config.options.drop_nonfinite = drop_nonfinite;
+  if (rule == "quorum") {
+    config.policy.rule = Policy::Rule::kQuorum;
+  } else if (rule == "initiator") {
+    config.policy.rule = Policy::Rule::kInitiator;
+  } else {
+    throw py::value_error("rule must be 'quorum' or 'initiator', not '" + rule + "'");
+  }
+  config.policy.quorum = quorum;
+  config.policy.seed = seed;
+  config.policy.max_staleness = max_staleness;
+  config.policy.grace = grace_seconds < 0
+                            ? Policy::kAutomaticGrace
+                            : std::chrono::duration_cast<Time>(std::chrono::duration<double>(grace_seconds));
+  config.policy.description = description;
+  config.shape = shape;
+  config.prescale_factor = prescale;
+  config.postscale_factor = postscale;
+  return config;
+}
+
+py::dict Describe(const BucketHandle& bucket) {
+  std::lock_guard<std::mutex> lock(bucket.mutex);
+  const BucketStatistics& statistics = bucket.statistics;
+  py::dict reasons;
+  for (std::size_t i = 0; i < statistics.by_reason.size(); ++i)
+    reasons[NameOf(static_cast<Closing::Reason>(i))] = statistics.by_reason[i];
+  py::dict staleness;
+  for (const auto& [rounds, count] : statistics.staleness) staleness[py::int_(rounds)] = count;
+  py::dict result;
+  result["rounds"] = statistics.rounds;
+  result["closed_by"] = reasons;
+  result["on_time"] = statistics.on_time;
+  result["late"] = statistics.late;
+  result["fresh"] = statistics.fresh;
+  result["staleness"] = staleness;
+  result["waited_seconds"] = statistics.waited_seconds;
+  result["dropped"] = statistics.dropped;
+  result["bytes_held"] = bucket.core.held_bytes();
+  return result;
+}
+
+py::dict Statistics(const std::string& library, std::int32_t process_set) {
+  std::shared_ptr<Session> session;
+  {
+    py::gil_scoped_release release;
+    session = attach::SessionOf(library, process_set);
+  }
+  const auto offsets = session->ArrivalOffsets();
+  py::dict result;
+  for (const auto& bucket : session->engine().Buckets()) {
+    py::dict description = Describe(*bucket);
+    const auto it = offsets.find(bucket->core.name());
+    if (it != offsets.end()) {
+      py::list means;
+      for (std::size_t rank = 0; rank < it->second.count.size(); ++rank) {
+        const auto count = static_cast<double>(it->second.count[rank]);
+        means.append(count > 0 ? it->second.total_seconds[rank] / count : 0.0);
+      }
+      description["arrival_offset_seconds"] = means;
+    }
+    result[py::str(bucket->core.name())] = description;
+  }
+  return result;
+}
+
+// Engine operations that block or lock, without the interpreter's lock.
+template <void (Engine::*operation)()>
+void Call(const std::string& library, std::int32_t process_set) {
+  py::gil_scoped_release release;
+  (attach::SessionOf(library, process_set)->engine().*operation)();
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_attach, m) {
+  m.doc() = "Partial collectives inside the coordination cycle of an installed Horovod.";
+  py::register_exception<attach::AttachError>(m, "AttachError", PyExc_ImportError);
+  py::register_exception<TransportError>(m, "TransportError", PyExc_RuntimeError);
+
+  py::class_<RoundInfo>(m, "RoundInfo")
+      .def_readonly("round", &RoundInfo::round)
+      .def_readonly("late", &RoundInfo::late)
+      .def_readonly("fresh", &RoundInfo::fresh)
+      .def_readonly("gradients", &RoundInfo::gradients)
+      .def_readonly("staleness", &RoundInfo::staleness);
+
+  py::class_<Handle>(m, "Handle")
+      .def("poll", &Handle::Poll)
+      .def("wait", &Handle::Wait)
+      .def("info", &Handle::Info)
+      .def("replay_count", &Handle::ReplayCount)
+      .def("copy_replay", &Handle::CopyReplay, py::arg("index"), py::arg("pointer"));
+
+  py::class_<BucketConfig>(m, "BucketConfig")
+      .def(py::init(&MakeConfig), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("rule"), py::arg("quorum"),
+           py::arg("seed"), py::arg("max_staleness"), py::arg("grace_seconds"), py::arg("description"),
+           py::arg("missed"), py::arg("divide_by_contributors"), py::arg("drop_nonfinite"), py::arg("prescale_factor"),
+           py::arg("postscale_factor"));
+
+  m.def("attach", &attach::Attach, py::arg("library"));
+  m.def("shake_hands", [](const std::string& library) {
+    py::gil_scoped_release release;
+    attach::SessionOf(library, 0);
+  }, py::arg("library"));
+  m.def("set_thresholds", [](double waiting_seconds, double parked_seconds) {
+    const auto time = [](double seconds) {
+      return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds));
+    };
+    attach::SetThresholds({time(waiting_seconds), time(parked_seconds)});
+  }, py::arg("waiting_seconds"), py::arg("parked_seconds"));
+  m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
+        py::arg("input"), py::arg("output"), py::arg("gradients") = 1);
+  m.def("deliver", &Call<&Engine::Deliver>, py::arg("library"), py::arg("process_set"));
+  m.def("flush", &Call<&Engine::Flush>, py::arg("library"), py::arg("process_set"));
+  m.def("end", &Call<&Engine::End>, py::arg("library"), py::arg("process_set"));
+  m.def("clear", &Call<&Engine::Clear>, py::arg("library"), py::arg("process_set"));
+  m.def("statistics", &Statistics, py::arg("library"), py::arg("process_set"));
+}

@@ -1,0 +1,127 @@
+// One rank's half of the round protocol (docs/protocol.md): what it contributes, and what it gets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+
+#include "core/buffer.h"
+#include "core/dtype.h"
+#include "core/message.h"
+#include "core/missed.h"
+#include "core/types.h"
+
+namespace horovod_partial {
+
+enum class Divisor : std::uint8_t {
+  kNone,          // the sum, or whatever the transport's scaling makes of it
+  kContributors,  // the number of gradients in the sum, pending ones included
+};
+
+struct BucketOptions {
+  DataType type = DataType::kFloat32;
+  std::size_t elements = 0;
+  Missed missed = Missed::kSum;
+  Divisor divisor = Divisor::kNone;
+  bool drop_nonfinite = false;  // a late contribution that is not finite is dropped and counted, never delivered
+};
+
+// The state machine of one bucket on one rank. Not thread-safe: the engine holds the bucket's lock around every call.
+//
+//            Arrive (on time)            Begin, own entry            Finish
+//     kIdle ------------------> kArrived ----------------> kRunning --------> kIdle
+//       |                          |                           ^
+//       |                          | Begin, not named:         |
+//       |                          | the arrival becomes late  |
+//       +--------------------------+---------------------------+
+//                  Begin, late entry
+//
+// Buffers, each as large as the bucket and allocated when first needed, all of them by a late rank only:
+//   outgoing_  the announced pending sum; while a late entry runs it is the reduction's input and output
+//   incoming_  contributions that came after the announcement
+//   missed_    results that the application has not seen (one buffer, or several with Missed::kReplay)
+// A contribution that is on time is sent from where it lies, and its result arrives where the application wants it.
+class Bucket {
+ public:
+  enum class State : std::uint8_t { kIdle, kArrived, kRunning };
+
+  // The application's memory. `input` may be null: an arrival that only delivers what is pending.
+  struct Arrival {
+    const void* input = nullptr;
+    void* output = nullptr;
+    int gradients = 0;
+  };
+  enum class Arrived : std::uint8_t {
+    kOnTime,   // submit a request; Finish will have the result in the arrival's output
+    kLate,     // the contribution is pending, results are waiting: TakeMissed has them now
+    kWaiting,  // the contribution is pending, a round is running: TakeMissed has its result after Finish
+    kBusy,     // an arrival is outstanding already; nothing was done
+  };
+  // What to reduce in this round, and whether the request that was submitted stands.
+  struct Entry {
+    bool own = false;      // the submitted request is the entry
+    bool retract = false;  // it is not: it came too late for this round
+    const void* input = nullptr;
+    void* output = nullptr;
+  };
+
+  Bucket(std::string name, const BucketOptions& options);
+
+  // Application's thread.
+  Arrived Arrive(const Arrival& arrival);
+  // The results a late arrival gets: the sum or the newest in its output; with kReplay all but the newest returned.
+  std::deque<Buffer> TakeMissed(const Arrival& arrival);
+
+  // Background thread, once in every negotiating cycle. Reported: the arrival's request travels in this cycle, so its
+  // contribution is complete now. Returns how many gradients are in it.
+  int ReportArrival();
+  // Announces what is pending; returns how many gradients that is.
+  int ReportPending();
+
+  // Background thread: the round is closed. Returns the entry that takes part on this rank.
+  Entry Begin(const Closing& closing, Rank rank);
+  // The reduction has ended well. True if the result is in the arrival's output, false if it was added to the missed.
+  bool Finish();
+
+  // Forgets what is pending and missed, as loading a checkpoint does.
+  void Clear();
+
+  State state() const { return state_; }
+  const std::string& name() const { return name_; }
+  const BucketOptions& options() const { return options_; }
+  std::size_t bytes() const { return options_.elements * SizeOf(options_.type); }
+  bool declared() const { return declared_; }  // a round of this bucket has closed
+  bool reported() const { return state_ == State::kArrived && reported_; }  // the coordinator knows of the arrival
+  bool HasPending() const { return outgoing_gradients_ + incoming_gradients_ > 0; }
+  bool HasMissed() const { return !missed_.empty(); }
+  int missed_rounds() const { return missed_.rounds(); }
+  Round completed() const { return completed_; }  // rounds that have ended here
+  const Closing& last() const { return last_; }   // the round that runs, or ran last
+  int dropped() const { return dropped_; }        // contributions that were not finite
+  std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + missed_.bytes(); }
+
+ private:
+  void AddPending(const Arrival& arrival);
+  void MergePendingInto(Arrival& arrival);
+
+  const std::string name_;
+  const BucketOptions options_;
+  State state_ = State::kIdle;
+  bool declared_ = false;
+  Round completed_ = 0;
+  Closing last_;
+
+  Arrival arrival_;        // of kArrived, and of kRunning if on_time_
+  bool reported_ = false;  // the coordinator knows of arrival_
+  bool on_time_ = false;   // kRunning: the entry is the arrival
+
+  Buffer outgoing_;
+  int outgoing_gradients_ = 0;
+  Buffer incoming_;
+  int incoming_gradients_ = 0;
+  MissedResults missed_;
+  int dropped_ = 0;
+};
+
+}  // namespace horovod_partial

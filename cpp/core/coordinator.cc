@@ -1,0 +1,254 @@
+#include "core/coordinator.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace horovod_partial {
+namespace {
+
+std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
+
+}  // namespace
+
+Coordinator::Coordinator(int size) : size_(size), joined_(Index(size), false), levels_(Index(size)) {}
+
+bool Coordinator::Bucket::HasArrival() const {
+  return std::any_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; });
+}
+
+Time Coordinator::Bucket::Grace() const {
+  return policy->grace == Policy::kAutomaticGrace ? grace.Estimate() : policy->grace;
+}
+
+Coordinator::Bucket& Coordinator::Find(const std::string& name) {
+  Bucket& bucket = buckets_[name];
+  if (bucket.arrivals.empty()) {
+    bucket.arrivals.resize(Index(size_));
+    bucket.pending.resize(Index(size_));
+    bucket.pending_seen.resize(Index(size_));
+    bucket.last_contribution.resize(Index(size_), -1);
+    bucket.offsets.total_seconds.resize(Index(size_));
+    bucket.offsets.count.resize(Index(size_));
+  }
+  return bucket;
+}
+
+void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
+  bucket.offsets.total_seconds[Index(rank)] += std::chrono::duration<double>(offset).count();
+  ++bucket.offsets.count[Index(rank)];
+}
+
+void Coordinator::Observe(Rank rank, const Report& report, Time now) {
+  levels_[Index(rank)] = {report.blocked, report.flush};
+  for (auto& [name, bucket] : buckets_) bucket.pending[Index(rank)] = 0;
+  for (const auto& item : report.items) {
+    Bucket& bucket = Find(item.bucket);
+    if (item.kind == Report::Item::Kind::kPending) {
+      bucket.pending[Index(rank)] = item.gradients;
+      int& seen = bucket.pending_seen[Index(rank)];
+      if (item.gradients > seen && bucket.last_first_arrival != kNever) {
+        RecordOffset(bucket, rank, now - bucket.last_first_arrival);
+        bucket.grace.RecordLag(now - bucket.last_satisfied);
+      }
+      seen = std::max(seen, item.gradients);
+      continue;
+    }
+    bucket.arrivals[Index(rank)] = {item.gradients, true};
+    if (item.declares) bucket.declared[rank] = item.policy;
+    if (bucket.first_arrival == kNever) bucket.first_arrival = now;
+    RecordOffset(bucket, rank, now - bucket.first_arrival);
+    if (bucket.satisfied != kNever) bucket.grace.RecordLag(now - bucket.satisfied);
+  }
+}
+
+bool Coordinator::Exempt(Rank rank) const {
+  const RankLevel& level = levels_[Index(rank)];
+  return joined_[Index(rank)] || level.blocked || level.flush != Report::Flush::kNone;
+}
+
+bool Coordinator::EverybodyArrived(const Bucket& bucket) const {
+  for (Rank rank = 0; rank < size_; ++rank)
+    if (!joined_[Index(rank)] && !bucket.arrivals[Index(rank)].present) return false;
+  return true;
+}
+
+// Design, rule 6. A rank with something pending counts as contributing: its sum is about to be delivered.
+bool Coordinator::TooStale(const Bucket& bucket) const {
+  for (Rank rank = 0; rank < size_; ++rank) {
+    const bool contributes = bucket.arrivals[Index(rank)].present || bucket.pending[Index(rank)] > 0;
+    if (contributes || Exempt(rank)) continue;
+    if (bucket.round - bucket.last_contribution[Index(rank)] > bucket.policy->max_staleness) return true;
+  }
+  return false;
+}
+
+bool Coordinator::Satisfied(const Bucket& bucket) const {
+  if (TooStale(bucket)) return false;
+  if (bucket.policy->rule == Policy::Rule::kInitiator) {
+    Rank rank = Initiator(*bucket.policy, bucket.round, size_);
+    while (joined_[Index(rank)]) rank = (rank + 1) % size_;
+    return bucket.arrivals[Index(rank)].present;
+  }
+  int arrived = 0;
+  int active = 0;
+  for (Rank rank = 0; rank < size_; ++rank) {
+    arrived += bucket.arrivals[Index(rank)].present ? 1 : 0;
+    active += joined_[Index(rank)] ? 0 : 1;
+  }
+  return arrived >= std::min(bucket.policy->quorum, active);
+}
+
+// Design, rule 7.
+bool Coordinator::NobodyCanCome(const Bucket& bucket) const {
+  for (Rank rank = 0; rank < size_; ++rank)
+    if (!bucket.arrivals[Index(rank)].present && !Exempt(rank)) return false;
+  return true;
+}
+
+// Round 0 waits for every rank. One that is in a flush, or has ended, before it ever used the bucket will not come.
+bool Coordinator::NobodyWillDeclare(const Bucket& bucket) const {
+  for (Rank rank = 0; rank < size_; ++rank) {
+    const bool gone = joined_[Index(rank)] || levels_[Index(rank)].flush != Report::Flush::kNone;
+    if (!bucket.arrivals[Index(rank)].present && !gone) return false;
+  }
+  return true;
+}
+
+std::optional<Closing::Reason> Coordinator::Verdict(const Bucket& bucket, Time now) const {
+  if (!bucket.HasArrival()) return std::nullopt;
+  if (EverybodyArrived(bucket)) return bucket.policy ? Closing::Reason::kEverybody : Closing::Reason::kFirst;
+  if (!bucket.policy || bucket.satisfied == kNever) return std::nullopt;
+  if (now - bucket.satisfied >= bucket.Grace()) return Closing::Reason::kQuorum;
+  return std::nullopt;
+}
+
+std::optional<Closing::Reason> Coordinator::FlushReason() const {
+  bool everybody_ends = true;
+  bool anybody_active = false;
+  for (Rank rank = 0; rank < size_; ++rank) {
+    if (joined_[Index(rank)]) continue;
+    const Report::Flush flush = levels_[Index(rank)].flush;
+    if (flush == Report::Flush::kNone) return std::nullopt;
+    anybody_active = true;
+    everybody_ends = everybody_ends && flush == Report::Flush::kEnding;
+  }
+  if (!anybody_active) return std::nullopt;
+  return everybody_ends ? Closing::Reason::kEnd : Closing::Reason::kFlush;
+}
+
+std::string Coordinator::Disagreement(const Bucket& bucket) const {
+  const auto differs = [](const Policy& a, const Policy& b) {
+    return a.rule != b.rule || a.quorum != b.quorum || a.seed != b.seed || a.max_staleness != b.max_staleness ||
+           a.grace != b.grace || a.description != b.description;
+  };
+  const Policy& expected = bucket.policy ? *bucket.policy : bucket.declared.begin()->second;
+  for (const auto& [rank, policy] : bucket.declared) {
+    if (!differs(expected, policy)) continue;
+    std::ostringstream text;
+    text << "Mismatched sync policies: ";
+    if (bucket.policy) {
+      text << "the bucket was declared with " << expected.description;
+    } else {
+      text << "rank " << bucket.declared.begin()->first << " asked for " << expected.description;
+    }
+    text << ", but rank " << rank << " asked for " << policy.description
+         << ". Use the same policy with the same settings on every rank.";
+    return text.str();
+  }
+  return {};
+}
+
+Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Time now) {
+  Closing closing;
+  closing.bucket = name;
+  closing.round = bucket.round;
+  closing.reason = reason;
+  for (Rank rank = 0; rank < size_; ++rank) {
+    Arrival& arrival = bucket.arrivals[Index(rank)];
+    Closing::Contribution contribution;
+    if (!joined_[Index(rank)]) {
+      contribution.fresh = arrival.present;
+      contribution.gradients = arrival.present ? arrival.gradients : bucket.pending[Index(rank)];
+    }
+    // Delivering nothing, as a flush may, is no news of this rank: only gradients count against staleness.
+    if (contribution.gradients > 0) bucket.last_contribution[Index(rank)] = bucket.round;
+    closing.contributions.push_back(contribution);
+    arrival = {};
+    bucket.pending[Index(rank)] = 0;
+    bucket.pending_seen[Index(rank)] = 0;
+  }
+  if (!bucket.declared.empty()) {
+    closing.error = Disagreement(bucket);
+    if (!bucket.policy && reason == Closing::Reason::kLiveness) {
+      closing.error = "No rank that is missing will ever use this bucket: they have ended, or wait in a flush. "
+                      "Use a new bucket on every rank, before any of them flushes or ends.";
+    }
+    if (!bucket.policy) bucket.policy = bucket.declared.begin()->second;
+    bucket.declared.clear();
+  }
+  if (bucket.closed != kNever) bucket.grace.RecordStep(now - bucket.closed);
+  bucket.closed = now;
+  bucket.last_first_arrival = bucket.first_arrival;
+  bucket.last_satisfied = bucket.satisfied == kNever ? now : bucket.satisfied;
+  bucket.first_arrival = kNever;
+  bucket.satisfied = kNever;
+  ++bucket.round;
+  return closing;
+}
+
+std::vector<Closing> Coordinator::Decide(Time now) {
+  std::vector<Closing> closings;
+  for (auto& [name, bucket] : buckets_) {
+    if (bucket.policy && bucket.HasArrival()) {
+      if (!Satisfied(bucket)) {
+        bucket.satisfied = kNever;  // a rank that was exempt is back, and too stale to be left out
+      } else if (bucket.satisfied == kNever) {
+        bucket.satisfied = now;
+      }
+    }
+    if (const auto reason = Verdict(bucket, now)) closings.push_back(Close(name, bucket, *reason, now));
+  }
+  if (!closings.empty()) return closings;
+
+  bool anybody_waits = false;
+  for (auto& [name, bucket] : buckets_) {
+    if (!bucket.HasArrival()) continue;
+    anybody_waits = true;
+    if (bucket.policy ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket)) {
+      closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, now));
+      return closings;
+    }
+  }
+  if (anybody_waits) return closings;  // what has arrived is delivered before a flush
+
+  if (const auto reason = FlushReason())
+    for (auto& [name, bucket] : buckets_)
+      if (bucket.policy) closings.push_back(Close(name, bucket, *reason, now));
+  return closings;
+}
+
+Time Coordinator::NextDeadline() const {
+  Time earliest = kNever;
+  for (const auto& [name, bucket] : buckets_)
+    if (bucket.policy && bucket.satisfied != kNever) earliest = std::min(earliest, bucket.satisfied + bucket.Grace());
+  return earliest;
+}
+
+std::string Coordinator::DescribeWaits(Time oldest) const {
+  std::ostringstream text;
+  for (const auto& [name, bucket] : buckets_) {
+    if (!bucket.HasArrival() || bucket.first_arrival > oldest) continue;
+    text << (text.tellp() > 0 ? "\n" : "") << "round " << bucket.round << " of " << name << " waits for ranks";
+    for (Rank rank = 0; rank < size_; ++rank)
+      if (!bucket.arrivals[Index(rank)].present && !joined_[Index(rank)]) text << ' ' << rank;
+  }
+  return text.str();
+}
+
+std::map<std::string, Coordinator::Offsets> Coordinator::ArrivalOffsets() const {
+  std::map<std::string, Offsets> offsets;
+  for (const auto& [name, bucket] : buckets_) offsets[name] = bucket.offsets;
+  return offsets;
+}
+
+}  // namespace horovod_partial

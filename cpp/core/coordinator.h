@@ -1,0 +1,96 @@
+// Which rounds close now? The coordinator's half of the round protocol (docs/protocol.md).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/grace.h"
+#include "core/message.h"
+#include "core/types.h"
+
+namespace horovod_partial {
+
+// One for each process set, on its rank 0. Everything is driven from one thread (Horovod's background thread, a test or
+// the simulator): no lock, no clock, no blocking. A negotiating cycle is one Observe for every rank, then one Decide.
+//
+// Per bucket:   (no round yet) --all active ranks arrived--> round 1 open --closed--> round 2 open --closed--> ...
+// Within one Decide, closings are in the order of the buckets' names; at most one of them is by liveness.
+class Coordinator {
+ public:
+  explicit Coordinator(int size);
+
+  void Observe(Rank rank, const Report& report, Time now);
+  // Joined ranks (hvd.join) get no more data to send: Horovod sends zeros for them.
+  void SetJoined(std::vector<bool> joined) { joined_ = std::move(joined); }
+  std::vector<Closing> Decide(Time now);
+
+  // When Decide should be called again although no rank has news: the earliest end of a grace period, or kNever.
+  Time NextDeadline() const;
+
+  // Horovod refused a round (shapes differ, say): the bucket is as if it had never been used.
+  void Forget(const std::string& bucket) { buckets_.erase(bucket); }
+
+  // Ranks that the open round of a bucket waits for, as one line for each bucket that has waited since `oldest` or
+  // before; empty if there is none. Names what Horovod's stall inspector would.
+  std::string DescribeWaits(Time oldest) const;
+
+  // How far behind the first rank each rank arrives: mean over all rounds, in seconds, late arrivals included.
+  struct Offsets {
+    std::vector<double> total_seconds;
+    std::vector<std::int64_t> count;
+  };
+  std::map<std::string, Offsets> ArrivalOffsets() const;
+
+ private:
+  struct RankLevel {
+    bool blocked = false;
+    Report::Flush flush = Report::Flush::kNone;
+  };
+  struct Arrival {
+    int gradients = 0;
+    bool present = false;
+  };
+  struct Bucket {
+    std::optional<Policy> policy;  // set when round 0 has closed
+    std::map<Rank, Policy> declared;  // round 0: what each rank that has arrived says
+    Round round = 0;                  // the open one
+    std::vector<Arrival> arrivals;
+    std::vector<int> pending;           // level, of this cycle
+    std::vector<int> pending_seen;      // the largest since the last closing: growth is a late arrival
+    std::vector<Round> last_contribution;
+    Time first_arrival = kNever;        // of the open round
+    Time last_first_arrival = kNever;   // of the round before
+    Time satisfied = kNever;            // since when the policy is
+    Time last_satisfied = kNever;
+    Time closed = kNever;               // when the last round was
+    GraceEstimator grace;
+    Offsets offsets;
+
+    bool HasArrival() const;
+    Time Grace() const;
+  };
+
+  // Decisions, each a pure function of the state. None closes unless somebody has arrived.
+  std::optional<Closing::Reason> Verdict(const Bucket& bucket, Time now) const;
+  bool Satisfied(const Bucket& bucket) const;
+  bool TooStale(const Bucket& bucket) const;
+  bool NobodyCanCome(const Bucket& bucket) const;
+  bool NobodyWillDeclare(const Bucket& bucket) const;
+  bool EverybodyArrived(const Bucket& bucket) const;
+  bool Exempt(Rank rank) const;
+  std::optional<Closing::Reason> FlushReason() const;
+  std::string Disagreement(const Bucket& bucket) const;
+
+  Bucket& Find(const std::string& name);
+  void RecordOffset(Bucket& bucket, Rank rank, Time offset);
+  Closing Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Time now);
+
+  const int size_;
+  std::vector<bool> joined_;
+  std::vector<RankLevel> levels_;
+  std::map<std::string, Bucket> buckets_;
+};
+
+}  // namespace horovod_partial

@@ -1,0 +1,43 @@
+// How long a satisfied round stays open for ranks that are about to arrive.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "core/types.h"
+
+namespace horovod_partial {
+
+// Learns from recent arrivals whether waiting pays. It pays where most of the ranks that were missing when a round was
+// satisfied came within the cap, 5 % of the median step: then the grace covers them. Else it is zero: ranks that are
+// really slow are not worth a wait, and a fixed deadline is wrong one way or the other.
+class GraceEstimator {
+ public:
+  static constexpr double kShareOfStep = 0.05;
+
+  void RecordStep(Time step);  // between two closings of a bucket
+  void RecordLag(Time lag);    // of a missing rank's arrival behind the moment at which its round was satisfied
+  Time Estimate() const { return estimate_; }
+
+ private:
+  // A ring of the newest values.
+  class Window {
+   public:
+    void Push(Time value);
+    bool empty() const { return values_.empty(); }
+    Time Quantile(double q) const;
+    const std::vector<Time>& values() const { return values_; }
+
+   private:
+    static constexpr std::size_t kCapacity = 64;
+    std::vector<Time> values_;
+    std::size_t next_ = 0;
+  };
+  void Update();
+
+  Window steps_;
+  Window lags_;
+  Time estimate_{0};
+};
+
+}  // namespace horovod_partial

@@ -1,0 +1,73 @@
+// What ranks and coordinator tell each other, and how it travels.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/policy.h"
+#include "core/types.h"
+
+namespace horovod_partial {
+
+// Rank to coordinator, once in every negotiating cycle. Arrivals are events; all else are levels, which replace what
+// the rank said in the cycle before. A rank that sends nothing has said "nothing pending, not blocked, no flush".
+struct Report {
+  enum class Flush : std::uint8_t {
+    kNone,
+    kFlushing,  // waits until everything pending, anywhere, is delivered
+    kEnding,    // the same, and will submit nothing any more
+  };
+  struct Item {
+    enum class Kind : std::uint8_t { kArrival, kPending };
+    Kind kind = Kind::kArrival;
+    std::string bucket;
+    int gradients = 0;  // how many are in this contribution; an arrival that only delivers may have none
+    bool declares = false;  // the rank has not yet seen a round of this bucket, so the policy is there
+    Policy policy;
+  };
+
+  bool blocked = false;  // in a wait of ours or in a full collective, for longer than a threshold
+  Flush flush = Flush::kNone;
+  std::vector<Item> items;
+
+  bool empty() const { return !blocked && flush == Flush::kNone && items.empty(); }
+};
+
+// Coordinator to all ranks: one round of one bucket is closed.
+struct Closing {
+  enum class Reason : std::uint8_t {
+    kFirst,      // round 0: always full, it is the handshake
+    kEverybody,  // no rank was missing
+    kQuorum,     // the policy was satisfied, and the grace period is over
+    kLiveness,   // nobody who is missing can come (design: rule 7)
+    kFlush,      // every rank waits in a flush
+    kEnd,        // every rank has ended
+  };
+  struct Contribution {
+    int gradients = 0;   // in the sum from this rank
+    bool fresh = false;  // it arrived; otherwise only what it had pending is in the sum
+  };
+
+  std::string bucket;
+  Round round = 0;
+  Reason reason = Reason::kQuorum;
+  std::vector<Contribution> contributions;  // one for each rank
+  std::string error;  // not empty: no reduction takes place, every rank gets this text
+
+  int fresh() const;
+  int gradients() const;
+};
+
+const char* NameOf(Closing::Reason reason);
+
+// A report travels as a string of bytes; decoding a damaged one throws std::runtime_error.
+std::string Encode(const Report& report);
+Report DecodeReport(const std::string& bytes);
+
+// A closing travels as 32-bit integers (Horovod's responses have room for those), without its name and error, which
+// the response holds already. DecodeClosing reads one from `at`, and moves `at` behind it.
+void Append(const Closing& closing, std::vector<std::int32_t>& words);
+Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at);
+
+}  // namespace horovod_partial

@@ -1,0 +1,25 @@
+#include "core/statistics.h"
+
+namespace horovod_partial {
+
+void BucketStatistics::Record(const Closing& closing) {
+  const std::size_t size = closing.contributions.size();
+  if (on_time.empty()) {
+    on_time.resize(size);
+    late.resize(size);
+    fresh.resize(size + 1);
+    last_contribution_.assign(size, closing.round - 1);
+  }
+  ++rounds;
+  ++by_reason[static_cast<std::size_t>(closing.reason)];
+  ++fresh[static_cast<std::size_t>(closing.fresh())];
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    const auto& contribution = closing.contributions[rank];
+    ++(contribution.fresh ? on_time : late)[rank];
+    if (contribution.gradients == 0) continue;
+    ++staleness[closing.round - 1 - last_contribution_[rank]];
+    last_contribution_[rank] = closing.round;
+  }
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,32 @@
+// What happened to the rounds of one bucket, counted from the closings that every rank receives.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "core/message.h"
+#include "core/types.h"
+
+namespace horovod_partial {
+
+struct BucketStatistics {
+  // A rank is on time in a round if its fresh contribution is in it. Staleness: the rounds since the rank's last
+  // contribution before this one, 0 if that was the previous round; counted for each contribution.
+  void Record(const Closing& closing);
+
+  std::int64_t rounds = 0;
+  std::array<std::int64_t, 6> by_reason{};  // indexed by Closing::Reason
+  std::vector<std::int64_t> on_time;        // by rank
+  std::vector<std::int64_t> late;           // by rank
+  std::vector<std::int64_t> fresh;          // fresh[n]: rounds with n fresh contributors
+  std::map<Round, std::int64_t> staleness;  // rounds -> contributions
+  double waited_seconds = 0;                // by this rank's application, for results
+  std::int64_t dropped = 0;                 // this rank's contributions that were not finite
+
+ private:
+  std::vector<Round> last_contribution_;
+};
+
+}  // namespace horovod_partial

@@ -1,0 +1,323 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace horovod_partial {
+namespace {
+
+// A lost wake-up would be a hang; every wait looks again after this long.
+constexpr auto kWatch = std::chrono::milliseconds(100);
+
+const char* const kShutDown = "Horovod has been shut down, by this rank or by another one that ended or failed";
+
+}  // namespace
+
+Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
+
+bool BucketConfig::operator==(const BucketConfig& other) const {
+  return options.type == other.options.type && options.elements == other.options.elements &&
+         options.missed == other.options.missed && options.divisor == other.options.divisor &&
+         options.drop_nonfinite == other.options.drop_nonfinite && shape == other.shape &&
+         policy.description == other.policy.description && prescale_factor == other.prescale_factor &&
+         postscale_factor == other.postscale_factor;
+}
+
+Engine::Engine(Transport& transport, Rank rank, int size, Thresholds thresholds)
+    : transport_(transport), rank_(rank), size_(size), thresholds_(thresholds) {}
+
+// --- Application's threads -----------------------------------------------------------------------------------------
+
+std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const BucketConfig& config) {
+  std::lock_guard<std::mutex> lock(buckets_mutex_);
+  if (!closed_.empty()) throw TransportError(closed_);
+  auto& bucket = buckets_[name];
+  if (bucket == nullptr) bucket = std::make_shared<BucketHandle>(name, config);
+  if (!(bucket->config == config)) {
+    throw std::invalid_argument(
+        "rank " + std::to_string(rank_) + ": the name " + name + " is bound to another shape, dtype, policy or scaling (" +
+        NameOf(bucket->config.options.type) + ", " + std::to_string(bucket->config.options.elements) + " elements, " +
+        bucket->config.policy.description + "); use another name, or the same arguments in every round");
+  }
+  return bucket;
+}
+
+std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival) {
+  auto work = std::make_shared<Work>();
+  work->arrival = arrival;
+  last_arrival_ = Now();
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  if (!bucket->poison.empty()) throw TransportError(bucket->poison);
+  if (!transport_.Alive()) throw TransportError(kShutDown);
+  if (bucket->work != nullptr) {
+    throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + bucket->core.name() +
+                                " is in use by an operation that has not been synchronized; use another name");
+  }
+  if (arrival.output == nullptr) {
+    work->scratch.Reserve(bucket->core.bytes());
+    work->arrival.output = work->scratch.data();
+  }
+  switch (bucket->core.Arrive(work->arrival)) {
+    case Bucket::Arrived::kOnTime: {
+      Bucket::Entry entry{true, false, work->arrival.input, work->arrival.output};
+      if (entry.input == nullptr) entry.input = entry.output;
+      bucket->work = work;
+      const std::string error = transport_.Submit(bucket, entry);
+      if (!error.empty()) {
+        bucket->work = nullptr;
+        bucket->poison = error;
+        throw TransportError(error);
+      }
+      break;
+    }
+    case Bucket::Arrived::kLate:
+      Complete(*bucket, *work, true);
+      news_ = true;
+      break;
+    case Bucket::Arrived::kWaiting:
+      bucket->work = work;
+      news_ = true;
+      break;
+    case Bucket::Arrived::kBusy:
+      throw std::logic_error("bucket " + bucket->core.name() + " is busy without an outstanding work");
+  }
+  return work;
+}
+
+bool Engine::Poll(const BucketHandle& bucket, const Work& work) const {
+  std::lock_guard<std::mutex> lock(bucket.mutex);
+  return work.done;
+}
+
+void Engine::Wait(BucketHandle& bucket, const Work& work) {
+  std::unique_lock<std::mutex> lock(bucket.mutex);
+  if (!work.done) {
+    const Time start = Now();
+    if (waiters_++ == 0) waiting_since_ = start;
+    while (!work.done) bucket.finished.wait_for(lock, kWatch);
+    if (--waiters_ == 0) waiting_since_ = kNever;
+    bucket.statistics.waited_seconds += std::chrono::duration<double>(Now() - start).count();
+  }
+  if (!work.error.empty()) throw TransportError(work.error);
+}
+
+void Engine::DrainOutstanding() {
+  for (const auto& bucket : Buckets()) {
+    std::shared_ptr<Work> work;
+    {
+      std::lock_guard<std::mutex> lock(bucket->mutex);
+      work = bucket->work;
+    }
+    if (work != nullptr) Wait(*bucket, *work);
+  }
+}
+
+void Engine::Deliver() {
+  DrainOutstanding();
+  for (bool delivered = false; !delivered;) {
+    std::vector<std::pair<std::shared_ptr<BucketHandle>, std::shared_ptr<Work>>> works;
+    for (const auto& bucket : Buckets()) {
+      bool pending;
+      {
+        std::lock_guard<std::mutex> lock(bucket->mutex);
+        pending = bucket->core.HasPending();
+      }
+      if (pending) works.emplace_back(bucket, Arrive(bucket, {}));
+    }
+    for (const auto& [bucket, work] : works) Wait(*bucket, *work);
+    delivered = works.empty();
+  }
+}
+
+void Engine::WaitForFlush(Report::Flush kind) {
+  DrainOutstanding();
+  const auto buckets = Buckets();
+  const bool used = std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    return bucket->core.declared();
+  });
+  if (!used) return;
+  std::unique_lock<std::mutex> lock(flush_mutex_);
+  if (flush_ != Report::Flush::kNone) throw std::invalid_argument("a flush is under way in another thread");
+  Closing::Reason reason;
+  do {
+    flush_result_.reset();
+    flush_ = kind;
+    news_ = true;
+    while (!flush_result_ && flush_error_.empty()) {
+      flush_changed_.wait_for(lock, kWatch);
+      if (!transport_.Alive() && !flush_result_) {
+        flush_ = Report::Flush::kNone;
+        throw TransportError(kShutDown);
+      }
+    }
+    flush_ = Report::Flush::kNone;
+    if (!flush_error_.empty()) throw TransportError(flush_error_);
+    reason = *flush_result_;
+  } while (kind == Report::Flush::kEnding && reason != Closing::Reason::kEnd);
+}
+
+void Engine::Flush() { WaitForFlush(Report::Flush::kFlushing); }
+
+void Engine::End() { WaitForFlush(Report::Flush::kEnding); }
+
+void Engine::Clear() {
+  for (const auto& bucket : Buckets()) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->core.Clear();
+  }
+}
+
+// --- Background thread ---------------------------------------------------------------------------------------------
+
+bool Engine::Blocked(Time now, Time foreign_since) const {
+  const Time waiting_since = waiting_since_;
+  if (waiting_since != kNever && now - waiting_since > thresholds_.waiting) return true;
+  if (foreign_since == kNever) return false;
+  return now - std::max(foreign_since, last_arrival_.load()) > thresholds_.parked;
+}
+
+bool Engine::WantsCycle(Time now, Time foreign_since) {
+  return news_ || Blocked(now, foreign_since) != reported_blocked_;
+}
+
+Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time foreign_since) {
+  news_ = false;
+  Report report;
+  report.blocked = reported_blocked_ = Blocked(now, foreign_since);
+  {
+    std::lock_guard<std::mutex> lock(flush_mutex_);
+    report.flush = flush_;
+  }
+  for (const auto& bucket : Buckets()) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    Bucket& core = bucket->core;
+    Report::Item item;
+    item.bucket = core.name();
+    if (std::find(sent.begin(), sent.end(), core.name()) != sent.end()) {
+      item.kind = Report::Item::Kind::kArrival;
+      item.gradients = core.ReportArrival();
+      item.declares = !core.declared();
+      if (item.declares) item.policy = bucket->config.policy;
+    } else {
+      item.kind = Report::Item::Kind::kPending;
+      item.gradients = core.ReportPending();
+      if (item.gradients == 0) continue;
+    }
+    report.items.push_back(std::move(item));
+  }
+  return report;
+}
+
+void Engine::Begin(const std::vector<Closing>& closings) {
+  int flush_rounds = 0;
+  Closing::Reason flush_reason{};
+  for (const auto& closing : closings) {
+    if (closing.reason != Closing::Reason::kFlush && closing.reason != Closing::Reason::kEnd) continue;
+    ++flush_rounds;
+    flush_reason = closing.reason;
+  }
+  if (flush_rounds > 0) {
+    std::lock_guard<std::mutex> lock(flush_mutex_);
+    flush_ = Report::Flush::kNone;
+    flush_rounds_ = flush_rounds;
+    flush_reason_ = flush_reason;
+  }
+  for (const auto& closing : closings) {
+    const auto bucket = Find(closing.bucket);
+    if (bucket == nullptr) continue;  // used while this rank had joined; the transport sends zeros
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
+    bucket->flush_round = flush_rounds > 0;
+    bucket->statistics.Record(closing);
+    if (entry.retract) transport_.Retract(*bucket);
+    if (!entry.own) transport_.Place(bucket, entry);
+  }
+}
+
+void Engine::Refuse(const std::string& name) {
+  const auto bucket = Find(name);
+  if (bucket == nullptr) return;
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  if (bucket->core.reported()) return;  // its own entry gets the error
+  if (bucket->core.state() == Bucket::State::kArrived) transport_.Retract(*bucket);
+  transport_.Place(bucket, {});
+}
+
+// The result goes to the application; under the bucket's lock.
+void Engine::Complete(BucketHandle& bucket, Work& work, bool late) {
+  const Closing& closing = bucket.core.last();
+  work.info.round = closing.round;
+  work.info.late = late;
+  work.info.fresh = closing.fresh();
+  work.info.gradients = closing.gradients();
+  if (late) {
+    work.info.staleness = bucket.core.missed_rounds();
+    work.replay = bucket.core.TakeMissed(work.arrival);
+  }
+  work.done = true;
+  bucket.finished.notify_all();
+}
+
+void Engine::EndFlushRound(const std::string& error) {
+  std::lock_guard<std::mutex> lock(flush_mutex_);
+  if (!error.empty()) flush_error_ = error;
+  if (--flush_rounds_ == 0) flush_result_ = flush_reason_;
+  flush_changed_.notify_all();
+}
+
+void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error) {
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  const std::shared_ptr<Work> work = std::exchange(bucket->work, nullptr);
+  if (error.empty()) {
+    const bool on_time = bucket->core.Finish();
+    bucket->statistics.dropped = bucket->core.dropped();
+    if (work != nullptr) Complete(*bucket, *work, !on_time);
+  } else {
+    // Nothing is cleared: what was pending may or may not have been delivered, and no later call shall pretend.
+    bucket->poison = error;
+    if (work != nullptr) {
+      work->error = error;
+      work->done = true;
+      bucket->finished.notify_all();
+    }
+    if (!bucket->core.declared()) {
+      std::lock_guard<std::mutex> map_lock(buckets_mutex_);
+      buckets_.erase(bucket->core.name());  // round 0 was refused: the name is free again, on every rank
+    }
+  }
+  if (std::exchange(bucket->flush_round, false)) EndFlushRound(error);
+}
+
+// --- Any thread ----------------------------------------------------------------------------------------------------
+
+void Engine::Close(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(buckets_mutex_);
+    closed_ = reason;
+  }
+  for (const auto& bucket : Buckets()) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->poison = reason;
+    if (const auto work = std::exchange(bucket->work, nullptr)) {
+      work->error = reason;
+      work->done = true;
+      bucket->finished.notify_all();
+    }
+  }
+}
+
+std::vector<std::shared_ptr<BucketHandle>> Engine::Buckets() const {
+  std::lock_guard<std::mutex> lock(buckets_mutex_);
+  std::vector<std::shared_ptr<BucketHandle>> buckets;
+  for (const auto& [name, bucket] : buckets_) buckets.push_back(bucket);
+  return buckets;
+}
+
+std::shared_ptr<BucketHandle> Engine::Find(const std::string& name) const {
+  std::lock_guard<std::mutex> lock(buckets_mutex_);
+  const auto it = buckets_.find(name);
+  return it == buckets_.end() ? nullptr : it->second;
+}
+
+}  // namespace horovod_partial

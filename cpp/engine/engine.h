@@ -1,0 +1,158 @@
+// One rank's buckets, with the locks and the waits around them.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/bucket.h"
+#include "core/message.h"
+#include "core/policy.h"
+#include "core/statistics.h"
+#include "engine/transport.h"
+
+namespace horovod_partial {
+
+// The collectives' library below has failed or shut down; Python raises HorovodInternalError for it.
+struct TransportError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// What a bucket is declared with; the same on every rank.
+struct BucketConfig {
+  BucketOptions options;
+  Policy policy;
+  std::vector<std::int64_t> shape;
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+
+  bool operator==(const BucketConfig& other) const;
+};
+
+struct RoundInfo {
+  Round round = -1;    // whose result the caller got; of several missed ones the newest
+  bool late = false;   // the caller's contribution travels with a later round
+  int fresh = 0;       // contributors of that round that were on time
+  int gradients = 0;   // in that round's sum
+  int staleness = 0;   // rounds whose results the caller had missed before it arrived
+};
+
+// One arrival and its result. The members are guarded by the bucket's lock.
+struct Work {
+  Bucket::Arrival arrival;
+  bool done = false;
+  std::string error;
+  RoundInfo info;
+  std::deque<Buffer> replay;   // results before the newest, oldest first; only with Missed::kReplay
+  Buffer scratch;              // the output of an arrival that only delivers
+};
+
+// A bucket with its lock. The background thread (hooks and callbacks) and the application's threads meet here. One
+// lock for each bucket, held while a request is submitted, so that no round can begin between decision and submission.
+// Never hold two: Horovod's shutdown calls back under its queue's lock, and would close a cycle of locks.
+class BucketHandle {
+ public:
+  BucketHandle(std::string name, BucketConfig bucket_config)
+      : config(std::move(bucket_config)), core(std::move(name), config.options) {}
+
+  const BucketConfig config;
+
+  mutable std::mutex mutex;
+  std::condition_variable finished;  // a work is done
+  Bucket core;
+  std::shared_ptr<Work> work;  // the outstanding one
+  std::string poison;          // not empty: a round has failed, nothing more can be done with this bucket
+  bool flush_round = false;    // the round that runs belongs to a flush
+  BucketStatistics statistics;
+};
+
+class Engine {
+ public:
+  struct Thresholds {
+    Time waiting = std::chrono::milliseconds(5);    // a wait of ours this long counts as blocked
+    Time parked = std::chrono::milliseconds(100);   // a full collective outstanding this long does
+  };
+
+  Engine(Transport& transport, Rank rank, int size, Thresholds thresholds);
+
+  // --- Application's threads ---------------------------------------------------------------------------------------
+  // Throws std::invalid_argument if the name is bound to another declaration or in use, TransportError if the library
+  // below is down or the bucket has failed.
+  std::shared_ptr<BucketHandle> Declare(const std::string& name, const BucketConfig& config);
+  std::shared_ptr<Work> Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival);
+  bool Poll(const BucketHandle& bucket, const Work& work) const;
+  // Blocks until the work is done; throws TransportError.
+  void Wait(BucketHandle& bucket, const Work& work);
+
+  // Delivers what this rank has pending, without waiting for the others' (design, rule 8).
+  void Deliver();
+  // Blocks until every rank that has not joined flushes too, and everything pending anywhere is delivered.
+  void Flush();
+  // The same, until every rank has come to its end.
+  void End();
+  // Forgets pending sums and missed results on this rank.
+  void Clear();
+
+  // --- Background thread -------------------------------------------------------------------------------------------
+  // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever.
+  bool WantsCycle(Time now, Time foreign_since);
+  // `sent`: names of the buckets whose requests travel in this cycle.
+  Report BuildReport(const std::vector<std::string>& sent, Time now, Time foreign_since);
+  // The rounds that were closed in this cycle, in order.
+  void Begin(const std::vector<Closing>& closings);
+  // The negotiation of a bucket has failed: an entry, which must exist, is about to be called back with the error.
+  void Refuse(const std::string& name);
+  // The transport's callback.
+  void Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
+
+  // --- Any thread --------------------------------------------------------------------------------------------------
+  // The generation has ended: every wait ends with `reason`, nothing new is accepted.
+  void Close(const std::string& reason);
+  std::vector<std::shared_ptr<BucketHandle>> Buckets() const;
+  std::shared_ptr<BucketHandle> Find(const std::string& name) const;
+  Rank rank() const { return rank_; }
+  int size() const { return size_; }
+
+ private:
+  bool Blocked(Time now, Time foreign_since) const;
+  void Complete(BucketHandle& bucket, Work& work, bool late);
+  void WaitForFlush(Report::Flush kind);
+  void EndFlushRound(const std::string& error);
+  void DrainOutstanding();
+
+  Transport& transport_;
+  const Rank rank_;
+  const int size_;
+  const Thresholds thresholds_;
+
+  mutable std::mutex buckets_mutex_;  // guards the map and closed_, not the buckets
+  std::map<std::string, std::shared_ptr<BucketHandle>> buckets_;
+  std::string closed_;
+
+  // Atomic, because the tick reads them in every cycle and must not wait for the application.
+  std::atomic<bool> news_{false};       // there is something to report that no request announces
+  std::atomic<int> waiters_{0};         // threads in Wait
+  std::atomic<Time> waiting_since_{kNever};
+  std::atomic<Time> last_arrival_{Time::min()};
+  bool reported_blocked_ = false;       // background thread only
+
+  std::mutex flush_mutex_;  // guards what follows; taken under a bucket's lock, never the other way round
+  std::condition_variable flush_changed_;
+  Report::Flush flush_ = Report::Flush::kNone;  // this rank waits in a flush of this kind
+  int flush_rounds_ = 0;                        // rounds of the flush that have not finished
+  Closing::Reason flush_reason_{};              // why they were closed
+  std::optional<Closing::Reason> flush_result_;
+  std::string flush_error_;
+};
+
+// Monotonic time, as the engine and its callers use it.
+Time Now();
+
+}  // namespace horovod_partial

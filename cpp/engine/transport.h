@@ -1,0 +1,27 @@
+// What the engine needs of the collectives' library below it. attach/ implements it on Horovod, tests on threads.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/bucket.h"
+
+namespace horovod_partial {
+
+class BucketHandle;
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // Application's thread, under the bucket's lock: negotiate, then reduce this entry. Returns an error text, or "".
+  virtual std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) = 0;
+  // Background thread, under the bucket's lock: the submitted request has not been sent, and shall not be.
+  virtual void Retract(const BucketHandle& bucket) = 0;
+  // Background thread, under the bucket's lock: this entry takes part in the round that has just been closed.
+  virtual void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) = 0;
+  // False once the library has shut down, whatever the reason.
+  virtual bool Alive() const = 0;
+};
+
+}  // namespace horovod_partial
