@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <optional>
 
 #include "attach/attachment.h"
 #include "attach/library.h"
@@ -55,6 +56,27 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   auto work = session->engine().Arrive(
       bucket, {reinterpret_cast<const void*>(input), reinterpret_cast<void*>(output), gradients});
   return {std::move(session), std::move(bucket), std::move(work)};
+}
+
+// The results that this rank has missed, or nothing; `pointer` has room for the whole bucket.
+std::optional<Handle> Collect(const std::string& library, std::int32_t process_set, const std::string& name,
+                              std::uintptr_t pointer) {
+  py::gil_scoped_release release;
+  auto session = attach::SessionOf(library, process_set);
+  auto bucket = session->engine().Find(name);
+  if (bucket == nullptr) return std::nullopt;
+  auto work = session->engine().Collect(bucket, reinterpret_cast<void*>(pointer));
+  if (work == nullptr) return std::nullopt;
+  return Handle(std::move(session), std::move(bucket), std::move(work));
+}
+
+// How many rounds of a bucket have ended on this rank.
+Round Completed(const std::string& library, std::int32_t process_set, const std::string& name) {
+  py::gil_scoped_release release;
+  const auto bucket = attach::SessionOf(library, process_set)->engine().Find(name);
+  if (bucket == nullptr) return 0;
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  return bucket->core.completed();
 }
 
 BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, const std::string& rule, int quorum,
@@ -188,6 +210,8 @@ PYBIND11_MODULE(_attach, m) {
   }, py::arg("waiting_seconds"), py::arg("parked_seconds"));
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
         py::arg("input"), py::arg("output"), py::arg("gradients") = 1);
+  m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));
+  m.def("completed", &Completed, py::arg("library"), py::arg("process_set"), py::arg("name"));
   m.def("deliver", &Call<&Engine::Deliver>, py::arg("library"), py::arg("process_set"));
   m.def("flush", &Call<&Engine::Flush>, py::arg("library"), py::arg("process_set"));
   m.def("end", &Call<&Engine::End>, py::arg("library"), py::arg("process_set"));

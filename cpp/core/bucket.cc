@@ -54,9 +54,13 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
   return Arrived::kOnTime;
 }
 
-std::deque<Buffer> Bucket::TakeMissed(const Arrival& arrival) {
+std::deque<Buffer> Bucket::TakeMissed(void* output) {
   std::deque<Buffer> results = missed_.Take();
-  std::memcpy(arrival.output, results.back().data(), bytes());
+  if (results.empty()) {  // only rounds without a gradient were missed
+    std::memset(output, 0, bytes());
+    return results;
+  }
+  std::memcpy(output, results.back().data(), bytes());
   missed_.Recycle(std::move(results.back()));
   results.pop_back();
   return results;
@@ -120,6 +124,12 @@ bool Bucket::Finish() {
   state_ = State::kIdle;
   if (on_time_) return true;
   outgoing_gradients_ = 0;
+  // A round that only delivered, and had nothing to deliver, is no update: a step with zeros would not be none.
+  if (last_.gradients() == 0) return false;
+  if (options_.drop_nonfinite && !AllFinite(options_.type, outgoing_.data(), options_.elements)) {
+    ++dropped_;
+    return false;
+  }
   missed_.Push(outgoing_, options_.type, options_.elements);
   return false;
 }

@@ -24,7 +24,7 @@ struct BucketOptions {
   std::size_t elements = 0;
   Missed missed = Missed::kSum;
   Divisor divisor = Divisor::kNone;
-  bool drop_nonfinite = false;  // a late contribution that is not finite is dropped and counted, never delivered
+  bool drop_nonfinite = false;  // a late contribution or missed result that is not finite is dropped and counted
 };
 
 // The state machine of one bucket on one rank. Not thread-safe: the engine holds the bucket's lock around every call.
@@ -70,8 +70,8 @@ class Bucket {
 
   // Application's thread.
   Arrived Arrive(const Arrival& arrival);
-  // The results a late arrival gets: the sum or the newest in its output; with kReplay all but the newest returned.
-  std::deque<Buffer> TakeMissed(const Arrival& arrival);
+  // The results that were missed: their sum, or the newest, goes to `output`; with kReplay those before it are returned.
+  std::deque<Buffer> TakeMissed(void* output);
 
   // Background thread, once in every negotiating cycle. Reported: the arrival's request travels in this cycle, so its
   // contribution is complete now. Returns how many gradients are in it.
@@ -98,7 +98,7 @@ class Bucket {
   int missed_rounds() const { return missed_.rounds(); }
   Round completed() const { return completed_; }  // rounds that have ended here
   const Closing& last() const { return last_; }   // the round that runs, or ran last
-  int dropped() const { return dropped_; }        // contributions that were not finite
+  int dropped() const { return dropped_; }        // contributions and results that were not finite
   std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + missed_.bytes(); }
 
  private:

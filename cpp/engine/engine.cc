@@ -101,6 +101,16 @@ void Engine::Wait(BucketHandle& bucket, const Work& work) {
   if (!work.error.empty()) throw TransportError(work.error);
 }
 
+std::shared_ptr<Work> Engine::Collect(const std::shared_ptr<BucketHandle>& bucket, void* output) {
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  if (!bucket->poison.empty()) throw TransportError(bucket->poison);
+  if (bucket->core.state() != Bucket::State::kIdle || !bucket->core.HasMissed()) return nullptr;
+  auto work = std::make_shared<Work>();
+  work->arrival.output = output;
+  Complete(*bucket, *work, true);
+  return work;
+}
+
 void Engine::DrainOutstanding() {
   for (const auto& bucket : Buckets()) {
     std::shared_ptr<Work> work;
@@ -253,7 +263,7 @@ void Engine::Complete(BucketHandle& bucket, Work& work, bool late) {
   work.info.gradients = closing.gradients();
   if (late) {
     work.info.staleness = bucket.core.missed_rounds();
-    work.replay = bucket.core.TakeMissed(work.arrival);
+    work.replay = bucket.core.TakeMissed(work.arrival.output);
   }
   work.done = true;
   bucket.finished.notify_all();

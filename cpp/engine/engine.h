@@ -91,6 +91,9 @@ class Engine {
   // Blocks until the work is done; throws TransportError.
   void Wait(BucketHandle& bucket, const Work& work);
 
+  // The results that this rank has missed, without an arrival; null if there are none, or a round is under way.
+  std::shared_ptr<Work> Collect(const std::shared_ptr<BucketHandle>& bucket, void* output);
+
   // Delivers what this rank has pending, without waiting for the others' (design, rule 8).
   void Deliver();
   // Blocks until every rank that has not joined flushes too, and everything pending anywhere is delivered.

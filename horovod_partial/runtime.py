@@ -1,0 +1,167 @@
+"""Attaching to a framework's Horovod, and leaving it in good order.
+
+One `Runtime` for each framework in the process. It knows the library, keeps the settings of the core, and owns the
+life cycle: the handshake after `init`, the flush before `shutdown`, and the exit handler.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from horovod.common.exceptions import HorovodInternalError
+
+from horovod_partial import _attach, log
+from horovod_partial.settings import settings
+
+HANDLE = Any  # _attach.Handle
+
+_REINSTALL = "reinstall it with `pip install --no-build-isolation --force-reinstall --no-deps horovod-partial`"
+
+
+class Runtime:
+    """A framework's Horovod with the hooks in it.
+
+    Args:
+        framework: `"torch"` or `"tensorflow"`.
+        version: the framework's version.
+        mpi_ops: Horovod's module of that framework that has `init`, `shutdown`, `rank` and their kin.
+        library: path of the shared object with Horovod's core for that framework.
+
+    Raises:
+        ImportError: the framework, Horovod or its features are not those that this package was built for, or the hooks
+            do not fit; then nothing has been changed.
+    """
+
+    def __init__(self, framework: str, version: str, mpi_ops: ModuleType, library: str) -> None:
+        _check_build(framework, version, mpi_ops)
+        self._mpi_ops = mpi_ops
+        self._library = library
+        self._used_process_sets: set[int] = set()
+        self._ended_badly = False
+        config = settings()
+        _attach.attach(library)
+        _attach.set_thresholds(waiting_seconds=config.waiting_ms / 1e3, parked_seconds=config.parked_ms / 1e3)
+        self._watch_for_exceptions()
+        atexit.register(self._at_exit)  # after Horovod's own handler, so it runs before that one
+
+    # --- Life cycle ----------------------------------------------------------------------------------------------
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Horovod's `init`, then a handshake that proves on every rank that the hooks run."""
+        self._mpi_ops.init(*args, **kwargs)
+        log.start(self._mpi_ops.rank())
+        self._guarded(_attach.shake_hands, self._library)
+
+    def shutdown(self) -> None:
+        """Delivers what is pending, waits until every rank has come here, then shuts Horovod down.
+
+        While an exception is being handled it does not wait: the other ranks fail at once, as they do with Horovod.
+        """
+        if sys.exc_info()[0] is None:
+            self._end()
+        self._mpi_ops.shutdown()
+
+    def join(self, *args: Any, **kwargs: Any) -> int:
+        """Delivers what this rank has pending, then joins as `horovod.torch.join` does."""
+        for process_set in self._used_process_sets:
+            self._guarded(_attach.deliver, self._library, process_set)
+        return self._mpi_ops.join(*args, **kwargs)
+
+    def _end(self) -> None:
+        if self._mpi_ops.is_initialized():
+            for process_set in sorted(self._used_process_sets, reverse=True):
+                self._guarded(_attach.end, self._library, process_set)
+        self._used_process_sets.clear()
+
+    def _watch_for_exceptions(self) -> None:
+        previous = sys.excepthook
+
+        def hook(*exception: Any) -> None:
+            self._ended_badly = True
+            previous(*exception)
+
+        sys.excepthook = hook
+
+    def _at_exit(self) -> None:
+        # After an exception the others must not wait: Horovod's own handler shuts everybody down at once.
+        if self._ended_badly:
+            return
+        try:
+            self._end()
+        except HorovodInternalError as error:
+            log.logger.warning("the job ended before everything pending was delivered: %s", error)
+
+    # --- Operations ----------------------------------------------------------------------------------------------
+
+    def submit(
+        self, process_set: int, name: str, config: _attach.BucketConfig, source: int, target: int, gradients: int
+    ) -> HANDLE:
+        """Arrives at a bucket's open round; `source` and `target` are addresses of the bucket's size."""
+        self._used_process_sets.add(process_set)
+        return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, gradients)
+
+    def wait(self, handle: HANDLE) -> None:
+        """Blocks until the arrival's result is there."""
+        self._guarded(handle.wait)
+
+    def collect(self, process_set: int, name: str, target: int) -> HANDLE | None:
+        """The results that this rank has missed, without an arrival."""
+        return self._guarded(_attach.collect, self._library, process_set, name, target)
+
+    def completed(self, process_set: int, name: str) -> int:
+        """How many rounds of a bucket have ended on this rank."""
+        return self._guarded(_attach.completed, self._library, process_set, name)
+
+    def flush(self, process_set: int) -> None:
+        """Blocks until every rank is here, and everything pending has been delivered."""
+        if process_set in self._used_process_sets:
+            self._guarded(_attach.flush, self._library, process_set)
+
+    def clear(self, process_set: int) -> None:
+        """Forgets what this rank has pending and has missed."""
+        if process_set in self._used_process_sets:
+            self._guarded(_attach.clear, self._library, process_set)
+
+    def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
+        """The raw statistics of every bucket of a process set, by name."""
+        if process_set not in self._used_process_sets:
+            return {}
+        return self._guarded(_attach.statistics, self._library, process_set)
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except _attach.TransportError as error:
+            raise HorovodInternalError(str(error)) from None
+
+
+def _check_build(framework: str, version: str, mpi_ops: ModuleType) -> None:
+    from horovod_partial import _build_info as built
+
+    found = importlib.metadata.version("horovod")
+    if found != built.HOROVOD_VERSION:
+        raise ImportError(
+            f"horovod_partial was built for Horovod {built.HOROVOD_VERSION}, but {found} is installed; {_REINSTALL}"
+        )
+    expected = built.FRAMEWORKS.get(framework)
+    if expected is None:
+        raise ImportError(f"horovod_partial was built where Horovod had no {framework}; {_REINSTALL}")
+    if version != expected:
+        raise ImportError(f"horovod_partial was built for {framework} {expected}, but {version} is installed; {_REINSTALL}")
+    features = [name for name in ("mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl") if getattr(mpi_ops, name + "_built")()]
+    if sorted(features) != sorted(built.FEATURES):
+        raise ImportError(
+            f"horovod_partial was built for a Horovod with {', '.join(built.FEATURES)}, but the installed one has "
+            f"{', '.join(features)}; {_REINSTALL}"
+        )
+
+
+def library_of(mpi_lib: ModuleType) -> str:
+    """The path of a framework's Horovod library, as the dynamic linker knows it."""
+    return os.path.abspath(str(mpi_lib.__file__))

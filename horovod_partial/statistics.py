@@ -1,0 +1,39 @@
+"""What happened to the rounds, in a form to read and to plot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def summarise(raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Statistics by bucket, from the counts that the core keeps.
+
+    Returns:
+        For each bucket: `rounds`; `closed_by` (reason to rounds); `on_time` and `late` (lists, by rank: rounds with and
+        without that rank's fresh contribution); `fresh_mean` and `fresh_histogram` (number of fresh contributors to
+        rounds); `staleness_histogram` (rounds since a rank's contribution before, 0 if there was one in the previous
+        round, to contributions); `waited_seconds` (by this rank, for results); `dropped` (this rank's contributions
+        that were not finite); `bytes_held` (buffers for what is pending and missed); and on rank 0
+        `arrival_offset_seconds` (list, by rank: mean time behind the first rank to arrive).
+    """
+    return {name: _summarise_bucket(bucket) for name, bucket in sorted(raw.items())}
+
+
+def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
+    fresh = {count: rounds for count, rounds in enumerate(raw["fresh"]) if rounds}
+    rounds = raw["rounds"]
+    summary = {
+        "rounds": rounds,
+        "closed_by": {reason: count for reason, count in raw["closed_by"].items() if count},
+        "on_time": list(raw["on_time"]),
+        "late": list(raw["late"]),
+        "fresh_mean": sum(count * n for count, n in fresh.items()) / rounds if rounds else 0.0,
+        "fresh_histogram": fresh,
+        "staleness_histogram": dict(sorted(raw["staleness"].items())),
+        "waited_seconds": raw["waited_seconds"],
+        "dropped": raw["dropped"],
+        "bytes_held": raw["bytes_held"],
+    }
+    if "arrival_offset_seconds" in raw:
+        summary["arrival_offset_seconds"] = list(raw["arrival_offset_seconds"])
+    return summary

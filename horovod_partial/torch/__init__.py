@@ -1,0 +1,51 @@
+"""All of `horovod.torch`, and partial collectives beside it.
+
+    import horovod_partial.torch as hvd
+
+Names of `horovod.torch` mean what they mean there, except that `init`, `shutdown` and `join` also take care of partial
+collectives, `poll` and `synchronize` take handles of both kinds, and `DistributedOptimizer` takes a `sync` policy.
+"""
+
+from horovod.torch import *  # noqa: F403
+from horovod.torch import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
+from horovod.torch.compression import Compression as Compression
+from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
+
+from horovod_partial.policies import Full, Majority, Quorum, Solo
+from horovod_partial.torch.operations import (
+    RoundInfo,
+    flush,
+    init,
+    join,
+    partial_allreduce,
+    partial_allreduce_,
+    partial_allreduce_async,
+    partial_allreduce_async_,
+    partial_stats,
+    poll,
+    round_info,
+    shutdown,
+    synchronize,
+)
+from horovod_partial.torch.optimizer import DistributedOptimizer
+
+__all__ = [  # what is not horovod.torch's own
+    "DistributedOptimizer",
+    "Full",
+    "Majority",
+    "Quorum",
+    "RoundInfo",
+    "Solo",
+    "flush",
+    "init",
+    "join",
+    "partial_allreduce",
+    "partial_allreduce_",
+    "partial_allreduce_async",
+    "partial_allreduce_async_",
+    "partial_stats",
+    "poll",
+    "round_info",
+    "shutdown",
+    "synchronize",
+]

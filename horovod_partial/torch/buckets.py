@@ -1,0 +1,138 @@
+"""Buckets of gradients: what travels together, in one round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from horovod_partial.torch.operations import PartialHandle, check_device, runtime, wire_dtype
+
+
+class Widened:
+    """Compression's counterpart for bfloat16, which Horovod 0.28.1 cannot reduce: it travels as float32."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        return tensor.to(wire_dtype(tensor.dtype)), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+class GradientBucket:
+    """Gradients of parameters with one dtype, flat in one tensor, in the order in which backward makes them.
+
+    After `take` a parameter's `grad` is a view of the flat tensor: a round's result needs no copy back. Backward makes
+    new gradients when `grad` is None, so `take` copies then, as Horovod's fusion buffer does.
+    """
+
+    def __init__(self, name: str, parameters: Sequence[torch.nn.Parameter], compression: Any) -> None:
+        first = parameters[0]
+        check_device(first.device)
+        self.name = name
+        self.parameters = list(parameters)
+        self.compression = Widened if first.dtype == torch.bfloat16 else compression
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype)
+        self.views = self._views_of(self.flat)
+        # What travels has this type and shape; asking the compressor with a tensor of no elements costs nothing.
+        self.wire_dtype = wire_dtype(self.compression.compress(self.flat[:0])[0].dtype)
+        self.missing = set(self.parameters)
+        self.handle: PartialHandle | None = None
+        self._context: Any = None
+
+    def _views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
+        sizes = [p.numel() for p in self.parameters]
+        return {p: part.view_as(p) for p, part in zip(self.parameters, flat.split(sizes), strict=True)}
+
+    def take(self, parameter: torch.nn.Parameter) -> bool:
+        """Take a parameter's gradient into the bucket; zeros if it has none. True if the bucket is complete now."""
+        view = self.views[parameter]
+        gradient = parameter.grad
+        if gradient is None:
+            view.zero_()
+        elif gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        parameter.grad = view
+        self.missing.discard(parameter)
+        return not self.missing
+
+    def arrive(self, process_set: int, config: Any, scale: float) -> None:
+        """Arrive at the bucket's open round with the gradients divided by `scale`."""
+        if scale != 1.0:
+            self.flat.div_(scale)
+        wire, self._context = self.compression.compress(self.flat)
+        handle = runtime.submit(process_set, self.name, config, wire.data_ptr(), wire.data_ptr(), 1)
+        self.handle = PartialHandle(handle, wire, wire, wire)
+
+    def finish(self, scale: float) -> list[torch.Tensor]:
+        """Wait for the round; the newest result is in the gradients then. Returns the missed results before it."""
+        assert self.handle is not None
+        handle, self.handle = self.handle, None
+        self._store(handle.synchronize(), scale)
+        return self._earlier(handle.handle, scale)
+
+    def collect(self, process_set: int) -> list[torch.Tensor]:
+        """The results that this rank has missed, oldest first, without an arrival; empty if there are none."""
+        wire = torch.empty(self.flat.shape, dtype=self.wire_dtype)
+        handle = runtime.collect(process_set, self.name, wire.data_ptr())
+        if handle is None:
+            return []
+        return [*self._earlier(handle, 1.0), wire.to(self.flat.dtype)]
+
+    def point_gradients_at(self, flat: torch.Tensor | None) -> None:
+        """Let the parameters' gradients be views of `flat`, or None."""
+        views = self._views_of(flat) if flat is not None else {}
+        for parameter in self.parameters:
+            parameter.grad = views.get(parameter)
+
+    def reset(self) -> None:
+        """Be ready for the next step's gradients."""
+        self.missing = set(self.parameters)
+
+    def _store(self, wire: torch.Tensor, scale: float) -> None:
+        if wire.data_ptr() != self.flat.data_ptr():
+            self.flat.copy_(self.compression.decompress(wire, self._context))
+        if scale != 1.0:
+            self.flat.mul_(scale)
+
+    def _earlier(self, handle: Any, scale: float) -> list[torch.Tensor]:
+        results = []
+        for index in range(handle.replay_count()):
+            wire = torch.empty(self.flat.shape, dtype=self.wire_dtype)
+            handle.copy_replay(index, wire.data_ptr())
+            results.append(wire.to(self.flat.dtype).mul_(scale) if scale != 1.0 else wire.to(self.flat.dtype))
+        return results
+
+
+def plan(
+    parameters: Iterable[torch.nn.Parameter], groups: Sequence[Sequence[torch.nn.Parameter]] | None, bucket_bytes: float
+) -> list[list[torch.nn.Parameter]]:
+    """Which gradients travel together: in reverse order, as backward makes them, one dtype to a bucket.
+
+    Args:
+        parameters: those that need gradients, in the order of the model.
+        groups: buckets asked for by the user; what they leave out is packed by size.
+        bucket_bytes: a bucket is closed when it has reached this size.
+    """
+    remaining = list(parameters)
+    buckets: list[list[torch.nn.Parameter]] = []
+    for group in groups or ():
+        wanted = set(group)
+        for dtype in dict.fromkeys(p.dtype for p in remaining if p in wanted):
+            buckets.append([p for p in reversed(remaining) if p in wanted and p.dtype == dtype])
+        remaining = [p for p in remaining if p not in wanted]
+    for dtype in dict.fromkeys(p.dtype for p in remaining):
+        bucket: list[torch.nn.Parameter] = []
+        size = 0
+        for parameter in reversed([p for p in remaining if p.dtype == dtype]):
+            bucket.append(parameter)
+            size += parameter.numel() * parameter.element_size()
+            if size >= bucket_bytes:
+                buckets.append(bucket)
+                bucket, size = [], 0
+        if bucket:
+            buckets.append(bucket)
+    return buckets

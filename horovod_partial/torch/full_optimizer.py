@@ -1,0 +1,70 @@
+"""The `Full` policy: Horovod's own optimizer, with its known defects mended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch.optimizer as horovod_optimizer
+import torch
+
+from horovod_partial.torch.buckets import Widened
+
+
+def wrap(optimizer: torch.optim.Optimizer, *, compression: Any, **arguments: Any) -> torch.optim.Optimizer:
+    """Horovod's DistributedOptimizer around `optimizer`; every gradient takes Horovod's own path.
+
+    What differs from Horovod's: the optimizer's state and `defaults` are kept, `zero_grad` takes `set_to_none`, bfloat16
+    gradients are reduced (as float32), and the result can be pickled (it comes back unwrapped).
+    """
+    state, defaults = optimizer.state, optimizer.defaults
+    has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
+    wrapped = horovod_optimizer.DistributedOptimizer(
+        optimizer, compression=_widening(compression) if has_bfloat16 else compression, **arguments
+    )
+    wrapped.state = state
+    wrapped.defaults = defaults
+    # Horovod makes a class for each optimizer that it wraps, so this touches nobody else's.
+    cls, base = type(wrapped), type(optimizer)
+    horovod_step, horovod_zero_grad = cls.step, cls.zero_grad
+
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        result = horovod_step(self, closure)
+        self._rounds += 1
+        return result
+
+    def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        if getattr(self, "_handles", None):
+            horovod_zero_grad(self)  # raises: gradients are under way
+        base.zero_grad(self, set_to_none)
+
+    cls.step, cls.zero_grad = step, zero_grad
+    cls.is_horovod_partial = True
+    cls.flush = lambda self: None
+    cls.flush.__doc__ = "Nothing is ever pending under `Full`."
+    cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
+    cls.__reduce__ = lambda self: unwrapped(self, base)
+    wrapped._rounds = 0
+    return wrapped
+
+
+def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
+    """For `__reduce__`: the optimizer as an instance of its own class; hooks and handles do not travel."""
+    state = {"defaults": optimizer.defaults, "state": optimizer.state, "param_groups": optimizer.param_groups}
+    return base.__new__, (base,), state
+
+
+def _widening(compression: Any) -> type:
+    class Compressor:
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            chosen = Widened if tensor.dtype == torch.bfloat16 else compression
+            wire, context = chosen.compress(tensor)
+            return wire, (chosen, context)
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+            chosen, context = ctx
+            return chosen.decompress(tensor, context)
+
+    return Compressor

@@ -1,0 +1,291 @@
+"""Partial allreduce of tensors, and the life cycle of Horovod around it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch import mpi_lib_v2, mpi_ops
+from horovod.torch.mpi_ops import Average, Sum
+
+from horovod_partial import _attach, policies, statistics
+from horovod_partial.policies import Full, Policy
+from horovod_partial.runtime import Runtime, library_of
+from horovod_partial.settings import settings
+
+runtime = Runtime("torch", torch.__version__, mpi_ops, library_of(mpi_lib_v2))
+
+# The types that Horovod's PyTorch operations reduce, by the number that its core gives them.
+_DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """What became of an arrival.
+
+    Attributes:
+        round: the round whose result the caller got; of several missed ones the newest. -1 under `Full`.
+        late: the contribution was too late for that round, and travels with the next.
+        fresh: ranks whose contribution was on time for that round.
+        gradients: contributions in that round's sum, earlier late ones included.
+        staleness: rounds whose results the caller had missed before it arrived.
+    """
+
+    round: int
+    late: bool
+    fresh: int
+    gradients: int
+    staleness: int
+
+
+class PartialHandle:
+    """An operation in flight. Keeps its tensors alive until it is synchronized."""
+
+    def __init__(self, handle: Any, source: torch.Tensor, work: torch.Tensor, output: torch.Tensor) -> None:
+        self.handle = handle
+        self.source = source  # read until the round has run
+        self.work = work
+        self.output = output
+
+    def poll(self) -> bool:
+        return bool(self.handle.poll())
+
+    def synchronize(self) -> torch.Tensor:
+        runtime.wait(self.handle)
+        if self.work.dtype != self.output.dtype:
+            self.output.copy_(self.work)
+        return self.output
+
+    def info(self) -> RoundInfo:
+        info = self.handle.info()
+        return RoundInfo(info.round, info.late, info.fresh, info.gradients, info.staleness)
+
+
+def init(*args: Any, **kwargs: Any) -> None:
+    """`horovod.torch.init`, which also proves on every rank that partial collectives work there."""
+    runtime.init(*args, **kwargs)
+
+
+def shutdown() -> None:
+    """`horovod.torch.shutdown`, after everything pending has been delivered and every rank has come here."""
+    runtime.shutdown()
+
+
+def join(*args: Any, **kwargs: Any) -> int:
+    """`horovod.torch.join`, after what this rank has pending has been delivered."""
+    return runtime.join(*args, **kwargs)
+
+
+def flush(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until every rank flushes, and all late contributions have been delivered.
+
+    Afterwards results that a rank has missed wait for its next operation; an optimizer's own `flush` applies them.
+    Ranks that have joined need not come.
+    """
+    runtime.flush(process_set.process_set_id)
+
+
+def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
+    """What happened to the rounds of each bucket: see `horovod_partial.statistics.summarise` for the keys."""
+    return statistics.summarise(runtime.statistics(process_set.process_set_id))
+
+
+@functools.lru_cache(maxsize=None)  # one for each bucket; called in every round
+def make_config(
+    *,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    sync: Policy,
+    size: int,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+    missed: str = "sum",
+    divisor: str = "ranks",
+    drop_nonfinite: bool = False,
+) -> _attach.BucketConfig:
+    """What the core is told of a bucket, after checking it. `dtype` is that of the wire."""
+    if op not in (Average, Sum):
+        raise ValueError("partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others")
+    if divisor not in ("ranks", "contributors"):
+        raise ValueError(f"divisor must be 'ranks' or 'contributors', not {divisor!r}")
+    staleness = settings().max_staleness if max_staleness is None else max_staleness
+    if staleness < 0:
+        raise ValueError(f"max_staleness must be 0 or more rounds, not {staleness}")
+    grace = settings().grace_ms if grace_ms is None else grace_ms
+    if isinstance(grace, str) and grace != "auto":
+        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, not {grace!r}")
+    if not isinstance(grace, str) and grace < 0:
+        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, 0 or more, not {grace}")
+    average = op == Average
+    words = [repr(sync), f"op={'Average' if average else 'Sum'}", f"max_staleness={staleness}", f"grace_ms={grace}"]
+    if missed != "sum":
+        words.append(f"missed={missed}")
+    if average:
+        words.append(f"divisor={divisor}")
+    return _attach.BucketConfig(
+        dtype=_DTYPES[dtype],
+        shape=list(shape),
+        **policies.rule(sync, size),
+        max_staleness=staleness,
+        grace_seconds=-1.0 if isinstance(grace, str) else grace / 1e3,
+        description=" ".join(words),
+        missed=missed,
+        divide_by_contributors=average and divisor == "contributors",
+        drop_nonfinite=drop_nonfinite,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor / size if average and divisor == "ranks" else postscale_factor,
+    )
+
+
+def wire_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type that travels: bfloat16, which Horovod 0.28.1 lacks, is widened to float32 (twice the bytes).
+
+    Raises:
+        ValueError: Horovod does not reduce tensors of this type.
+    """
+    if dtype == torch.bfloat16:
+        return torch.float32
+    if dtype not in _DTYPES:
+        raise ValueError(f"Tensor type {dtype} is not supported.")
+    return dtype
+
+
+def check_device(device: torch.device) -> None:
+    """Refuse tensors that are not on the host."""
+    if device.type != "cpu":
+        raise ValueError(
+            f"partial collectives of tensors on {device} are not supported yet; use sync=hvd.Full(), or move them to the CPU"
+        )
+
+
+def partial_allreduce_async_(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    sync: Policy | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    **options: Any,
+) -> PartialHandle | int:
+    """Sum or average a tensor over the ranks that are there in time; in place, without waiting for the result.
+
+    A rank that comes too late for a round gets that round's result (several missed ones are added up) at once, and its
+    own contribution travels with the next round (eager-SGD, PPoPP'20, section 3). Over all rounds, and after `flush`,
+    every contribution has been delivered exactly once.
+
+    Args:
+        tensor: what to reduce: contiguous, on the host, int32, int64, float16, float32, float64, or bfloat16, which
+            travels as float32 at twice its bytes. Holds the result afterwards.
+        name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
+        op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`.
+        sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce_async_`.
+        prescale_factor: multiplies the tensor before the sum.
+        postscale_factor: multiplies the result.
+        process_set: the ranks that take part.
+        options: `max_staleness`, `grace_ms`, `missed` and `divisor`, as in `hvd.DistributedOptimizer`.
+
+    Returns:
+        A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`.
+
+    Raises:
+        ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use.
+        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket.
+    """
+    return _submit(tensor, tensor, name, op, sync, prescale_factor, postscale_factor, process_set, options)
+
+
+def partial_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    sync: Policy | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    **options: Any,
+) -> PartialHandle | int:
+    """As `partial_allreduce_async_`, with the result in a new tensor."""
+    output = torch.empty_like(tensor)
+    return _submit(tensor, output, name, op, sync, prescale_factor, postscale_factor, process_set, options)
+
+
+def partial_allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As `partial_allreduce_async_`, and waits for the result."""
+    return synchronize(partial_allreduce_async_(tensor, *args, **kwargs))
+
+
+def partial_allreduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As `partial_allreduce_async`, and waits for the result."""
+    return synchronize(partial_allreduce_async(tensor, *args, **kwargs))
+
+
+def _submit(
+    tensor: torch.Tensor,
+    output: torch.Tensor,
+    name: str | None,
+    op: int,
+    sync: Policy | str | None,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    options: dict[str, Any],
+) -> PartialHandle | int:
+    policy = policies.resolve(sync, settings().sync)
+    if not mpi_ops.is_initialized():
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    if isinstance(policy, Full):
+        return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
+    if not name:
+        raise ValueError("a partial collective needs a name, the same in every round: pass name=")
+    check_device(tensor.device)
+    if not tensor.is_contiguous():
+        raise ValueError("Tensor is required to be contiguous.")
+    wire = wire_dtype(tensor.dtype)
+    source = tensor.to(wire)
+    work = output if wire == output.dtype else torch.empty_like(source)
+    config = make_config(
+        dtype=wire,
+        shape=tuple(tensor.shape),
+        sync=policy,
+        size=process_set.size(),
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        **options,
+    )
+    handle = runtime.submit(process_set.process_set_id, name, config, source.data_ptr(), work.data_ptr(), 1)
+    return PartialHandle(handle, source, work, output)
+
+
+def synchronize(handle: PartialHandle | int) -> torch.Tensor:
+    """Wait for an operation of either kind, and return its result."""
+    if isinstance(handle, PartialHandle):
+        return handle.synchronize()
+    return mpi_ops.synchronize(handle)
+
+
+def poll(handle: PartialHandle | int) -> bool:
+    """Whether an operation of either kind has finished, so that `synchronize` would not block."""
+    if isinstance(handle, PartialHandle):
+        return handle.poll()
+    return mpi_ops.poll(handle)
+
+
+def round_info(handle: PartialHandle | int) -> RoundInfo:
+    """What became of a finished operation.
+
+    Raises:
+        ValueError: it has not finished; synchronize it first.
+    """
+    if isinstance(handle, PartialHandle):
+        return handle.info()
+    return RoundInfo(round=-1, late=False, fresh=mpi_ops.size(), gradients=mpi_ops.size(), staleness=0)
+
+

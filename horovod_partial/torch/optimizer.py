@@ -1,0 +1,128 @@
+"""`hvd.DistributedOptimizer` with a sync policy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch.compression import Compression
+from horovod.torch.mpi_ops import Average
+
+from horovod_partial import policies
+from horovod_partial.policies import Full, Policy
+from horovod_partial.settings import settings
+from horovod_partial.torch import full_optimizer, partial_optimizer
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.nn.Parameter]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    sync: Policy | str | None = None,
+    max_staleness: int | None = None,
+    missed: str | None = None,
+    divisor: str = "ranks",
+    grace_ms: float | str | None = None,
+    model_sync_every: int | None = None,
+    grad_scaler: torch.amp.GradScaler | None = None,
+) -> torch.optim.Optimizer:
+    """Wrap an optimizer so that gradients are combined over the ranks before they are applied.
+
+    The arguments before `sync` are those of `horovod.torch.DistributedOptimizer`. So are the methods `synchronize`,
+    `skip_synchronize`, `set_backward_passes_per_step` and the errors. With a partial policy gradients are packed into
+    buckets, each of which arrives at its open round as soon as backward has made its gradients (docs/protocol.md).
+
+    Args:
+        optimizer: any optimizer of PyTorch whose step needs no repeated closure; its state and parameter groups are
+            shared with the wrapper.
+        named_parameters: as in Horovod.
+        compression: as in Horovod. What is pending and missed is kept compressed.
+        backward_passes_per_step: as in Horovod.
+        op: as in Horovod; a partial policy takes `hvd.Average` and `hvd.Sum`.
+        gradient_predivide_factor: as in Horovod.
+        num_groups: as in Horovod (deprecated there).
+        groups: as in Horovod; under a partial policy each group is a bucket.
+        sparse_as_dense: as in Horovod; a partial policy needs it where gradients are sparse.
+        process_set: as in Horovod.
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, or the policy's name; None takes
+            `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
+        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 16).
+        missed: what a late rank gets of the results that it missed. `"sum"`: added up; `"replay"`: each applied in a step
+            of its own, up to 8; `"latest"`: only the newest, as in eager-SGD, which loses updates; `"auto"`, the default:
+            sum for SGD, with or without momentum, and replay for optimizers with more state.
+        divisor: of `hvd.Average`: `"ranks"`, as in eager-SGD, where late gradients arrive later; or `"contributors"`, the
+            number of gradients in the sum.
+        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds; `"auto"`, the
+            default, learns it from recent arrivals, and never exceeds 5 % of the median step.
+        model_sync_every: average the model over all ranks whenever that many rounds have passed; None never does.
+        grad_scaler: the GradScaler that the training uses, if any. Contributions are then kept unscaled, so that late ones
+            do not meet another scale, and `unscale_` synchronizes first.
+
+    Returns:
+        An instance of the optimizer's class with the methods above and `flush()`, `rounds`.
+
+    Raises:
+        ValueError: an argument is wrong, or does not go with the policy.
+    """
+    policy = policies.resolve(sync, settings().sync)
+    if getattr(optimizer, "is_horovod_partial", False) or type(optimizer).__module__ == "horovod.torch.optimizer":
+        raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        groups = num_groups if groups is None else groups
+    missed = settings().missed if missed is None else missed
+    if missed not in ("auto", "sum", "replay", "latest"):
+        raise ValueError(f"missed must be 'auto', 'sum', 'replay' or 'latest', not {missed!r}")
+    if model_sync_every is not None and model_sync_every < 1:
+        raise ValueError(f"model_sync_every must be 1 or more rounds, not {model_sync_every}")
+    if isinstance(policy, Full):
+        return full_optimizer.wrap(
+            optimizer,
+            named_parameters=named_parameters,
+            compression=compression,
+            backward_passes_per_step=backward_passes_per_step,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            groups=groups,
+            sparse_as_dense=sparse_as_dense,
+            process_set=process_set,
+        )
+    if missed == "auto":
+        missed = "sum" if isinstance(optimizer, torch.optim.SGD) else "replay"
+    return partial_optimizer.wrap(
+        optimizer,
+        named_parameters=named_parameters,
+        compression=compression,
+        backward_passes_per_step=backward_passes_per_step,
+        groups=groups,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        model_sync_every=model_sync_every,
+        grad_scaler=grad_scaler,
+        bucket_options={
+            "sync": policy,
+            "op": op,
+            "gradient_predivide_factor": gradient_predivide_factor,
+            "max_staleness": max_staleness,
+            "missed": missed,
+            "divisor": divisor,
+            "grace_ms": grace_ms,
+        },
+    )
