@@ -153,8 +153,12 @@ def _check_build(framework: str, version: str, mpi_ops: ModuleType) -> None:
     if expected is None:
         raise ImportError(f"horovod_partial was built where Horovod had no {framework}; {_REINSTALL}")
     if version != expected:
-        raise ImportError(f"horovod_partial was built for {framework} {expected}, but {version} is installed; {_REINSTALL}")
-    features = [name for name in ("mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl") if getattr(mpi_ops, name + "_built")()]
+        raise ImportError(
+            f"horovod_partial was built for {framework} {expected}, but {version} is installed; {_REINSTALL}"
+        )
+    features = [
+        name for name in ("mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl") if getattr(mpi_ops, name + "_built")()
+    ]
     if sorted(features) != sorted(built.FEATURES):
         raise ImportError(
             f"horovod_partial was built for a Horovod with {', '.join(built.FEATURES)}, but the installed one has "

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "attach/horovod.h"
 #include "attach/library.h"
@@ -22,17 +23,30 @@ class Registry {
     if (session != nullptr) session->engine().Close("Horovod has been initialised anew; make the bucket again");
     session = std::make_shared<Session>(controller, thresholds_);
   }
-  std::shared_ptr<Session> Find(hvd::Controller& controller) {
+  std::shared_ptr<Session> Find(hvd::Controller& controller) const {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = sessions_.find(&controller);
-    if (it == sessions_.end()) return nullptr;
-    if (!it->second->ready()) Resolve(controller, *it->second);
-    return it->second;
+    return it == sessions_.end() ? nullptr : it->second;
   }
   // A handshake has found a library's state; it stays where it is in every later generation.
   void Add(hvd::HorovodGlobalState& state) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (std::find(states_.begin(), states_.end(), &state) == states_.end()) states_.push_back(&state);
+  }
+  // For hooks, on Horovod's thread only: lets the session know its state, once that is known. The lock is not held
+  // while Horovod's table of process sets is, because DoInitialization comes with that table locked.
+  std::shared_ptr<Session> FindForHook(hvd::Controller& controller) const {
+    const auto session = Find(controller);
+    if (session == nullptr || session->ready()) return session;
+    std::vector<hvd::HorovodGlobalState*> states;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      states = states_;
+    }
+    for (auto* state : states)
+      for (const std::int32_t id : state->process_set_table.Ids())
+        if (state->process_set_table.Get(id).controller.get() == &controller) session->SetState(*state, id);
+    return session;
   }
   void SetThresholds(Engine::Thresholds thresholds) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -40,12 +54,6 @@ class Registry {
   }
 
  private:
-  void Resolve(hvd::Controller& controller, Session& session) {
-    for (auto* state : states_)
-      for (const std::int32_t id : state->process_set_table.Ids())
-        if (state->process_set_table.Get(id).controller.get() == &controller) session.SetState(*state, id);
-  }
-
   mutable std::mutex mutex_;
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
   std::vector<hvd::HorovodGlobalState*> states_;
@@ -85,27 +93,27 @@ struct Hooks {
     Sessions().Begin(*controller);
   }
   static void CrossRankBitwiseAnd(hvd::Controller* controller, std::vector<long long>& bits, int count) {
-    if (const auto session = Sessions().Find(*controller)) session->Tick(bits);
+    if (const auto session = Sessions().FindForHook(*controller)) session->Tick(bits);
     originals.cross_rank_bitwise_and(controller, bits, count);
   }
   static void SendReadyTensors(hvd::Controller* controller, hvd::RequestList& requests) {
-    if (const auto session = Sessions().Find(*controller)) session->BeforeSendReady(requests);
+    if (const auto session = Sessions().FindForHook(*controller)) session->BeforeSendReady(requests);
     originals.send_ready_tensors(controller, requests);
   }
   static void RecvReadyTensors(hvd::Controller* controller, std::vector<std::string>& ready_to_reduce,
                                std::vector<hvd::RequestList>& ready) {
     originals.recv_ready_tensors(controller, ready_to_reduce, ready);
-    if (const auto session = Sessions().Find(*controller)) session->AfterRecvReady(ready);
+    if (const auto session = Sessions().FindForHook(*controller)) session->AfterRecvReady(ready);
   }
   static void SendFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
-    const auto session = Sessions().Find(*controller);
+    const auto session = Sessions().FindForHook(*controller);
     if (session != nullptr) session->BeforeSendFinal(responses);
     originals.send_final_tensors(controller, responses);
     if (session != nullptr) session->AfterSendFinal(responses);
   }
   static void RecvFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
     originals.recv_final_tensors(controller, responses);
-    if (const auto session = Sessions().Find(*controller)) session->AfterRecvFinal(responses);
+    if (const auto session = Sessions().FindForHook(*controller)) session->AfterRecvFinal(responses);
   }
   static hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEntry>& entries,
                              const hvd::Response& response) {
@@ -113,7 +121,10 @@ struct Hooks {
       if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get())) {
         handshake->state = static_cast<AllreduceAccess*>(operation)->global_state_;
         // Here, in the same cycle on all ranks: each understands the others' messages from the next cycle on.
-        Sessions().Add(*handshake->state);
+        hvd::HorovodGlobalState& state = *handshake->state;
+        Sessions().Add(state);
+        for (const std::int32_t id : state.process_set_table.Ids())
+          Sessions().FindForHook(*state.process_set_table.Get(id).controller);
       }
     }
     return originals.execute(operation, entries, response);
@@ -271,9 +282,16 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
     throw std::invalid_argument("process set " + std::to_string(process_set_id) + " does not exist");
   const auto session = find(process_set_id);
   if (session == nullptr) throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
+  // A process set that was added later learns its state in its first cycle.
+  while (!session->ready()) {
+    if (!global->Alive()) throw TransportError(hvd::SHUT_DOWN_ERROR.reason());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   return session;
 }
 
 void SetThresholds(Engine::Thresholds thresholds) { Sessions().SetThresholds(thresholds); }
+
+void SetInterrupt(std::function<void()> interrupt) { Session::SetInterrupt(std::move(interrupt)); }
 
 }  // namespace horovod_partial::attach

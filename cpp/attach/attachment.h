@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -21,5 +22,8 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
 
 // For sessions that begin from now on.
 void SetThresholds(Engine::Thresholds thresholds);
+
+// What Transport::Interrupt does; to be set once, before anything waits.
+void SetInterrupt(std::function<void()> interrupt);
 
 }  // namespace horovod_partial::attach

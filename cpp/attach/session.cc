@@ -28,6 +28,11 @@ static_assert(static_cast<int>(DataType::kUInt8) == hvd::HOROVOD_UINT8 &&
                   static_cast<int>(DataType::kBool) == hvd::HOROVOD_BOOL,
               "the core's data types are Horovod's");
 
+std::function<void()>& InterruptFunction() {
+  static std::function<void()> function;
+  return function;
+}
+
 hvd::DataType HorovodType(DataType type) { return static_cast<hvd::DataType>(type); }
 
 }  // namespace
@@ -320,6 +325,12 @@ bool Session::Alive() const {
   const hvd::HorovodGlobalState* state = state_;
   return state != nullptr && state->initialization_done && !state->shut_down;
 }
+
+void Session::Interrupt() const {
+  if (const auto& interrupt = InterruptFunction()) interrupt();
+}
+
+void Session::SetInterrupt(std::function<void()> interrupt) { InterruptFunction() = std::move(interrupt); }
 
 hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) {
   const BucketConfig& config = bucket->config;

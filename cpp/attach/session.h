@@ -56,6 +56,8 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void Retract(const BucketHandle& bucket) override;
   void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
   bool Alive() const override;
+  void Interrupt() const override;
+  static void SetInterrupt(std::function<void()> interrupt);
 
  private:
   hvd::TensorTableEntry MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry);

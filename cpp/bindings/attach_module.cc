@@ -177,6 +177,12 @@ PYBIND11_MODULE(_attach, m) {
   py::register_exception<attach::AttachError>(m, "AttachError", PyExc_ImportError);
   py::register_exception<TransportError>(m, "TransportError", PyExc_RuntimeError);
 
+  // Python's signal handlers run in a wait too.
+  attach::SetInterrupt([] {
+    py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
+
   py::class_<RoundInfo>(m, "RoundInfo")
       .def_readonly("round", &RoundInfo::round)
       .def_readonly("late", &RoundInfo::late)

@@ -94,7 +94,17 @@ void Engine::Wait(BucketHandle& bucket, const Work& work) {
   if (!work.done) {
     const Time start = Now();
     if (waiters_++ == 0) waiting_since_ = start;
-    while (!work.done) bucket.finished.wait_for(lock, kWatch);
+    try {
+      while (!work.done) {
+        if (bucket.finished.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
+        lock.unlock();
+        transport_.Interrupt();
+        lock.lock();
+      }
+    } catch (...) {
+      if (--waiters_ == 0) waiting_since_ = kNever;
+      throw;
+    }
     if (--waiters_ == 0) waiting_since_ = kNever;
     bucket.statistics.waited_seconds += std::chrono::duration<double>(Now() - start).count();
   }
@@ -146,7 +156,8 @@ void Engine::WaitForFlush(Report::Flush kind) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     return bucket->core.declared();
   });
-  if (!used) return;
+  // A rank that is alone is never late, and has nothing pending.
+  if (!used || size_ == 1) return;
   std::unique_lock<std::mutex> lock(flush_mutex_);
   if (flush_ != Report::Flush::kNone) throw std::invalid_argument("a flush is under way in another thread");
   Closing::Reason reason;
@@ -155,11 +166,14 @@ void Engine::WaitForFlush(Report::Flush kind) {
     flush_ = kind;
     news_ = true;
     while (!flush_result_ && flush_error_.empty()) {
-      flush_changed_.wait_for(lock, kWatch);
-      if (!transport_.Alive() && !flush_result_) {
+      if (flush_changed_.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
+      if (!transport_.Alive()) {
         flush_ = Report::Flush::kNone;
         throw TransportError(kShutDown);
       }
+      lock.unlock();
+      transport_.Interrupt();
+      lock.lock();
     }
     flush_ = Report::Flush::kNone;
     if (!flush_error_.empty()) throw TransportError(flush_error_);

@@ -22,6 +22,8 @@ class Transport {
   virtual void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) = 0;
   // False once the library has shut down, whatever the reason.
   virtual bool Alive() const = 0;
+  // Application's thread, now and then in a wait, without any lock. May throw to end the wait: for Ctrl-C.
+  virtual void Interrupt() const {}
 };
 
 }  // namespace horovod_partial

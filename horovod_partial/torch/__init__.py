@@ -6,7 +6,7 @@ Names of `horovod.torch` mean what they mean there, except that `init`, `shutdow
 collectives, `poll` and `synchronize` take handles of both kinds, and `DistributedOptimizer` takes a `sync` policy.
 """
 
-from horovod.torch import *  # noqa: F403
+from horovod.torch import *
 from horovod.torch import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
 from horovod.torch.compression import Compression as Compression
 from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError

@@ -41,20 +41,26 @@ class RoundInfo:
     staleness: int
 
 
+# Tensors of an operation in flight must live, also when its handle does not.
+_in_flight: set[PartialHandle] = set()
+
+
 class PartialHandle:
-    """An operation in flight. Keeps its tensors alive until it is synchronized."""
+    """An operation in flight."""
 
     def __init__(self, handle: Any, source: torch.Tensor, work: torch.Tensor, output: torch.Tensor) -> None:
         self.handle = handle
         self.source = source  # read until the round has run
         self.work = work
         self.output = output
+        _in_flight.add(self)
 
     def poll(self) -> bool:
         return bool(self.handle.poll())
 
     def synchronize(self) -> torch.Tensor:
         runtime.wait(self.handle)
+        _in_flight.discard(self)
         if self.work.dtype != self.output.dtype:
             self.output.copy_(self.work)
         return self.output
@@ -93,7 +99,7 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
     return statistics.summarise(runtime.statistics(process_set.process_set_id))
 
 
-@functools.lru_cache(maxsize=None)  # one for each bucket; called in every round
+@functools.cache  # one for each bucket; called in every round
 def make_config(
     *,
     dtype: torch.dtype,
@@ -111,7 +117,9 @@ def make_config(
 ) -> _attach.BucketConfig:
     """What the core is told of a bucket, after checking it. `dtype` is that of the wire."""
     if op not in (Average, Sum):
-        raise ValueError("partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others")
+        raise ValueError(
+            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
+        )
     if divisor not in ("ranks", "contributors"):
         raise ValueError(f"divisor must be 'ranks' or 'contributors', not {divisor!r}")
     staleness = settings().max_staleness if max_staleness is None else max_staleness
@@ -287,5 +295,3 @@ def round_info(handle: PartialHandle | int) -> RoundInfo:
     if isinstance(handle, PartialHandle):
         return handle.info()
     return RoundInfo(round=-1, late=False, fresh=mpi_ops.size(), gradients=mpi_ops.size(), staleness=0)
-
-

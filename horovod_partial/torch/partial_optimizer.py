@@ -35,7 +35,9 @@ def wrap(
     """An instance of a subclass of the optimizer's class that shares its state and parameter groups."""
     base = type(optimizer)
     if issubclass(base, torch.optim.LBFGS):
-        raise ValueError("LBFGS evaluates its closure several times a step, which a partial policy cannot follow; use Full()")
+        raise ValueError(
+            "LBFGS evaluates its closure several times a step, which a partial policy cannot follow; use Full()"
+        )
     check_names(optimizer, named_parameters)
     # Horovod's broadcast_optimizer_state knows a wrapper, whose step would reduce, by this module's name.
     members = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base}
@@ -162,7 +164,9 @@ class _Methods:
         if self._passes_left[parameter] > 0:
             return
         if parameter.grad is not None and parameter.grad.is_sparse and not self._sparse_as_dense:
-            raise ValueError("a partial policy cannot reduce sparse gradients; pass sparse_as_dense=True, or use Full()")
+            raise ValueError(
+                "a partial policy cannot reduce sparse gradients; pass sparse_as_dense=True, or use Full()"
+            )
         bucket = self._bucket_of[parameter]
         if bucket.take(parameter):
             self._arrive(bucket)
@@ -317,7 +321,9 @@ class _Methods:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the wrapped optimizer's; what this rank has pending or has missed is forgotten."""
         if any(bucket.handle is not None for bucket in self._buckets):
-            raise AssertionError("optimizer.load_state_dict() was called after loss.backward() but before optimizer.step().")
+            raise AssertionError(
+                "optimizer.load_state_dict() was called after loss.backward() but before optimizer.step()."
+            )
         if self._hooks:
             runtime.clear(self.process_set.process_set_id)
         self._synchronized = False

@@ -1,0 +1,81 @@
+"""The command `horovod-partial`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from horovod_partial import __version__
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Partial collectives for a stock Horovod.")
+
+# In a process of its own: attaching cannot be undone, and Horovod may abort where MPI is broken.
+SELF_TEST = """
+import torch
+import horovod_partial.torch as hvd
+hvd.init()
+x = torch.ones(3)
+hvd.partial_allreduce_(x, name="check", op=hvd.Sum, sync=hvd.Solo())
+assert x.tolist() == [hvd.size()] * 3, x
+hvd.shutdown()
+"""
+
+
+@app.callback(invoke_without_command=True)
+def version_option(
+    version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def check() -> None:
+    """Show what this installation can do, and try it: attach, initialise, and reduce one tensor in one process."""
+    try:
+        from horovod_partial import _build_info as built
+    except ImportError:
+        typer.echo("horovod_partial has not been built: run `pip install --no-build-isolation .`", err=True)
+        raise typer.Exit(1) from None
+
+    def mark(available: bool) -> str:
+        return "yes" if available else "no"
+
+    table = Table(title=f"horovod_partial {__version__} for Horovod {built.HOROVOD_VERSION}")
+    table.add_column("")
+    table.add_column("available")
+    for framework in ("torch", "tensorflow"):
+        version = built.FRAMEWORKS.get(framework)
+        # TensorFlow's front end is not there yet, whatever Horovod was built for.
+        table.add_row(framework, version if version and framework == "torch" else "no")
+    for transport, feature in (("MPI", "mpi"), ("Gloo", "gloo")):
+        table.add_row(f"rounds over {transport}", mark(feature in built.FEATURES))
+    table.add_row("rounds of GPU tensors", "no")
+    for policy in ("Full", "Solo", "Majority", "Quorum"):
+        table.add_row(f"policy {policy}", "yes")
+    failure = _self_test()
+    table.add_row("attach self-test", "FAILED" if failure else "passed")
+    Console().print(table)
+    if failure:
+        typer.echo(failure, err=True)
+        raise typer.Exit(1)
+
+
+def _self_test() -> str:
+    """What went wrong, or nothing."""
+    command = [sys.executable, "-c", SELF_TEST]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return "the self-test did not end within a minute"
+    return result.stderr if result.returncode != 0 else ""
+
+
+def main() -> None:
+    """The console script."""
+    app()
