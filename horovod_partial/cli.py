@@ -76,6 +76,22 @@ def _self_test() -> str:
     return result.stderr if result.returncode != 0 else ""
 
 
+@app.command()
+def replay(path: str = typer.Argument(help="A file that HOROVOD_PARTIAL_DECISION_LOG made.")) -> None:
+    """Replay recorded decisions with this version, and tell whether they come out the same."""
+    from horovod_partial import _core
+
+    try:
+        result = _core.replay(path)
+    except (ValueError, RuntimeError) as error:
+        typer.echo(f"{path}: {error}", err=True)
+        raise typer.Exit(2) from None
+    if result.difference:
+        typer.echo(f"after {result.rounds} rounds a decision came out otherwise\n{result.difference}", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{result.rounds} rounds in {result.decisions} decisions, all the same")
+
+
 def main() -> None:
     """The console script."""
     app()

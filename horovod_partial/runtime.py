@@ -46,7 +46,11 @@ class Runtime:
         self._ended_badly = False
         config = settings()
         _attach.attach(library)
-        _attach.set_thresholds(waiting_seconds=config.waiting_ms / 1e3, parked_seconds=config.parked_ms / 1e3)
+        _attach.set_options(
+            waiting_seconds=config.waiting_ms / 1e3,
+            parked_seconds=config.parked_ms / 1e3,
+            decision_log=config.decision_log,
+        )
         self._watch_for_exceptions()
         atexit.register(self._at_exit)  # after Horovod's own handler, so it runs before that one
 

@@ -30,6 +30,7 @@ class Settings(BaseSettings):
     bucket_mb: float = Field(25.0, gt=0, description="Size of the buckets that gradients are packed into, in MB.")
     waiting_ms: float = Field(5.0, gt=0, description="A wait for a round this long counts as blocked.")
     parked_ms: float = Field(100.0, gt=0, description="A full collective outstanding this long counts as blocked.")
+    decision_log: str = Field("", description="File to which rank 0 records what it saw and decided; empty for none.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Least severe message shown."
     )

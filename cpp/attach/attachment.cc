@@ -21,7 +21,7 @@ class Registry {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& session = sessions_[&controller];
     if (session != nullptr) session->engine().Close("Horovod has been initialised anew; make the bucket again");
-    session = std::make_shared<Session>(controller, thresholds_);
+    session = std::make_shared<Session>(controller, options_);
   }
   std::shared_ptr<Session> Find(hvd::Controller& controller) const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -48,16 +48,16 @@ class Registry {
         if (state->process_set_table.Get(id).controller.get() == &controller) session->SetState(*state, id);
     return session;
   }
-  void SetThresholds(Engine::Thresholds thresholds) {
+  void SetOptions(const Session::Options& options) {
     std::lock_guard<std::mutex> lock(mutex_);
-    thresholds_ = thresholds;
+    options_ = options;
   }
 
  private:
   mutable std::mutex mutex_;
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
   std::vector<hvd::HorovodGlobalState*> states_;
-  Engine::Thresholds thresholds_;
+  Session::Options options_;
 };
 
 Registry& Sessions() {
@@ -290,7 +290,7 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   return session;
 }
 
-void SetThresholds(Engine::Thresholds thresholds) { Sessions().SetThresholds(thresholds); }
+void SetOptions(const Session::Options& options) { Sessions().SetOptions(options); }
 
 void SetInterrupt(std::function<void()> interrupt) { Session::SetInterrupt(std::move(interrupt)); }
 

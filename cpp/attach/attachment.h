@@ -21,7 +21,7 @@ void Attach(const std::string& library_path);
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
 
 // For sessions that begin from now on.
-void SetThresholds(Engine::Thresholds thresholds);
+void SetOptions(const Session::Options& options);
 
 // What Transport::Interrupt does; to be set once, before anything waits.
 void SetInterrupt(std::function<void()> interrupt);

@@ -37,17 +37,23 @@ hvd::DataType HorovodType(DataType type) { return static_cast<hvd::DataType>(typ
 
 }  // namespace
 
-Session::Session(hvd::Controller& controller, Engine::Thresholds thresholds)
+Session::Session(hvd::Controller& controller, const Options& options)
     : controller_(controller),
       rank_(controller.GetRank()),
       size_(controller.GetSize()),
       joined_(static_cast<std::size_t>(size_), false),
       coordinator_(controller.IsCoordinator() ? std::make_unique<Coordinator>(size_) : nullptr),
-      engine_(*this, rank_, size_, thresholds) {}
+      decision_log_path_(options.decision_log),
+      engine_(*this, rank_, size_, options.thresholds) {}
 
 void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id) {
   process_set_id_ = process_set_id;
   process_set_ = &state.process_set_table.Get(process_set_id);
+  if (coordinator_ != nullptr && process_set_id == 0 && !decision_log_path_.empty()) {
+    decision_file_.open(decision_log_path_);
+    if (!decision_file_) Log(LogLevel::kWarning, rank_, "cannot write the decision log " + decision_log_path_);
+    decision_log_ = std::make_unique<DecisionLog>(decision_file_, size_);
+  }
   state_ = &state;
 }
 
@@ -161,7 +167,7 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
         }
       }
       if (kept.size() != list.requests().size()) list.set_requests(kept);
-      coordinator_->Observe(rank, report, now);
+      Observe(rank, report, now);
     }
     // The coordinator's own requests are in its table already.
     joined_[0] = process_set_->joined;
@@ -172,15 +178,25 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
       requests.last = row.second.front();
       if (!std::exchange(requests.own_reported, true)) sent.push_back(BucketName(row.first));
     }
-    coordinator_->Observe(0, engine_.BuildReport(sent, now, ForeignSince(now)), now);
+    Observe(0, engine_.BuildReport(sent, now, ForeignSince(now)), now);
     coordinator_->SetJoined(joined_);
+    auto closings = coordinator_->Decide(now);
+    if (decision_log_ != nullptr) {
+      decision_log_->SetJoined(joined_);
+      decision_log_->Decide(now, closings);
+    }
 
-    for (auto& closing : coordinator_->Decide(now)) {
+    for (auto& closing : closings) {
       const std::string name = WireName(closing.bucket);
       CloseRound(closing, ready);
       closed_[name] = std::move(closing);
     }
   });
+}
+
+void Session::Observe(Rank rank, const Report& report, Time now) {
+  coordinator_->Observe(rank, report, now);
+  if (decision_log_ != nullptr) decision_log_->Observe(rank, report, now);
 }
 
 // Completes the row of this round, so that Horovod finds it ready; with an entry on this rank, which fusing looks up.
@@ -239,6 +255,7 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
         const std::string& error = closed_.at(name).error;
         if (!error.empty()) response.set_error_message(error);
         coordinator_->Forget(BucketName(name));
+        if (decision_log_ != nullptr) decision_log_->Forget(BucketName(name));
         continue;
       }
       std::vector<Closing> closings;

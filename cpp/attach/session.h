@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 
 #include "attach/horovod.h"
 #include "core/coordinator.h"
+#include "core/decision_log.h"
 #include "engine/engine.h"
 #include "engine/transport.h"
 
@@ -31,7 +33,12 @@ enum Hook : unsigned {
 // down. The hooks run on Horovod's background thread; Submit and Alive on the application's.
 class Session final : public Transport, public std::enable_shared_from_this<Session> {
  public:
-  Session(hvd::Controller& controller, Engine::Thresholds thresholds);
+  struct Options {
+    Engine::Thresholds thresholds;
+    std::string decision_log;  // where rank 0 of the first process set records its decisions; empty for nowhere
+  };
+
+  Session(hvd::Controller& controller, const Options& options);
 
   Engine& engine() { return engine_; }
 
@@ -69,6 +76,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   Time ForeignSince(Time now);
   void Guard(const char* hook, const std::function<void()>& body);
   void WarnAboutWaits(Time now);
+  void Observe(Rank rank, const Report& report, Time now);
 
   hvd::Controller& controller_;
   const Rank rank_;
@@ -95,6 +103,9 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
 
   mutable std::mutex coordinator_mutex_;      // guards coordinator_ against readers of statistics
   std::unique_ptr<Coordinator> coordinator_;  // on rank 0
+  std::string decision_log_path_;             // background thread only, as the two below
+  std::ofstream decision_file_;
+  std::unique_ptr<DecisionLog> decision_log_;
 
   Engine engine_;
 };

@@ -87,15 +87,7 @@ BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, const 
   config.options.type = static_cast<DataType>(type);
   config.options.elements = 1;
   for (const std::int64_t dimension : shape) config.options.elements *= static_cast<std::size_t>(dimension);
-  if (missed == "sum") {
-    config.options.missed = Missed::kSum;
-  } else if (missed == "replay") {
-    config.options.missed = Missed::kReplay;
-  } else if (missed == "latest") {
-    config.options.missed = Missed::kLatest;
-  } else {
-    throw py::value_error("missed must be 'sum', 'replay' or 'latest', not '" + missed + "'");
-  }
+  config.options.missed = MissedFromName(missed);
   config.options.divisor = divide_by_contributors ? Divisor::kContributors : Divisor::kNone;
   config.options.drop_nonfinite = drop_nonfinite;
   if (rule == "quorum") {
@@ -208,12 +200,12 @@ PYBIND11_MODULE(_attach, m) {
     py::gil_scoped_release release;
     attach::SessionOf(library, 0);
   }, py::arg("library"));
-  m.def("set_thresholds", [](double waiting_seconds, double parked_seconds) {
+  m.def("set_options", [](double waiting_seconds, double parked_seconds, const std::string& decision_log) {
     const auto time = [](double seconds) {
       return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds));
     };
-    attach::SetThresholds({time(waiting_seconds), time(parked_seconds)});
-  }, py::arg("waiting_seconds"), py::arg("parked_seconds"));
+    attach::SetOptions({{time(waiting_seconds), time(parked_seconds)}, decision_log});
+  }, py::arg("waiting_seconds"), py::arg("parked_seconds"), py::arg("decision_log"));
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
         py::arg("input"), py::arg("output"), py::arg("gradients") = 1);
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));

@@ -26,8 +26,6 @@ void Bucket::AddPending(const Arrival& arrival) {
 
 void Bucket::MergePendingInto(Arrival& arrival) {
   if (!HasPending()) return;
-  if (arrival.input != arrival.output) std::memcpy(arrival.output, arrival.input, bytes());
-  arrival.input = arrival.output;
   if (outgoing_gradients_ > 0) Add(options_.type, arrival.output, outgoing_.data(), options_.elements);
   if (incoming_gradients_ > 0) Add(options_.type, arrival.output, incoming_.data(), options_.elements);
   arrival.gradients += outgoing_gradients_ + incoming_gradients_;
@@ -47,6 +45,10 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
   arrival_ = arrival;
   if (arrival_.input == nullptr) {
     std::memset(arrival_.output, 0, bytes());
+    arrival_.input = arrival_.output;
+  } else if (HasPending() && arrival_.input != arrival_.output) {
+    // What is pending will be added where the contribution lies, and the application's input is not ours to change.
+    std::memcpy(arrival_.output, arrival_.input, bytes());
     arrival_.input = arrival_.output;
   }
   reported_ = false;

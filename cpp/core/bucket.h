@@ -88,6 +88,7 @@ class Bucket {
   void Clear();
 
   State state() const { return state_; }
+  const Arrival& arrival() const { return arrival_; }  // of kArrived: what to submit
   const std::string& name() const { return name_; }
   const BucketOptions& options() const { return options_; }
   std::size_t bytes() const { return options_.elements * SizeOf(options_.type); }

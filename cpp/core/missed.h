@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <vector>
 
 #include "core/buffer.h"
@@ -18,6 +19,9 @@ enum class Missed : std::uint8_t {
   kReplay,  // apart, oldest first; beyond kReplayDepth the two oldest are added up
   kLatest,  // only the newest, as in the paper: updates are lost
 };
+
+// From "sum", "replay" or "latest"; throws std::invalid_argument.
+Missed MissedFromName(const std::string& name);
 
 class MissedResults {
  public:

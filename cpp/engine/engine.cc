@@ -59,10 +59,9 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
   }
   switch (bucket->core.Arrive(work->arrival)) {
     case Bucket::Arrived::kOnTime: {
-      Bucket::Entry entry{true, false, work->arrival.input, work->arrival.output};
-      if (entry.input == nullptr) entry.input = entry.output;
+      const Bucket::Arrival& submitted = bucket->core.arrival();
       bucket->work = work;
-      const std::string error = transport_.Submit(bucket, entry);
+      const std::string error = transport_.Submit(bucket, {true, false, submitted.input, submitted.output});
       if (!error.empty()) {
         bucket->work = nullptr;
         bucket->poison = error;
