@@ -1,0 +1,104 @@
+# `make help` lists the targets. Everything runs in .venv, which `make setup` makes with PYTHON.
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+
+BIN := $(CURDIR)/.venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SETUP_STAMP := .venv/setup-stamp
+export PATH := $(BIN):$(PATH)
+# Ranks outnumber cores in tests, demo and benchmarks, and threads of OpenMP would get in each other's way.
+export OMP_NUM_THREADS ?= 1
+
+# Every tool here is parallel in itself, and two of them must not share a build directory.
+.NOTPARALLEL:
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Make .venv with pinned requirements, and Horovod built for them
+	@$(PYTHON) tools/bootstrap.py
+
+# Made by setup, which leaves it alone when there is nothing to do.
+$(SETUP_STAMP): setup
+	@:
+
+.PHONY: build
+build: build/release/build.ninja .venv/install-stamp ## Build the extensions in place
+	@$(BIN)/cmake --build build/release -j $(JOBS)
+	@$(BIN)/cmake --install build/release --prefix . >build/install.log
+
+# An editable install for the console script and the metadata; it compiles nothing.
+.venv/install-stamp: $(SETUP_STAMP) pyproject.toml setup.py
+	@$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+build/info/stamp: $(SETUP_STAMP) tools/horovod_info.py tools/horovod_source.py
+	@$(BIN)/python tools/horovod_info.py build/info
+	@touch $@
+
+build/tsan/build.ninja: EXTRA := -DHOROVOD_PARTIAL_SANITIZE=thread
+build/asan/build.ninja: EXTRA := -DHOROVOD_PARTIAL_SANITIZE=address
+build/gpu/build.ninja: EXTRA := -DHOROVOD_PARTIAL_GPU_CHECK=ON
+build/%/build.ninja: build/info/stamp Makefile
+	@$(BIN)/cmake -S . -B build/$* -G Ninja -DPython_EXECUTABLE=$(BIN)/python -DHOROVOD_PARTIAL_INFO=$(CURDIR)/build/info \
+		-DHOROVOD_PARTIAL_TESTS=ON -DHOROVOD_PARTIAL_WERROR=ON $(EXTRA)
+	@touch $@
+
+# Build and run the C++ tests of one build directory.
+CTESTS := ctest-release ctest-tsan ctest-asan
+.PHONY: $(CTESTS)
+$(CTESTS): ctest-%: build/%/build.ninja
+	@$(BIN)/cmake --build build/$* -j $(JOBS) --target cpp_tests
+	@$(BIN)/ctest --test-dir build/$* --output-on-failure --no-tests=ignore -j $(JOBS)
+
+.PHONY: check-gpu
+check-gpu: $(SETUP_STAMP) ## Compile the attachment for CUDA and NCCL; needs no GPU
+	@$(PIP) --no-deps --requirement requirements/gpu.txt
+	@$(MAKE) --no-print-directory build/gpu/build.ninja
+	@$(BIN)/cmake --build build/gpu -j $(JOBS) --target attach_gpu
+
+.PHONY: test
+test: build ctest-release ## Set up, build and run the tests with up to 8 ranks
+	@$(BIN)/python -m pytest tests/single tests/parallel
+
+.PHONY: test-all
+test-all: build ctest-release ctest-tsan ctest-asan check-gpu ## Run the whole matrix, and the C++ tests under sanitizers
+	@$(BIN)/python -m pytest --matrix=full tests/single tests/parallel
+
+.PHONY: demo
+demo: build ## Set up, build and train on digits under each policy
+	@$(BIN)/python examples/torch/digits.py
+
+.PHONY: bench
+bench: build ## Run the benchmarks; their figures go to build/bench
+	@mkdir -p build/bench
+	@for name in overhead latency straggler memory; do \
+		$(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit; \
+	done
+
+.PHONY: lint
+lint: build ## Check style and types
+	@$(BIN)/pre-commit run --all-files
+
+.PHONY: tidy
+tidy: build ## Check the C++ sources with clang-tidy, which takes minutes
+	@$(BIN)/clang-tidy -p build/release --quiet cpp/*/*.cc
+
+.PHONY: format
+format: $(SETUP_STAMP) ## Format the sources in place
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/clang-format -i $$(git ls-files --cached --others --exclude-standard '*.cc' '*.h')
+
+.PHONY: docs
+docs: $(SETUP_STAMP) ## Build the documentation in build/docs
+	@$(PIP) --constraint requirements/constraints.txt --requirement requirements/docs.txt
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --isolated -D project=horovod-partial -D extensions=myst_parser \
+		-D html_theme=furo -D myst_heading_anchors=3 docs build/docs
+
+.PHONY: clean
+clean: ## Remove what was built, but neither .venv nor the cached Horovod
+	rm -rf build dist *.egg-info horovod_partial/*.so horovod_partial/_build_info.py

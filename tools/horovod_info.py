@@ -1,0 +1,73 @@
+"""Ask the installed Horovod what it is, and write the answer for CMake and for the package's check at import.
+
+`python tools/horovod_info.py DIRECTORY` writes horovod.cmake and _build_info.py there.
+"""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import horovod_source
+from horovod_source import SetupError
+
+# Printed as the last line of a process of its own: frameworks are large, talk on stdout, and may fail to load.
+# NVTX has no question of its own, but it changes the layout of a tensor's entry; its handle is an exported symbol.
+QUESTION = """
+import ctypes, json, {framework}, horovod.{framework} as hvd
+from horovod.{framework} import mpi_ops
+features = ["mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl"]
+built = [name for name in features if getattr(hvd, name + "_built")()]
+if hasattr(mpi_ops._basics.MPI_LIB_CTYPES, "_ZN7horovod6common11NvtxOpRange15nvtx_ops_handleE"):
+    built.append("nvtx")
+print(json.dumps([{framework}.__version__, built]))
+"""
+
+
+def ask_horovod() -> tuple[dict[str, str], list[str]]:
+    """The frameworks that the installed Horovod was built for, with their versions, and the features it was built with."""
+    wanted = horovod_source.VERSION
+    advice = f"install Horovod {wanted}, then run `pip install --no-build-isolation .`"
+    try:
+        found = version("horovod")
+    except PackageNotFoundError:
+        raise SetupError(f"Horovod is not installed where this build looks for it; {advice}.") from None
+    if found != wanted:
+        raise SetupError(f"Horovod {found} is installed, but this version works with {wanted} only; {advice}.")
+    frameworks, features, reason = {}, [], ""
+    for framework in ("torch", "tensorflow"):
+        command = [sys.executable, "-c", QUESTION.format(framework=framework)]
+        answer = subprocess.run(command, check=False, capture_output=True, text=True)
+        if answer.returncode == 0:
+            frameworks[framework], features = json.loads(answer.stdout.splitlines()[-1])
+        else:
+            reason = reason or answer.stderr.strip().rpartition("\n")[2]
+    if not frameworks:
+        raise SetupError(f"The installed Horovod works with neither torch nor TensorFlow ({reason}); {advice}.")
+    return frameworks, features
+
+
+def write(directory: Path) -> None:
+    """Write what CMake and the package need to know, leaving files alone that would not change."""
+    frameworks, features = ask_horovod()
+    files = {
+        "horovod.cmake": f'set(HOROVOD_SOURCE "{horovod_source.source_tree()}")\n'
+        f'set(HOROVOD_FEATURES "{";".join(features).upper()}")\n',
+        "_build_info.py": '"""Written by the build: the Horovod that the extensions were compiled for."""\n\n'
+        f"HOROVOD_VERSION = {json.dumps(horovod_source.VERSION)}\n"
+        f"FEATURES = {json.dumps(features)}\n"
+        f"FRAMEWORKS = {json.dumps(frameworks)}\n",
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        path = directory / name
+        if not path.is_file() or path.read_text() != text:
+            path.write_text(text)
+
+
+if __name__ == "__main__":
+    try:
+        write(Path(sys.argv[1]))
+    except SetupError as error:
+        sys.exit(f"error: {error}")
