@@ -100,6 +100,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   declared_ = true;
   Entry entry;
   if (announced) {
+    wants_full_round_ = false;
     on_time_ = true;
     entry.own = true;
     entry.input = arrival_.input;
@@ -127,7 +128,7 @@ bool Bucket::Finish() {
   if (on_time_) return true;
   outgoing_gradients_ = 0;
   // A round that only delivered, and had nothing to deliver, is no update: a step with zeros would not be none.
-  if (last_.gradients() == 0) return false;
+  if (std::exchange(discard_result_, false) || last_.gradients() == 0) return false;
   if (options_.drop_nonfinite && !AllFinite(options_.type, outgoing_.data(), options_.elements)) {
     ++dropped_;
     return false;
@@ -137,8 +138,14 @@ bool Bucket::Finish() {
 }
 
 void Bucket::Clear() {
-  outgoing_gradients_ = incoming_gradients_ = 0;
+  incoming_gradients_ = 0;
   missed_.Clear();
+  if (state_ == State::kRunning) {
+    discard_result_ = !on_time_;
+  } else if (outgoing_gradients_ > 0) {
+    outgoing_.Zero();  // the coordinator may count on it already: it is delivered, as nothing
+  }
+  wants_full_round_ = declared_;
 }
 
 }  // namespace horovod_partial

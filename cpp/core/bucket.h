@@ -84,7 +84,7 @@ class Bucket {
   // The reduction has ended well. True if the result is in the arrival's output, false if it was added to the missed.
   bool Finish();
 
-  // Forgets what is pending and missed, as loading a checkpoint does.
+  // Forgets what is pending and missed, as loading a checkpoint does; the next arrival asks for a full round.
   void Clear();
 
   State state() const { return state_; }
@@ -94,6 +94,7 @@ class Bucket {
   std::size_t bytes() const { return options_.elements * SizeOf(options_.type); }
   bool declared() const { return declared_; }  // a round of this bucket has closed
   bool reported() const { return state_ == State::kArrived && reported_; }  // the coordinator knows of the arrival
+  bool wants_full_round() const { return wants_full_round_; }
   bool HasPending() const { return outgoing_gradients_ + incoming_gradients_ > 0; }
   bool HasMissed() const { return !missed_.empty(); }
   int missed_rounds() const { return missed_.rounds(); }
@@ -116,6 +117,8 @@ class Bucket {
   Arrival arrival_;        // of kArrived, and of kRunning if on_time_
   bool reported_ = false;  // the coordinator knows of arrival_
   bool on_time_ = false;   // kRunning: the entry is the arrival
+  bool wants_full_round_ = false;
+  bool discard_result_ = false;  // kRunning, late: the result is of before a Clear
 
   Buffer outgoing_;
   int outgoing_gradients_ = 0;

@@ -53,7 +53,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
       seen = std::max(seen, item.gradients);
       continue;
     }
-    bucket.arrivals[Index(rank)] = {item.gradients, true};
+    bucket.arrivals[Index(rank)] = {item.gradients, true, item.full};
     if (item.declares) bucket.declared[rank] = item.policy;
     if (bucket.first_arrival == kNever) bucket.first_arrival = now;
     RecordOffset(bucket, rank, now - bucket.first_arrival);
@@ -83,6 +83,8 @@ bool Coordinator::TooStale(const Bucket& bucket) const {
 }
 
 bool Coordinator::Satisfied(const Bucket& bucket) const {
+  for (const Arrival& arrival : bucket.arrivals)
+    if (arrival.full) return false;  // only everybody will do
   if (TooStale(bucket)) return false;
   if (bucket.policy->rule == Policy::Rule::kInitiator) {
     Rank rank = Initiator(*bucket.policy, bucket.round, size_);

@@ -51,6 +51,7 @@ class Coordinator {
   struct Arrival {
     int gradients = 0;
     bool present = false;
+    bool full = false;
   };
   struct Bucket {
     std::optional<Policy> policy;  // set when round 0 has closed

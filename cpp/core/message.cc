@@ -83,6 +83,7 @@ std::string Encode(const Report& report) {
     out.Put(item.kind);
     out.Put(item.bucket);
     out.Put(static_cast<std::int32_t>(item.gradients));
+    out.Put(item.full);
     out.Put(item.declares);
     if (!item.declares) continue;
     out.Put(item.policy.rule);
@@ -106,6 +107,7 @@ Report DecodeReport(const std::string& bytes) {
     item.kind = in.Get<Report::Item::Kind>();
     item.bucket = in.GetString();
     item.gradients = in.Get<std::int32_t>();
+    item.full = in.Get<bool>();
     item.declares = in.Get<bool>();
     if (item.declares) {
       item.policy.rule = in.Get<Policy::Rule>();

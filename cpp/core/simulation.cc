@@ -58,6 +58,7 @@ std::vector<Closing> Simulation::Cycle(Time now) {
       const bool sent = local.bucket->state() == Bucket::State::kArrived && !local.bucket->reported();
       if (sent) {
         item.gradients = local.bucket->ReportArrival();
+        item.full = local.bucket->wants_full_round();
         item.declares = !local.bucket->declared();
         item.policy = policy_;
       } else {

@@ -220,6 +220,7 @@ Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time 
     if (std::find(sent.begin(), sent.end(), core.name()) != sent.end()) {
       item.kind = Report::Item::Kind::kArrival;
       item.gradients = core.ReportArrival();
+      item.full = core.wants_full_round();
       item.declares = !core.declared();
       if (item.declares) item.policy = bucket->config.policy;
     } else {
