@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def resolve(sync: Policy | str | None, default: Policy | str) -> Policy:
     return chosen
 
 
-def rule(policy: Policy, size: int) -> dict[str, object]:
+def rule(policy: Policy, size: int) -> dict[str, Any]:
     """What the core needs to know of a partial policy on `size` ranks."""
     match policy:
         case Solo():

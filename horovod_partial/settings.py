@@ -23,16 +23,22 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
 
-    sync: str = Field("full", description="Sync policy where the program names none.")
-    max_staleness: int = Field(16, ge=0, description="Rounds in a row that a rank may miss.")
-    grace_ms: float | Literal["auto"] = Field("auto", description="How long a satisfied round stays open.")
-    missed: Literal["auto", "sum", "replay", "latest"] = Field("auto", description="What a late rank gets.")
-    bucket_mb: float = Field(25.0, gt=0, description="Size of the buckets that gradients are packed into, in MB.")
-    waiting_ms: float = Field(5.0, gt=0, description="A wait for a round this long counts as blocked.")
-    parked_ms: float = Field(100.0, gt=0, description="A full collective outstanding this long counts as blocked.")
-    decision_log: str = Field("", description="File to which rank 0 records what it saw and decided; empty for none.")
+    sync: str = Field(default="full", description="Sync policy where the program names none.")
+    max_staleness: int = Field(default=16, ge=0, description="Rounds in a row that a rank may miss.")
+    grace_ms: float | Literal["auto"] = Field(default="auto", description="How long a satisfied round stays open.")
+    missed: Literal["auto", "sum", "replay", "latest"] = Field(default="auto", description="What a late rank gets.")
+    bucket_mb: float = Field(
+        default=25.0, gt=0, description="Size of the buckets that gradients are packed into, in MB."
+    )
+    waiting_ms: float = Field(default=5.0, gt=0, description="A wait for a round this long counts as blocked.")
+    parked_ms: float = Field(
+        default=100.0, gt=0, description="A full collective outstanding this long counts as blocked."
+    )
+    decision_log: str = Field(
+        default="", description="File to which rank 0 records what it saw and decided; empty for none."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "warning", description="Least severe message shown."
+        default="warning", description="Least severe message shown."
     )
     experimental_gpu: bool = Field(False, description="Accept GPU tensors although no GPU check has been recorded.")
 

@@ -45,7 +45,7 @@ class GradientBucket:
 
     def _views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
         sizes = [p.numel() for p in self.parameters]
-        return {p: part.view_as(p) for p, part in zip(self.parameters, flat.split(sizes), strict=True)}
+        return {p: part.view_as(p) for p, part in zip(self.parameters, torch.split(flat, sizes), strict=True)}
 
     def take(self, parameter: torch.nn.Parameter) -> bool:
         """Take a parameter's gradient into the bucket; zeros if it has none. True if the bucket is complete now."""

@@ -19,16 +19,17 @@ def wrap(optimizer: torch.optim.Optimizer, *, compression: Any, **arguments: Any
     """
     state, defaults = optimizer.state, optimizer.defaults
     has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
-    wrapped = horovod_optimizer.DistributedOptimizer(
+    wrapped: Any = horovod_optimizer.DistributedOptimizer(
         optimizer, compression=_widening(compression) if has_bfloat16 else compression, **arguments
     )
     wrapped.state = state
     wrapped.defaults = defaults
     # Horovod makes a class for each optimizer that it wraps, so this touches nobody else's.
-    cls, base = type(wrapped), type(optimizer)
+    cls: Any = type(wrapped)
+    base = type(optimizer)
     horovod_step, horovod_zero_grad = cls.step, cls.zero_grad
 
-    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         result = horovod_step(self, closure)
         self._rounds += 1
         return result
@@ -38,12 +39,15 @@ def wrap(optimizer: torch.optim.Optimizer, *, compression: Any, **arguments: Any
             horovod_zero_grad(self)  # raises: gradients are under way
         base.zero_grad(self, set_to_none)
 
+    def reduce(self: torch.optim.Optimizer) -> tuple[Any, ...]:
+        return unwrapped(self, base)
+
     cls.step, cls.zero_grad = step, zero_grad
     cls.is_horovod_partial = True
     cls.flush = lambda self: None
     cls.flush.__doc__ = "Nothing is ever pending under `Full`."
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
-    cls.__reduce__ = lambda self: unwrapped(self, base)
+    cls.__reduce__ = reduce
     wrapped._rounds = 0
     return wrapped
 

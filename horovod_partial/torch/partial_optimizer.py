@@ -41,8 +41,7 @@ def wrap(
     check_names(optimizer, named_parameters)
     # Horovod's broadcast_optimizer_state knows a wrapper, whose step would reduce, by this module's name.
     members = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base}
-    wrapped = type(base.__name__, (base,), {k: v for k, v in members.items() if k not in ("__dict__", "__weakref__")})
-    instance = wrapped.__new__(wrapped)
+    instance: Any = object.__new__(type(base.__name__, (base,), members))
     # A scheduler that was made before has put its own `step` on the instance, and would go on calling the bare one.
     instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     instance._start(
@@ -84,15 +83,15 @@ def check_names(
         )
 
 
-class _Methods:
-    """Becomes the body of a subclass of the wrapped optimizer's class, which is `_base`.
+class _Methods(torch.optim.Optimizer):
+    """Never made: becomes the body of a subclass of the wrapped optimizer's class, which is `_base`.
 
     Hooks run in the threads of autograd, everything else in the application's; backward has ended before the
     application goes on, so they never run at the same time, and nothing here needs a lock.
     """
 
     is_horovod_partial = True
-    _base: type[torch.optim.Optimizer]
+    _base: Any  # the wrapped optimizer's class
     _instances = 0  # makes bucket names unique; the ranks make their optimizers in the same order
 
     def _start(
@@ -302,6 +301,7 @@ class _Methods:
         self._model_syncs = due
         with torch.no_grad():
             for bucket in self._buckets:
+                sizes = [p.numel() for p in bucket.parameters]
                 model = torch.cat([p.detach().reshape(-1) for p in bucket.parameters])
                 # All ranks, but those that have ended, whose models do not count either.
                 partial_allreduce_(
@@ -312,8 +312,7 @@ class _Methods:
                     divisor="contributors",
                     process_set=self.process_set,
                 )
-                sizes = [p.numel() for p in bucket.parameters]
-                for parameter, average in zip(bucket.parameters, model.split(sizes), strict=True):
+                for parameter, average in zip(bucket.parameters, torch.split(model, sizes), strict=True):
                     parameter.copy_(average.view_as(parameter))
 
     # --- State ---------------------------------------------------------------------------------------------------
