@@ -52,7 +52,6 @@ class Runtime:
             decision_log=config.decision_log,
         )
         self._watch_for_exceptions()
-        atexit.register(self._at_exit)  # after Horovod's own handler, so it runs before that one
 
     # --- Life cycle ----------------------------------------------------------------------------------------------
 
@@ -101,13 +100,21 @@ class Runtime:
         except HorovodInternalError as error:
             log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
+    def _use(self, process_set: int) -> None:
+        if process_set in self._used_process_sets:
+            return
+        self._used_process_sets.add(process_set)
+        # Handlers run in reverse order, and ours must run before Horovod's, which `init` has registered.
+        atexit.unregister(self._at_exit)
+        atexit.register(self._at_exit)
+
     # --- Operations ----------------------------------------------------------------------------------------------
 
     def submit(
         self, process_set: int, name: str, config: _attach.BucketConfig, source: int, target: int, gradients: int
     ) -> HANDLE:
         """Arrives at a bucket's open round; `source` and `target` are addresses of the bucket's size."""
-        self._used_process_sets.add(process_set)
+        self._use(process_set)
         return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, gradients)
 
     def wait(self, handle: HANDLE) -> None:

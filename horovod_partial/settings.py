@@ -40,7 +40,6 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="warning", description="Least severe message shown."
     )
-    experimental_gpu: bool = Field(False, description="Accept GPU tensors although no GPU check has been recorded.")
 
     @field_validator("sync")
     @classmethod

@@ -4,7 +4,7 @@ namespace horovod_partial::attach {
 namespace {
 
 const std::string kPrefix = "horovod_partial/";
-// No bucket can be called so: a newline cannot follow the prefix of a tensor, see Declare in bindings.
+// No tensor can be called so: behind the prefix comes a slash.
 const std::string kReport = "horovod_partial\n";
 
 bool StartsWith(const std::string& text, const std::string& prefix) {

@@ -186,11 +186,13 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
       decision_log_->Decide(now, closings);
     }
 
+    std::vector<Closing> begun;
     for (auto& closing : closings) {
+      if (CloseRound(closing, ready)) begun.push_back(closing);
       const std::string name = WireName(closing.bucket);
-      CloseRound(closing, ready);
       closed_[name] = std::move(closing);
     }
+    engine_.Begin(begun);
   });
 }
 
@@ -199,8 +201,9 @@ void Session::Observe(Rank rank, const Report& report, Time now) {
   if (decision_log_ != nullptr) decision_log_->Observe(rank, report, now);
 }
 
-// Completes the row of this round, so that Horovod finds it ready; with an entry on this rank, which fusing looks up.
-void Session::CloseRound(const Closing& closing, std::vector<hvd::RequestList>& ready) {
+// Completes the row of this round, so that Horovod finds it ready. True if the round begins on this rank at once, and
+// not when the responses are known: fusing looks the entries up before that, and they may not be there yet.
+bool Session::CloseRound(const Closing& closing, std::vector<hvd::RequestList>& ready) {
   const std::string name = WireName(closing.bucket);
   Requests& requests = requests_[name];
   if (!requests.arrived.empty()) requests.last = requests.arrived.begin()->second;
@@ -227,17 +230,16 @@ void Session::CloseRound(const Closing& closing, std::vector<hvd::RequestList>& 
   requests.own_reported = false;
 
   // An own arrival waits until the responses are known: they may refuse it.
-  if (own || joined_[0]) return;
+  if (own || joined_[0]) return false;
   if (!closing.error.empty()) {
     Refuse(name);
-  } else if (engine_.Find(closing.bucket) != nullptr) {
-    engine_.Begin({closing});
-  } else {
-    const auto& shape = requests.last.tensor_shape();
-    std::int64_t elements = 1;
-    for (const std::int64_t dimension : shape) elements *= dimension;
-    PlaceZeros(name, requests.last.tensor_type(), elements);
+    return false;
   }
+  if (engine_.Find(closing.bucket) != nullptr) return true;
+  std::int64_t elements = 1;  // first used while this rank had joined
+  for (const std::int64_t dimension : requests.last.tensor_shape()) elements *= dimension;
+  PlaceZeros(name, requests.last.tensor_type(), elements);
+  return false;
 }
 
 void Session::BeforeSendFinal(hvd::ResponseList& responses) {
@@ -290,24 +292,29 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   if (state_ == nullptr) return;
   Guard("RecvFinalTensors", [&] {
     std::vector<hvd::Response> list = responses.responses();
+    std::vector<Closing> begun;
     for (auto& response : list) {
       if (response.tensor_names().empty() || !IsOurs(response.tensor_names()[0])) continue;
-      if (response.response_type() == hvd::Response::ERROR) {
-        if (!process_set_->joined) Refuse(response.tensor_names()[0]);
+      const bool refused = response.response_type() == hvd::Response::ERROR;
+      if (!refused) response.set_reduce_op(hvd::ReduceOp::SUM);
+      if (process_set_->joined) continue;
+      if (refused) {
+        Refuse(response.tensor_names()[0]);
         continue;
       }
-      response.set_reduce_op(hvd::ReduceOp::SUM);
-      if (!process_set_->joined) Begin(Open(response, size_), response);
+      std::size_t index = 0;
+      for (auto& closing : Open(response, size_)) {
+        if (engine_.Find(closing.bucket) != nullptr) {
+          begun.push_back(std::move(closing));
+        } else {  // first used while this rank had joined
+          PlaceZeros(response.tensor_names()[index], response.tensor_type(), response.tensor_sizes()[index]);
+        }
+        ++index;
+      }
     }
+    engine_.Begin(begun);
     responses.set_responses(list);
   });
-}
-
-void Session::Begin(const std::vector<Closing>& closings, const hvd::Response& response) {
-  for (std::size_t i = 0; i < closings.size(); ++i)
-    if (engine_.Find(closings[i].bucket) == nullptr)  // first used while this rank had joined
-      PlaceZeros(response.tensor_names()[i], response.tensor_type(), response.tensor_sizes()[i]);
-  engine_.Begin(closings);
 }
 
 void Session::Refuse(const std::string& wire_name) {

@@ -69,10 +69,8 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
  private:
   hvd::TensorTableEntry MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry);
   void PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements);
-  // The rounds of this cycle begin on this rank.
-  void Begin(const std::vector<Closing>& closings, const hvd::Response& response);
   void Refuse(const std::string& wire_name);
-  void CloseRound(const Closing& closing, std::vector<hvd::RequestList>& ready);
+  bool CloseRound(const Closing& closing, std::vector<hvd::RequestList>& ready);
   Time ForeignSince(Time now);
   void Guard(const char* hook, const std::function<void()>& body);
   void WarnAboutWaits(Time now);

@@ -38,12 +38,13 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
     AddPending(arrival);
     return Arrived::kWaiting;
   }
-  if (HasMissed()) {
+  only_delivers_ = arrival.input == nullptr;
+  if (HasMissed() && !only_delivers_) {
     AddPending(arrival);
     return Arrived::kLate;
   }
   arrival_ = arrival;
-  if (arrival_.input == nullptr) {
+  if (only_delivers_) {
     std::memset(arrival_.output, 0, bytes());
     arrival_.input = arrival_.output;
   } else if (HasPending() && arrival_.input != arrival_.output) {
@@ -109,7 +110,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     on_time_ = false;
     if (state_ == State::kArrived) {
       entry.retract = true;
-      AddPending(arrival_);
+      if (!only_delivers_) AddPending(arrival_);
     }
     outgoing_.Reserve(bytes());
     if (outgoing_gradients_ == 0) outgoing_.Zero();
@@ -125,8 +126,13 @@ bool Bucket::Finish() {
     Scale(options_.type, result, options_.elements, 1.0 / last_.gradients());
   completed_ = last_.round + 1;
   state_ = State::kIdle;
-  if (on_time_) return true;
-  outgoing_gradients_ = 0;
+  if (on_time_ && !only_delivers_) return true;
+  if (on_time_) {
+    outgoing_.Reserve(bytes());
+    std::memcpy(outgoing_.data(), arrival_.output, bytes());
+  } else {
+    outgoing_gradients_ = 0;
+  }
   // A round that only delivered, and had nothing to deliver, is no update: a step with zeros would not be none.
   if (std::exchange(discard_result_, false) || last_.gradients() == 0) return false;
   if (options_.drop_nonfinite && !AllFinite(options_.type, outgoing_.data(), options_.elements)) {

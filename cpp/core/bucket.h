@@ -46,7 +46,8 @@ class Bucket {
  public:
   enum class State : std::uint8_t { kIdle, kArrived, kRunning };
 
-  // The application's memory. `input` may be null: an arrival that only delivers what is pending.
+  // The application's memory. `input` may be null: an arrival that only delivers what is pending. It leaves its result
+  // among the missed ones, and `output` is only lent to it.
   struct Arrival {
     const void* input = nullptr;
     void* output = nullptr;
@@ -115,6 +116,7 @@ class Bucket {
   Closing last_;
 
   Arrival arrival_;        // of kArrived, and of kRunning if on_time_
+  bool only_delivers_ = false;
   bool reported_ = false;  // the coordinator knows of arrival_
   bool on_time_ = false;   // kRunning: the entry is the arrival
   bool wants_full_round_ = false;

@@ -72,7 +72,7 @@ bool Coordinator::EverybodyArrived(const Bucket& bucket) const {
   return true;
 }
 
-// Design, rule 6. A rank with something pending counts as contributing: its sum is about to be delivered.
+// Rule 6. A rank with something pending counts as contributing: its sum is about to be delivered.
 bool Coordinator::TooStale(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
     const bool contributes = bucket.arrivals[Index(rank)].present || bucket.pending[Index(rank)] > 0;
@@ -100,7 +100,7 @@ bool Coordinator::Satisfied(const Bucket& bucket) const {
   return arrived >= std::min(bucket.policy->quorum, active);
 }
 
-// Design, rule 7.
+// Rule 7.
 bool Coordinator::NobodyCanCome(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank)
     if (!bucket.arrivals[Index(rank)].present && !Exempt(rank)) return false;
@@ -124,7 +124,20 @@ std::optional<Closing::Reason> Coordinator::Verdict(const Bucket& bucket, Time n
   return std::nullopt;
 }
 
-std::optional<Closing::Reason> Coordinator::FlushReason() const {
+bool Coordinator::OnlyBlockedRanksAreLeft() const {
+  bool anybody_ended = false;
+  for (Rank rank = 0; rank < size_; ++rank) {
+    const RankLevel& level = levels_[Index(rank)];
+    const bool ended = level.flush == Report::Flush::kEnding;
+    anybody_ended = anybody_ended || ended;
+    if (level.flush == Report::Flush::kFlushing) return false;
+    if (!ended && !joined_[Index(rank)] && !level.blocked) return false;
+  }
+  return anybody_ended;
+}
+
+std::optional<Closing::Reason> Coordinator::FlushReason(Time now) const {
+  if (stuck_since_ != kNever && now - stuck_since_ >= kAbandonAfter) return Closing::Reason::kEnd;
   bool everybody_ends = true;
   bool anybody_active = false;
   for (Rank rank = 0; rank < size_; ++rank) {
@@ -199,6 +212,11 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
 }
 
 std::vector<Closing> Coordinator::Decide(Time now) {
+  const auto since = [now](bool state, Time before) { return state ? std::min(before, now) : kNever; };
+  stuck_since_ = since(OnlyBlockedRanksAreLeft(), stuck_since_);
+  flush_since_ = since(std::any_of(levels_.begin(), levels_.end(),
+                                   [](const RankLevel& level) { return level.flush != Report::Flush::kNone; }),
+                       flush_since_);
   std::vector<Closing> closings;
   for (auto& [name, bucket] : buckets_) {
     if (bucket.policy && bucket.HasArrival()) {
@@ -223,14 +241,14 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   }
   if (anybody_waits) return closings;  // what has arrived is delivered before a flush
 
-  if (const auto reason = FlushReason())
+  if (const auto reason = FlushReason(now))
     for (auto& [name, bucket] : buckets_)
       if (bucket.policy) closings.push_back(Close(name, bucket, *reason, now));
   return closings;
 }
 
 Time Coordinator::NextDeadline() const {
-  Time earliest = kNever;
+  Time earliest = stuck_since_ == kNever ? kNever : stuck_since_ + kAbandonAfter;
   for (const auto& [name, bucket] : buckets_)
     if (bucket.policy && bucket.satisfied != kNever) earliest = std::min(earliest, bucket.satisfied + bucket.Grace());
   return earliest;
@@ -243,6 +261,11 @@ std::string Coordinator::DescribeWaits(Time oldest) const {
     text << (text.tellp() > 0 ? "\n" : "") << "round " << bucket.round << " of " << name << " waits for ranks";
     for (Rank rank = 0; rank < size_; ++rank)
       if (!bucket.arrivals[Index(rank)].present && !joined_[Index(rank)]) text << ' ' << rank;
+  }
+  if (flush_since_ <= oldest) {
+    text << (text.tellp() > 0 ? "\n" : "") << "a flush, or the end of the job, waits for ranks";
+    for (Rank rank = 0; rank < size_; ++rank)
+      if (levels_[Index(rank)].flush == Report::Flush::kNone && !joined_[Index(rank)]) text << ' ' << rank;
   }
   return text.str();
 }

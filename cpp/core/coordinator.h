@@ -19,6 +19,10 @@ namespace horovod_partial {
 // Within one Decide, closings are in the order of the buckets' names; at most one of them is by liveness.
 class Coordinator {
  public:
+  // Ranks that have ended stop waiting for others that are blocked for this long in a collective of Horovod's, which
+  // needs the ended ones and will never run. They leave, and Horovod fails the others, as it does without us.
+  static constexpr Time kAbandonAfter = std::chrono::seconds(10);
+
   explicit Coordinator(int size);
 
   void Observe(Rank rank, const Report& report, Time now);
@@ -32,8 +36,8 @@ class Coordinator {
   // Horovod refused a round (shapes differ, say): the bucket is as if it had never been used.
   void Forget(const std::string& bucket) { buckets_.erase(bucket); }
 
-  // Ranks that the open round of a bucket waits for, as one line for each bucket that has waited since `oldest` or
-  // before; empty if there is none. Names what Horovod's stall inspector would.
+  // Ranks that a round or a flush waits for, as one line for each that has waited since `oldest` or before; empty if
+  // there is none. Names what Horovod's stall inspector would.
   std::string DescribeWaits(Time oldest) const;
 
   // How far behind the first rank each rank arrives: mean over all rounds, in seconds, late arrivals included.
@@ -81,7 +85,8 @@ class Coordinator {
   bool NobodyWillDeclare(const Bucket& bucket) const;
   bool EverybodyArrived(const Bucket& bucket) const;
   bool Exempt(Rank rank) const;
-  std::optional<Closing::Reason> FlushReason() const;
+  std::optional<Closing::Reason> FlushReason(Time now) const;
+  bool OnlyBlockedRanksAreLeft() const;
   std::string Disagreement(const Bucket& bucket) const;
 
   Bucket& Find(const std::string& name);
@@ -92,6 +97,8 @@ class Coordinator {
   std::vector<bool> joined_;
   std::vector<RankLevel> levels_;
   std::map<std::string, Bucket> buckets_;
+  Time flush_since_ = kNever;   // since when some rank has waited in a flush
+  Time stuck_since_ = kNever;   // since when only blocked ranks are left
 };
 
 }  // namespace horovod_partial

@@ -41,7 +41,7 @@ struct Closing {
     kFirst,      // round 0: always full, it is the handshake
     kEverybody,  // no rank was missing
     kQuorum,     // the policy was satisfied, and the grace period is over
-    kLiveness,   // nobody who is missing can come (design: rule 7)
+    kLiveness,   // nobody who is missing can come (docs/protocol.md, rule 7)
     kFlush,      // every rank waits in a flush
     kEnd,        // every rank has ended
   };

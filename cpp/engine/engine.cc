@@ -115,7 +115,7 @@ std::shared_ptr<Work> Engine::Collect(const std::shared_ptr<BucketHandle>& bucke
   if (!bucket->poison.empty()) throw TransportError(bucket->poison);
   if (bucket->core.state() != Bucket::State::kIdle || !bucket->core.HasMissed()) return nullptr;
   auto work = std::make_shared<Work>();
-  work->arrival.output = output;
+  work->arrival.input = work->arrival.output = output;
   Complete(*bucket, *work, true);
   return work;
 }
@@ -249,7 +249,6 @@ void Engine::Begin(const std::vector<Closing>& closings) {
   }
   for (const auto& closing : closings) {
     const auto bucket = Find(closing.bucket);
-    if (bucket == nullptr) continue;  // used while this rank had joined; the transport sends zeros
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
     bucket->flush_round = flush_rounds > 0;
@@ -275,7 +274,7 @@ void Engine::Complete(BucketHandle& bucket, Work& work, bool late) {
   work.info.late = late;
   work.info.fresh = closing.fresh();
   work.info.gradients = closing.gradients();
-  if (late) {
+  if (late && work.arrival.input != nullptr) {
     work.info.staleness = bucket.core.missed_rounds();
     work.replay = bucket.core.TakeMissed(work.arrival.output);
   }

@@ -51,7 +51,7 @@ struct Work {
   std::string error;
   RoundInfo info;
   std::deque<Buffer> replay;   // results before the newest, oldest first; only with Missed::kReplay
-  Buffer scratch;              // the output of an arrival that only delivers
+  Buffer scratch;              // where an arrival that only delivers has its result, which nobody asked for
 };
 
 // A bucket with its lock. The background thread (hooks and callbacks) and the application's threads meet here. One
@@ -94,7 +94,7 @@ class Engine {
   // The results that this rank has missed, without an arrival; null if there are none, or a round is under way.
   std::shared_ptr<Work> Collect(const std::shared_ptr<BucketHandle>& bucket, void* output);
 
-  // Delivers what this rank has pending, without waiting for the others' (design, rule 8).
+  // Delivers what this rank has pending, without waiting for the others' (docs/protocol.md, rule 8).
   void Deliver();
   // Blocks until every rank that has not joined flushes too, and everything pending anywhere is delivered.
   void Flush();
@@ -108,7 +108,7 @@ class Engine {
   bool WantsCycle(Time now, Time foreign_since);
   // `sent`: names of the buckets whose requests travel in this cycle.
   Report BuildReport(const std::vector<std::string>& sent, Time now, Time foreign_since);
-  // The rounds that were closed in this cycle, in order.
+  // All the rounds that were closed in this cycle, in order. (On rank 0 twice: first those without an own arrival.)
   void Begin(const std::vector<Closing>& closings);
   // The negotiation of a bucket has failed: an entry, which must exist, is about to be called back with the error.
   void Refuse(const std::string& name);

@@ -53,8 +53,10 @@ class GradientBucket:
         gradient = parameter.grad
         if gradient is None:
             view.zero_()
+        elif gradient.is_sparse:
+            view.copy_(gradient.to_dense())
         elif gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            view.copy_(gradient)
         parameter.grad = view
         self.missing.discard(parameter)
         return not self.missing
@@ -72,7 +74,7 @@ class GradientBucket:
         assert self.handle is not None
         handle, self.handle = self.handle, None
         self._store(handle.synchronize(), scale)
-        return self._earlier(handle.handle, scale)
+        return self._earlier(handle.handle)
 
     def collect(self, process_set: int) -> list[torch.Tensor]:
         """The results that this rank has missed, oldest first, without an arrival; empty if there are none."""
@@ -80,7 +82,7 @@ class GradientBucket:
         handle = runtime.collect(process_set, self.name, wire.data_ptr())
         if handle is None:
             return []
-        return [*self._earlier(handle, 1.0), wire.to(self.flat.dtype)]
+        return [*self._earlier(handle), wire.to(self.flat.dtype)]
 
     def point_gradients_at(self, flat: torch.Tensor | None) -> None:
         """Let the parameters' gradients be views of `flat`, or None."""
@@ -98,12 +100,13 @@ class GradientBucket:
         if scale != 1.0:
             self.flat.mul_(scale)
 
-    def _earlier(self, handle: Any, scale: float) -> list[torch.Tensor]:
+    def _earlier(self, handle: Any) -> list[torch.Tensor]:
+        # Unscaled: a scaler unscales the gradients of the step, which are the newest.
         results = []
         for index in range(handle.replay_count()):
             wire = torch.empty(self.flat.shape, dtype=self.wire_dtype)
             handle.copy_replay(index, wire.data_ptr())
-            results.append(wire.to(self.flat.dtype).mul_(scale) if scale != 1.0 else wire.to(self.flat.dtype))
+            results.append(wire.to(self.flat.dtype))
         return results
 
 

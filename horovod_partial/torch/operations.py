@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -27,10 +27,10 @@ class RoundInfo:
     """What became of an arrival.
 
     Attributes:
-        round: the round whose result the caller got; of several missed ones the newest. -1 under `Full`.
+        round: the round whose result the caller got; of several missed ones the newest. -1 under `Full`, which has none.
         late: the contribution was too late for that round, and travels with the next.
-        fresh: ranks whose contribution was on time for that round.
-        gradients: contributions in that round's sum, earlier late ones included.
+        fresh: ranks whose contribution was on time for that round; -1 under `Full`: all of them.
+        gradients: contributions in that round's sum, earlier late ones included; -1 under `Full`.
         staleness: rounds whose results the caller had missed before it arrived.
     """
 
@@ -59,8 +59,11 @@ class PartialHandle:
         return bool(self.handle.poll())
 
     def synchronize(self) -> torch.Tensor:
-        runtime.wait(self.handle)
-        _in_flight.discard(self)
+        try:
+            runtime.wait(self.handle)
+        finally:
+            if self.handle.poll():  # not if an interrupt has ended the wait
+                _in_flight.discard(self)
         if self.work.dtype != self.output.dtype:
             self.output.copy_(self.work)
         return self.output
@@ -180,7 +183,11 @@ def partial_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    **options: Any,
+    *,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+    missed: str | None = None,
+    divisor: str = "ranks",
 ) -> PartialHandle | int:
     """Sum or average a tensor over the ranks that are there in time; in place, without waiting for the result.
 
@@ -197,7 +204,10 @@ def partial_allreduce_async_(
         prescale_factor: multiplies the tensor before the sum.
         postscale_factor: multiplies the result.
         process_set: the ranks that take part.
-        options: `max_staleness`, `grace_ms`, `missed` and `divisor`, as in `hvd.DistributedOptimizer`.
+        max_staleness: as in `hvd.DistributedOptimizer`.
+        grace_ms: as in `hvd.DistributedOptimizer`.
+        missed: `"sum"`, the default, or `"latest"`, as in `hvd.DistributedOptimizer`.
+        divisor: as in `hvd.DistributedOptimizer`.
 
     Returns:
         A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`.
@@ -206,7 +216,17 @@ def partial_allreduce_async_(
         ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use.
         HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket.
     """
-    return _submit(tensor, tensor, name, op, sync, prescale_factor, postscale_factor, process_set, options)
+    return _submit(
+        tensor,
+        tensor,
+        name,
+        op,
+        sync,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        _Options(max_staleness, grace_ms, missed, divisor),
+    )
 
 
 def partial_allreduce_async(
@@ -217,11 +237,25 @@ def partial_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    **options: Any,
+    *,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+    missed: str | None = None,
+    divisor: str = "ranks",
 ) -> PartialHandle | int:
     """As `partial_allreduce_async_`, with the result in a new tensor."""
     output = torch.empty_like(tensor)
-    return _submit(tensor, output, name, op, sync, prescale_factor, postscale_factor, process_set, options)
+    return _submit(
+        tensor,
+        output,
+        name,
+        op,
+        sync,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        _Options(max_staleness, grace_ms, missed, divisor),
+    )
 
 
 def partial_allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -234,6 +268,13 @@ def partial_allreduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
     return synchronize(partial_allreduce_async(tensor, *args, **kwargs))
 
 
+class _Options(NamedTuple):
+    max_staleness: int | None
+    grace_ms: float | str | None
+    missed: str | None
+    divisor: str
+
+
 def _submit(
     tensor: torch.Tensor,
     output: torch.Tensor,
@@ -243,9 +284,16 @@ def _submit(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
-    options: dict[str, Any],
+    options: _Options,
 ) -> PartialHandle | int:
     policy = policies.resolve(sync, settings().sync)
+    missed = settings().missed if options.missed is None else options.missed
+    if missed == "auto":
+        missed = "sum"
+    if missed not in ("sum", "latest"):
+        raise ValueError(
+            f"missed must be 'sum' or 'latest' here, not {missed!r}: one tensor cannot hold several results"
+        )
     if not mpi_ops.is_initialized():
         raise ValueError("Horovod has not been initialized; use hvd.init().")
     if isinstance(policy, Full):
@@ -266,7 +314,10 @@ def _submit(
         op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
-        **options,
+        max_staleness=options.max_staleness,
+        grace_ms=options.grace_ms,
+        missed=missed,
+        divisor=options.divisor,
     )
     handle = runtime.submit(process_set.process_set_id, name, config, source.data_ptr(), work.data_ptr(), 1)
     return PartialHandle(handle, source, work, output)
@@ -294,4 +345,4 @@ def round_info(handle: PartialHandle | int) -> RoundInfo:
     """
     if isinstance(handle, PartialHandle):
         return handle.info()
-    return RoundInfo(round=-1, late=False, fresh=mpi_ops.size(), gradients=mpi_ops.size(), staleness=0)
+    return RoundInfo(round=-1, late=False, fresh=-1, gradients=-1, staleness=0)

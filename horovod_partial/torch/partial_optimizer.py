@@ -159,6 +159,7 @@ class _Methods(torch.optim.Optimizer):
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                 "backward_passes_per_step to accumulate gradients locally."
             )
+        self._synchronized = False  # of an earlier step, which a GradScaler has skipped
         self._passes_left[parameter] -= 1
         if self._passes_left[parameter] > 0:
             return

@@ -1,0 +1,6 @@
+"""Sphinx configuration."""
+
+project = "horovod-partial"
+extensions = ["myst_parser"]
+html_theme = "furo"
+myst_heading_anchors = 3
