@@ -96,8 +96,7 @@ format: $(SETUP_STAMP) ## Format the sources in place
 .PHONY: docs
 docs: $(SETUP_STAMP) ## Build the documentation in build/docs
 	@$(PIP) --constraint requirements/constraints.txt --requirement requirements/docs.txt
-	@$(BIN)/sphinx-build --quiet --fail-on-warning --isolated -D project=horovod-partial -D extensions=myst_parser \
-		-D html_theme=furo -D myst_heading_anchors=3 docs build/docs
+	@$(BIN)/sphinx-build --quiet --fail-on-warning docs build/docs
 
 .PHONY: clean
 clean: ## Remove what was built, but neither .venv nor the cached Horovod
