@@ -93,7 +93,7 @@ class Runtime:
 
     def _at_exit(self) -> None:
         # After an exception the others must not wait: Horovod's own handler shuts everybody down at once.
-        if self._ended_badly:
+        if self._ended_badly or getattr(sys, "last_value", None) is not None:  # set whatever the excepthook is
             return
         try:
             self._end()
@@ -134,10 +134,13 @@ class Runtime:
         if process_set in self._used_process_sets:
             self._guarded(_attach.flush, self._library, process_set)
 
-    def clear(self, process_set: int) -> None:
-        """Forgets what this rank has pending and has missed."""
-        if process_set in self._used_process_sets:
-            self._guarded(_attach.clear, self._library, process_set)
+    def clear(self, process_set: int, name: str) -> None:
+        """Forgets what this rank has pending and has missed in a bucket."""
+        self._guarded(_attach.clear, self._library, process_set, name)
+
+    def is_initialized(self) -> bool:
+        """Whether Horovod is up."""
+        return self._mpi_ops.is_initialized()
 
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
         """The raw statistics of every bucket of a process set, by name."""

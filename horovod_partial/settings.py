@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import os
 import warnings
 from typing import Literal
@@ -50,7 +51,7 @@ class Settings(BaseSettings):
     @field_validator("grace_ms")
     @classmethod
     def _not_negative(cls, value: float | str) -> float | str:
-        if isinstance(value, float) and value < 0:
+        if isinstance(value, float) and not 0 <= value < math.inf:
             raise ValueError("must be 'auto' or a number of milliseconds, 0 or more")
         return value
 

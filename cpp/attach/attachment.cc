@@ -20,7 +20,7 @@ class Registry {
   void Begin(hvd::Controller& controller) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& session = sessions_[&controller];
-    if (session != nullptr) session->engine().Close("Horovod has been initialised anew; make the bucket again");
+    if (session != nullptr) session->Retire();
     session = std::make_shared<Session>(controller, options_);
   }
   std::shared_ptr<Session> Find(hvd::Controller& controller) const {
@@ -187,6 +187,7 @@ using EnqueueAllreduce = hvd::Status (*)(std::shared_ptr<hvd::OpContext>, std::s
 
 struct Attached {
   EnqueueAllreduce enqueue;
+  int (*is_initialized)();
   hvd::HorovodGlobalState* state = nullptr;  // found by the first handshake, then the same in every generation
 };
 
@@ -233,6 +234,12 @@ hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
   return context->state;
 }
 
+std::shared_ptr<Session> Lookup(const Attached& attached, std::int32_t process_set_id) {
+  if (attached.state == nullptr || attached.is_initialized() == 0) return nullptr;
+  if (!attached.state->process_set_table.Contains(process_set_id)) return nullptr;
+  return Sessions().Find(*attached.state->process_set_table.Get(process_set_id).controller);
+}
+
 }  // namespace
 
 void Attach(const std::string& library_path) {
@@ -245,6 +252,7 @@ void Attach(const std::string& library_path) {
       "_ZN7horovod6common22EnqueueTensorAllreduceESt10shared_ptrINS0_9OpContextEES1_INS0_6TensorEES5_NS0_"
       "14ReadyEventListENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEiSt8functionIFvRKNS0_6StatusEEENS0_"
       "8ReduceOpEddi"));
+  attached.is_initialized = reinterpret_cast<int (*)()>(library.Symbol("horovod_is_initialized"));
   std::vector<Prepared> prepared;
 #if HAVE_GLOO
   PrepareTransport<Gloo>(prepared, library);
@@ -261,14 +269,11 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   const auto it = AttachedLibraries().find(library_path);
   if (it == AttachedLibraries().end()) throw AttachError("not attached to " + library_path);
   Attached& attached = it->second;
-  const auto find = [&](std::int32_t id) -> std::shared_ptr<Session> {
-    if (attached.state == nullptr || !attached.state->initialization_done) return nullptr;
-    return Sessions().Find(*attached.state->process_set_table.Get(id).controller);
-  };
-  auto global = find(0);
+  if (attached.is_initialized() == 0) throw TransportError(hvd::NOT_INITIALIZED_ERROR.reason());
+  auto global = Lookup(attached, 0);
   if (global == nullptr || !global->handshaken) {
     attached.state = ShakeHands(attached);
-    global = find(0);
+    global = Lookup(attached, 0);
     if (global == nullptr)
       throw AttachError("Horovod was initialised before horovod_partial was imported; import horovod_partial first");
     const std::string missing = global->MissingHooks();
@@ -280,7 +285,7 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   if (process_set_id == 0) return global;
   if (!attached.state->process_set_table.Contains(process_set_id))
     throw std::invalid_argument("process set " + std::to_string(process_set_id) + " does not exist");
-  const auto session = find(process_set_id);
+  const auto session = Lookup(attached, process_set_id);
   if (session == nullptr) throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
   // A process set that was added later learns its state in its first cycle.
   while (!session->ready()) {
@@ -288,6 +293,15 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return session;
+}
+
+std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id) {
+  std::lock_guard<std::mutex> lock(attached_mutex);
+  const auto it = AttachedLibraries().find(library_path);
+  if (it == AttachedLibraries().end()) return nullptr;
+  const auto global = Lookup(it->second, 0);
+  if (global == nullptr || !global->handshaken) return nullptr;
+  return Lookup(it->second, process_set_id);
 }
 
 void SetOptions(const Session::Options& options) { Sessions().SetOptions(options); }

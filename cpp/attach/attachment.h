@@ -20,6 +20,9 @@ void Attach(const std::string& library_path);
 // TransportError if Horovod is not initialised.
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
 
+// The same for reading what there is: null where Horovod is down, or no handshake has taken place. Never waits.
+std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id);
+
 // For sessions that begin from now on.
 void SetOptions(const Session::Options& options);
 

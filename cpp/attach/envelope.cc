@@ -17,6 +17,10 @@ std::string WireName(const std::string& bucket) { return kPrefix + bucket; }
 
 bool IsOurs(const std::string& wire_name) { return StartsWith(wire_name, kPrefix); }
 
+bool IsOurs(const hvd::Response& response) {
+  return !response.tensor_names().empty() && IsOurs(response.tensor_names()[0]);
+}
+
 std::string BucketName(const std::string& wire_name) { return wire_name.substr(kPrefix.size()); }
 
 // Horovod's own values end at 5, and the enumeration can hold up to 7.
@@ -32,8 +36,10 @@ hvd::Request Enclose(const Report& report, Rank rank) {
   return request;
 }
 
+bool IsReport(const hvd::Request& request) { return StartsWith(request.tensor_name(), kReport); }
+
 std::optional<Report> Open(const hvd::Request& request) {
-  if (!StartsWith(request.tensor_name(), kReport)) return std::nullopt;
+  if (!IsReport(request)) return std::nullopt;
   return DecodeReport(request.tensor_name().substr(kReport.size()));
 }
 

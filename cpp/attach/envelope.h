@@ -13,6 +13,7 @@ namespace horovod_partial::attach {
 // Our tensors' names on the wire and in Horovod's timeline: a prefix, then the bucket's name.
 std::string WireName(const std::string& bucket);
 bool IsOurs(const std::string& wire_name);
+bool IsOurs(const hvd::Response& response);  // Horovod fuses ours with ours only
 std::string BucketName(const std::string& wire_name);
 
 // While it travels, our reduction has a reduce_op that no other has, so Horovod fuses ours with ours only.
@@ -20,6 +21,7 @@ hvd::ReduceOp TravellingSum();
 
 // A report rides along as one more request, which is never counted.
 hvd::Request Enclose(const Report& report, Rank rank);
+bool IsReport(const hvd::Request& request);
 std::optional<Report> Open(const hvd::Request& request);
 
 // Closings lie behind a response's devices, in the order of its tensors. Their presence makes the devices more than

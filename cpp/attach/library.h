@@ -36,7 +36,6 @@ class Slot {
   Slot(const Library& library, const std::string& class_name, const std::string& method);
 
   void* original() const { return original_; }
-  bool holds(void* function) const { return *address_ == function; }
   void Set(void* function) const;
 
  private:

@@ -1,6 +1,7 @@
 #include "attach/session.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "attach/envelope.h"
@@ -14,6 +15,7 @@ namespace {
 constexpr long long kShouldShutDown = 1LL << 0;
 constexpr long long kUncachedInQueue = 1LL << 1;
 
+constexpr int kZerosMilliseconds = 1000;
 constexpr Time kWarnAfter = std::chrono::seconds(60);
 
 static_assert(static_cast<int>(DataType::kUInt8) == hvd::HOROVOD_UINT8 &&
@@ -29,8 +31,18 @@ static_assert(static_cast<int>(DataType::kUInt8) == hvd::HOROVOD_UINT8 &&
               "the core's data types are Horovod's");
 
 std::function<void()>& InterruptFunction() {
-  static std::function<void()> function;
-  return function;
+  static auto* function = new std::function<void()>;  // waits may outlive static objects
+  return *function;
+}
+
+const std::shared_ptr<WaitClock>& ProcessClock() {
+  static const auto* clock = new std::shared_ptr<WaitClock>(std::make_shared<WaitClock>());
+  return *clock;
+}
+
+bool HasOurs(const hvd::ResponseList& responses) {
+  return std::any_of(responses.responses().begin(), responses.responses().end(),
+                     [](const hvd::Response& response) { return IsOurs(response); });
 }
 
 hvd::DataType HorovodType(DataType type) { return static_cast<hvd::DataType>(type); }
@@ -39,12 +51,18 @@ hvd::DataType HorovodType(DataType type) { return static_cast<hvd::DataType>(typ
 
 Session::Session(hvd::Controller& controller, const Options& options)
     : controller_(controller),
+      alive_(controller.weak_from_this()),
       rank_(controller.GetRank()),
       size_(controller.GetSize()),
       joined_(static_cast<std::size_t>(size_), false),
       coordinator_(controller.IsCoordinator() ? std::make_unique<Coordinator>(size_) : nullptr),
       decision_log_path_(options.decision_log),
-      engine_(*this, rank_, size_, options.thresholds) {}
+      engine_(*this, rank_, size_, options.thresholds, ProcessClock()) {}
+
+void Session::Retire() {
+  retired_ = true;
+  engine_.Close("Horovod has been initialised anew; what was pending is gone");
+}
 
 void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id) {
   process_set_id_ = process_set_id;
@@ -90,19 +108,27 @@ void Session::Guard(const char* hook, const std::function<void()>& body) {
 Time Session::ForeignSince(Time now) {
   if (state_ == nullptr) return kNever;
   bool still_there = false;
-  std::string other;
+  const hvd::TensorTable::value_type* other = nullptr;
+  const auto watched = foreign_context_.lock();
   for (const std::int32_t id : state_.load()->process_set_table.Ids()) {
     auto& queue = QueueAccess::Of(*state_.load()->process_set_table.Get(id).controller);
     std::lock_guard<std::mutex> lock(queue.mutex_);
     for (const auto& row : queue.tensor_table_) {
       if (IsOurs(row.first)) continue;
-      still_there = still_there || row.first == foreign_;
-      other = row.first;
+      other = &row;
+      still_there = still_there || (row.first == foreign_ && row.second.context == watched);
+    }
+    if (!still_there && other != nullptr) {
+      foreign_ = other->first;
+      foreign_context_ = other->second.context;
+      foreign_since_ = now;
+      return now;
     }
   }
   if (!still_there) {
-    foreign_ = other;
-    foreign_since_ = other.empty() ? kNever : now;
+    foreign_.clear();
+    foreign_context_.reset();
+    foreign_since_ = kNever;
   }
   return foreign_since_;
 }
@@ -154,19 +180,25 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
     // The other ranks' messages: ours are taken out, and go back in when their round closes.
     for (Rank rank = 1; rank < size_; ++rank) {
       auto& list = ready[static_cast<std::size_t>(rank)];
-      std::vector<hvd::Request> kept;
       Report report;
+      bool ours = false;
       for (const auto& request : list.requests()) {
         if (auto opened = Open(request)) {
           report = std::move(*opened);
+          ours = true;
         } else if (IsOurs(request.tensor_name())) {
           requests_[request.tensor_name()].arrived[rank] = request;
-        } else {
-          if (request.request_type() == hvd::Request::JOIN) joined_[static_cast<std::size_t>(rank)] = true;
-          kept.push_back(request);
+          ours = true;
+        } else if (request.request_type() == hvd::Request::JOIN) {
+          joined_[static_cast<std::size_t>(rank)] = true;
         }
       }
-      if (kept.size() != list.requests().size()) list.set_requests(kept);
+      if (ours) {
+        std::vector<hvd::Request> kept;
+        for (const auto& request : list.requests())
+          if (!IsOurs(request.tensor_name()) && !IsReport(request)) kept.push_back(request);
+        list.set_requests(kept);
+      }
       Observe(rank, report, now);
     }
     // The coordinator's own requests are in its table already.
@@ -187,12 +219,27 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
     }
 
     std::vector<Closing> begun;
+    std::vector<hvd::Request> rows;
     for (auto& closing : closings) {
-      if (CloseRound(closing, ready)) begun.push_back(closing);
+      if (CloseRound(closing, rows)) begun.push_back(closing);
       const std::string name = WireName(closing.bucket);
       closed_[name] = std::move(closing);
     }
+    if (!rows.empty() && size_ > 1) {
+      // Before a JOIN that the same list may hold: Horovod calls a row ready when it has as many requests as there are
+      // ranks that have not joined, neither more nor fewer.
+      const auto& others = ready[1].requests();
+      rows.insert(rows.end(), others.begin(), others.end());
+      ready[1].set_requests(rows);
+    }
     engine_.Begin(begun);
+    if (joined_[0]) return;
+    for (const auto& [name, closing] : closed_) {
+      std::int64_t elements = 1;
+      const hvd::Request& request = requests_[name].last;
+      for (const std::int64_t dimension : request.tensor_shape()) elements *= dimension;
+      PlaceZeros(name, request.tensor_type(), elements);
+    }
   });
 }
 
@@ -203,15 +250,12 @@ void Session::Observe(Rank rank, const Report& report, Time now) {
 
 // Completes the row of this round, so that Horovod finds it ready. True if the round begins on this rank at once, and
 // not when the responses are known: fusing looks the entries up before that, and they may not be there yet.
-bool Session::CloseRound(const Closing& closing, std::vector<hvd::RequestList>& ready) {
+bool Session::CloseRound(const Closing& closing, std::vector<hvd::Request>& rows) {
   const std::string name = WireName(closing.bucket);
   Requests& requests = requests_[name];
   if (!requests.arrived.empty()) requests.last = requests.arrived.begin()->second;
   const bool own = requests.own_reported;
 
-  // Ours come before a JOIN that the same list may hold: Horovod calls a row ready when it has as many requests as
-  // there are ranks that have not joined, neither more nor fewer.
-  std::vector<hvd::Request> row;
   for (Rank rank = own ? 1 : 0; rank < size_; ++rank) {
     const auto arrived = requests.arrived.find(rank);
     hvd::Request request = arrived != requests.arrived.end() ? arrived->second : requests.last;
@@ -219,26 +263,15 @@ bool Session::CloseRound(const Closing& closing, std::vector<hvd::RequestList>& 
     // Horovod's own check makes the error response; its text is replaced by ours.
     if (!closing.error.empty() && rank == size_ - 1)
       request.set_tensor_type(request.tensor_type() == hvd::HOROVOD_UINT8 ? hvd::HOROVOD_INT8 : hvd::HOROVOD_UINT8);
-    row.push_back(std::move(request));
-  }
-  if (size_ > 1) {
-    auto& list = ready[1];
-    row.insert(row.end(), list.requests().begin(), list.requests().end());
-    list.set_requests(row);
+    rows.push_back(std::move(request));
   }
   requests.arrived.clear();
   requests.own_reported = false;
 
   // An own arrival waits until the responses are known: they may refuse it.
-  if (own || joined_[0]) return false;
-  if (!closing.error.empty()) {
-    Refuse(name);
-    return false;
-  }
-  if (engine_.Find(closing.bucket) != nullptr) return true;
-  std::int64_t elements = 1;  // first used while this rank had joined
-  for (const std::int64_t dimension : requests.last.tensor_shape()) elements *= dimension;
-  PlaceZeros(name, requests.last.tensor_type(), elements);
+  if (own || joined_[0] || engine_.Find(closing.bucket) == nullptr) return false;
+  if (closing.error.empty()) return true;
+  engine_.Refuse(closing.bucket);
   return false;
 }
 
@@ -248,10 +281,12 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
   if (failed_) responses.set_shutdown(true);
   Guard("SendFinalTensors", [&] {
     std::lock_guard<std::mutex> lock(coordinator_mutex_);
+    for (const auto& response : responses.responses())
+      if (response.response_type() == hvd::Response::JOIN) joined_.assign(joined_.size(), false);
+    if (!HasOurs(responses)) return;
     std::vector<hvd::Response> list = responses.responses();
     for (auto& response : list) {
-      if (response.response_type() == hvd::Response::JOIN) joined_.assign(joined_.size(), false);
-      if (response.tensor_names().empty() || !IsOurs(response.tensor_names()[0])) continue;
+      if (!IsOurs(response)) continue;
       if (response.response_type() == hvd::Response::ERROR) {
         const std::string& name = response.tensor_names()[0];
         const std::string& error = closed_.at(name).error;
@@ -268,65 +303,76 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
   });
 }
 
-void Session::AfterSendFinal(hvd::ResponseList& responses) {
-  if (state_ == nullptr) return;
-  Guard("SendFinalTensors", [&] {
-    std::vector<hvd::Response> list = responses.responses();
-    for (auto& response : list) {
-      if (response.tensor_names().empty() || !IsOurs(response.tensor_names()[0])) continue;
-      if (response.response_type() == hvd::Response::ERROR) continue;
+namespace {
+
+// What has travelled as ours is reduced as an ordinary sum.
+void RestoreSums(hvd::ResponseList& responses) {
+  std::vector<hvd::Response> list = responses.responses();
+  for (auto& response : list)
+    if (IsOurs(response) && response.response_type() != hvd::Response::ERROR)
       response.set_reduce_op(hvd::ReduceOp::SUM);
-      if (process_set_->joined) continue;
-      std::vector<Closing> own;  // the others have begun already
+  responses.set_responses(list);
+}
+
+}  // namespace
+
+void Session::AfterSendFinal(hvd::ResponseList& responses) {
+  if (state_ == nullptr || !HasOurs(responses)) return;
+  RestoreSums(responses);
+  Guard("SendFinalTensors", [&] {
+    std::vector<Closing> own;  // the others have begun already
+    for (const auto& response : responses.responses()) {
+      if (!IsOurs(response) || response.response_type() == hvd::Response::ERROR) continue;
       for (auto& closing : Open(response, size_))
         if (closing.contributions[0].fresh) own.push_back(std::move(closing));
-      engine_.Begin(own);
     }
-    responses.set_responses(list);
-    closed_.clear();
+    if (!process_set_->joined) engine_.Begin(own);
   });
+  closed_.clear();
+  FillMissing(responses);
 }
 
 void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   hooks_run_ |= kRecvFinalTensors;
-  if (state_ == nullptr) return;
+  if (state_ == nullptr || !HasOurs(responses)) return;
+  RestoreSums(responses);
   Guard("RecvFinalTensors", [&] {
-    std::vector<hvd::Response> list = responses.responses();
+    if (process_set_->joined) return;
     std::vector<Closing> begun;
-    for (auto& response : list) {
-      if (response.tensor_names().empty() || !IsOurs(response.tensor_names()[0])) continue;
-      const bool refused = response.response_type() == hvd::Response::ERROR;
-      if (!refused) response.set_reduce_op(hvd::ReduceOp::SUM);
-      if (process_set_->joined) continue;
-      if (refused) {
-        Refuse(response.tensor_names()[0]);
+    for (const auto& response : responses.responses()) {
+      if (!IsOurs(response)) continue;
+      if (response.response_type() == hvd::Response::ERROR) {
+        const std::string bucket = BucketName(response.tensor_names()[0]);
+        if (engine_.Find(bucket) != nullptr) engine_.Refuse(bucket);
         continue;
       }
-      std::size_t index = 0;
-      for (auto& closing : Open(response, size_)) {
-        if (engine_.Find(closing.bucket) != nullptr) {
-          begun.push_back(std::move(closing));
-        } else {  // first used while this rank had joined
-          PlaceZeros(response.tensor_names()[index], response.tensor_type(), response.tensor_sizes()[index]);
-        }
-        ++index;
-      }
+      for (auto& closing : Open(response, size_))
+        if (engine_.Find(closing.bucket) != nullptr) begun.push_back(std::move(closing));
     }
     engine_.Begin(begun);
-    responses.set_responses(list);
   });
+  FillMissing(responses);
 }
 
-void Session::Refuse(const std::string& wire_name) {
-  const std::string bucket = BucketName(wire_name);
-  if (engine_.Find(bucket) != nullptr) {
-    engine_.Refuse(bucket);
-  } else {
-    PlaceZeros(wire_name, hvd::HOROVOD_UINT8, 0);
+// Horovod takes for granted that each tensor of a response has an entry. Where the engine has made none (the bucket was
+// first used while this rank had joined, or it has failed here) this rank takes part with zeros.
+void Session::FillMissing(const hvd::ResponseList& responses) {
+  if (process_set_->joined) return;
+  for (const auto& response : responses.responses()) {
+    if (!IsOurs(response)) continue;
+    const bool error = response.response_type() == hvd::Response::ERROR;
+    for (std::size_t i = 0; i < response.tensor_names().size(); ++i)
+      PlaceZeros(response.tensor_names()[i], error ? hvd::HOROVOD_UINT8 : response.tensor_type(),
+                 error ? 0 : response.tensor_sizes()[i]);
   }
 }
 
 void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements) {
+  auto& queue = QueueAccess::Of(controller_);
+  {
+    std::lock_guard<std::mutex> lock(queue.mutex_);
+    if (queue.tensor_table_.count(wire_name) > 0) return;
+  }
   const auto bytes = static_cast<std::size_t>(elements) * SizeOf(static_cast<DataType>(type));
   auto zeros = std::make_shared<Buffer>();
   zeros->Reserve(bytes);
@@ -338,7 +384,6 @@ void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::
                                                              static_cast<std::int64_t>(bytes));
   entry.process_set_id = process_set_id_;
   entry.callback = [zeros](const hvd::Status&) {};
-  auto& queue = QueueAccess::Of(controller_);
   std::lock_guard<std::mutex> lock(queue.mutex_);
   queue.tensor_table_.emplace(wire_name, std::move(entry));
 }
@@ -347,7 +392,7 @@ void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::
 
 bool Session::Alive() const {
   const hvd::HorovodGlobalState* state = state_;
-  return state != nullptr && state->initialization_done && !state->shut_down;
+  return state != nullptr && !retired_ && state->initialization_done && !state->shut_down;
 }
 
 void Session::Interrupt() const {
@@ -389,13 +434,24 @@ std::string Session::Submit(const std::shared_ptr<BucketHandle>& bucket, const B
   request.set_postscale_factor(config.postscale_factor);
   hvd::TensorTableEntry made = MakeEntry(bucket, entry);
 
-  auto& queue = QueueAccess::Of(controller_);
-  std::lock_guard<std::mutex> lock(queue.mutex_);
-  // Under the queue's lock: a shutdown that we do not see yet will find this entry and call it back.
-  if (!Alive()) return hvd::SHUT_DOWN_ERROR.reason();
-  if (!queue.tensor_table_.emplace(made.tensor_name, std::move(made)).second) return hvd::DUPLICATE_NAME_ERROR.reason();
-  queue.message_queue_.push(std::move(request));
-  return {};
+  const auto controller = alive_.lock();
+  if (controller == nullptr) return hvd::SHUT_DOWN_ERROR.reason();
+  auto& queue = QueueAccess::Of(*controller);
+  for (int tries = 0; tries < kZerosMilliseconds; ++tries) {
+    {
+      std::lock_guard<std::mutex> lock(queue.mutex_);
+      // Under the queue's lock: a shutdown that we do not see yet will find this entry and call it back.
+      if (!Alive()) return hvd::SHUT_DOWN_ERROR.reason();
+      if (queue.tensor_table_.count(made.tensor_name) == 0) {
+        queue.tensor_table_.emplace(made.tensor_name, std::move(made));
+        queue.message_queue_.push(std::move(request));
+        return {};
+      }
+    }
+    // Zeros that stood in for this rank are being reduced; they are gone when that round is over.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return hvd::DUPLICATE_NAME_ERROR.reason();
 }
 
 void Session::Retract(const BucketHandle& bucket) {

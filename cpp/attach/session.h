@@ -42,6 +42,8 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
 
   Engine& engine() { return engine_; }
 
+  // Horovod has been initialised anew: nothing is accepted any more, and every wait ends.
+  void Retire();
   // Where Horovod's state is. Before that is known the hooks do nothing, and nothing can be submitted.
   void SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id);
   bool ready() const { return state_ != nullptr; }
@@ -68,15 +70,18 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
 
  private:
   hvd::TensorTableEntry MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry);
+  // An entry of zeros, whose result nobody wants, unless there is an entry.
   void PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements);
-  void Refuse(const std::string& wire_name);
-  bool CloseRound(const Closing& closing, std::vector<hvd::RequestList>& ready);
+  bool CloseRound(const Closing& closing, std::vector<hvd::Request>& rows);
+  void FillMissing(const hvd::ResponseList& responses);
   Time ForeignSince(Time now);
   void Guard(const char* hook, const std::function<void()>& body);
   void WarnAboutWaits(Time now);
   void Observe(Rank rank, const Report& report, Time now);
 
-  hvd::Controller& controller_;
+  hvd::Controller& controller_;                   // background thread
+  const std::weak_ptr<hvd::Controller> alive_;    // the same, for the application's threads
+  std::atomic<bool> retired_{false};              // its successor is there
   const Rank rank_;
   const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
@@ -87,6 +92,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
 
   // Background thread only.
   std::string foreign_;               // a collective that is not ours, outstanding
+  std::weak_ptr<hvd::OpContext> foreign_context_;  // and which of that name; a barrier has none
   Time foreign_since_ = kNever;
   struct Requests {
     std::map<Rank, hvd::Request> arrived;  // of the open round; rank 0's is in Horovod's own table

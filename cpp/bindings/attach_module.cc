@@ -51,10 +51,11 @@ class Handle {
 Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name,
               const BucketConfig& config, std::uintptr_t input, std::uintptr_t output, int gradients) {
   py::gil_scoped_release release;
+  static char nothing;  // the address of a tensor without elements may be null, which means no tensor at all
+  const auto address = [](std::uintptr_t pointer) { return pointer == 0 ? &nothing : reinterpret_cast<void*>(pointer); };
   auto session = attach::SessionOf(library, process_set);
   auto bucket = session->engine().Declare(name, config);
-  auto work = session->engine().Arrive(
-      bucket, {reinterpret_cast<const void*>(input), reinterpret_cast<void*>(output), gradients});
+  auto work = session->engine().Arrive(bucket, {address(input), address(output), gradients});
   return {std::move(session), std::move(bucket), std::move(work)};
 }
 
@@ -62,8 +63,8 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
 std::optional<Handle> Collect(const std::string& library, std::int32_t process_set, const std::string& name,
                               std::uintptr_t pointer) {
   py::gil_scoped_release release;
-  auto session = attach::SessionOf(library, process_set);
-  auto bucket = session->engine().Find(name);
+  auto session = attach::FindSession(library, process_set);
+  auto bucket = session == nullptr ? nullptr : session->engine().Find(name);
   if (bucket == nullptr) return std::nullopt;
   auto work = session->engine().Collect(bucket, reinterpret_cast<void*>(pointer));
   if (work == nullptr) return std::nullopt;
@@ -73,7 +74,8 @@ std::optional<Handle> Collect(const std::string& library, std::int32_t process_s
 // How many rounds of a bucket have ended on this rank.
 Round Completed(const std::string& library, std::int32_t process_set, const std::string& name) {
   py::gil_scoped_release release;
-  const auto bucket = attach::SessionOf(library, process_set)->engine().Find(name);
+  const auto session = attach::FindSession(library, process_set);
+  const auto bucket = session == nullptr ? nullptr : session->engine().Find(name);
   if (bucket == nullptr) return 0;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   return bucket->core.completed();
@@ -81,7 +83,8 @@ Round Completed(const std::string& library, std::int32_t process_set, const std:
 
 BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, const std::string& rule, int quorum,
                         std::uint64_t seed, Round max_staleness, double grace_seconds, const std::string& description,
-                        const std::string& missed, bool divide_by_contributors, bool drop_nonfinite, double prescale,
+                        const std::string& missed, bool divide_by_contributors, bool discard_late, bool drop_nonfinite,
+                        bool drop_nonfinite_results, double prescale,
                         double postscale) {
   BucketConfig config;
   config.options.type = static_cast<DataType>(type);
@@ -89,7 +92,9 @@ BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, const 
   for (const std::int64_t dimension : shape) config.options.elements *= static_cast<std::size_t>(dimension);
   config.options.missed = MissedFromName(missed);
   config.options.divisor = divide_by_contributors ? Divisor::kContributors : Divisor::kNone;
+  config.options.discard_late = discard_late;
   config.options.drop_nonfinite = drop_nonfinite;
+  config.options.drop_nonfinite_results = drop_nonfinite_results;
   if (rule == "quorum") {
     config.policy.rule = Policy::Rule::kQuorum;
   } else if (rule == "initiator") {
@@ -135,8 +140,9 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
   std::shared_ptr<Session> session;
   {
     py::gil_scoped_release release;
-    session = attach::SessionOf(library, process_set);
+    session = attach::FindSession(library, process_set);
   }
+  if (session == nullptr) return py::dict();
   const auto offsets = session->ArrivalOffsets();
   py::dict result;
   for (const auto& bucket : session->engine().Buckets()) {
@@ -155,11 +161,16 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
   return result;
 }
 
-// Engine operations that block or lock, without the interpreter's lock.
+void Clear(const std::string& library, std::int32_t process_set, const std::string& name) {
+  py::gil_scoped_release release;
+  if (const auto session = attach::FindSession(library, process_set)) session->engine().Clear(name);
+}
+
+// Engine operations that block, without the interpreter's lock.
 template <void (Engine::*operation)()>
 void Call(const std::string& library, std::int32_t process_set) {
   py::gil_scoped_release release;
-  (attach::SessionOf(library, process_set)->engine().*operation)();
+  if (const auto session = attach::FindSession(library, process_set)) (session->engine().*operation)();
 }
 
 }  // namespace
@@ -180,7 +191,8 @@ PYBIND11_MODULE(_attach, m) {
       .def_readonly("late", &RoundInfo::late)
       .def_readonly("fresh", &RoundInfo::fresh)
       .def_readonly("gradients", &RoundInfo::gradients)
-      .def_readonly("staleness", &RoundInfo::staleness);
+      .def_readonly("staleness", &RoundInfo::staleness)
+      .def_readonly("empty", &RoundInfo::empty);
 
   py::class_<Handle>(m, "Handle")
       .def("poll", &Handle::Poll)
@@ -192,7 +204,7 @@ PYBIND11_MODULE(_attach, m) {
   py::class_<BucketConfig>(m, "BucketConfig")
       .def(py::init(&MakeConfig), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("rule"), py::arg("quorum"),
            py::arg("seed"), py::arg("max_staleness"), py::arg("grace_seconds"), py::arg("description"),
-           py::arg("missed"), py::arg("divide_by_contributors"), py::arg("drop_nonfinite"), py::arg("prescale_factor"),
+           py::arg("missed"), py::arg("divide_by_contributors"), py::arg("discard_late"), py::arg("drop_nonfinite"), py::arg("drop_nonfinite_results"), py::arg("prescale_factor"),
            py::arg("postscale_factor"));
 
   m.def("attach", &attach::Attach, py::arg("library"));
@@ -213,6 +225,6 @@ PYBIND11_MODULE(_attach, m) {
   m.def("deliver", &Call<&Engine::Deliver>, py::arg("library"), py::arg("process_set"));
   m.def("flush", &Call<&Engine::Flush>, py::arg("library"), py::arg("process_set"));
   m.def("end", &Call<&Engine::End>, py::arg("library"), py::arg("process_set"));
-  m.def("clear", &Call<&Engine::Clear>, py::arg("library"), py::arg("process_set"));
+  m.def("clear", &Clear, py::arg("library"), py::arg("process_set"), py::arg("name"));
   m.def("statistics", &Statistics, py::arg("library"), py::arg("process_set"));
 }

@@ -10,7 +10,7 @@ Bucket::Bucket(std::string name, const BucketOptions& options)
     : name_(std::move(name)), options_(options), missed_(options.missed) {}
 
 void Bucket::AddPending(const Arrival& arrival) {
-  if (arrival.input == nullptr) return;
+  if (arrival.input == nullptr || options_.discard_late) return;
   if (options_.drop_nonfinite && !AllFinite(options_.type, arrival.input, options_.elements)) {
     ++dropped_;
     return;
@@ -135,7 +135,7 @@ bool Bucket::Finish() {
   }
   // A round that only delivered, and had nothing to deliver, is no update: a step with zeros would not be none.
   if (std::exchange(discard_result_, false) || last_.gradients() == 0) return false;
-  if (options_.drop_nonfinite && !AllFinite(options_.type, outgoing_.data(), options_.elements)) {
+  if (options_.drop_nonfinite_results && !AllFinite(options_.type, outgoing_.data(), options_.elements)) {
     ++dropped_;
     return false;
   }

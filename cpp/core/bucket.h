@@ -24,7 +24,9 @@ struct BucketOptions {
   std::size_t elements = 0;
   Missed missed = Missed::kSum;
   Divisor divisor = Divisor::kNone;
-  bool drop_nonfinite = false;  // a late contribution or missed result that is not finite is dropped and counted
+  bool discard_late = false;    // a late contribution is not delivered: for models, of which the next one is newer
+  bool drop_nonfinite = false;  // a late contribution that is not finite is dropped and counted
+  bool drop_nonfinite_results = false;  // and so is a missed result: where on-time ranks skip it too, as with a scaler
 };
 
 // The state machine of one bucket on one rank. Not thread-safe: the engine holds the bucket's lock around every call.

@@ -10,7 +10,7 @@ std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
 
 }  // namespace
 
-Coordinator::Coordinator(int size) : size_(size), joined_(Index(size), false), levels_(Index(size)) {}
+Coordinator::Coordinator(int size) : size_(size), joined_(Index(size), false), levels_(Index(size)), used_(Index(size), false) {}
 
 bool Coordinator::Bucket::HasArrival() const {
   return std::any_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; });
@@ -39,7 +39,8 @@ void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
 }
 
 void Coordinator::Observe(Rank rank, const Report& report, Time now) {
-  levels_[Index(rank)] = {report.blocked, report.flush};
+  levels_[Index(rank)] = {report.blocked, report.waiting, report.flush};
+  if (!report.items.empty()) used_[Index(rank)] = true;
   for (auto& [name, bucket] : buckets_) bucket.pending[Index(rank)] = 0;
   for (const auto& item : report.items) {
     Bucket& bucket = Find(item.bucket);
@@ -61,10 +62,14 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   }
 }
 
-bool Coordinator::Exempt(Rank rank) const {
+// Out of training for now, so that no bound on staleness can hold it.
+bool Coordinator::Absent(Rank rank) const {
   const RankLevel& level = levels_[Index(rank)];
   return joined_[Index(rank)] || level.blocked || level.flush != Report::Flush::kNone;
 }
+
+// Will not arrive before something else happens.
+bool Coordinator::CannotCome(Rank rank) const { return Absent(rank) || levels_[Index(rank)].waiting; }
 
 bool Coordinator::EverybodyArrived(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank)
@@ -76,7 +81,7 @@ bool Coordinator::EverybodyArrived(const Bucket& bucket) const {
 bool Coordinator::TooStale(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
     const bool contributes = bucket.arrivals[Index(rank)].present || bucket.pending[Index(rank)] > 0;
-    if (contributes || Exempt(rank)) continue;
+    if (contributes || Absent(rank)) continue;
     if (bucket.round - bucket.last_contribution[Index(rank)] > bucket.policy->max_staleness) return true;
   }
   return false;
@@ -88,7 +93,7 @@ bool Coordinator::Satisfied(const Bucket& bucket) const {
   if (TooStale(bucket)) return false;
   if (bucket.policy->rule == Policy::Rule::kInitiator) {
     Rank rank = Initiator(*bucket.policy, bucket.round, size_);
-    while (joined_[Index(rank)]) rank = (rank + 1) % size_;
+    for (int tries = 0; tries < size_ && joined_[Index(rank)]; ++tries) rank = (rank + 1) % size_;
     return bucket.arrivals[Index(rank)].present;
   }
   int arrived = 0;
@@ -103,7 +108,7 @@ bool Coordinator::Satisfied(const Bucket& bucket) const {
 // Rule 7.
 bool Coordinator::NobodyCanCome(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank)
-    if (!bucket.arrivals[Index(rank)].present && !Exempt(rank)) return false;
+    if (!bucket.arrivals[Index(rank)].present && !CannotCome(rank)) return false;
   return true;
 }
 
@@ -131,17 +136,16 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
     const bool ended = level.flush == Report::Flush::kEnding;
     anybody_ended = anybody_ended || ended;
     if (level.flush == Report::Flush::kFlushing) return false;
-    if (!ended && !joined_[Index(rank)] && !level.blocked) return false;
+    if (!ended && !joined_[Index(rank)] && !level.blocked && !level.waiting) return false;
   }
   return anybody_ended;
 }
 
-std::optional<Closing::Reason> Coordinator::FlushReason(Time now) const {
-  if (stuck_since_ != kNever && now - stuck_since_ >= kAbandonAfter) return Closing::Reason::kEnd;
+std::optional<Closing::Reason> Coordinator::FlushReason() const {
   bool everybody_ends = true;
   bool anybody_active = false;
   for (Rank rank = 0; rank < size_; ++rank) {
-    if (joined_[Index(rank)]) continue;
+    if (joined_[Index(rank)] || !used_[Index(rank)]) continue;
     const Report::Flush flush = levels_[Index(rank)].flush;
     if (flush == Report::Flush::kNone) return std::nullopt;
     anybody_active = true;
@@ -217,7 +221,14 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   flush_since_ = since(std::any_of(levels_.begin(), levels_.end(),
                                    [](const RankLevel& level) { return level.flush != Report::Flush::kNone; }),
                        flush_since_);
+  again_ = false;
   std::vector<Closing> closings;
+  if (stuck_since_ != kNever && now - stuck_since_ >= kAbandonAfter) {
+    for (auto& [name, bucket] : buckets_)
+      if (bucket.policy) closings.push_back(Close(name, bucket, Closing::Reason::kEnd, now));
+    stuck_since_ = kNever;
+    if (!closings.empty()) return closings;
+  }
   for (auto& [name, bucket] : buckets_) {
     if (bucket.policy && bucket.HasArrival()) {
       if (!Satisfied(bucket)) {
@@ -228,6 +239,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     }
     if (const auto reason = Verdict(bucket, now)) closings.push_back(Close(name, bucket, *reason, now));
   }
+  again_ = FlushReason().has_value();
   if (!closings.empty()) return closings;
 
   bool anybody_waits = false;
@@ -236,18 +248,21 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     anybody_waits = true;
     if (bucket.policy ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket)) {
       closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, now));
+      again_ = true;
       return closings;
     }
   }
+  again_ = false;
   if (anybody_waits) return closings;  // what has arrived is delivered before a flush
 
-  if (const auto reason = FlushReason(now))
+  if (const auto reason = FlushReason())
     for (auto& [name, bucket] : buckets_)
       if (bucket.policy) closings.push_back(Close(name, bucket, *reason, now));
   return closings;
 }
 
 Time Coordinator::NextDeadline() const {
+  if (again_) return Time::min();
   Time earliest = stuck_since_ == kNever ? kNever : stuck_since_ + kAbandonAfter;
   for (const auto& [name, bucket] : buckets_)
     if (bucket.policy && bucket.satisfied != kNever) earliest = std::min(earliest, bucket.satisfied + bucket.Grace());

@@ -50,6 +50,7 @@ class Coordinator {
  private:
   struct RankLevel {
     bool blocked = false;
+    bool waiting = false;
     Report::Flush flush = Report::Flush::kNone;
   };
   struct Arrival {
@@ -84,8 +85,9 @@ class Coordinator {
   bool NobodyCanCome(const Bucket& bucket) const;
   bool NobodyWillDeclare(const Bucket& bucket) const;
   bool EverybodyArrived(const Bucket& bucket) const;
-  bool Exempt(Rank rank) const;
-  std::optional<Closing::Reason> FlushReason(Time now) const;
+  bool Absent(Rank rank) const;
+  bool CannotCome(Rank rank) const;
+  std::optional<Closing::Reason> FlushReason() const;
   bool OnlyBlockedRanksAreLeft() const;
   std::string Disagreement(const Bucket& bucket) const;
 
@@ -96,9 +98,11 @@ class Coordinator {
   const int size_;
   std::vector<bool> joined_;
   std::vector<RankLevel> levels_;
+  std::vector<bool> used_;  // the rank has ever reported a contribution: others take no part in a flush
   std::map<std::string, Bucket> buckets_;
   Time flush_since_ = kNever;   // since when some rank has waited in a flush
   Time stuck_since_ = kNever;   // since when only blocked ranks are left
+  bool again_ = false;          // the last Decide left something for the next, which no news will announce
 };
 
 }  // namespace horovod_partial

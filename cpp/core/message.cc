@@ -77,6 +77,7 @@ const char* NameOf(Closing::Reason reason) {
 std::string Encode(const Report& report) {
   Writer out;
   out.Put(report.blocked);
+  out.Put(report.waiting);
   out.Put(report.flush);
   out.Put(static_cast<std::uint32_t>(report.items.size()));
   for (const auto& item : report.items) {
@@ -100,6 +101,7 @@ Report DecodeReport(const std::string& bytes) {
   Reader in(bytes);
   Report report;
   report.blocked = in.Get<bool>();
+  report.waiting = in.Get<bool>();
   report.flush = in.Get<Report::Flush>();
   const auto items = in.Get<std::uint32_t>();
   for (std::uint32_t i = 0; i < items; ++i) {

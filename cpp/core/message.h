@@ -28,11 +28,12 @@ struct Report {
     Policy policy;
   };
 
-  bool blocked = false;  // in a wait of ours or in a full collective, for longer than a threshold
+  bool blocked = false;  // in a full collective of Horovod's, for longer than a threshold
+  bool waiting = false;  // in a wait for a round, or for a flush, of this or another process set, likewise
   Flush flush = Flush::kNone;
   std::vector<Item> items;
 
-  bool empty() const { return !blocked && flush == Flush::kNone && items.empty(); }
+  bool empty() const { return !blocked && !waiting && flush == Flush::kNone && items.empty(); }
 };
 
 // Coordinator to all ranks: one round of one bucket is closed.

@@ -9,6 +9,8 @@ namespace {
 // A lost wake-up would be a hang; every wait looks again after this long.
 constexpr auto kWatch = std::chrono::milliseconds(100);
 
+constexpr int kDeadWatches = 50;
+
 const char* const kShutDown = "Horovod has been shut down, by this rank or by another one that ended or failed";
 
 }  // namespace
@@ -18,13 +20,15 @@ Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 bool BucketConfig::operator==(const BucketConfig& other) const {
   return options.type == other.options.type && options.elements == other.options.elements &&
          options.missed == other.options.missed && options.divisor == other.options.divisor &&
-         options.drop_nonfinite == other.options.drop_nonfinite && shape == other.shape &&
+         options.discard_late == other.options.discard_late &&
+         options.drop_nonfinite == other.options.drop_nonfinite &&
+         options.drop_nonfinite_results == other.options.drop_nonfinite_results && shape == other.shape &&
          policy.description == other.policy.description && prescale_factor == other.prescale_factor &&
          postscale_factor == other.postscale_factor;
 }
 
-Engine::Engine(Transport& transport, Rank rank, int size, Thresholds thresholds)
-    : transport_(transport), rank_(rank), size_(size), thresholds_(thresholds) {}
+Engine::Engine(Transport& transport, Rank rank, int size, Thresholds thresholds, std::shared_ptr<WaitClock> clock)
+    : transport_(transport), rank_(rank), size_(size), thresholds_(thresholds), clock_(std::move(clock)) {}
 
 // --- Application's threads -----------------------------------------------------------------------------------------
 
@@ -88,23 +92,32 @@ bool Engine::Poll(const BucketHandle& bucket, const Work& work) const {
   return work.done;
 }
 
-void Engine::Wait(BucketHandle& bucket, const Work& work) {
+void Engine::Wait(BucketHandle& bucket, Work& work) {
   std::unique_lock<std::mutex> lock(bucket.mutex);
   if (!work.done) {
     const Time start = Now();
-    if (waiters_++ == 0) waiting_since_ = start;
+    const auto stop_counting = [&] {
+      if (std::exchange(work.waited_for, false)) clock_->Leave();
+    };
+    clock_->Enter(start);
+    work.waited_for = true;
     try {
+      int dead = 0;
       while (!work.done) {
         if (bucket.finished.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
         lock.unlock();
         transport_.Interrupt();
+        // A shutdown calls every entry back; one that does not has lost it.
+        dead = transport_.Alive() ? 0 : dead + 1;
         lock.lock();
+        if (!work.done && dead > kDeadWatches) throw TransportError(kShutDown);
       }
     } catch (...) {
-      if (--waiters_ == 0) waiting_since_ = kNever;
+      if (!lock.owns_lock()) lock.lock();
+      stop_counting();
       throw;
     }
-    if (--waiters_ == 0) waiting_since_ = kNever;
+    stop_counting();
     bucket.statistics.waited_seconds += std::chrono::duration<double>(Now() - start).count();
   }
   if (!work.error.empty()) throw TransportError(work.error);
@@ -159,61 +172,70 @@ void Engine::WaitForFlush(Report::Flush kind) {
   if (!used || size_ == 1) return;
   std::unique_lock<std::mutex> lock(flush_mutex_);
   if (flush_ != Report::Flush::kNone) throw std::invalid_argument("a flush is under way in another thread");
-  Closing::Reason reason;
-  do {
-    flush_result_.reset();
-    flush_ = kind;
-    news_ = true;
-    while (!flush_result_ && flush_error_.empty()) {
-      if (flush_changed_.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
-      if (!transport_.Alive()) {
-        flush_ = Report::Flush::kNone;
-        throw TransportError(kShutDown);
+  clock_->Enter(Now());
+  try {
+    do {
+      flush_result_.reset();
+      flush_ = kind;
+      news_ = true;
+      while (!flush_result_ && flush_error_.empty()) {
+        if (flush_changed_.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
+        if (!transport_.Alive()) throw TransportError(kShutDown);
+        lock.unlock();
+        transport_.Interrupt();
+        lock.lock();
       }
-      lock.unlock();
-      transport_.Interrupt();
-      lock.lock();
-    }
+      if (!flush_error_.empty()) throw TransportError(flush_error_);
+    } while (kind == Report::Flush::kEnding && *flush_result_ != Closing::Reason::kEnd);
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
     flush_ = Report::Flush::kNone;
-    if (!flush_error_.empty()) throw TransportError(flush_error_);
-    reason = *flush_result_;
-  } while (kind == Report::Flush::kEnding && reason != Closing::Reason::kEnd);
+    news_ = true;  // the others must not count on this rank
+    clock_->Leave();
+    throw;
+  }
+  clock_->Leave();
 }
 
 void Engine::Flush() { WaitForFlush(Report::Flush::kFlushing); }
 
 void Engine::End() { WaitForFlush(Report::Flush::kEnding); }
 
-void Engine::Clear() {
-  for (const auto& bucket : Buckets()) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    bucket->core.Clear();
-  }
+void Engine::Clear(const std::string& name) {
+  const auto bucket = Find(name);
+  if (bucket == nullptr) return;
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  bucket->core.Clear();
 }
 
 // --- Background thread ---------------------------------------------------------------------------------------------
 
 bool Engine::Blocked(Time now, Time foreign_since) const {
-  const Time waiting_since = waiting_since_;
-  if (waiting_since != kNever && now - waiting_since > thresholds_.waiting) return true;
   if (foreign_since == kNever) return false;
   return now - std::max(foreign_since, last_arrival_.load()) > thresholds_.parked;
 }
 
+bool Engine::Waiting(Time now) const {
+  const Time since = clock_->Since();
+  return since != kNever && now - since > thresholds_.waiting;
+}
+
 bool Engine::WantsCycle(Time now, Time foreign_since) {
-  return news_ || Blocked(now, foreign_since) != reported_blocked_;
+  return news_ || Blocked(now, foreign_since) != reported_blocked_ || Waiting(now) != reported_waiting_;
 }
 
 Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time foreign_since) {
   news_ = false;
   Report report;
   report.blocked = reported_blocked_ = Blocked(now, foreign_since);
+  report.waiting = reported_waiting_ = Waiting(now);
   {
     std::lock_guard<std::mutex> lock(flush_mutex_);
     report.flush = flush_;
   }
   for (const auto& bucket : Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (!bucket->poison.empty()) continue;
     Bucket& core = bucket->core;
     Report::Item item;
     item.bucket = core.name();
@@ -235,36 +257,41 @@ Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time 
 
 void Engine::Begin(const std::vector<Closing>& closings) {
   int flush_rounds = 0;
-  Closing::Reason flush_reason{};
+  std::optional<Closing::Reason> flush_reason;
   for (const auto& closing : closings) {
-    if (closing.reason != Closing::Reason::kFlush && closing.reason != Closing::Reason::kEnd) continue;
-    ++flush_rounds;
-    flush_reason = closing.reason;
-  }
-  if (flush_rounds > 0) {
-    std::lock_guard<std::mutex> lock(flush_mutex_);
-    flush_ = Report::Flush::kNone;
-    flush_rounds_ = flush_rounds;
-    flush_reason_ = flush_reason;
-  }
-  for (const auto& closing : closings) {
+    const bool flush = closing.reason == Closing::Reason::kFlush || closing.reason == Closing::Reason::kEnd;
+    if (flush) flush_reason = closing.reason;
     const auto bucket = Find(closing.bucket);
     std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (!bucket->poison.empty()) continue;  // the transport sends zeros
     const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
-    bucket->flush_round = flush_rounds > 0;
+    bucket->flush_round = flush;
+    flush_rounds += flush ? 1 : 0;
     bucket->statistics.Record(closing);
     if (entry.retract) transport_.Retract(*bucket);
     if (!entry.own) transport_.Place(bucket, entry);
   }
+  if (!flush_reason) return;
+  std::lock_guard<std::mutex> lock(flush_mutex_);
+  flush_ = Report::Flush::kNone;
+  flush_rounds_ += flush_rounds;
+  flush_reason_ = *flush_reason;
+  if (flush_rounds_ == 0) flush_result_ = flush_reason_;
+  flush_changed_.notify_all();
 }
 
 void Engine::Refuse(const std::string& name) {
   const auto bucket = Find(name);
-  if (bucket == nullptr) return;
   std::lock_guard<std::mutex> lock(bucket->mutex);
-  if (bucket->core.reported()) return;  // its own entry gets the error
+  if (!bucket->poison.empty() || bucket->core.reported()) return;  // its own entry, if it has one, gets the error
   if (bucket->core.state() == Bucket::State::kArrived) transport_.Retract(*bucket);
   transport_.Place(bucket, {});
+}
+
+void Engine::Done(BucketHandle& bucket, Work& work) {
+  work.done = true;
+  if (std::exchange(work.waited_for, false)) clock_->Leave();  // though its thread may not have woken yet
+  bucket.finished.notify_all();
 }
 
 // The result goes to the application; under the bucket's lock.
@@ -276,10 +303,10 @@ void Engine::Complete(BucketHandle& bucket, Work& work, bool late) {
   work.info.gradients = closing.gradients();
   if (late && work.arrival.input != nullptr) {
     work.info.staleness = bucket.core.missed_rounds();
+    work.info.empty = !bucket.core.HasMissed();
     work.replay = bucket.core.TakeMissed(work.arrival.output);
   }
-  work.done = true;
-  bucket.finished.notify_all();
+  Done(bucket, work);
 }
 
 void Engine::EndFlushRound(const std::string& error) {
@@ -301,8 +328,7 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
     bucket->poison = error;
     if (work != nullptr) {
       work->error = error;
-      work->done = true;
-      bucket->finished.notify_all();
+      Done(*bucket, *work);
     }
     if (!bucket->core.declared()) {
       std::lock_guard<std::mutex> map_lock(buckets_mutex_);
@@ -324,10 +350,12 @@ void Engine::Close(const std::string& reason) {
     bucket->poison = reason;
     if (const auto work = std::exchange(bucket->work, nullptr)) {
       work->error = reason;
-      work->done = true;
-      bucket->finished.notify_all();
+      Done(*bucket, *work);
     }
   }
+  std::lock_guard<std::mutex> lock(flush_mutex_);
+  flush_error_ = reason;
+  flush_changed_.notify_all();
 }
 
 std::vector<std::shared_ptr<BucketHandle>> Engine::Buckets() const {

@@ -17,6 +17,7 @@
 #include "core/policy.h"
 #include "core/statistics.h"
 #include "engine/transport.h"
+#include "engine/wait_clock.h"
 
 namespace horovod_partial {
 
@@ -42,12 +43,14 @@ struct RoundInfo {
   int fresh = 0;       // contributors of that round that were on time
   int gradients = 0;   // in that round's sum
   int staleness = 0;   // rounds whose results the caller had missed before it arrived
+  bool empty = false;  // nothing was missed but rounds without a result: the output is zeros, and no update
 };
 
 // One arrival and its result. The members are guarded by the bucket's lock.
 struct Work {
   Bucket::Arrival arrival;
   bool done = false;
+  bool waited_for = false;  // a thread is in Wait, and counted in the clock
   std::string error;
   RoundInfo info;
   std::deque<Buffer> replay;   // results before the newest, oldest first; only with Missed::kReplay
@@ -80,7 +83,8 @@ class Engine {
     Time parked = std::chrono::milliseconds(100);   // a full collective outstanding this long does
   };
 
-  Engine(Transport& transport, Rank rank, int size, Thresholds thresholds);
+  Engine(Transport& transport, Rank rank, int size, Thresholds thresholds,
+         std::shared_ptr<WaitClock> clock = std::make_shared<WaitClock>());
 
   // --- Application's threads ---------------------------------------------------------------------------------------
   // Throws std::invalid_argument if the name is bound to another declaration or in use, TransportError if the library
@@ -89,7 +93,7 @@ class Engine {
   std::shared_ptr<Work> Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival);
   bool Poll(const BucketHandle& bucket, const Work& work) const;
   // Blocks until the work is done; throws TransportError.
-  void Wait(BucketHandle& bucket, const Work& work);
+  void Wait(BucketHandle& bucket, Work& work);
 
   // The results that this rank has missed, without an arrival; null if there are none, or a round is under way.
   std::shared_ptr<Work> Collect(const std::shared_ptr<BucketHandle>& bucket, void* output);
@@ -100,8 +104,8 @@ class Engine {
   void Flush();
   // The same, until every rank has come to its end.
   void End();
-  // Forgets pending sums and missed results on this rank.
-  void Clear();
+  // Forgets what is pending and missed in one bucket on this rank.
+  void Clear(const std::string& name);
 
   // --- Background thread -------------------------------------------------------------------------------------------
   // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever.
@@ -125,6 +129,8 @@ class Engine {
 
  private:
   bool Blocked(Time now, Time foreign_since) const;
+  bool Waiting(Time now) const;
+  void Done(BucketHandle& bucket, Work& work);
   void Complete(BucketHandle& bucket, Work& work, bool late);
   void WaitForFlush(Report::Flush kind);
   void EndFlushRound(const std::string& error);
@@ -141,12 +147,12 @@ class Engine {
 
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
   std::atomic<bool> news_{false};       // there is something to report that no request announces
-  std::atomic<int> waiters_{0};         // threads in Wait
-  std::atomic<Time> waiting_since_{kNever};
+  const std::shared_ptr<WaitClock> clock_;
   std::atomic<Time> last_arrival_{Time::min()};
-  bool reported_blocked_ = false;       // background thread only
+  bool reported_blocked_ = false;       // background thread only, as the next
+  bool reported_waiting_ = false;
 
-  std::mutex flush_mutex_;  // guards what follows; taken under a bucket's lock, never the other way round
+  std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;
   Report::Flush flush_ = Report::Flush::kNone;  // this rank waits in a flush of this kind
   int flush_rounds_ = 0;                        // rounds of the flush that have not finished

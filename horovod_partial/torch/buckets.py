@@ -31,7 +31,13 @@ class GradientBucket:
 
     def __init__(self, name: str, parameters: Sequence[torch.nn.Parameter], compression: Any) -> None:
         first = parameters[0]
-        check_device(first.device)
+        for parameter in parameters:
+            check_device(parameter.device)
+            if not _is_dense(parameter):
+                raise ValueError(
+                    f"a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()} overlaps or has gaps "
+                    "in memory; call .contiguous() on it, or use sync=hvd.Full()"
+                )
         self.name = name
         self.parameters = list(parameters)
         self.compression = Widened if first.dtype == torch.bfloat16 else compression
@@ -41,11 +47,17 @@ class GradientBucket:
         self.wire_dtype = wire_dtype(self.compression.compress(self.flat[:0])[0].dtype)
         self.missing = set(self.parameters)
         self.handle: PartialHandle | None = None
+        self.empty = False  # the last result was none: what was missed had been dropped
+        self._sparse: set[torch.nn.Parameter] = set()
         self._context: Any = None
 
     def _views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
-        sizes = [p.numel() for p in self.parameters]
-        return {p: part.view_as(p) for p, part in zip(self.parameters, torch.split(flat, sizes), strict=True)}
+        views, offset = {}, 0
+        for parameter in self.parameters:
+            # With the parameter's own strides: fused optimizers walk parameter and gradient side by side in memory.
+            views[parameter] = flat.as_strided(parameter.size(), parameter.stride(), offset)
+            offset += parameter.numel()
+        return views
 
     def take(self, parameter: torch.nn.Parameter) -> bool:
         """Take a parameter's gradient into the bucket; zeros if it has none. True if the bucket is complete now."""
@@ -55,6 +67,7 @@ class GradientBucket:
             view.zero_()
         elif gradient.is_sparse:
             view.copy_(gradient.to_dense())
+            self._sparse.add(parameter)
         elif gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient)
         parameter.grad = view
@@ -66,15 +79,37 @@ class GradientBucket:
         if scale != 1.0:
             self.flat.div_(scale)
         wire, self._context = self.compression.compress(self.flat)
+        if wire.shape != self.flat.shape or not wire.is_contiguous() or wire.dtype != self.wire_dtype:
+            raise ValueError("a partial policy needs a compression that changes the dtype only; use Full() for others")
         handle = runtime.submit(process_set, self.name, config, wire.data_ptr(), wire.data_ptr(), 1)
         self.handle = PartialHandle(handle, wire, wire, wire)
 
-    def finish(self, scale: float) -> list[torch.Tensor]:
-        """Wait for the round; the newest result is in the gradients then. Returns the missed results before it."""
+    def finish(self, scale: float, fold: bool) -> list[torch.Tensor]:
+        """Wait for the round; the newest result is in the gradients then.
+
+        Returns the missed results before it, oldest first; with `fold` they are added to the newest instead.
+        """
         assert self.handle is not None
         handle, self.handle = self.handle, None
         self._store(handle.synchronize(), scale)
-        return self._earlier(handle.handle)
+        self.empty = handle.handle.info().empty
+        earlier = self._earlier(handle.handle)
+        if fold:
+            for result in earlier:
+                self.flat.add_(result, alpha=scale)
+            earlier = []
+        for parameter, view in self.views.items():
+            parameter.grad = view.to_sparse() if parameter in self._sparse else view
+        self._sparse.clear()
+        return earlier
+
+    def abandon(self) -> bool:
+        """Forget an arrival that has failed, or whose Horovod is gone. False if it is under way."""
+        if self.handle is not None and runtime.is_initialized() and not self.handle.poll():
+            return False
+        self.handle = None
+        self.reset()
+        return True
 
     def collect(self, process_set: int) -> list[torch.Tensor]:
         """The results that this rank has missed, oldest first, without an arrival; empty if there are none."""
@@ -108,6 +143,19 @@ class GradientBucket:
             handle.copy_replay(index, wire.data_ptr())
             results.append(wire.to(self.flat.dtype))
         return results
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    if tensor.numel() == 0:
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def plan(

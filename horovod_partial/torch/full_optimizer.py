@@ -11,7 +11,9 @@ import torch
 from horovod_partial.torch.buckets import Widened
 
 
-def wrap(optimizer: torch.optim.Optimizer, *, compression: Any, **arguments: Any) -> torch.optim.Optimizer:
+def wrap(
+    optimizer: torch.optim.Optimizer, *, compression: Any, grad_scaler: torch.amp.GradScaler | None, **arguments: Any
+) -> torch.optim.Optimizer:
     """Horovod's DistributedOptimizer around `optimizer`; every gradient takes Horovod's own path.
 
     What differs from Horovod's: the optimizer's state and `defaults` are kept, `zero_grad` takes `set_to_none`, bfloat16
@@ -49,7 +51,23 @@ def wrap(optimizer: torch.optim.Optimizer, *, compression: Any, **arguments: Any
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
     cls.__reduce__ = reduce
     wrapped._rounds = 0
+    if grad_scaler is not None:
+        # Unscaled twice, or never, if a fused step met the scaler alone: see partial_optimizer.
+        cls._step_supports_amp_scaling = False
+        synchronize_before_unscaling(grad_scaler, wrapped)
     return wrapped
+
+
+def synchronize_before_unscaling(scaler: torch.amp.GradScaler, wrapped: Any) -> None:
+    """Let `scaler.unscale_` see reduced gradients, not those that are still under way."""
+    unscale = scaler.unscale_
+
+    def synchronize_and_unscale(optimizer: Any) -> None:
+        if optimizer is wrapped and not wrapped._synchronized:
+            wrapped.synchronize()
+        unscale(optimizer)
+
+    scaler.unscale_ = synchronize_and_unscale  # type: ignore[method-assign]
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
@@ -68,6 +86,8 @@ def _widening(compression: Any) -> type:
 
         @staticmethod
         def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+            if ctx is None:  # Horovod's way with sparse gradients
+                return tensor
             chosen, context = ctx
             return chosen.decompress(tensor, context)
 

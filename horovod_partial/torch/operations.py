@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,7 +117,9 @@ def make_config(
     grace_ms: float | str | None = None,
     missed: str = "sum",
     divisor: str = "ranks",
+    discard_late: bool = False,
     drop_nonfinite: bool = False,
+    drop_nonfinite_results: bool = False,
 ) -> _attach.BucketConfig:
     """What the core is told of a bucket, after checking it. `dtype` is that of the wire."""
     if op not in (Average, Sum):
@@ -126,12 +129,14 @@ def make_config(
     if divisor not in ("ranks", "contributors"):
         raise ValueError(f"divisor must be 'ranks' or 'contributors', not {divisor!r}")
     staleness = settings().max_staleness if max_staleness is None else max_staleness
+    if isinstance(staleness, bool) or not isinstance(staleness, int):
+        raise TypeError(f"max_staleness must be an int, a number of rounds, not {staleness!r}")
     if staleness < 0:
         raise ValueError(f"max_staleness must be 0 or more rounds, not {staleness}")
     grace = settings().grace_ms if grace_ms is None else grace_ms
     if isinstance(grace, str) and grace != "auto":
         raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, not {grace!r}")
-    if not isinstance(grace, str) and grace < 0:
+    if not isinstance(grace, str) and not 0 <= grace < math.inf:
         raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, 0 or more, not {grace}")
     average = op == Average
     words = [repr(sync), f"op={'Average' if average else 'Sum'}", f"max_staleness={staleness}", f"grace_ms={grace}"]
@@ -148,7 +153,9 @@ def make_config(
         description=" ".join(words),
         missed=missed,
         divide_by_contributors=average and divisor == "contributors",
+        discard_late=discard_late,
         drop_nonfinite=drop_nonfinite,
+        drop_nonfinite_results=drop_nonfinite_results,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor / size if average and divisor == "ranks" else postscale_factor,
     )
@@ -300,14 +307,13 @@ def _submit(
         return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
     if not name:
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError("partial collectives are not differentiable; pass tensor.detach(), or use sync=hvd.Full()")
     check_device(tensor.device)
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous.")
-    wire = wire_dtype(tensor.dtype)
-    source = tensor.to(wire)
-    work = output if wire == output.dtype else torch.empty_like(source)
     config = make_config(
-        dtype=wire,
+        dtype=wire_dtype(tensor.dtype),
         shape=tuple(tensor.shape),
         sync=policy,
         size=process_set.size(),
@@ -319,6 +325,16 @@ def _submit(
         missed=missed,
         divisor=options.divisor,
     )
+    return submit(tensor, output, name, process_set, config)
+
+
+def submit(
+    tensor: torch.Tensor, output: torch.Tensor, name: str, process_set: ProcessSet, config: _attach.BucketConfig
+) -> PartialHandle:
+    """Arrive at a bucket's open round with a contiguous tensor of the host, widened if its type does not travel."""
+    wire = wire_dtype(tensor.dtype)
+    source = tensor.to(wire)
+    work = output if wire == output.dtype else torch.empty_like(source)
     handle = runtime.submit(process_set.process_set_id, name, config, source.data_ptr(), work.data_ptr(), 1)
     return PartialHandle(handle, source, work, output)
 

@@ -90,6 +90,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     missed = settings().missed if missed is None else missed
     if missed not in ("auto", "sum", "replay", "latest"):
         raise ValueError(f"missed must be 'auto', 'sum', 'replay' or 'latest', not {missed!r}")
+    if model_sync_every is not None and not isinstance(model_sync_every, int):
+        raise TypeError(f"model_sync_every must be an int, a number of rounds, not {model_sync_every!r}")
     if model_sync_every is not None and model_sync_every < 1:
         raise ValueError(f"model_sync_every must be 1 or more rounds, not {model_sync_every}")
     if isinstance(policy, Full):
@@ -97,6 +99,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             optimizer,
             named_parameters=named_parameters,
             compression=compression,
+            grad_scaler=grad_scaler,
             backward_passes_per_step=backward_passes_per_step,
             op=op,
             gradient_predivide_factor=gradient_predivide_factor,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import warnings
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from horovod.common.process_sets import ProcessSet
@@ -13,10 +17,11 @@ from horovod.common.util import split_list
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial.policies import Quorum
+from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
-from horovod_partial.torch.full_optimizer import unwrapped
-from horovod_partial.torch.operations import make_config, partial_allreduce_, runtime
+from horovod_partial.torch.full_optimizer import synchronize_before_unscaling, unwrapped
+from horovod_partial.torch.operations import PartialHandle, make_config, runtime, submit, wire_dtype
 
 
 def wrap(
@@ -38,13 +43,20 @@ def wrap(
         raise ValueError(
             "LBFGS evaluates its closure several times a step, which a partial policy cannot follow; use Full()"
         )
-    check_names(optimizer, named_parameters)
+    names = check_names(optimizer, named_parameters)
     # Horovod's broadcast_optimizer_state knows a wrapper, whose step would reduce, by this module's name.
-    members = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base}
+    # A fused step would unscale by itself, before the reduction and for this rank only.
+    members = {
+        **vars(_Methods),
+        "__module__": "horovod.torch.optimizer",
+        "_base": base,
+        "_step_supports_amp_scaling": False,
+    }
     instance: Any = object.__new__(type(base.__name__, (base,), members))
     # A scheduler that was made before has put its own `step` on the instance, and would go on calling the bare one.
     instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     instance._start(
+        names=names,
         compression=compression,
         backward_passes_per_step=backward_passes_per_step,
         groups=groups,
@@ -59,10 +71,11 @@ def wrap(
 
 def check_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
-) -> None:
-    """Horovod's checks of `named_parameters`, with its messages. Buckets have names of their own."""
+) -> dict[torch.nn.Parameter, str]:
+    """Horovod's checks of `named_parameters`, with its messages. Returns the names, which may be positions."""
     if named_parameters is None:
-        return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return {parameter: str(index) for index, parameter in enumerate(parameters)}
     named = list(named_parameters)
     if any(not isinstance(pair, tuple) for pair in named):
         raise ValueError(
@@ -81,6 +94,7 @@ def check_names(
             "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
             f"{', '.join(map(str, unnamed))}"
         )
+    return {parameter: name for name, parameter in named}
 
 
 class _Methods(torch.optim.Optimizer):
@@ -92,11 +106,12 @@ class _Methods(torch.optim.Optimizer):
 
     is_horovod_partial = True
     _base: Any  # the wrapped optimizer's class
-    _instances = 0  # makes bucket names unique; the ranks make their optimizers in the same order
+    _instances: ClassVar[Counter[str]] = Counter()  # by what makes optimizers alike; the ranks make those in one order
 
     def _start(
         self,
         *,
+        names: dict[torch.nn.Parameter, str],
         compression: Any,
         backward_passes_per_step: int,
         groups: Any,
@@ -106,50 +121,70 @@ class _Methods(torch.optim.Optimizer):
         grad_scaler: torch.amp.GradScaler | None,
         bucket_options: dict[str, Any],
     ) -> None:
-        from horovod_partial.settings import settings
-
         self.process_set = process_set
         self.backward_passes_per_step = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
         self._model_sync_every = model_sync_every
-        self._model_syncs = 0
+        self._model_syncs = -1  # the first step averages too, when no rank can be out of training
         self._grad_scaler = grad_scaler
         self._scale = 1.0
+        self._local_steps = 0
         self._synchronized = False
         self._should_synchronize = True
         self._earlier: list[list[torch.Tensor]] = []
         self._hooks: list[Any] = []
-        self._name = f"DistributedOptimizer.{_Methods._instances}"
-        _Methods._instances += 1
 
-        options = dict(bucket_options)
-        predivide = options.pop("gradient_predivide_factor")
-        if predivide != 1.0 and options["op"] != Average:
+        self._bucket_options = dict(bucket_options)
+        self._predivide = self._bucket_options.pop("gradient_predivide_factor")
+        if self._predivide != 1.0 and self._bucket_options["op"] != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
+        name = self._make_name([[names[p] for p in members] for members in planned])
         self._buckets = [
-            GradientBucket(f"{self._name}.{index}", members, compression) for index, members in enumerate(planned)
+            GradientBucket(f"{name}.{index}", members, compression) for index, members in enumerate(planned)
         ]
-        self._configs = {
-            bucket.name: make_config(
-                dtype=bucket.wire_dtype,
-                shape=tuple(bucket.flat.shape),
-                size=process_set.size(),
-                prescale_factor=1.0 / predivide,
-                postscale_factor=predivide,
-                drop_nonfinite=True,
-                **options,
-            )
-            for bucket in self._buckets
-        }
+        for bucket in self._buckets:
+            self._config(bucket)  # wrong settings fail here, not in the first backward
         self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
-        if process_set.included() and process_set.size() > 1:
-            for parameter in parameters:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient_is_there))
+        if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
+            self._register_hooks()
         if grad_scaler is not None:
-            self._synchronize_before_unscaling(grad_scaler)
+            synchronize_before_unscaling(grad_scaler, self)
+
+    def _make_name(self, members: list[list[str]]) -> str:
+        # The same on all ranks whatever other optimizers they make, and another one where the parameters differ.
+        text = f"{self.process_set.process_set_id} {members}"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        _Methods._instances[digest] += 1
+        return f"DistributedOptimizer.{digest}.{_Methods._instances[digest]}"
+
+    def _config(self, bucket: GradientBucket) -> Any:
+        # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
+        return make_config(
+            dtype=bucket.wire_dtype,
+            shape=tuple(bucket.flat.shape),
+            size=self.process_set.size(),
+            prescale_factor=1.0 / self._predivide,
+            postscale_factor=self._predivide,
+            drop_nonfinite=True,
+            drop_nonfinite_results=self._grad_scaler is not None,
+            **self._bucket_options,
+        )
+
+    def _register_hooks(self) -> None:
+        # The parameters hold the hooks, and must not hold the optimizer with them.
+        reference = weakref.ref(self)
+
+        def gradient_is_there(parameter: torch.nn.Parameter) -> None:
+            optimizer = reference()
+            if optimizer is not None:
+                optimizer._gradient_is_there(parameter)
+
+        for parameter in self._bucket_of:
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(gradient_is_there))  # type: ignore[no-untyped-call]
+        weakref.finalize(self, _remove, self._hooks)
 
     # --- Backward ------------------------------------------------------------------------------------------------
 
@@ -174,22 +209,26 @@ class _Methods(torch.optim.Optimizer):
     def _arrive(self, bucket: GradientBucket) -> None:
         if self._grad_scaler is not None:
             self._scale = self._grad_scaler.get_scale()
-        bucket.arrive(self.process_set.process_set_id, self._configs[bucket.name], self._scale)
+        bucket.arrive(self.process_set.process_set_id, self._config(bucket), self._scale)
 
     # --- Step ----------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Wait until every bucket has its result; the parameters' `grad` hold it then.
 
-        Gradients that backward did not make count as zeros, as in Horovod.
+        Gradients that backward did not make count as zeros, as in Horovod. Results that this rank has missed are added
+        up here also with `missed="replay"`, so that what follows, such as clipping, sees all of them.
         """
+        self._synchronize(fold=True)
+
+    def _synchronize(self, fold: bool) -> None:
         if self._hooks and not self._synchronized:
             for bucket in self._buckets:
                 if bucket.handle is None:
                     for parameter in list(bucket.missing):
                         bucket.take(parameter)
                     self._arrive(bucket)
-            self._earlier = [bucket.finish(self._scale) for bucket in self._buckets]
+            self._earlier = [bucket.finish(self._scale, fold) for bucket in self._buckets]
             for bucket in self._buckets:
                 bucket.reset()
             for parameter in self._passes_left:
@@ -222,21 +261,36 @@ class _Methods(torch.optim.Optimizer):
                     "optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code.",
                     stacklevel=2,
                 )
-            self.synchronize()
+            self._synchronize(fold=False)
         earlier, self._earlier = self._earlier, []
-        if any(earlier):
-            newest = {p: p.grad for p in self._bucket_of}
+        empty = [bucket for bucket in self._buckets if bucket.empty]
+        with self._gradients_kept():
             self._replay(earlier)
-            for parameter, gradient in newest.items():
-                parameter.grad = gradient
-        self._base.step(self)
+        # No result is no update: a step with zeros would move weights by momentum and decay.
+        if len(empty) < len(self._buckets) or not self._buckets:
+            with self._gradients_kept():
+                for bucket in empty:
+                    bucket.point_gradients_at(None)
+                self._base.step(self)
+        for bucket in empty:
+            bucket.empty = False
         self._synchronized = False
+        self._local_steps += 1
         self._maybe_sync_model()
         return loss
 
+    @contextmanager
+    def _gradients_kept(self) -> Iterator[None]:
+        gradients = {p: p.grad for p in self._bucket_of}
+        try:
+            yield
+        finally:
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
+
     def _replay(self, results: list[list[torch.Tensor]]) -> None:
         """Apply results, a list for each bucket, oldest first; the newest of each bucket are applied together."""
-        rounds = max(map(len, results))
+        rounds = max(map(len, results), default=0)
         for index in range(rounds):
             for bucket, missed in zip(self._buckets, results, strict=True):
                 at = index - (rounds - len(missed))
@@ -254,8 +308,24 @@ class _Methods(torch.optim.Optimizer):
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
-        self._synchronized = False
+        # A backward that failed half way leaves nothing behind.
+        self._restart()
         self._base.zero_grad(self, set_to_none)
+
+    def _restart(self) -> None:
+        self._synchronized = False
+        self._earlier = []
+        for bucket in self._buckets:
+            bucket.reset()
+        self._passes_left = dict.fromkeys(self._passes_left, self.backward_passes_per_step)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not after wrapping: the new parameters would not be reduced.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("add parameter groups before wrapping the optimizer: later ones would not be reduced")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """As Horovod's: how many backward passes accumulate before a step."""
@@ -268,7 +338,7 @@ class _Methods(torch.optim.Optimizer):
     def rounds(self) -> int:
         """Rounds that all buckets have completed: the clock that the ranks share, for schedules and for stopping."""
         if not self._hooks:
-            return 0
+            return self._local_steps  # alone, every step is a round
         process_set = self.process_set.process_set_id
         return min(runtime.completed(process_set, bucket.name) for bucket in self._buckets)
 
@@ -287,11 +357,8 @@ class _Methods(torch.optim.Optimizer):
         process_set = self.process_set.process_set_id
         runtime.flush(process_set)
         missed = [bucket.collect(process_set) for bucket in self._buckets]
-        if any(missed):
-            gradients = {p: p.grad for p in self._bucket_of}
+        with self._gradients_kept():
             self._replay(missed)
-            for parameter, gradient in gradients.items():
-                parameter.grad = gradient
 
     def _maybe_sync_model(self) -> None:
         if self._model_sync_every is None or not self._hooks:
@@ -304,48 +371,69 @@ class _Methods(torch.optim.Optimizer):
             for bucket in self._buckets:
                 sizes = [p.numel() for p in bucket.parameters]
                 model = torch.cat([p.detach().reshape(-1) for p in bucket.parameters])
-                # All ranks, but those that have ended, whose models do not count either.
-                partial_allreduce_(
-                    model,
-                    name=f"{bucket.name}.model",
-                    sync=Quorum(1.0),
-                    missed="latest",
-                    divisor="contributors",
-                    process_set=self.process_set,
-                )
+                handle = partial_model_average_(model, f"{bucket.name}.model", self.process_set)
+                if handle.info().late:
+                    continue  # an average of older models, made while this rank was out of training
                 for parameter, average in zip(bucket.parameters, torch.split(model, sizes), strict=True):
                     parameter.copy_(average.view_as(parameter))
 
     # --- State ---------------------------------------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; what this rank has pending or has missed is forgotten."""
-        if any(bucket.handle is not None for bucket in self._buckets):
+        """As the wrapped optimizer's; what this rank has pending or has missed is forgotten.
+
+        Raises:
+            AssertionError: gradients are under way; call it after `step`. (After a failure it may be called at any time.)
+        """
+        under_way = [bucket for bucket in self._buckets if not bucket.abandon()]
+        if under_way:
             raise AssertionError(
                 "optimizer.load_state_dict() was called after loss.backward() but before optimizer.step()."
             )
-        if self._hooks:
-            runtime.clear(self.process_set.process_set_id)
-        self._synchronized = False
+        for bucket in self._buckets:
+            runtime.clear(self.process_set.process_set_id, bucket.name)
         self._should_synchronize = True
-        self._earlier = []
-        self.set_backward_passes_per_step(self.backward_passes_per_step)
+        self._restart()
+        state, groups = self.state, self.param_groups
         self._base.load_state_dict(self, state_dict)
+        # The wrapped optimizer, and schedulers that were made for it, share these.
+        state.clear()
+        state.update(self.state)
+        groups[:] = self.param_groups
+        self.state, self.param_groups = state, groups
 
     def __reduce__(self) -> tuple[Any, ...]:
         return unwrapped(self, self._base)
 
-    # --- Mixed precision -----------------------------------------------------------------------------------------
 
-    def _synchronize_before_unscaling(self, scaler: torch.amp.GradScaler) -> None:
-        unscale = scaler.unscale_
+# PyTorch wraps the step of every class that has not this mark, and would run the step's hooks twice.
+_Methods.step.hooked = True  # type: ignore[attr-defined]
 
-        def synchronize_and_unscale(optimizer: torch.optim.Optimizer) -> None:
-            if optimizer is self:
-                self.synchronize()
-            unscale(optimizer)
 
-        scaler.unscale_ = synchronize_and_unscale  # type: ignore[method-assign]
+def partial_model_average_(model: torch.Tensor, name: str, process_set: ProcessSet) -> PartialHandle:
+    """Average a model over all ranks in place; ranks out of training are left out, and do not count."""
+    handle = submit(
+        model,
+        model,
+        name,
+        process_set,
+        make_config(
+            dtype=wire_dtype(model.dtype),
+            shape=tuple(model.shape),
+            sync=Quorum(1.0),
+            size=process_set.size(),
+            missed="latest",
+            divisor="contributors",
+            discard_late=True,
+        ),
+    )
+    handle.synchronize()
+    return handle
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _check_groups(
