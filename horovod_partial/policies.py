@@ -108,5 +108,5 @@ def rule(policy: Policy, size: int) -> dict[str, Any]:
             return {"rule": "quorum", "quorum": min(ranks, size), "seed": 0}
         case Quorum(ranks=ranks):
             # 0.55 of 20 ranks is 11, although the product is a little more.
-            return {"rule": "quorum", "quorum": math.ceil(round(ranks * size, 9)), "seed": 0}
+            return {"rule": "quorum", "quorum": max(1, math.ceil(round(ranks * size, 9))), "seed": 0}
     raise TypeError(f"{policy!r} has no rounds: it is Horovod's own collective")

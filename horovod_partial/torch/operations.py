@@ -95,6 +95,7 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     Afterwards results that a rank has missed wait for its next operation; an optimizer's own `flush` applies them.
     Ranks that have joined need not come.
     """
+    _check_initialized()
     runtime.flush(process_set.process_set_id)
 
 
@@ -275,6 +276,11 @@ def partial_allreduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
     return synchronize(partial_allreduce_async(tensor, *args, **kwargs))
 
 
+def _check_initialized() -> None:
+    if not mpi_ops.is_initialized():
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+
+
 class _Options(NamedTuple):
     max_staleness: int | None
     grace_ms: float | str | None
@@ -301,8 +307,7 @@ def _submit(
         raise ValueError(
             f"missed must be 'sum' or 'latest' here, not {missed!r}: one tensor cannot hold several results"
         )
-    if not mpi_ops.is_initialized():
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    _check_initialized()
     if isinstance(policy, Full):
         return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
     if not name:
