@@ -239,21 +239,20 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     }
     if (const auto reason = Verdict(bucket, now)) closings.push_back(Close(name, bucket, *reason, now));
   }
-  again_ = FlushReason().has_value();
-  if (!closings.empty()) return closings;
-
+  const bool closed = !closings.empty();
   bool anybody_waits = false;
   for (auto& [name, bucket] : buckets_) {
     if (!bucket.HasArrival()) continue;
     anybody_waits = true;
-    if (bucket.policy ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket)) {
+    if (!(bucket.policy ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket))) continue;
+    if (!closings.empty()) {
+      again_ = true;  // one at a time, and only when nothing else closes
+    } else {
       closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, now));
-      again_ = true;
-      return closings;
     }
   }
-  again_ = false;
-  if (anybody_waits) return closings;  // what has arrived is delivered before a flush
+  if (!closings.empty()) again_ = again_ || !closed || FlushReason().has_value();
+  if (!closings.empty() || anybody_waits) return closings;  // what has arrived is delivered before a flush
 
   if (const auto reason = FlushReason())
     for (auto& [name, bucket] : buckets_)

@@ -97,10 +97,12 @@ void Engine::Wait(BucketHandle& bucket, Work& work) {
   if (!work.done) {
     const Time start = Now();
     const auto stop_counting = [&] {
-      if (std::exchange(work.waited_for, false)) clock_->Leave();
+      if (work.waiters == 0) return;  // Done has seen to it
+      --work.waiters;
+      clock_->Leave();
     };
     clock_->Enter(start);
-    work.waited_for = true;
+    ++work.waiters;
     try {
       int dead = 0;
       while (!work.done) {
@@ -290,7 +292,7 @@ void Engine::Refuse(const std::string& name) {
 
 void Engine::Done(BucketHandle& bucket, Work& work) {
   work.done = true;
-  if (std::exchange(work.waited_for, false)) clock_->Leave();  // though its thread may not have woken yet
+  for (; work.waiters > 0; --work.waiters) clock_->Leave();  // though their threads may not have woken yet
   bucket.finished.notify_all();
 }
 

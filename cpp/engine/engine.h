@@ -50,7 +50,7 @@ struct RoundInfo {
 struct Work {
   Bucket::Arrival arrival;
   bool done = false;
-  bool waited_for = false;  // a thread is in Wait, and counted in the clock
+  int waiters = 0;  // threads in Wait that the clock counts
   std::string error;
   RoundInfo info;
   std::deque<Buffer> replay;   // results before the newest, oldest first; only with Missed::kReplay
