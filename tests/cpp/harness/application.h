@@ -1,0 +1,120 @@
+// One rank's application: the memory of its buckets, what it has submitted, and what it has got.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/fake_horovod.h"
+
+namespace horovod_partial::test {
+
+using Floats = std::vector<float>;
+
+inline constexpr std::size_t kElements = 5;
+
+inline std::string BucketName(int bucket) { return "bucket." + std::to_string(bucket); }
+
+inline BucketConfig Config(int quorum, Missed missed = Missed::kSum) {
+  BucketConfig config;
+  config.options.elements = kElements;
+  config.options.missed = missed;
+  config.policy.quorum = quorum;
+  config.policy.grace = Time(0);
+  config.policy.description = "Quorum(" + std::to_string(quorum) + ")";
+  config.shape = {static_cast<std::int64_t>(kElements)};
+  return config;
+}
+
+inline void AddTo(Floats& sum, const Floats& values) {
+  for (std::size_t i = 0; i < kElements; ++i) sum[i] += values[i];
+}
+
+// Sums of its contributions are integers that floats hold exactly, and tell ranks, buckets, steps and elements apart.
+inline Floats Contribution(Rank rank, int bucket, int step) {
+  Floats values(kElements);
+  for (std::size_t i = 0; i < kElements; ++i)
+    values[i] = static_cast<float>(static_cast<int>(i) + 10 * rank + 100 * bucket + 1000 * step + 1);
+  return values;
+}
+
+class Application {
+ public:
+  // What the application has got of a bucket, in one piece.
+  struct Got {
+    RoundInfo info;
+    std::vector<Floats> results;  // the newest is the last
+  };
+  struct Memory {
+    std::shared_ptr<BucketHandle> handle;
+    std::shared_ptr<Work> work;
+    Floats input = Floats(kElements);
+    Floats output = Floats(kElements);
+    bool in_place = false;
+    int steps = 0;
+    Floats submitted = Floats(kElements);
+    std::vector<Got> got;
+  };
+
+  Application(FakeHorovod& horovod, Rank rank, const std::vector<BucketConfig>& configs)
+      : engine_(horovod.engine(rank)), rank_(rank), memory_(configs.size()), configs_(configs) {}
+
+  void Arrive(int bucket, bool in_place = true) {
+    Memory& memory = At(bucket);
+    if (memory.handle == nullptr) memory.handle = engine_.Declare(BucketName(bucket), configs_[Index(bucket)]);
+    const Floats contribution = Contribution(rank_, bucket, memory.steps++);
+    std::copy(contribution.begin(), contribution.end(), memory.input.begin());  // it stays where it is
+    AddTo(memory.submitted, contribution);
+    memory.in_place = in_place;
+    memory.work = engine_.Arrive(memory.handle, {memory.input.data(), Target(memory).data(), 1});
+  }
+  bool IsDone(int bucket) { return engine_.Poll(*At(bucket).handle, *At(bucket).work); }
+  void Wait(int bucket) {
+    Memory& memory = At(bucket);
+    const std::shared_ptr<Work> work = std::exchange(memory.work, nullptr);
+    engine_.Wait(*memory.handle, *work);
+    Keep(memory, *work, Target(memory));
+  }
+  // As an optimizer does after a flush.
+  void Collect() {
+    for (Memory& memory : memory_) {
+      if (memory.handle == nullptr) continue;
+      if (const auto work = engine_.Collect(memory.handle, memory.output.data())) Keep(memory, *work, memory.output);
+    }
+  }
+
+  int buckets() const { return static_cast<int>(memory_.size()); }
+  Rank rank() const { return rank_; }
+  Memory& At(int bucket) { return memory_[Index(bucket)]; }
+  Floats Total(int bucket) {
+    Floats total(kElements);
+    for (const Got& got : At(bucket).got)
+      for (const Floats& result : got.results) AddTo(total, result);
+    return total;
+  }
+
+  std::string error;  // what its thread ended with, if not well
+
+ private:
+  static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
+  static Floats& Target(Memory& memory) { return memory.in_place ? memory.input : memory.output; }
+
+  void Keep(Memory& memory, const Work& work, const Floats& newest) {
+    Got got{work.info, {}};
+    for (const Buffer& earlier : work.replay) {
+      const auto* values = static_cast<const float*>(earlier.data());
+      got.results.emplace_back(values, values + kElements);
+    }
+    got.results.push_back(newest);
+    memory.got.push_back(std::move(got));
+  }
+
+  Engine& engine_;
+  const Rank rank_;
+  std::vector<Memory> memory_;
+  const std::vector<BucketConfig> configs_;
+};
+
+}  // namespace horovod_partial::test

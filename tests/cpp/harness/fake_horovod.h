@@ -1,0 +1,519 @@
+// A make-believe Horovod for the engine: all ranks in one process, and of Horovod only what the protocol depends on.
+//
+// As in Horovod, each rank has a tensor table and a queue of requests, which is emptied at the start of a cycle, so that
+// requests can slip in later; a cycle negotiates if any rank has a request or asks for it; the coordinator's own late
+// entries are made before the responses are known, its own arrivals begin after; a response may carry several
+// tensors; entries are called back under no lock at the end of a reduction, and under the queue's lock in a shutdown.
+// The hooks do what attach/session.cc makes them do.
+//
+// The background can be driven in two ways: Cycle takes all steps of all ranks in the caller's thread, in a random order,
+// and lets the caller do something between any two of them; Start makes one thread for each rank.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/coordinator.h"
+#include "engine/engine.h"
+
+// Horovod's shutdown calls back under its queue's lock, and then takes the bucket's; a submission takes them the other way
+// round. That is no deadlock: a bucket that is called back has an entry in the table, so nobody can be submitting it. The
+// sanitizer knows nothing of the table and would report the cycle of locks.
+extern "C" const char* __tsan_default_options();
+extern "C" const char* __tsan_default_options() { return "detect_deadlocks=0"; }
+
+namespace horovod_partial::test {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+using Random = std::mt19937_64;
+
+// Up to and without `end`.
+inline int Below(Random& random, int end) { return std::uniform_int_distribution<int>(0, end - 1)(random); }
+
+// A round that has run, as nobody but the background knows it.
+struct PastRound {
+  Closing closing;
+  std::vector<bool> joined;     // by rank, when it was closed
+  std::vector<Report> reports;  // by rank, of the cycle in which it was closed
+  std::vector<const void*> inputs;  // by rank: what the transport read, and wrote
+  std::vector<void*> outputs;
+  std::vector<char> result;     // empty if it failed
+};
+
+class FakeHorovod {
+ public:
+  struct Settings {
+    int size = 3;
+    Engine::Thresholds thresholds{Time(0), Time(0)};
+    std::size_t fused = 1;  // tensors in a response, at most; 0: a random number
+    // What time it is for an engine's hooks, and for the coordinator.
+    std::function<Time(Rank)> clock = [](Rank) { return Now(); };
+    std::function<Time()> coordinator_clock = [] { return Now(); };
+    // What an entry is called back with instead of its result, or "".
+    std::function<std::string(const Closing&, Rank)> fault = [](const Closing&, Rank) { return std::string(); };
+  };
+
+  explicit FakeHorovod(Settings settings) : settings_(std::move(settings)), coordinator_(settings_.size) {
+    for (Rank rank = 0; rank < settings_.size; ++rank)
+      ranks_.push_back(std::make_unique<RankState>(*this, rank, settings_.size, settings_.thresholds));
+  }
+  ~FakeHorovod() { Stop(); }
+
+  int size() const { return settings_.size; }
+  Engine& engine(Rank rank) { return ranks_[Index(rank)]->engine; }
+
+  // --- Application's threads --------------------------------------------------------------------------------------------
+
+  // Horovod's join, without waiting for the others.
+  void Join(Rank rank) { ranks_[Index(rank)]->wants_join = true; }
+  bool IsJoining(Rank rank) const { return ranks_[Index(rank)]->wants_join || ranks_[Index(rank)]->joined; }
+  // A collective that is not ours, such as a barrier: is there until every rank has submitted one.
+  void SubmitForeign(Rank rank) {
+    ranks_[Index(rank)]->foreign_since = Now();
+    ranks_[Index(rank)]->foreign = true;
+  }
+  bool IsForeignOutstanding(Rank rank) const { return ranks_[Index(rank)]->foreign; }
+  void Shutdown() { shutdown_ = true; }
+  bool IsAlive(Rank rank) const { return ranks_[Index(rank)]->alive; }
+
+  // --- Background, in one thread ----------------------------------------------------------------------------------------
+
+  // False after the shutdown.
+  bool Cycle(Random& random, const std::function<void()>& between) {
+    const auto each_rank = [&](const auto& step) {
+      std::vector<Rank> order(ranks_.size());
+      std::iota(order.begin(), order.end(), 0);
+      std::shuffle(order.begin(), order.end(), random);
+      for (const Rank rank : order) {
+        between();
+        step(rank);
+      }
+    };
+    each_rank([&](Rank rank) { Pop(rank); });
+    Agree();
+    if (ends_) each_rank([&](Rank rank) { Finalize(rank); });
+    if (ends_ || !negotiates_) return !ends_;
+    each_rank([&](Rank rank) {
+      if (rank != 0) MakeReport(rank);
+    });
+    between();
+    Coordinate(random, between);
+    each_rank([&](Rank rank) { Receive(rank); });
+    for (std::size_t i = 0; i < responses_.size(); ++i) {
+      each_rank([&](Rank rank) { Gather(rank, i); });
+      each_rank([&](Rank rank) { Reduce(rank, i); });
+      each_rank([&](Rank rank) { Callback(rank, i); });
+    }
+    return true;
+  }
+
+  // --- Background, in one thread for each rank --------------------------------------------------------------------------
+
+  void Start() {
+    for (Rank rank = 0; rank < size(); ++rank) threads_.emplace_back([this, rank] { Run(rank); });
+  }
+  // Shuts down, and waits for the threads.
+  void Stop() {
+    shutdown_ = true;
+    for (auto& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  // --- When the background rests ----------------------------------------------------------------------------------------
+
+  const std::vector<PastRound>& history() const { return history_; }
+  // How many entries have been called back; that is what wakes up the applications' threads.
+  std::size_t callbacks() const { return callbacks_; }
+  // For messages: what the ranks say, and what they wait for.
+  std::string Describe() const {
+    std::string text = coordinator_.DescribeWaits(kNever);
+    for (const auto& state : ranks_) {
+      text += "\nrank " + std::to_string(state->rank) + ": blocked " + std::to_string(state->report.blocked) + " waiting " + std::to_string(state->report.waiting) + " flush " +
+              std::to_string(static_cast<int>(state->report.flush)) + (state->joined ? " joined" : "");
+      for (const auto& handle : state->engine.Buckets()) {
+        std::lock_guard<std::mutex> lock(handle->mutex);
+        text += "; " + handle->core.name() + " state " + std::to_string(static_cast<int>(handle->core.state())) +
+                " completed " + std::to_string(handle->core.completed()) + (handle->core.HasPending() ? " pending" : "") +
+                (handle->core.HasMissed() ? " missed" : "") + (handle->work != nullptr ? " outstanding" : "");
+      }
+    }
+    return text;
+  }
+
+  // What would have been an internal error of the attachment, or a breach of its contract by the engine; or "".
+  std::string complaint() const {
+    std::lock_guard<std::mutex> lock(complaint_mutex_);
+    return complaint_;
+  }
+
+ private:
+  struct Entry {
+    const void* input = nullptr;
+    void* output = nullptr;
+    std::size_t bytes = 0;
+    std::shared_ptr<BucketHandle> handle;  // null: zeros of a bucket that this rank does not know
+    std::shared_ptr<Buffer> zeros;
+  };
+
+  struct RankState final : Transport {
+    RankState(FakeHorovod& the_owner, Rank the_rank, int size, Engine::Thresholds thresholds)
+        : owner(the_owner), rank(the_rank), engine(*this, the_rank, size, thresholds) {}
+
+    std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override {
+      std::lock_guard<std::mutex> lock(queue_mutex);
+      if (!alive) return "Horovod has been shut down";
+      const Entry made{entry.input, entry.output, bucket->core.bytes(), bucket, nullptr};
+      if (!table.emplace(bucket->core.name(), made).second) return "duplicate name";
+      requests.push_back(bucket->core.name());
+      return {};
+    }
+    void Retract(const BucketHandle& bucket) override {
+      std::lock_guard<std::mutex> lock(queue_mutex);
+      const auto request = std::find(requests.begin(), requests.end(), bucket.core.name());
+      if (request == requests.end()) return owner.Complain("a request is retracted that is not in the queue");
+      requests.erase(request);
+      table.erase(bucket.core.name());
+    }
+    void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override {
+      std::lock_guard<std::mutex> lock(queue_mutex);
+      const Entry made{entry.input, entry.output, bucket->core.bytes(), bucket, nullptr};
+      if (!table.emplace(bucket->core.name(), made).second) owner.Complain("two entries for " + bucket->core.name());
+    }
+    bool Alive() const override { return alive; }
+
+    FakeHorovod& owner;
+    const Rank rank;
+    std::mutex queue_mutex;  // guards the table and the requests
+    std::map<std::string, Entry> table;
+    std::vector<std::string> requests;
+    std::atomic<bool> alive{true};
+    std::atomic<bool> wants_join{false};
+    std::atomic<bool> joined{false};
+    std::atomic<bool> foreign{false};
+    std::atomic<Time> foreign_since{kNever};
+
+    // Background only, of one cycle.
+    std::vector<std::string> sent;
+    bool wants_cycle = false;
+    bool has_foreign = false;
+    Report report;
+    std::vector<Entry> entries;              // of the response that runs
+    std::vector<std::vector<char>> inputs;   // what was to be sent, when the reduction began
+    std::vector<std::vector<char>> results;
+
+    Engine engine;
+  };
+
+  // Tensors that are reduced, or refused, together.
+  struct Response {
+    std::vector<Closing> closings;
+    std::vector<std::int32_t> words;  // the closings, as they travel
+    std::size_t first_round = 0;      // in history_
+  };
+
+  static std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
+  Time ForeignSince(const RankState& state) const { return state.foreign ? state.foreign_since.load() : kNever; }
+
+  void Complain(const std::string& what) {
+    std::lock_guard<std::mutex> lock(complaint_mutex_);
+    if (complaint_.empty()) complaint_ = what;
+    shutdown_ = true;
+  }
+  // As Session::Guard.
+  template <class Hook>
+  void Guard(const Hook& hook) {
+    try {
+      hook();
+    } catch (const std::exception& error) {
+      Complain(error.what());
+    }
+  }
+
+  // --- A cycle, in its order --------------------------------------------------------------------------------------------
+
+  void Pop(Rank rank) {
+    RankState& state = *ranks_[Index(rank)];
+    {
+      std::lock_guard<std::mutex> lock(state.queue_mutex);
+      state.sent = std::exchange(state.requests, {});
+    }
+    state.has_foreign = state.foreign;
+    const bool joins = state.wants_join;
+    if (joins) {
+      state.joined = true;
+      state.wants_join = false;
+    }
+    state.wants_cycle = joins || !state.sent.empty() ||
+                        state.engine.WantsCycle(settings_.clock(rank), ForeignSince(state)) ||
+                        (rank == 0 && coordinator_.NextDeadline() <= settings_.coordinator_clock());
+  }
+
+  // What all ranks know of each other after the bitwise and.
+  void Agree() {
+    ends_ = shutdown_;
+    const bool barrier = std::all_of(ranks_.begin(), ranks_.end(), [](const auto& state) { return state->has_foreign; });
+    if (barrier)
+      for (auto& state : ranks_) state->foreign = false;
+    negotiates_ = barrier || std::any_of(ranks_.begin(), ranks_.end(), [](const auto& state) { return state->wants_cycle; });
+  }
+
+  void MakeReport(Rank rank) {
+    RankState& state = *ranks_[Index(rank)];
+    state.report = DecodeReport(Encode(state.engine.BuildReport(state.sent, settings_.clock(rank), ForeignSince(state))));
+  }
+
+  void Coordinate(Random& random, const std::function<void()>& between) {
+    Guard([&] {
+      const Time now = settings_.coordinator_clock();
+      for (Rank rank = 1; rank < size(); ++rank) coordinator_.Observe(rank, ranks_[Index(rank)]->report, now);
+      MakeReport(0);
+      coordinator_.Observe(0, ranks_[0]->report, now);
+      std::vector<bool> joined;
+      for (const auto& state : ranks_) joined.push_back(state->joined);
+      coordinator_.SetJoined(joined);
+      std::vector<Closing> closings = coordinator_.Decide(now);
+      between();
+      std::vector<Closing> begun;  // the coordinator's own arrivals wait until the responses are known
+      for (const Closing& closing : closings)
+        if (!joined[0] && !closing.contributions[0].fresh) BeginOrRefuse(0, closing, begun);
+      ranks_[0]->engine.Begin(begun);
+      responses_.clear();
+      std::size_t room = 0;
+      for (Closing& closing : closings) {
+        if (!closing.error.empty()) coordinator_.Forget(closing.bucket);
+        if (room == 0 || !closing.error.empty() || !responses_.back().closings[0].error.empty()) {
+          responses_.emplace_back();
+          responses_.back().first_round = history_.size();
+          room = settings_.fused != 0 ? settings_.fused : static_cast<std::size_t>(1 + Below(random, 3));
+        }
+        PastRound past;
+        past.closing = closing;
+        past.joined = joined;
+        for (const auto& state : ranks_) past.reports.push_back(state->report);
+        past.inputs.resize(ranks_.size());
+        past.outputs.resize(ranks_.size());
+        history_.push_back(std::move(past));
+        Append(closing, responses_.back().words);
+        responses_.back().closings.push_back(std::move(closing));
+        --room;
+      }
+      if (std::all_of(joined.begin(), joined.end(), [](bool each) { return each; }))
+        for (auto& state : ranks_) state->joined = false;
+    });
+  }
+
+  void Receive(Rank rank) {
+    RankState& state = *ranks_[Index(rank)];
+    if (state.joined) return;
+    Guard([&] {
+      std::vector<Closing> begun;
+      for (const Response& response : responses_) {
+        std::size_t at = 0;
+        for (const Closing& closing : response.closings) {
+          Closing received = DecodeClosing(response.words, at);
+          received.bucket = closing.bucket;
+          received.error = closing.error;
+          if (rank != 0 || closing.contributions[0].fresh) BeginOrRefuse(rank, received, begun);
+        }
+      }
+      state.engine.Begin(begun);
+      for (const Response& response : responses_)
+        for (const Closing& closing : response.closings) FillMissing(state, closing.bucket);
+    });
+  }
+
+  // What the engine knows is refused, or collected to begin.
+  void BeginOrRefuse(Rank rank, const Closing& closing, std::vector<Closing>& begun) {
+    Engine& engine = ranks_[Index(rank)]->engine;
+    if (engine.Find(closing.bucket) == nullptr) return;
+    if (closing.error.empty()) {
+      begun.push_back(closing);
+    } else {
+      engine.Refuse(closing.bucket);
+    }
+  }
+  // What it does not know, or what has failed there, is sent as zeros.
+  void FillMissing(RankState& state, const std::string& bucket) {
+    Entry entry;
+    for (const auto& other : ranks_)  // the response tells the size
+      if (const auto handle = other->engine.Find(bucket)) entry.bytes = handle->core.bytes();
+    entry.zeros = std::make_shared<Buffer>();
+    entry.zeros->Reserve(entry.bytes);
+    if (entry.bytes > 0) entry.zeros->Zero();
+    entry.input = entry.output = entry.zeros->data();
+    std::lock_guard<std::mutex> lock(state.queue_mutex);
+    state.table.emplace(bucket, entry);
+  }
+
+  void Gather(Rank rank, std::size_t i) {
+    RankState& state = *ranks_[Index(rank)];
+    const Response& response = responses_[i];
+    state.entries.assign(response.closings.size(), {});
+    state.inputs.assign(response.closings.size(), {});
+    if (state.joined) return;
+    for (std::size_t k = 0; k < response.closings.size(); ++k) {
+      const Closing& closing = response.closings[k];
+      {
+        std::lock_guard<std::mutex> lock(state.queue_mutex);
+        const auto entry = state.table.find(closing.bucket);
+        if (entry == state.table.end()) {
+          Complain("no entry for " + closing.bucket + " on rank " + std::to_string(rank));
+          continue;
+        }
+        state.entries[k] = std::move(entry->second);
+        state.table.erase(entry);
+      }
+      if (!closing.error.empty()) continue;
+      const Entry& entry = state.entries[k];
+      const auto* bytes = static_cast<const char*>(entry.input);
+      state.inputs[k].assign(bytes, bytes + entry.bytes);
+      PastRound& past = history_[response.first_round + k];
+      past.inputs[Index(rank)] = entry.input;
+      past.outputs[Index(rank)] = entry.output;
+    }
+  }
+
+  // Every rank adds up what all of them send, in the same order.
+  void Reduce(Rank rank, std::size_t i) {
+    RankState& state = *ranks_[Index(rank)];
+    const Response& response = responses_[i];
+    state.results.assign(response.closings.size(), {});
+    for (std::size_t k = 0; k < response.closings.size(); ++k) {
+      if (!response.closings[k].error.empty()) continue;
+      std::vector<char>& result = state.results[k];
+      for (const auto& other : ranks_) {
+        const Entry& entry = other->entries[k];
+        if (entry.input == nullptr) continue;  // joined
+        if (std::memcmp(entry.input, other->inputs[k].data(), entry.bytes) != 0)
+          Complain("rank " + std::to_string(other->rank) + " writes what is being sent");
+        if (result.empty()) {
+          result = other->inputs[k];
+        } else {
+          const DataType type = TypeOf(response.closings[k].bucket);
+          Add(type, result.data(), entry.input, result.size() / SizeOf(type));
+        }
+      }
+    }
+    if (rank != 0) return;
+    for (std::size_t k = 0; k < response.closings.size(); ++k) history_[response.first_round + k].result = state.results[k];
+  }
+
+  DataType TypeOf(const std::string& bucket) const {
+    for (const auto& state : ranks_)
+      if (const auto handle = state->engine.Find(bucket)) return handle->config.options.type;
+    return DataType::kUInt8;
+  }
+
+  void Callback(Rank rank, std::size_t i) {
+    RankState& state = *ranks_[Index(rank)];
+    Guard([&] {
+      for (std::size_t k = 0; k < state.entries.size(); ++k) {
+        const Closing& closing = responses_[i].closings[k];
+        Entry& entry = state.entries[k];
+        std::string error = closing.error;
+        if (error.empty()) error = settings_.fault(closing, rank);
+        if (error.empty() && entry.output != nullptr) std::memcpy(entry.output, state.results[k].data(), entry.bytes);
+        if (entry.handle != nullptr) state.engine.Finished(entry.handle, error);
+        entry = {};
+        ++callbacks_;
+      }
+    });
+  }
+
+  // Calls back under the queue's lock, as Horovod does.
+  void Finalize(Rank rank) {
+    RankState& state = *ranks_[Index(rank)];
+    state.alive = false;
+    std::lock_guard<std::mutex> lock(state.queue_mutex);
+    for (const auto& [name, entry] : state.table) {
+      if (entry.handle != nullptr) state.engine.Finished(entry.handle, "Horovod has been shut down");
+      ++callbacks_;
+    }
+    state.table.clear();
+    state.requests.clear();
+  }
+
+  // --- One thread for each rank ------------------------------------------------------------------------------------------
+
+  // All ranks come here; the last one calls `together` before any goes on.
+  void Meet(const std::function<void()>& together = [] {}) {
+    std::unique_lock<std::mutex> lock(meeting_mutex_);
+    const int meeting = meetings_;
+    if (++present_ == size()) {
+      together();
+      present_ = 0;
+      ++meetings_;
+      meeting_over_.notify_all();
+    } else {
+      meeting_over_.wait(lock, [&] { return meetings_ != meeting; });
+    }
+  }
+
+  void Run(Rank rank) {
+    Random random(static_cast<std::uint64_t>(rank));
+    for (;;) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));  // Horovod's cycle time, but shorter
+      Pop(rank);
+      Meet([&] { Agree(); });
+      if (ends_) return Finalize(rank);
+      if (!negotiates_) {
+        Meet();
+        continue;
+      }
+      if (rank != 0) MakeReport(rank);
+      Meet();
+      if (rank == 0) Coordinate(random, [] {});
+      Meet();
+      Receive(rank);
+      for (std::size_t i = 0; i < responses_.size(); ++i) {
+        Gather(rank, i);
+        Meet();
+        Reduce(rank, i);
+        Meet();
+        Callback(rank, i);
+      }
+      Meet();
+    }
+  }
+
+  const Settings settings_;
+  std::vector<std::unique_ptr<RankState>> ranks_;
+  Coordinator coordinator_;
+  std::atomic<bool> shutdown_{false};
+  std::atomic<std::size_t> callbacks_{0};
+
+  // Of a cycle: written by one thread while all others wait for it.
+  bool ends_ = false;
+  bool negotiates_ = false;
+  std::vector<Response> responses_;
+  std::vector<PastRound> history_;
+
+  mutable std::mutex complaint_mutex_;
+  std::string complaint_;
+
+  std::vector<std::thread> threads_;
+  std::mutex meeting_mutex_;
+  std::condition_variable meeting_over_;
+  int present_ = 0;
+  int meetings_ = 0;
+};
+
+}  // namespace horovod_partial::test

@@ -1,0 +1,824 @@
+// A simulated job for the explorer: the real Coordinator and the real Buckets, driven step by step in one thread, with
+// every choice that time makes in a real job (which thread comes first, how long a wait has lasted) left to the caller.
+//
+// A cycle is what Horovod's negotiation and the hooks make of it: every rank's requests are popped and its report is
+// built, the coordinator decides, the rounds begin on every rank, are reduced, and end on every rank. Between any two of
+// these the ranks' applications may take any number of steps.
+//
+// The background steps of a cycle are taken rank by rank, and the application of a rank moves only when it is that rank's
+// turn. This loses nothing: steps of different ranks touch different objects, so they commute, and meet only where
+// the coordinator decides and where all have begun. For the same reason a rank's requests are popped and its report is
+// built in one step: an arrival between the two cannot be told from one right after them.
+//
+// The world knows what should happen (a model in sums and counts, independent of the code under test), and throws
+// Violation where the real objects differ from it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/bucket.h"
+#include "core/coordinator.h"
+#include "core/message.h"
+#include "core/policy.h"
+
+namespace horovod_partial::test {
+
+struct Violation : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline void Require(bool condition, const char* what) {
+  if (!condition) throw Violation(what);
+}
+
+// --- What the ranks do -------------------------------------------------------------------------------------------------
+
+struct Op {
+  enum class Kind : std::uint8_t {
+    kArrive,   // at `bucket`, with a gradient
+    kWait,     // for the outstanding arrival at `bucket`
+    kDeliver,  // Engine::Deliver, for one bucket
+    kFlush,    // Engine::Flush, then collect what was missed
+    kEnd,      // Engine::End, then collect what was missed
+    kForeign,  // a collective that is not ours: waits until every rank has come to it
+    kJoin,     // Horovod's join: waits until every rank has joined
+  };
+  Kind kind;
+  int bucket = 0;
+
+  bool operator==(const Op& other) const { return kind == other.kind && bucket == other.bucket; }
+};
+using Program = std::vector<Op>;
+
+// Bugs to plant: an explorer that does not find them proves nothing.
+enum class Bug {
+  kNone,
+  kWaitingIsNotReported,   // a rank does not say that it is blocked in a wait of ours: rule 7 without its last part
+  kParkedIsNotReported,    // nor in a collective that is not ours
+  kJoinedIsNotTold,        // the coordinator does not know who has joined
+  kPendingIsForgotten,     // a late entry sends zeros instead of the pending sum
+  kPendingIsNotReported,   // the coordinator does not hear of pending sums
+  kRequestIsNotRetracted,  // a request that slipped in stays in the queue
+  kQuorumIsOneTooSmall,    // the coordinator decides by a quorum of one less
+  kBoundIsOneTooLarge,     // and by a staleness bound of one more
+  kResultsAreOverwritten,  // missed results are not added up: the paper's form
+};
+
+struct Job {
+  Policy policy;
+  std::vector<Program> programs;  // by rank
+  Bug bug = Bug::kNone;
+};
+
+// What has happened in an exploration, so that a test can tell that it has seen everything.
+struct Coverage {
+  std::array<std::size_t, 6> closings{};  // indexed by Closing::Reason
+  std::size_t on_time = 0;                // arrivals
+  std::size_t late = 0;
+  std::size_t while_running = 0;
+  std::size_t slipped = 0;
+  std::size_t pending_delivered = 0;  // by rounds that were closed without the rank
+};
+
+inline constexpr int kBuckets = 2;
+inline constexpr int kMostRanks = 3;
+inline constexpr int kMostSteps = 3;
+
+// --- One bucket on one rank ----------------------------------------------------------------------------------------------
+
+// A sum of contributions: one octal digit for each, so that a sum tells which are in it, and whether one is in it twice.
+using Sum = std::int64_t;
+
+inline Sum Contribution(Rank rank, int bucket, int step) {
+  return Sum{1} << (3 * ((bucket * kMostSteps + step) * kMostRanks + rank));
+}
+
+inline bool HasDuplicates(Sum sum) {
+  constexpr Sum kOnes = 0111111111111111111;  // 18 digits of 3 bits
+  return (sum & ~kOnes) != 0;
+}
+
+// Buckets cannot be copied, and the explorer must: a copy is made by replaying the calls. Checks every answer of the
+// bucket against a model.
+class Replica {
+ public:
+  Replica(int index, Missed missed) : index_(index), missed_(missed) { MakeBucket(); }
+  Replica(const Replica& other)
+      : model(other.model), index_(other.index_), missed_(other.missed_), calls_(other.calls_) {
+    MakeBucket();
+    for (const Call& call : calls_) Run(call);
+  }
+  Replica& operator=(const Replica&) = delete;
+
+  // What should be in the bucket.
+  struct Model {
+    Sum later = 0;  // pending, not announced
+    int later_gradients = 0;
+    Sum announced = 0;  // pending, announced
+    int announced_gradients = 0;
+    Sum arrival = 0;  // of the outstanding on-time arrival
+    int arrival_gradients = 0;
+    bool outstanding = false;  // an arrival waits for its result
+    bool delivers = false;     // and only delivers: its result is left among the missed ones
+    bool missed = false;
+    Sum finished = 0;  // all rounds that have ended here, added up
+    Sum seen = 0;      // all results that the application has got, added up
+    bool excused = false;  // it has joined once, and did not get what was reduced meanwhile
+  };
+  Model model;
+
+  const Bucket& bucket() const { return *bucket_; }
+
+  // A contribution of 0 is an arrival that only delivers.
+  Bucket::Arrived Arrive(Sum contribution) {
+    const bool running = bucket_->state() == Bucket::State::kRunning;
+    const int gradients = contribution != 0 ? 1 : 0;
+    Require(!model.outstanding, "the program arrives while an arrival is outstanding");
+    const Bucket::Arrived arrived = Do({Call::kArrive, contribution, nullptr}).arrived;
+    const auto expected = running        ? Bucket::Arrived::kWaiting
+                          : model.missed && contribution != 0 ? Bucket::Arrived::kLate
+                                                              : Bucket::Arrived::kOnTime;
+    Require(arrived == expected, "an arrival is on time, late or waiting against the rules");
+    if (arrived == Bucket::Arrived::kOnTime) {
+      model.arrival = contribution;
+      model.arrival_gradients = gradients;
+    } else {
+      model.later += contribution;
+      model.later_gradients += gradients;
+    }
+    model.outstanding = arrived != Bucket::Arrived::kLate;
+    model.delivers = model.outstanding && contribution == 0;
+    if (arrived == Bucket::Arrived::kLate) Take();
+    CheckPending();
+    return arrived;
+  }
+
+  // The application gets what it has missed.
+  void Take() {
+    Do({Call::kTake, 0, nullptr});
+    model.missed = false;
+    GotResult();
+  }
+
+  int ReportArrival() {
+    const int gradients = Do({Call::kReportArrival, 0, nullptr}).gradients;
+    model.arrival += model.announced + model.later;
+    model.arrival_gradients += model.announced_gradients + model.later_gradients;
+    model.announced = model.later = 0;
+    model.announced_gradients = model.later_gradients = 0;
+    Require(gradients == model.arrival_gradients, "an arrival reports another number of gradients than it has");
+    CheckPending();
+    return gradients;
+  }
+
+  int ReportPending() {
+    const int gradients = Do({Call::kReportPending, 0, nullptr}).gradients;
+    if (bucket_->state() != Bucket::State::kRunning && !bucket_->reported()) {
+      model.announced += std::exchange(model.later, 0);
+      model.announced_gradients += std::exchange(model.later_gradients, 0);
+    }
+    Require(gradients == model.announced_gradients, "another number of gradients is announced than is pending");
+    return gradients;
+  }
+
+  // The round begins. Gives the entry's input; `retract` says whether the request is to be taken back.
+  Sum Begin(const std::shared_ptr<const Closing>& closing, Rank rank, bool& retract) {
+    const bool fresh = closing->contributions[static_cast<std::size_t>(rank)].fresh;
+    const bool slipped = bucket_->state() == Bucket::State::kArrived && !fresh;
+    const Bucket::Entry entry = Do({Call::kBegin, rank, closing}).entry;
+    Require(entry.own == fresh, "the entry is not what the closing says");
+    Require(entry.retract == slipped, "a request is retracted that should not be, or not one that should");
+    retract = entry.retract;
+    if (slipped) {
+      model.later += std::exchange(model.arrival, 0);
+      model.later_gradients += std::exchange(model.arrival_gradients, 0);
+    }
+    const Sum input = *static_cast<const Sum*>(entry.input);
+    Require(input == (fresh ? model.arrival : model.announced), "another sum is sent than is due");
+    return input;
+  }
+
+  // The round, whose sum is `result`, ends; all rounds up to it add up to `finished`.
+  void Finish(Sum input, Sum result, Sum finished) {
+    Require(*static_cast<const Sum*>(entry_.input) == input, "what was being sent has been written");
+    const bool on_time = Do({Call::kFinish, result, nullptr}).on_time;
+    Require(on_time == (entry_.own && !model.delivers), "a result went to the wrong place");
+    model.finished = finished;
+    if (entry_.own) {
+      model.arrival = 0;
+      model.arrival_gradients = 0;
+    } else {
+      model.announced = 0;
+      model.announced_gradients = 0;
+    }
+    if (on_time) {
+      GotResult();
+    } else {
+      model.missed = model.missed || bucket_->last().gradients() > 0;
+      Require(bucket_->HasMissed() == model.missed, "a result is missed, or not, against the rules");
+      if (model.outstanding && !model.delivers) Take();
+    }
+    model.outstanding = model.delivers = false;
+    CheckPending();
+  }
+
+  void CheckSeen() const {
+    Require(model.excused || model.seen == model.finished, "the results that a rank got are not those of the rounds");
+  }
+
+ private:
+  struct Call {
+    enum Kind : std::uint8_t { kArrive, kTake, kReportArrival, kReportPending, kBegin, kFinish } kind;
+    Sum value;  // kArrive: contribution, kBegin: rank, kFinish: result
+    std::shared_ptr<const Closing> closing;
+  };
+  struct Answer {
+    Bucket::Arrived arrived{};
+    int gradients = 0;
+    Bucket::Entry entry;
+    bool on_time = false;
+  };
+
+  void MakeBucket() {
+    BucketOptions options;
+    options.type = DataType::kInt64;
+    options.elements = 1;
+    options.missed = missed_;
+    bucket_ = std::make_unique<Bucket>(index_ == 0 ? "a" : "b", options);
+  }
+
+  Answer Do(const Call& call) {
+    const bool changed_pending = model.later_gradients > 0;
+    Answer answer;
+    try {
+      answer = Run(call);
+    } catch (const std::logic_error& error) {
+      throw Violation(error.what());
+    }
+    if (call.kind != Call::kReportPending || changed_pending) calls_.push_back(call);
+    return answer;
+  }
+
+  // The first bucket is reduced in place, the second from one memory to another.
+  Answer Run(const Call& call) {
+    Answer answer;
+    switch (call.kind) {
+      case Call::kArrive:
+        input_ = call.value;
+        answer.arrived = bucket_->Arrive({call.value == 0 ? nullptr : &input_, Output(), call.value == 0 ? 0 : 1});
+        break;
+      case Call::kTake:
+        bucket_->TakeMissed(Output());
+        last_result_ = *Output();
+        break;
+      case Call::kReportArrival: answer.gradients = bucket_->ReportArrival(); break;
+      case Call::kReportPending: answer.gradients = bucket_->ReportPending(); break;
+      case Call::kBegin:
+        answer.entry = entry_ = bucket_->Begin(*call.closing, static_cast<Rank>(call.value));
+        break;
+      case Call::kFinish:
+        *static_cast<Sum*>(entry_.output) = call.value;
+        answer.on_time = bucket_->Finish();
+        if (answer.on_time) last_result_ = *Output();
+        break;
+    }
+    return answer;
+  }
+
+  void GotResult() {
+    model.seen += last_result_;
+    CheckSeen();
+  }
+  void CheckPending() const {
+    Require(bucket_->HasPending() == (model.later_gradients + model.announced_gradients > 0),
+            "something is pending, or not, against the rules");
+  }
+  Sum* Output() { return index_ == 0 ? &input_ : &output_; }
+
+  const int index_;
+  const Missed missed_;
+  std::vector<Call> calls_;
+  std::unique_ptr<Bucket> bucket_;
+  Sum input_ = 0;  // the application's memory
+  Sum output_ = 0;
+  Sum last_result_ = 0;
+  Bucket::Entry entry_;  // of the round that runs
+};
+
+// --- The whole job -------------------------------------------------------------------------------------------------------
+
+// What may happen next: a step of the application of the rank whose turn it is, or the next background step.
+struct Move {
+  bool application = false;
+  bool blocked = false;  // the rank says in its report that it is waiting, or parked: that lasts long enough to count
+};
+
+class World {
+ public:
+  World(const Job& job, Coverage& coverage)
+      : job_(&job), coverage_(&coverage), size_(static_cast<int>(job.programs.size())), ranks_(job.programs.size()) {
+    Policy policy = job.policy;
+    if (job.bug == Bug::kQuorumIsOneTooSmall) --policy.quorum;
+    if (job.bug == Bug::kBoundIsOneTooLarge) ++policy.max_staleness;
+    policy_ = std::make_shared<const Policy>(policy);
+    coordinator_ = std::make_shared<Coordinator>(size_);
+    const Missed missed = job.bug == Bug::kResultsAreOverwritten ? Missed::kLatest : Missed::kSum;
+    for (auto& rank : ranks_) {
+      while (job.programs[Index(rank.twin)] != ProgramOf(rank)) ++rank.twin;
+      for (int b = 0; b < kBuckets; ++b) rank.replicas[Index(b)] = std::make_shared<Replica>(b, missed);
+    }
+  }
+
+  bool AtStartOfCycle() const { return phase_ == Phase::kReport && turn_ == 0; }
+  bool Done() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankState& rank) { return AtEnd(rank); });
+  }
+  // No application can move before a round has ended.
+  bool Stuck() const {
+    for (Rank rank = 0; rank < size_; ++rank)
+      if (CanStep(rank)) return false;
+    return true;
+  }
+
+  std::vector<Move> Moves() const {
+    std::vector<Move> moves = {{false, false}};
+    if (phase_ == Phase::kReport && MayBeBlocked(turn_)) moves.push_back({false, true});
+    if (CanStep(turn_)) moves.push_back({true, false});
+    return moves;
+  }
+
+  void Apply(Move move) {
+    if (move.application) {
+      Step(turn_);
+      return;
+    }
+    switch (phase_) {
+      case Phase::kReport: ReportNext(move.blocked); break;
+      case Phase::kBegin: BeginNext(); break;
+      case Phase::kFinish: FinishNext(); break;
+    }
+  }
+
+  // Would there be another cycle, if nothing happened but that every wait lasted beyond its threshold?
+  bool WantsCycle() const {
+    if (coordinator_->NextDeadline() <= Time(0)) return true;
+    for (Rank r = 0; r < size_; ++r) {
+      const RankState& rank = ranks_[Index(r)];
+      if (rank.queue != 0 || rank.wants_join || rank.news || rank.said_blocked != MayBeBlocked(r)) return true;
+    }
+    return false;
+  }
+  // What a rank would say then.
+  Move Patient() const { return {false, phase_ == Phase::kReport && MayBeBlocked(turn_)}; }
+
+  std::string Describe(Move move) const {
+    static const char* const phases[] = {"reports", "begins", "finishes"};
+    std::string text = "rank " + std::to_string(turn_) + (move.application ? " steps (op " : " ");
+    if (move.application) return text + std::to_string(ranks_[Index(turn_)].at) + ")";
+    return text + phases[static_cast<int>(phase_)] + (move.blocked ? ", blocked" : "");
+  }
+
+  // Everything that the future depends on. Sums are left out: no decision depends on them, and each step has been found
+  // right when it was taken. Rounds are left out where only their distance counts. Ranks with the same program that are
+  // equally far in the cycle are interchangeable (but for a random initiator), so they are sorted.
+  std::string Key() const {
+    std::vector<std::string> ranks;
+    for (Rank r = 0; r < size_; ++r) ranks.push_back(KeyOf(r));
+    if (job_->policy.rule != Policy::Rule::kInitiator) {
+      std::sort(ranks.begin(), ranks.begin() + turn_);
+      std::sort(ranks.begin() + (AtStartOfCycle() ? 0 : turn_ + 1), ranks.end());
+    }
+    std::string key;
+    Put(key, static_cast<int>(phase_) << 4 | turn_ << 2 | static_cast<int>(next_));
+    Put(key, coordinator_->NextDeadline() <= Time(0));
+    for (const std::string& rank : ranks) key += rank;
+    for (const Open& open : open_)
+      Put(key, job_->policy.rule == Policy::Rule::kInitiator ? static_cast<int>(open.round) : open.round > 0);
+    for (const Running& running : running_) Put(key, running.bucket << 3 | static_cast<int>(running.closing->reason));
+    return key;
+  }
+
+  // After the last step of all ranks: everything that was submitted has been delivered, once, to everybody.
+  void CheckEnd() const {
+    for (int b = 0; b < kBuckets; ++b) {
+      Require(open_[Index(b)].delivered == open_[Index(b)].submitted, "contributions are lost at the end");
+      for (const auto& rank : ranks_) {
+        const Replica& replica = *rank.replicas[Index(b)];
+        replica.CheckSeen();
+        Require(replica.model.excused || replica.model.seen == open_[Index(b)].delivered, "a rank lacks results at the end");
+      }
+    }
+  }
+
+ private:
+  enum class Phase : std::uint8_t { kReport, kBegin, kFinish };
+  enum class Flush : std::uint8_t { kNone, kRaised, kDelivered, kAllEnded };
+
+  struct RankState {
+    int twin = 0;                   // the first rank with the same program
+    std::uint8_t at = 0;            // in its program
+    std::uint8_t queue = 0;         // requests, a bit for each bucket
+    std::uint8_t sent = 0;          // popped in this cycle
+    bool waits = false;             // in Wait
+    bool news = false;              // something to report that no request announces
+    bool said_blocked = false;      // in its last report
+    bool wants_join = false;        // in the queue
+    bool joined = false;
+    Flush flush = Flush::kNone;     // the application's view
+    Report::Flush level = Report::Flush::kNone;
+    std::uint8_t flush_rounds = 0;  // to be finished
+    std::array<std::shared_ptr<Replica>, kBuckets> replicas;
+    std::shared_ptr<const Report> report;
+  };
+  // The model of the coordinator's bucket.
+  struct Open {
+    Round round = 0;
+    int arrived = 0;  // a bit for each rank
+    std::array<Round, kMostRanks> last_contribution{-1, -1, -1};
+    Sum submitted = 0;
+    Sum delivered = 0;
+  };
+  struct Running {
+    int bucket = 0;
+    std::shared_ptr<const Closing> closing;
+    std::array<Sum, kMostRanks> inputs{};
+    Sum due = 0;       // what its result should be
+    Sum sent = 0;      // what it is
+    Sum finished = 0;  // the results of all rounds up to this one, added up
+  };
+
+  static void Put(std::string& key, int value) { key += static_cast<char>(value); }
+
+  std::string KeyOf(Rank r) const {
+    const RankState& rank = ranks_[Index(r)];
+    std::string key;
+    Put(key, rank.twin);
+    Put(key, rank.at);
+    Put(key, rank.queue | rank.sent << 2 | rank.waits << 4 | rank.said_blocked << 5 | rank.joined << 6 | rank.wants_join << 7);
+    Put(key, static_cast<int>(rank.flush) | static_cast<int>(rank.level) << 2 | rank.flush_rounds << 4 | rank.news << 6);
+    for (int b = 0; b < kBuckets; ++b) {
+      const Bucket& bucket = rank.replicas[Index(b)]->bucket();
+      const Replica::Model& model = rank.replicas[Index(b)]->model;
+      const Open& open = open_[Index(b)];
+      Put(key, static_cast<int>(bucket.state()) | bucket.reported() << 2 | model.missed << 3 | model.outstanding << 4 |
+                   bucket.declared() << 5 | (open.arrived >> r & 1) << 6 | model.delivers << 7);
+      Put(key, model.later_gradients | model.announced_gradients << 4);
+      Put(key, model.arrival_gradients);
+      Put(key, static_cast<int>(std::min(open.round - open.last_contribution[Index(r)], job_->policy.max_staleness + 2)));
+    }
+    int fresh = 0;
+    for (const Running& running : running_) fresh = fresh << 1 | running.closing->contributions[Index(r)].fresh;
+    Put(key, fresh);
+    return key;
+  }
+
+  static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
+
+  bool AtEnd(const RankState& rank) const { return rank.at == ProgramOf(rank).size(); }
+  const Program& ProgramOf(const RankState& rank) const { return job_->programs[Index(static_cast<int>(&rank - ranks_.data()))]; }
+  const Op* OpOf(const RankState& rank) const { return AtEnd(rank) ? nullptr : &ProgramOf(rank)[rank.at]; }
+
+  // Copies share their replicas until one of them changes it.
+  Replica& Change(RankState& rank, int bucket) {
+    auto& replica = rank.replicas[Index(bucket)];
+    if (replica.use_count() > 1) replica = std::make_shared<Replica>(*replica);
+    return *replica;
+  }
+
+  // --- Applications ---------------------------------------------------------------------------------------------------
+
+  bool HasReachedForeign(const RankState& rank) const {
+    const Program& program = ProgramOf(rank);
+    const auto foreign = std::find_if(program.begin(), program.end(), [](const Op& op) { return op.kind == Op::Kind::kForeign; });
+    return program.begin() + rank.at >= foreign;
+  }
+  bool ForeignCompletes() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankState& rank) { return HasReachedForeign(rank); });
+  }
+
+  bool CanStep(Rank r) const {
+    const RankState& rank = ranks_[Index(r)];
+    const Op* op = OpOf(rank);
+    if (op == nullptr) return false;
+    switch (op->kind) {
+      case Op::Kind::kArrive: return true;
+      case Op::Kind::kWait:
+      case Op::Kind::kDeliver: return !rank.replicas[Index(op->bucket)]->model.outstanding;
+      case Op::Kind::kFlush:
+      case Op::Kind::kEnd: return rank.flush != Flush::kRaised;
+      case Op::Kind::kForeign: return ForeignCompletes();
+      case Op::Kind::kJoin: return !rank.wants_join && !rank.joined;
+    }
+    return false;
+  }
+
+  bool MayBeBlocked(Rank r) const {
+    const RankState& rank = ranks_[Index(r)];
+    return (rank.waits && job_->bug != Bug::kWaitingIsNotReported) ||
+           (IsParked(rank) && job_->bug != Bug::kParkedIsNotReported);
+  }
+  bool IsParked(const RankState& rank) const {
+    const Op* op = OpOf(rank);
+    return op != nullptr && op->kind == Op::Kind::kForeign && !ForeignCompletes();
+  }
+
+  void Step(Rank r) {
+    RankState& rank = ranks_[Index(r)];
+    const Op op = *OpOf(rank);
+    switch (op.kind) {
+      case Op::Kind::kArrive: {
+        int step = 0;
+        for (int i = 0; i < rank.at; ++i) {
+          const Op& earlier = ProgramOf(rank)[Index(i)];
+          step += earlier.kind == Op::Kind::kArrive && earlier.bucket == op.bucket ? 1 : 0;
+        }
+        const Sum contribution = Contribution(r, op.bucket, step);
+        open_[Index(op.bucket)].submitted += contribution;
+        Arrive(rank, op.bucket, contribution);
+        ++rank.at;
+        break;
+      }
+      case Op::Kind::kWait: ++rank.at; break;
+      case Op::Kind::kDeliver:
+        if (rank.replicas[Index(op.bucket)]->bucket().HasPending()) {
+          Arrive(rank, op.bucket, 0);
+        } else {
+          ++rank.at;
+        }
+        break;
+      case Op::Kind::kFlush:
+      case Op::Kind::kEnd: StepFlush(rank, op.kind == Op::Kind::kEnd); break;
+      case Op::Kind::kForeign: ++rank.at; break;
+      case Op::Kind::kJoin:
+        rank.wants_join = true;
+        for (int b = 0; b < kBuckets; ++b) Change(rank, b).model.excused = true;
+        break;
+    }
+    FallAsleep(rank);
+  }
+
+  // Waits that are over are no steps of their own.
+  void FallAsleep(RankState& rank) {
+    rank.waits = false;
+    for (const Op* op = OpOf(rank); op != nullptr; op = OpOf(rank)) {
+      if (op->kind != Op::Kind::kWait && op->kind != Op::Kind::kDeliver) return;
+      rank.waits = rank.replicas[Index(op->bucket)]->model.outstanding;
+      if (rank.waits || op->kind == Op::Kind::kDeliver) return;
+      ++rank.at;
+    }
+  }
+
+  void Arrive(RankState& rank, int bucket, Sum contribution) {
+    switch (Change(rank, bucket).Arrive(contribution)) {
+      case Bucket::Arrived::kOnTime:
+        rank.queue = static_cast<std::uint8_t>(rank.queue | 1 << bucket);
+        ++coverage_->on_time;
+        break;
+      case Bucket::Arrived::kLate:
+        rank.news = true;
+        ++coverage_->late;
+        break;
+      case Bucket::Arrived::kWaiting:
+        rank.news = true;
+        ++coverage_->while_running;
+        break;
+      case Bucket::Arrived::kBusy: throw Violation("an arrival is refused");
+    }
+  }
+
+  void StepFlush(RankState& rank, bool ends) {
+    const Flush enough = ends ? Flush::kAllEnded : Flush::kDelivered;
+    if (rank.flush < enough) {
+      rank.flush = Flush::kRaised;
+      rank.level = ends ? Report::Flush::kEnding : Report::Flush::kFlushing;
+      rank.news = true;
+      return;
+    }
+    rank.flush = Flush::kNone;
+    for (int b = 0; b < kBuckets; ++b)
+      if (rank.replicas[Index(b)]->bucket().HasMissed()) Change(rank, b).Take();
+    ++rank.at;
+  }
+
+  // --- The background thread ----------------------------------------------------------------------------------------------
+
+  void ReportNext(bool blocked) {
+    RankState& rank = ranks_[Index(turn_)];
+    rank.sent = std::exchange(rank.queue, std::uint8_t{0});
+    if (std::exchange(rank.wants_join, false)) rank.joined = true;
+    rank.said_blocked = blocked;
+    rank.news = false;
+    Report report;
+    report.waiting = blocked && rank.waits;
+    report.blocked = blocked && !rank.waits;
+    report.flush = rank.level;
+    for (int b = 0; b < kBuckets; ++b) {
+      Report::Item item;
+      item.bucket = rank.replicas[Index(b)]->bucket().name();
+      if ((rank.sent >> b & 1) != 0) {
+        Require(rank.replicas[Index(b)]->bucket().state() == Bucket::State::kArrived, "a request travels without an arrival");
+        item.gradients = Change(rank, b).ReportArrival();
+        item.full = rank.replicas[Index(b)]->bucket().wants_full_round();
+        item.declares = !rank.replicas[Index(b)]->bucket().declared();
+        if (item.declares) item.policy = *policy_;
+      } else {
+        item.kind = Report::Item::Kind::kPending;
+        item.gradients = Change(rank, b).ReportPending();
+        if (item.gradients == 0 || job_->bug == Bug::kPendingIsNotReported) continue;
+      }
+      report.items.push_back(std::move(item));
+    }
+    rank.report = std::make_shared<const Report>(std::move(report));
+    if (++turn_ < size_) return;
+    turn_ = 0;
+    Decide();
+  }
+
+  void Decide() {
+    auto coordinator = std::make_shared<Coordinator>(*coordinator_);
+    std::vector<bool> joined;
+    for (Rank r = 0; r < size_; ++r) {
+      RankState& rank = ranks_[Index(r)];
+      coordinator->Observe(r, *rank.report, Time(0));
+      joined.push_back(rank.joined);
+      for (int b = 0; b < kBuckets; ++b) open_[Index(b)].arrived |= (rank.sent >> b & 1) << r;
+    }
+    if (job_->bug != Bug::kJoinedIsNotTold) coordinator->SetJoined(joined);
+    running_.clear();
+    for (Closing& closing : coordinator->Decide(Time(0))) Check(std::move(closing));
+    coordinator_ = std::move(coordinator);
+    if (!running_.empty() && IsFlush(*running_[0].closing)) {
+      for (const Open& open : open_) Require(open.delivered == open.submitted, "contributions are lost in a flush");
+    }
+    for (RankState& rank : ranks_) {
+      rank.sent = 0;
+      rank.report.reset();
+    }
+    if (std::all_of(joined.begin(), joined.end(), [](bool each) { return each; })) {
+      for (RankState& rank : ranks_) {
+        rank.joined = false;
+        ++rank.at;
+      }
+    }
+    if (running_.empty()) return;
+    phase_ = Phase::kBegin;
+    SkipJoined();
+  }
+
+  static bool IsFlush(const Closing& closing) {
+    return closing.reason == Closing::Reason::kFlush || closing.reason == Closing::Reason::kEnd;
+  }
+  // By what they said in this cycle.
+  static bool IsExempt(const RankState& rank) {
+    return rank.joined || rank.report->blocked || rank.level != Report::Flush::kNone;
+  }
+  static bool CannotCome(const RankState& rank) { return IsExempt(rank) || rank.report->waiting; }
+
+  // The rules, said once more in the plainest words.
+  void Check(Closing closing) {
+    const int b = closing.bucket == "a" ? 0 : 1;
+    Open& open = open_[Index(b)];
+    const Policy& policy = job_->policy;
+    using Reason = Closing::Reason;
+    Require(closing.error.empty(), "a round is refused");
+    Require(closing.round == open.round, "a round is closed twice, or one is left out");
+    for (const Running& other : running_) Require(other.bucket != b, "two rounds of a bucket are closed at once");
+
+    Running running;
+    int active = 0;
+    int fresh = 0;
+    bool nobody_can_come = true;
+    bool all_flush = true;
+    bool all_end = true;
+    for (Rank r = 0; r < size_; ++r) {
+      const RankState& rank = ranks_[Index(r)];
+      const Replica::Model& model = rank.replicas[Index(b)]->model;
+      const Closing::Contribution& contribution = closing.contributions[Index(r)];
+      if (rank.joined) {
+        Require(!contribution.fresh && contribution.gradients == 0, "a joined rank contributes");
+        continue;
+      }
+      ++active;
+      all_flush = all_flush && rank.level != Report::Flush::kNone;
+      all_end = all_end && rank.level == Report::Flush::kEnding;
+      const bool arrived = (open.arrived >> r & 1) != 0;
+      Require(contribution.fresh == arrived, "a contribution is called fresh that is not, or not fresh that is");
+      if (arrived) {
+        ++fresh;
+        running.due += model.arrival;
+      } else {
+        nobody_can_come = nobody_can_come && CannotCome(rank);
+        running.due += model.announced;
+      }
+      if (contribution.gradients > 0) {
+        open.last_contribution[Index(r)] = open.round;
+      } else if (closing.reason == Reason::kQuorum && !arrived && !IsExempt(rank)) {
+        Require(open.round - open.last_contribution[Index(r)] <= policy.max_staleness, "the staleness bound is broken");
+      }
+    }
+    const bool first = closing.reason == Reason::kFirst;
+    Require(first == (open.round == 0), "round 0, and no other, is closed as the first");
+    if (first || closing.reason == Reason::kEverybody) Require(fresh == active, "a rank is missing in a full round");
+    if (closing.reason == Reason::kQuorum) {
+      if (policy.rule == Policy::Rule::kInitiator) {
+        Rank initiator = Initiator(policy, open.round, size_);
+        while (ranks_[Index(initiator)].joined) initiator = (initiator + 1) % size_;
+        Require(closing.contributions[Index(initiator)].fresh, "the initiator is missing");
+      } else {
+        Require(fresh >= std::min(policy.quorum, active), "the quorum is not reached");
+      }
+    }
+    if (closing.reason == Reason::kLiveness) {
+      Require(fresh > 0 && nobody_can_come, "a round is closed by liveness while a rank may come");
+      Require(running_.empty(), "another round is closed beside one by liveness");
+    }
+    if (IsFlush(closing)) {
+      Require(all_flush && fresh == 0, "a flush while a rank works");
+      Require((closing.reason == Reason::kEnd) == all_end, "the end is called before all have come to it");
+    }
+    ++coverage_->closings[static_cast<std::size_t>(closing.reason)];
+    coverage_->pending_delivered += static_cast<std::size_t>(closing.gradients() > fresh);
+    open.arrived = 0;
+    ++open.round;
+    open.delivered += running.due;
+    Require(!HasDuplicates(open.delivered), "a contribution is delivered twice");
+    running.bucket = b;
+    running.finished = open.delivered;
+    running.closing = std::make_shared<const Closing>(std::move(closing));
+    running_.push_back(std::move(running));
+  }
+
+  // The next rank's turn, once this one has come through the rounds; false after the last.
+  bool Advance() {
+    if (++next_ < running_.size()) return true;
+    next_ = 0;
+    while (++turn_ < size_)
+      if (!ranks_[Index(turn_)].joined) return true;
+    turn_ = 0;
+    return false;
+  }
+  void SkipJoined() {
+    while (ranks_[Index(turn_)].joined) ++turn_;
+  }
+
+  void BeginNext() {
+    RankState& rank = ranks_[Index(turn_)];
+    Running& running = running_[next_];
+    if (next_ == 0) {
+      rank.flush_rounds = 0;
+      if (IsFlush(*running.closing)) {
+        rank.level = Report::Flush::kNone;
+        rank.flush_rounds = static_cast<std::uint8_t>(running_.size());
+      }
+    }
+    bool retract = false;
+    const Sum input = Change(rank, running.bucket).Begin(running.closing, turn_, retract);
+    if (retract) {
+      ++coverage_->slipped;
+      Require((rank.queue >> running.bucket & 1) != 0, "a request is retracted that is not in the queue");
+      if (job_->bug != Bug::kRequestIsNotRetracted)
+        rank.queue = static_cast<std::uint8_t>(rank.queue & ~(1 << running.bucket));
+    }
+    running.inputs[Index(turn_)] = input;
+    const bool late = !running.closing->contributions[Index(turn_)].fresh;
+    if (!late || job_->bug != Bug::kPendingIsForgotten) running.sent += input;
+    if (Advance()) return;
+    for (const Running& each : running_) Require(each.sent == each.due, "a round's result is not the sum of what was due");
+    phase_ = Phase::kFinish;
+    SkipJoined();
+  }
+
+  void FinishNext() {
+    RankState& rank = ranks_[Index(turn_)];
+    const Running& running = running_[next_];
+    Replica& replica = Change(rank, running.bucket);
+    replica.Finish(running.inputs[Index(turn_)], running.due, running.finished);
+    if (rank.flush_rounds > 0 && --rank.flush_rounds == 0)
+      rank.flush = running.closing->reason == Closing::Reason::kEnd ? Flush::kAllEnded : Flush::kDelivered;
+    if (rank.waits && CanStep(turn_)) FallAsleep(rank);
+    if (Advance()) return;
+    phase_ = Phase::kReport;
+    running_.clear();
+  }
+
+  const Job* job_;
+  Coverage* coverage_;
+  int size_;
+  std::shared_ptr<const Policy> policy_;  // as the coordinator knows it
+  std::shared_ptr<const Coordinator> coordinator_;
+  std::vector<RankState> ranks_;
+  std::array<Open, kBuckets> open_;
+  Phase phase_ = Phase::kReport;
+  Rank turn_ = 0;
+  std::size_t next_ = 0;  // of running_: the one to begin or to finish
+  std::vector<Running> running_;
+};
+
+}  // namespace horovod_partial::test

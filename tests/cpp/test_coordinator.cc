@@ -1,0 +1,585 @@
+#include "core/coordinator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <ostream>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace horovod_partial {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+Policy Quorum(int quorum, Round max_staleness = 16) {
+  Policy policy;
+  policy.quorum = quorum;
+  policy.max_staleness = max_staleness;
+  policy.grace = 0ms;
+  policy.description = "Quorum(" + std::to_string(quorum) + ")";
+  return policy;
+}
+
+Policy RandomInitiator(std::uint64_t seed) {
+  Policy policy = Quorum(1);
+  policy.rule = Policy::Rule::kInitiator;
+  policy.seed = seed;
+  policy.description = "Majority(initiator='random')";
+  return policy;
+}
+
+// A coordinator whose ranks are puppets. What they say is written as one letter for each rank:
+//   .  computes         A  arrives with a gradient     D  arrives with nothing but what is pending, which is nothing
+//   P  has a gradient pending     B  is blocked        b  is blocked, with a gradient pending
+//   W  waits for a round, or for a flush
+//   C  arrives, and asks for a full round, as after a Clear
+//   F  is in a flush    E  is in a flush at its end    f, e  so, with a gradient pending     J  has joined
+class Puppets {
+ public:
+  Puppets(int size, Policy policy) : coordinator(size), policy_(std::move(policy)) {}
+
+  // One cycle. Gives the closings as "reason contributions", with F for a fresh contribution, p for a pending one and -
+  // for none; several are separated by commas, and name their bucket if `letters` is for several buckets.
+  std::string Cycle(const std::map<std::string, std::string>& letters) {
+    const std::size_t size = letters.begin()->second.size();
+    std::vector<bool> joined(size);
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      Report report;
+      for (const auto& [bucket, row] : letters) {
+        const char letter = row[rank];
+        if (letter == 'A' || letter == 'C' || letter == 'D') AddArrival(report, bucket, letter);
+        if (letter == 'P' || letter == 'b' || letter == 'f' || letter == 'e') AddPending(report, bucket);
+        if (letter == 'B' || letter == 'b') report.blocked = true;
+        if (letter == 'W') report.waiting = true;
+        if (letter == 'F' || letter == 'f') report.flush = Report::Flush::kFlushing;
+        if (letter == 'E' || letter == 'e') report.flush = Report::Flush::kEnding;
+        if (letter == 'J') joined[rank] = true;
+      }
+      coordinator.Observe(static_cast<Rank>(rank), report, now);
+    }
+    coordinator.SetJoined(joined);
+    last = coordinator.Decide(now);
+    std::string text;
+    for (const Closing& closing : last) {
+      if (!text.empty()) text += ", ";
+      if (letters.size() > 1) text += closing.bucket + " ";
+      text += std::string(NameOf(closing.reason)) + " ";
+      for (const auto& contribution : closing.contributions)
+        text += contribution.fresh ? 'F' : contribution.gradients > 0 ? 'p' : '-';
+      if (closing.reason != Closing::Reason::kFirst) continue;
+      seen_.insert(closing.bucket);
+    }
+    return text;
+  }
+  std::string Cycle(const std::string& letters) { return Cycle({{"a", letters}}); }
+
+  Coordinator coordinator;
+  Time now{0};
+  std::vector<Closing> last;
+
+ private:
+  void AddArrival(Report& report, const std::string& bucket, char letter) {
+    Report::Item item;
+    item.bucket = bucket;
+    item.gradients = letter == 'D' ? 0 : 1;
+    item.full = letter == 'C';
+    item.declares = seen_.count(bucket) == 0;
+    if (item.declares) item.policy = policy_;
+    report.items.push_back(item);
+  }
+  static void AddPending(Report& report, const std::string& bucket) {
+    Report::Item item;
+    item.kind = Report::Item::Kind::kPending;
+    item.bucket = bucket;
+    item.gradients = 1;
+    report.items.push_back(item);
+  }
+
+  Policy policy_;
+  std::set<std::string> seen_;  // buckets that have had a round
+};
+
+// --- Rules, one cycle after the other ----------------------------------------------------------------------------------
+
+struct Case {
+  std::string name;
+  Policy policy;
+  std::vector<std::pair<std::string, std::string>> cycles;  // what the ranks say -> what closes
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+
+class RuleTest : public testing::TestWithParam<Case> {};
+
+TEST_P(RuleTest, Decides) {
+  const Case& c = GetParam();
+  Puppets puppets(static_cast<int>(c.cycles[0].first.size()), c.policy);
+  for (std::size_t i = 0; i < c.cycles.size(); ++i) {
+    const auto& [says, closes] = c.cycles[i];
+    EXPECT_EQ(puppets.Cycle(says), closes) << "cycle " << i << ": " << says;
+  }
+}
+
+const Case kRoundZero[] = {
+    {"IsFull", Quorum(1), {{"A..", ""}, {".A.", ""}, {"..A", "first FFF"}}},
+    {"WaitsForBlockedRanks", Quorum(1), {{"AB.", ""}, {".BB", ""}, {".AA", "first FFF"}}},
+    {"CountsJoinedRanksOut", Quorum(3), {{"A.J", ""}, {".AJ", "first FF-"}}},
+    {"OfOneRank", Quorum(1), {{"A", "first F"}, {"A", "everybody F"}}},
+    {"MayBeAnArrivalThatOnlyDelivers", Quorum(1), {{"AAD", "first FFF"}}},
+};
+
+const Case kQuorum[] = {
+    {"OfOne", Quorum(1), {{"AAA", "first FFF"}, {".A.", "quorum -F-"}, {"..A", "quorum --F"}}},
+    {"OfTwo", Quorum(2), {{"AAA", "first FFF"}, {"A..", ""}, {"...", ""}, {".A.", "quorum FF-"}}},
+    {"OfThreeIsEverybody", Quorum(3), {{"AAA", "first FFF"}, {"AA.", ""}, {"..A", "everybody FFF"}}},
+    {"EverybodyAtOnce", Quorum(1), {{"AAA", "first FFF"}, {"AAA", "everybody FFF"}}},
+    {"BeyondTheSizeIsEverybody", Quorum(9), {{"AAA", "first FFF"}, {"AA.", ""}, {"..A", "everybody FFF"}}},
+    {"OfTheActiveRanksOnly", Quorum(3), {{"AAA", "first FFF"}, {"A.J", ""}, {".AJ", "everybody FF-"}}},
+    {"PendingIsNoArrival", Quorum(2), {{"AAA", "first FFF"}, {"APP", ""}, {".AP", "quorum FFp"}}},
+    {"NothingClosesWithoutAnArrival", Quorum(1), {{"AAA", "first FFF"}, {"PPP", ""}, {"BBB", ""}, {"bbb", ""}}},
+    {"PendingTravelsWithTheRound", Quorum(1), {{"AAA", "first FFF"}, {"AP.", "quorum Fp-"}, {"A..", "quorum F--"}}},
+    {"AnArrivalThatOnlyDeliversCounts", Quorum(2), {{"AAA", "first FFF"}, {"AD.", "quorum FF-"}}},
+};
+
+const Case kStaleness[] = {
+    {"ZeroIsEverybody", Quorum(1, 0), {{"AAA", "first FFF"}, {"AA.", ""}, {"..A", "everybody FFF"}}},
+    {"OneRoundMayBeMissed", Quorum(1, 1), {{"AAA", "first FFF"}, {"AA.", "quorum FF-"}, {"AA.", ""}, {"..A", "everybody FFF"}}},
+    {"PendingCountsAsContributing", Quorum(1, 1), {{"AAA", "first FFF"}, {"AA.", "quorum FF-"}, {"AA.", ""}, {"..P", "quorum FFp"}}},
+    {"PendingStartsTheCountAnew", Quorum(1, 1), {{"AAA", "first FFF"}, {"AAP", "quorum FFp"}, {"AA.", "quorum FF-"}, {"AA.", ""}}},
+    {"DeliveringNothingDoesNot", Quorum(1, 1), {{"AAA", "first FFF"}, {"AAD", "everybody FFF"}, {"AA.", ""}}},
+    {"JoinedRanksAreExempt", Quorum(1, 0), {{"AAA", "first FFF"}, {"A.J", ""}, {".AJ", "everybody FF-"}}},
+    {"BlockedRanksAreExempt", Quorum(1, 0), {{"AAA", "first FFF"}, {"AAB", "quorum FF-"}, {"AAB", "quorum FF-"}, {"AA.", ""}}},
+    {"WaitingRanksAreNot", Quorum(1, 0), {{"AAA", "first FFF"}, {"AAW", "liveness FF-"}, {"AA.", ""}}},
+    {"FlushingRanksAreExempt", Quorum(1, 0), {{"AAA", "first FFF"}, {"AAF", "quorum FF-"}, {"AAE", "quorum FF-"}}},
+    {"ComesBeforeTheQuorum", Quorum(2, 1), {{"AAA", "first FFF"}, {"AA.", "quorum FF-"}, {"AA.", ""}, {"..B", "quorum FF-"}}},
+    {"IsCountedForEachRank", Quorum(1, 2), {{"AAA", "first FFF"}, {"A..", "quorum F--"}, {".A.", "quorum -F-"}, {"A..", ""}, {"..A", "quorum F-F"}}},
+};
+
+const Case kFullRounds[] = {
+    {"WaitForEverybody", Quorum(1), {{"AAA", "first FFF"}, {"C..", ""}, {".A.", ""}, {"..A", "everybody FFF"}}},
+    {"WhoeverAsks", Quorum(1), {{"AAA", "first FFF"}, {".C.", ""}, {"A.A", "everybody FFF"}}},
+    {"ForOneRoundOnly", Quorum(1), {{"AAA", "first FFF"}, {"CAA", "everybody FFF"}, {"A..", "quorum F--"}}},
+    {"WithoutJoinedRanks", Quorum(1), {{"AAA", "first FFF"}, {"C.J", ""}, {".AJ", "everybody FF-"}}},
+    {"GiveWayToLiveness", Quorum(1), {{"AAA", "first FFF"}, {"CB.", ""}, {".BB", "liveness F--"}}},
+};
+
+const Case kLiveness[] = {
+    {"WhenAllOthersAreBlocked", Quorum(2), {{"AAA", "first FFF"}, {"A..", ""}, {".B.", ""}, {".BB", "liveness F--"}}},
+    {"WhenAllOthersWait", Quorum(2), {{"AAA", "first FFF"}, {"AW.", ""}, {".WW", "liveness F--"}}},
+    {"WhenAllOthersHaveJoined", Quorum(3), {{"AAA", "first FFF"}, {"A.J", ""}, {".BJ", "liveness F--"}}},
+    {"WhenAllOthersFlushOrEnd", Quorum(2), {{"AAA", "first FFF"}, {"A..", ""}, {".FE", "liveness F--"}}},
+    {"TakesWhatTheyHavePending", Quorum(2), {{"AAA", "first FFF"}, {"A..", ""}, {".bf", "liveness Fpp"}}},
+    {"OverridesStaleness", Quorum(3, 0), {{"AAA", "first FFF"}, {"ABB", "liveness F--"}, {"ABB", "liveness F--"}}},
+    {"NotWhileARankComputes", Quorum(2), {{"AAA", "first FFF"}, {"AB.", ""}, {".B.", ""}}},
+    {"BlockedIsALevel", Quorum(2), {{"AAA", "first FFF"}, {"AB.", ""}, {"..B", ""}, {".BB", "liveness F--"}}},
+    {"NeedsAnArrival", Quorum(2), {{"AAA", "first FFF"}, {"BBB", ""}, {"FBB", ""}}},
+    {"NeverForRoundZeroAndParkedRanks", Quorum(1), {{"ABB", ""}, {".BB", ""}}},
+    {"RoundZeroFailsWhenTheOthersAreGone", Quorum(1), {{"A..", ""}, {".F.", ""}, {".FE", "liveness F--"}}},
+};
+
+const Case kFlush[] = {
+    {"WhenAllFlush", Quorum(2), {{"AAA", "first FFF"}, {"FF.", ""}, {"FFF", "flush ---"}}},
+    {"DeliversWhatIsPending", Quorum(2), {{"AAA", "first FFF"}, {"fFf", "flush p-p"}}},
+    {"TheEndIsOneToo", Quorum(2), {{"AAA", "first FFF"}, {"EEe", "end --p"}}},
+    {"SomeEndOthersFlush", Quorum(2), {{"AAA", "first FFF"}, {"EFE", "flush ---"}, {"EEE", "end ---"}}},
+    {"JoinedRanksNeedNotCome", Quorum(2), {{"AAA", "first FFF"}, {"FJJ", "flush ---"}}},
+    {"WhatHasArrivedGoesFirst", Quorum(2), {{"AAA", "first FFF"}, {"A..", ""}, {"FFF", "liveness F--"}, {"FFF", "flush ---"}}},
+    {"NotWhenEverybodyHasJoined", Quorum(2), {{"AAA", "first FFF"}, {"JJJ", ""}}},
+    {"NothingWithoutABucket", Quorum(2), {{"FFF", ""}, {"EEE", ""}}},
+};
+
+const auto kNameOfCase = [](const testing::TestParamInfo<Case>& info) { return info.param.name; };
+INSTANTIATE_TEST_SUITE_P(RoundZero, RuleTest, testing::ValuesIn(kRoundZero), kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Quorum, RuleTest, testing::ValuesIn(kQuorum), kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Staleness, RuleTest, testing::ValuesIn(kStaleness), kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(FullRound, RuleTest, testing::ValuesIn(kFullRounds), kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Liveness, RuleTest, testing::ValuesIn(kLiveness), kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Flush, RuleTest, testing::ValuesIn(kFlush), kNameOfCase);
+
+// --- The random initiator --------------------------------------------------------------------------------------------------
+
+TEST(InitiatorRuleTest, OnlyTheDrawnRankClosesTheRound) {
+  const Policy policy = RandomInitiator(7);
+  Puppets puppets(3, policy);
+  ASSERT_EQ(puppets.Cycle("AAA"), "first FFF");
+  for (Round round = 1; round < 20; ++round) {
+    const auto drawn = static_cast<std::size_t>(Initiator(policy, round, 3));
+    std::string others = "AAA", alone = "...", closed = "quorum FFF";
+    others[drawn] = '.';
+    alone[drawn] = 'A';
+    others[(drawn + 1) % 3] = '.';  // else everybody would be there
+    closed[7 + (drawn + 1) % 3] = '-';
+    EXPECT_EQ(puppets.Cycle(others), "") << round;
+    EXPECT_EQ(puppets.Cycle(alone), closed) << round;
+  }
+}
+
+TEST(InitiatorRuleTest, TheNextActiveRankStandsInForAJoinedOne) {
+  const Policy policy = RandomInitiator(7);
+  Puppets puppets(4, policy);
+  ASSERT_EQ(puppets.Cycle("AAAA"), "first FFFF");
+  const auto drawn = static_cast<std::size_t>(Initiator(policy, 1, 4));
+  std::string row = "....", closed = "quorum ----";
+  row[drawn] = row[(drawn + 1) % 4] = 'J';
+  row[(drawn + 3) % 4] = 'A';
+  EXPECT_EQ(puppets.Cycle(row), "");
+  row[(drawn + 3) % 4] = '.';
+  row[(drawn + 2) % 4] = 'A';
+  closed[7 + (drawn + 2) % 4] = closed[7 + (drawn + 3) % 4] = 'F';
+  // Both active ranks are there now, which is everybody.
+  closed.replace(0, 6, "everybody");
+  EXPECT_EQ(puppets.Cycle(row), closed);
+}
+
+TEST(InitiatorRuleTest, LivenessHelpsWhenTheDrawnRankIsBlocked) {
+  const Policy policy = RandomInitiator(7);
+  Puppets puppets(3, policy);
+  ASSERT_EQ(puppets.Cycle("AAA"), "first FFF");
+  const auto drawn = static_cast<std::size_t>(Initiator(policy, 1, 3));
+  std::string row = "BBB", closed = "liveness ---";
+  row[(drawn + 1) % 3] = 'A';
+  closed[9 + (drawn + 1) % 3] = 'F';
+  EXPECT_EQ(puppets.Cycle(row), closed);
+}
+
+// --- Several buckets -------------------------------------------------------------------------------------------------------
+
+TEST(SeveralBucketsTest, CloseInTheOrderOfTheirNames) {
+  Puppets puppets(2, Quorum(1));
+  EXPECT_EQ(puppets.Cycle({{"c", "AA"}, {"a", "AA"}, {"b", "AA"}}), "a first FF, b first FF, c first FF");
+  EXPECT_EQ(puppets.Cycle({{"c", "A."}, {"a", "PA"}, {"b", ".."}}), "a quorum pF, c quorum F-");
+}
+
+TEST(SeveralBucketsTest, RoundsAreCountedForEach) {
+  Puppets puppets(2, Quorum(1));
+  puppets.Cycle({{"a", "AA"}, {"b", "AA"}});
+  puppets.Cycle({{"a", "A."}, {"b", ".."}});
+  puppets.Cycle({{"a", "A."}, {"b", "A."}});
+  ASSERT_EQ(puppets.last.size(), 2u);
+  EXPECT_EQ(puppets.last[0].round, 2);
+  EXPECT_EQ(puppets.last[1].round, 1);
+}
+
+TEST(SeveralBucketsTest, LivenessIsLookedAtOnlyWhenNothingElseCloses) {
+  Puppets puppets(3, Quorum(2));
+  puppets.Cycle({{"a", "AAA"}, {"b", "AAA"}});
+  EXPECT_EQ(puppets.Cycle({{"a", "A.."}, {"b", ".A."}}), "");
+  // Rank 2's arrival closes b in the cycle in which a could close by liveness, had nothing else closed.
+  EXPECT_EQ(puppets.Cycle({{"a", "BBB"}, {"b", "..A"}}), "b quorum -FF");
+  EXPECT_EQ(puppets.Cycle({{"a", "BBB"}, {"b", "..."}}), "a liveness F--");
+}
+
+TEST(SeveralBucketsTest, LivenessClosesOneAtATime) {
+  Puppets puppets(3, Quorum(3));
+  puppets.Cycle({{"a", "AAA"}, {"b", "AAA"}});
+  EXPECT_EQ(puppets.Cycle({{"a", "A.."}, {"b", ".A."}}), "");
+  EXPECT_EQ(puppets.Cycle({{"a", "BBB"}, {"b", "..."}}), "a liveness F--");
+  EXPECT_EQ(puppets.Cycle({{"a", ".BB"}, {"b", "..."}}), "") << "rank 0 has its result, and may come to b";
+  EXPECT_EQ(puppets.Cycle({{"a", "BBB"}, {"b", "..."}}), "b liveness -F-");
+}
+
+// A rank that waits says nothing new when the round that it waits for is closed beside another one, so nobody would ask for
+// the cycle in which the second round is looked at.
+TEST(SeveralBucketsTest, AnotherCycleIsAskedForWhileLivenessIsDue) {
+  Puppets puppets(3, Quorum(2));
+  puppets.Cycle({{"a", "AAA"}, {"b", "AAA"}});
+  EXPECT_EQ(puppets.Cycle({{"a", "A.."}, {"b", ".A."}}), "");
+  EXPECT_EQ(puppets.Cycle({{"a", "WWA"}, {"b", "..."}}), "a quorum F-F");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), kNever) << "rank 2 has not said that it waits";
+  EXPECT_EQ(puppets.Cycle({{"a", "A.W"}, {"b", "..."}}), "");
+  EXPECT_EQ(puppets.Cycle({{"a", "WAW"}, {"b", "..."}}), "a quorum FF-");
+  EXPECT_LE(puppets.coordinator.NextDeadline(), puppets.now) << "nobody who is missing in b can come";
+  EXPECT_EQ(puppets.Cycle({{"a", "WWW"}, {"b", "..."}}), "b liveness -F-");
+}
+
+TEST(SeveralBucketsTest, AnotherCycleIsAskedForAfterARoundByLiveness) {
+  Puppets puppets(3, Quorum(3));
+  puppets.Cycle({{"a", "AAA"}, {"b", "AAA"}});
+  EXPECT_EQ(puppets.Cycle({{"a", "A.."}, {"b", ".A."}}), "");
+  EXPECT_EQ(puppets.Cycle({{"a", "WWB"}, {"b", "..."}}), "a liveness F--");
+  EXPECT_LE(puppets.coordinator.NextDeadline(), puppets.now);
+}
+
+TEST(SeveralBucketsTest, AFlushClosesAll) {
+  Puppets puppets(2, Quorum(1));
+  puppets.Cycle({{"a", "AA"}, {"b", "AA"}});
+  EXPECT_EQ(puppets.Cycle({{"a", "fF"}, {"b", "FF"}}), "a flush p-, b flush --");
+}
+
+TEST(SeveralBucketsTest, AFlushSkipsBucketsWithoutARound) {
+  Puppets puppets(2, Quorum(1));
+  puppets.Cycle({{"a", "AA"}, {"b", ".."}});
+  EXPECT_EQ(puppets.Cycle({{"a", "FF"}, {"b", "PF"}}), "a flush --");
+}
+
+// --- Ranks that have ended, and others that never will ---------------------------------------------------------------------
+
+class AbandonTest : public testing::Test {
+ protected:
+  // Round 0, then rank 0 ends while the others do what `letters` says.
+  explicit AbandonTest() { puppets_.Cycle("AAA"); }
+  std::string After(Time time, const std::string& letters) {
+    puppets_.now = time;
+    return puppets_.Cycle(letters);
+  }
+  Puppets puppets_{3, Quorum(2)};
+  static constexpr Time kPatience = Coordinator::kAbandonAfter;
+};
+
+TEST_F(AbandonTest, EndedRanksLeaveWhenAllOthersAreBlockedForLong) {
+  EXPECT_EQ(After(1s, "EBB"), "");
+  EXPECT_EQ(puppets_.coordinator.NextDeadline(), 1s + kPatience);
+  EXPECT_EQ(After(1s + kPatience - 1ns, "EBB"), "");
+  EXPECT_EQ(After(1s + kPatience, "EBB"), "end ---");
+}
+
+TEST_F(AbandonTest, ARankThatComputesStartsThePatienceAnew) {
+  EXPECT_EQ(After(1s, "EBB"), "");
+  EXPECT_EQ(After(5s, "EB."), "");
+  EXPECT_EQ(After(6s, "EBB"), "");
+  EXPECT_EQ(After(5s + kPatience, "EBB"), "");
+  EXPECT_EQ(After(6s + kPatience, "EBB"), "end ---");
+}
+
+TEST_F(AbandonTest, NobodyLeavesWhileARankFlushes) {
+  EXPECT_EQ(After(1s, "EBF"), "");
+  EXPECT_EQ(After(1s + kPatience, "EBF"), "");
+}
+
+TEST_F(AbandonTest, NobodyLeavesBeforeARankHasEnded) {
+  EXPECT_EQ(After(1s, "BBB"), "");
+  EXPECT_EQ(After(1s + kPatience, "BBB"), "");
+}
+
+// --- Grace periods -----------------------------------------------------------------------------------------------------------
+
+class GraceRuleTest : public testing::Test {
+ protected:
+  static Policy WithGrace(Time grace, int quorum = 1) {
+    Policy policy = Quorum(quorum);
+    policy.grace = grace;
+    return policy;
+  }
+};
+
+TEST_F(GraceRuleTest, HoldsASatisfiedRoundOpen) {
+  Puppets puppets(3, WithGrace(10ms));
+  puppets.Cycle("AAA");
+  EXPECT_EQ(puppets.Cycle("A.."), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), 10ms);
+  puppets.now = 9ms;
+  EXPECT_EQ(puppets.Cycle(".A."), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), 10ms) << "a further arrival does not prolong it";
+  puppets.now = 10ms;
+  EXPECT_EQ(puppets.Cycle("..."), "quorum FF-");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), kNever);
+}
+
+TEST_F(GraceRuleTest, StartsWhenThePolicyIsSatisfied) {
+  Puppets puppets(3, WithGrace(10ms, 2));
+  puppets.Cycle("AAA");
+  EXPECT_EQ(puppets.Cycle("A.."), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), kNever);
+  puppets.now = 50ms;
+  EXPECT_EQ(puppets.Cycle(".A."), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), 60ms);
+}
+
+TEST_F(GraceRuleTest, EndsWhenEverybodyIsThere) {
+  Puppets puppets(3, WithGrace(10ms));
+  puppets.Cycle("AAA");
+  puppets.Cycle("A..");
+  puppets.now = 1ms;
+  EXPECT_EQ(puppets.Cycle(".AA"), "everybody FFF");
+}
+
+TEST_F(GraceRuleTest, StartsAnewWhenAStaleRankComesBackFromAnExemption) {
+  Policy policy = WithGrace(10ms);
+  policy.max_staleness = 0;
+  Puppets puppets(3, policy);
+  puppets.Cycle("AAA");
+  EXPECT_EQ(puppets.Cycle("ABP"), "");  // satisfied: rank 1 is exempt, rank 2's pending sum counts
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), 10ms);
+  puppets.now = 5ms;
+  EXPECT_EQ(puppets.Cycle("..P"), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), kNever);
+  puppets.now = 20ms;
+  EXPECT_EQ(puppets.Cycle(".BP"), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), 30ms);
+}
+
+TEST_F(GraceRuleTest, IsCutShortWhenNobodyElseCanCome) {
+  Puppets puppets(3, WithGrace(10ms));
+  puppets.Cycle("AAA");
+  EXPECT_EQ(puppets.Cycle("ABB"), "liveness F--");
+}
+
+TEST_F(GraceRuleTest, TheAutomaticOneLearnsFromTheRanks) {
+  Puppets puppets(2, WithGrace(Policy::kAutomaticGrace));
+  puppets.Cycle("AA");
+  // Steps of 100 ms in which rank 1 comes 2 ms after rank 0: at first rank 0's arrival closes the round, and rank 1 is
+  // late, as its pending sum shows; then its lag is known, and the round waits.
+  int closed_by_everybody = 0;
+  bool late = false;
+  for (int step = 1; step <= 20; ++step) {
+    puppets.now = step * 100ms;
+    const std::string closed = puppets.Cycle(late ? "AP" : "A.");
+    puppets.now += 2ms;
+    late = !closed.empty();
+    if (puppets.Cycle(late ? ".P" : ".A") == "everybody FF") ++closed_by_everybody;
+  }
+  EXPECT_GE(closed_by_everybody, 17);
+}
+
+TEST_F(GraceRuleTest, TheAutomaticOneDoesNotWaitForASlowRank) {
+  Puppets puppets(2, WithGrace(Policy::kAutomaticGrace));
+  puppets.Cycle("AA");
+  for (int step = 1; step <= 20; ++step) {
+    puppets.now = step * 100ms;
+    EXPECT_EQ(puppets.Cycle(step == 1 ? "A." : "AP"), step == 1 ? "quorum F-" : "quorum Fp") << step;
+    puppets.now += 50ms;
+    puppets.Cycle(".P");
+  }
+}
+
+// --- Ranks that disagree -------------------------------------------------------------------------------------------------
+
+void Declare(Coordinator& coordinator, Rank rank, const Policy& policy) {
+  Report report;
+  Report::Item item;
+  item.bucket = "a";
+  item.gradients = 1;
+  item.declares = true;
+  item.policy = policy;
+  report.items.push_back(item);
+  coordinator.Observe(rank, report, Time(0));
+}
+
+TEST(DisagreementTest, NamesBothRanksAndBothPolicies) {
+  Coordinator coordinator(3);
+  Declare(coordinator, 0, Quorum(1));
+  Declare(coordinator, 1, Quorum(1));
+  Declare(coordinator, 2, Quorum(2));
+  const std::vector<Closing> closings = coordinator.Decide(Time(0));
+  ASSERT_EQ(closings.size(), 1u);
+  EXPECT_EQ(closings[0].error,
+            "Mismatched sync policies: rank 0 asked for Quorum(1), but rank 2 asked for Quorum(2). "
+            "Use the same policy with the same settings on every rank.");
+}
+
+TEST(DisagreementTest, EverySettingCounts) {
+  const Policy agreed = Quorum(1);
+  std::vector<Policy> others(6, agreed);
+  others[0].rule = Policy::Rule::kInitiator;
+  others[1].quorum = 2;
+  others[2].seed = 1;
+  others[3].max_staleness = 1;
+  others[4].grace = 1ms;
+  others[5].description = "Solo()";
+  for (const Policy& other : others) {
+    Coordinator coordinator(2);
+    Declare(coordinator, 0, agreed);
+    Declare(coordinator, 1, other);
+    EXPECT_THAT(coordinator.Decide(Time(0)).at(0).error, HasSubstr("rank 1")) << &other - others.data();
+  }
+}
+
+TEST(DisagreementTest, ARankThatComesLaterIsHeldToWhatTheOthersSaid) {
+  Coordinator coordinator(2);
+  coordinator.SetJoined({false, true});
+  Declare(coordinator, 0, Quorum(1));
+  EXPECT_EQ(coordinator.Decide(Time(0)).at(0).error, "");
+  coordinator.SetJoined({false, false});
+  Declare(coordinator, 1, Quorum(2));
+  EXPECT_EQ(coordinator.Decide(Time(0)).at(0).error,
+            "Mismatched sync policies: the bucket was declared with Quorum(1), but rank 1 asked for Quorum(2). "
+            "Use the same policy with the same settings on every rank.");
+}
+
+TEST(DisagreementTest, ARoundZeroThatNobodyElseWillJoinIsAnError) {
+  Puppets puppets(2, Quorum(1));
+  puppets.Cycle("AE");
+  ASSERT_EQ(puppets.last.size(), 1u);
+  EXPECT_THAT(puppets.last[0].error, HasSubstr("No rank that is missing will ever use this bucket"));
+}
+
+TEST(ForgetTest, TheBucketIsAsIfItHadNeverBeenUsed) {
+  Coordinator coordinator(2);
+  Declare(coordinator, 0, Quorum(1));
+  Declare(coordinator, 1, Quorum(2));
+  coordinator.Decide(Time(0));
+  coordinator.Forget("a");
+  EXPECT_THAT(coordinator.Decide(Time(0)), IsEmpty());
+  Declare(coordinator, 0, Quorum(2));
+  EXPECT_THAT(coordinator.Decide(Time(0)), IsEmpty()) << "round 0 is full again";
+  Declare(coordinator, 1, Quorum(2));
+  const std::vector<Closing> closings = coordinator.Decide(Time(0));
+  ASSERT_EQ(closings.size(), 1u);
+  EXPECT_EQ(closings[0].round, 0);
+  EXPECT_EQ(closings[0].reason, Closing::Reason::kFirst);
+  EXPECT_EQ(closings[0].error, "");
+}
+
+// --- What it tells people ------------------------------------------------------------------------------------------------
+
+TEST(DescribeWaitsTest, NamesTheRanksThatAreMissing) {
+  Puppets puppets(4, Quorum(4));
+  puppets.now = 5s;
+  puppets.Cycle({{"b", "A.AJ"}, {"a", ".A.J"}});
+  EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), "round 0 of a waits for ranks 0 2\nround 0 of b waits for ranks 1");
+}
+
+TEST(DescribeWaitsTest, IsSilentAboutYoungRoundsAndRoundsWithoutAnArrival) {
+  Puppets puppets(2, Quorum(2));
+  puppets.Cycle("AA");
+  EXPECT_EQ(puppets.coordinator.DescribeWaits(1h), "");
+  puppets.now = 5s;
+  puppets.Cycle("A.");
+  EXPECT_EQ(puppets.coordinator.DescribeWaits(4999ms), "");
+  EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), "round 1 of a waits for ranks 1");
+}
+
+TEST(DescribeWaitsTest, NamesTheRanksThatAFlushWaitsFor) {
+  Puppets puppets(4, Quorum(2));
+  puppets.Cycle("AAAA");
+  puppets.now = 5s;
+  puppets.Cycle("F.EJ");
+  EXPECT_EQ(puppets.coordinator.DescribeWaits(4999ms), "");
+  EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), "a flush, or the end of the job, waits for ranks 1");
+}
+
+TEST(ArrivalOffsetsTest, TellHowFarBehindTheFirstEachRankArrives) {
+  Puppets puppets(3, Quorum(2));
+  puppets.Cycle("A..");
+  puppets.now = 100ms;
+  puppets.Cycle(".A.");
+  puppets.now = 300ms;
+  EXPECT_EQ(puppets.Cycle("..A"), "first FFF");
+  const auto offsets = puppets.coordinator.ArrivalOffsets().at("a");
+  EXPECT_THAT(offsets.total_seconds, ElementsAre(0, testing::DoubleEq(0.1), testing::DoubleEq(0.3)));
+  EXPECT_THAT(offsets.count, ElementsAre(1, 1, 1));
+}
+
+TEST(ArrivalOffsetsTest, LateArrivalsCountFromTheRoundThatTheyMissed) {
+  Puppets puppets(2, Quorum(1));
+  puppets.Cycle("AA");
+  puppets.now = 1s;
+  EXPECT_EQ(puppets.Cycle("A."), "quorum F-");
+  puppets.now = 3s;
+  puppets.Cycle(".P");
+  puppets.now = 4s;
+  puppets.Cycle(".P");  // the same one
+  const auto offsets = puppets.coordinator.ArrivalOffsets().at("a");
+  EXPECT_THAT(offsets.total_seconds, ElementsAre(0, 2));
+  EXPECT_THAT(offsets.count, ElementsAre(2, 2));
+}
+
+}  // namespace
+}  // namespace horovod_partial

@@ -1,0 +1,752 @@
+// Single cases of the engine, each under a script of its own.
+#include "engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/application.h"
+#include "harness/fake_horovod.h"
+#include "harness/threads.h"
+
+namespace horovod_partial::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::_;
+using testing::AllOf;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Return;
+using testing::ThrowsMessage;
+
+// --- Ranks in one process ----------------------------------------------------------------------------------------------------
+
+class RanksTest : public testing::Test {
+ protected:
+  // Every rank has the same buckets.
+  void Start(int size, std::vector<BucketConfig> configs, FakeHorovod::Settings settings = {}) {
+    settings.size = size;
+    settings.clock = [](Rank) { return Now() + 1h; };  // whoever waits has waited for long
+    horovod_ = std::make_unique<FakeHorovod>(std::move(settings));
+    for (Rank rank = 0; rank < size; ++rank)
+      applications_.push_back(std::make_unique<Application>(*horovod_, rank, configs));
+  }
+  void TearDown() override {
+    EXPECT_EQ(horovod_->complaint(), "");
+    Shutdown();
+  }
+
+  Application& At(Rank rank) { return *applications_[static_cast<std::size_t>(rank)]; }
+  Engine& EngineOf(Rank rank) { return horovod_->engine(rank); }
+  void Cycle(const std::function<void()>& between = [] {}) { horovod_->Cycle(random_, between); }
+  void Shutdown() {
+    horovod_->Shutdown();
+    Cycle();
+  }
+  const PastRound& LastRound() const { return horovod_->history().back(); }
+  std::size_t Rounds() const { return horovod_->history().size(); }
+
+  // Round 0 of every bucket.
+  void RunRoundZero() {
+    for (auto& application : applications_)
+      for (int bucket = 0; bucket < application->buckets(); ++bucket) application->Arrive(bucket);
+    Cycle();
+    for (auto& application : applications_)
+      for (int bucket = 0; bucket < application->buckets(); ++bucket) application->Wait(bucket);
+  }
+
+  // In a thread of its own.
+  std::future<void> Begin(std::function<void()> body) { return std::async(std::launch::async, std::move(body)); }
+  // Until all of them have ended; rethrows what one has thrown.
+  void CycleUntilDone(std::future<void> thread) {
+    while (thread.wait_for(0s) != std::future_status::ready) Cycle();
+    thread.get();
+  }
+  void CycleUntilDone(std::vector<std::future<void>> threads) {
+    for (auto& thread : threads) CycleUntilDone(std::move(thread));
+  }
+  void CycleUntilBlocked(Rank rank) {
+    while (!EngineOf(rank).BuildReport({}, Now() + 1h, kNever).waiting) Cycle();
+  }
+
+  static Bucket::State StateOf(const BucketHandle& handle) {
+    std::lock_guard<std::mutex> lock(handle.mutex);
+    return handle.core.state();
+  }
+  static bool HasPending(const BucketHandle& handle) {
+    std::lock_guard<std::mutex> lock(handle.mutex);
+    return handle.core.HasPending();
+  }
+
+  const Watchdog watchdog_{testing::UnitTest::GetInstance()->current_test_info()->name()};
+  std::unique_ptr<FakeHorovod> horovod_;
+  std::vector<std::unique_ptr<Application>> applications_;
+  Random random_{1};
+};
+
+TEST_F(RanksTest, ALateArrivalGetsTheResultAtOnce) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  At(0).Arrive(0);
+  Cycle();
+  At(0).Wait(0);
+  At(1).Arrive(0);
+  EXPECT_TRUE(At(1).IsDone(0));
+  At(1).Wait(0);
+  const RoundInfo& info = At(1).At(0).got.back().info;
+  EXPECT_TRUE(info.late);
+  EXPECT_EQ(info.round, 1);
+  EXPECT_EQ(info.staleness, 1);
+  EXPECT_EQ(info.fresh, 1);
+  EXPECT_EQ(info.gradients, 1);
+  EXPECT_EQ(At(1).Total(0), At(0).Total(0));
+  EXPECT_TRUE(HasPending(*At(1).At(0).handle));
+}
+
+TEST_F(RanksTest, AnArrivalWhileRunningWaitsForTheResultOnly) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  At(0).Arrive(0);
+  bool arrived = false;
+  Cycle([&] {
+    if (arrived || StateOf(*At(1).At(0).handle) != Bucket::State::kRunning) return;
+    arrived = true;
+    At(1).Arrive(0);
+    EXPECT_FALSE(At(1).IsDone(0));
+  });
+  ASSERT_TRUE(arrived);
+  EXPECT_TRUE(At(1).IsDone(0)) << "the callback has ended the wait";
+  At(1).Wait(0);
+  EXPECT_TRUE(At(1).At(0).got.back().info.late);
+  Cycle();
+  EXPECT_EQ(Rounds(), 2u) << "a pending sum alone closes no round";
+  At(0).Wait(0);
+  At(0).Arrive(0);
+  Cycle();
+  EXPECT_EQ(LastRound().closing.gradients(), 2) << "the next one delivers it";
+}
+
+TEST_F(RanksTest, AnArrivalBetweenReportAndRoundIsTakenBack) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  At(0).Arrive(0);
+  bool arrived = false;
+  Cycle([&] {
+    if (arrived || Rounds() < 2 || StateOf(*At(1).At(0).handle) != Bucket::State::kIdle) return;
+    arrived = true;  // round 1 is decided, and has not begun on rank 1
+    At(1).Arrive(0);
+  });
+  ASSERT_TRUE(arrived);
+  EXPECT_TRUE(At(1).IsDone(0));
+  At(1).Wait(0);
+  EXPECT_TRUE(At(1).At(0).got.back().info.late);
+  At(0).Wait(0);
+  At(0).Arrive(0);
+  Cycle();
+  EXPECT_EQ(LastRound().closing.gradients(), 2);
+  EXPECT_EQ(LastRound().closing.fresh(), 1);
+}
+
+TEST_F(RanksTest, AGracePeriodEndsByItself) {
+  BucketConfig config = Config(1);
+  config.policy.grace = 10ms;
+  FakeHorovod::Settings settings;
+  Time now{0};
+  settings.coordinator_clock = [&now] { return now; };
+  Start(2, {config}, settings);
+  RunRoundZero();
+  At(0).Arrive(0);
+  Cycle();
+  Cycle();
+  EXPECT_EQ(Rounds(), 1u);
+  now = 10ms;
+  Cycle();  // no rank has any news: the coordinator asks for it
+  EXPECT_EQ(Rounds(), 2u);
+}
+
+TEST_F(RanksTest, RanksThatWaitForDifferentBucketsDoNotWaitForEachOther) {
+  Start(2, {Config(2), Config(2)});
+  RunRoundZero();
+  At(0).Arrive(0);
+  At(1).Arrive(1);
+  auto second = Begin([&] { At(1).Wait(1); });
+  CycleUntilDone(Begin([&] { At(0).Wait(0); }));
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kLiveness);
+  EXPECT_EQ(LastRound().closing.bucket, BucketName(0));
+  At(0).Arrive(1);
+  CycleUntilDone(std::move(second));
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kEverybody);
+}
+
+// --- Flush, end and deliver ----------------------------------------------------------------------------------------------------
+
+TEST_F(RanksTest, AFlushReturnsWhenEveryBucketHasBeenDelivered) {
+  Start(3, {Config(1), Config(1), Config(1), Config(1)});
+  RunRoundZero();
+  for (int bucket = 0; bucket < 4; ++bucket) At(0).Arrive(bucket);
+  Cycle();
+  for (int bucket = 0; bucket < 4; ++bucket) {
+    At(0).Wait(bucket);
+    At(1).Arrive(bucket);  // late
+    At(1).Wait(bucket);
+  }
+  std::vector<std::future<void>> threads;
+  std::atomic<int> early{0};
+  for (Rank rank = 0; rank < 3; ++rank) {
+    threads.push_back(Begin([&, rank] {
+      EngineOf(rank).Flush();
+      for (int bucket = 0; bucket < 4; ++bucket)
+        if (StateOf(*At(rank).At(bucket).handle) != Bucket::State::kIdle || HasPending(*At(rank).At(bucket).handle)) ++early;
+    }));
+  }
+  // With time for the flushing threads between any two steps.
+  while (Rounds() < 12) Cycle([] { std::this_thread::sleep_for(100us); });
+  CycleUntilDone(std::move(threads));
+  EXPECT_EQ(early, 0);
+  for (Rank rank = 0; rank < 3; ++rank) {
+    At(rank).Collect();
+    for (int bucket = 0; bucket < 4; ++bucket) EXPECT_EQ(At(rank).Total(bucket), At(0).Total(bucket));
+  }
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFlush);
+}
+
+TEST_F(RanksTest, RanksEndAfterUnequalNumbersOfSteps) {
+  Start(3, {Config(2), Config(3)});
+  std::vector<std::future<void>> threads;
+  for (Rank rank = 0; rank < 3; ++rank) {
+    threads.push_back(Begin([&, rank] {
+      for (int step = 0; step < 1 + 3 * rank; ++step) {
+        for (int bucket = 0; bucket < 2; ++bucket) At(rank).Arrive(bucket);
+        for (int bucket = 0; bucket < 2; ++bucket) At(rank).Wait(bucket);
+      }
+      EngineOf(rank).End();
+      At(rank).Collect();
+    }));
+  }
+  CycleUntilDone(std::move(threads));
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kEnd);
+  for (int bucket = 0; bucket < 2; ++bucket) {
+    Floats submitted(kElements);
+    for (Rank rank = 0; rank < 3; ++rank) AddTo(submitted, At(rank).At(bucket).submitted);
+    for (Rank rank = 0; rank < 3; ++rank) EXPECT_EQ(At(rank).Total(bucket), submitted) << "rank " << rank;
+  }
+}
+
+TEST_F(RanksTest, AFlushWhileOthersEndDoesNotEndThem) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  std::atomic<bool> ended{false};
+  std::vector<std::future<void>> threads;
+  threads.push_back(Begin([&] {
+    EngineOf(0).End();
+    ended = true;
+  }));
+  CycleUntilDone(Begin([&] { EngineOf(1).Flush(); }));
+  for (int i = 0; i < 20; ++i) Cycle();
+  EXPECT_FALSE(ended);
+  threads.push_back(Begin([&] { EngineOf(1).End(); }));
+  CycleUntilDone(std::move(threads));
+}
+
+TEST_F(RanksTest, DeliverSendsWhatIsPendingAndKeepsTheResults) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  At(0).Arrive(0);
+  Cycle();
+  At(0).Wait(0);
+  At(1).Arrive(0);
+  At(1).Wait(0);
+  ASSERT_TRUE(HasPending(*At(1).At(0).handle));
+  CycleUntilDone(Begin([&] { EngineOf(1).Deliver(); }));
+  EXPECT_EQ(LastRound().closing.gradients(), 1);
+  EXPECT_FALSE(HasPending(*At(1).At(0).handle));
+  for (const Rank rank : {0, 1}) At(rank).Collect();
+  EXPECT_EQ(At(0).Total(0), At(1).Total(0));
+}
+
+TEST_F(RanksTest, DeliverWaitsForWhatIsOutstandingFirst) {
+  Start(2, {Config(2)});
+  RunRoundZero();
+  At(1).Arrive(0);
+  auto deliver = Begin([&] { EngineOf(1).Deliver(); });
+  CycleUntilBlocked(1);
+  At(0).Arrive(0);
+  CycleUntilDone(std::move(deliver));
+  EXPECT_TRUE(At(1).IsDone(0));
+}
+
+// --- Joined ranks --------------------------------------------------------------------------------------------------------------
+
+TEST_F(RanksTest, ABucketMayBeFirstUsedWhileARankHasJoined) {
+  Start(3, {Config(3)});
+  horovod_->Join(2);
+  for (int step = 0; step < 2; ++step) {
+    for (const Rank rank : {0, 1}) At(rank).Arrive(0);
+    Cycle();
+    EXPECT_EQ(LastRound().closing.fresh(), 2);
+    for (const Rank rank : {0, 1}) At(rank).Wait(0);
+  }
+  for (const Rank rank : {0, 1}) horovod_->Join(rank);
+  Cycle();
+  for (const Rank rank : {0, 1, 2}) EXPECT_FALSE(horovod_->IsJoining(rank));
+  for (const Rank rank : {0, 1, 2}) At(rank).Arrive(0);
+  Cycle();
+  EXPECT_EQ(LastRound().closing.fresh(), 3);
+  EXPECT_EQ(LastRound().closing.error, "");
+  for (const Rank rank : {0, 1, 2}) At(rank).Wait(0);
+  EXPECT_EQ(At(0).At(0).got.back().results, At(2).At(0).got.back().results);
+}
+
+TEST_F(RanksTest, ARankThatDoesNotKnowABucketSendsZeros) {
+  Start(2, {Config(1)});
+  horovod_->Join(1);
+  At(0).Arrive(0);
+  Cycle();
+  At(0).Wait(0);
+  horovod_->Join(0);
+  Cycle();
+  At(0).Arrive(0);
+  Cycle();
+  EXPECT_TRUE(At(0).IsDone(0));
+  EXPECT_EQ(LastRound().closing.fresh(), 1);
+  At(0).Wait(0);
+  EXPECT_EQ(At(0).Total(0), At(0).At(0).submitted);
+}
+
+// --- Errors ----------------------------------------------------------------------------------------------------------------------
+
+TEST_F(RanksTest, AnErrorInTheReductionPoisonsTheBucket) {
+  FakeHorovod::Settings settings;
+  settings.fault = [](const Closing& closing, Rank) {
+    return closing.bucket == BucketName(0) && closing.round == 1 ? "the cable was cut" : "";
+  };
+  Start(2, {Config(1), Config(1)}, settings);
+  RunRoundZero();
+  At(0).Arrive(0);
+  Cycle();
+  EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<TransportError>("the cable was cut"));
+  for (const Rank rank : {0, 1}) {
+    EXPECT_THAT([&] { At(rank).Arrive(0); }, ThrowsMessage<TransportError>("the cable was cut"));
+    EXPECT_THROW(EngineOf(rank).Collect(At(rank).At(0).handle, At(rank).At(0).output.data()), TransportError);
+  }
+  for (const Rank rank : {0, 1}) At(rank).Arrive(1);
+  Cycle();
+  for (const Rank rank : {0, 1}) At(rank).Wait(1);  // the other bucket goes on
+  EXPECT_EQ(At(0).Total(1), At(1).Total(1));
+}
+
+TEST_F(RanksTest, AnErrorReachesWhoCameWhileTheRoundWasRunning) {
+  FakeHorovod::Settings settings;
+  settings.fault = [](const Closing& closing, Rank) { return closing.round == 1 ? "the cable was cut" : ""; };
+  Start(2, {Config(1)}, settings);
+  RunRoundZero();
+  At(0).Arrive(0);
+  bool arrived = false;
+  Cycle([&] {
+    if (arrived || StateOf(*At(1).At(0).handle) != Bucket::State::kRunning) return;
+    arrived = true;
+    At(1).Arrive(0);
+  });
+  ASSERT_TRUE(arrived);
+  EXPECT_THAT([&] { At(1).Wait(0); }, ThrowsMessage<TransportError>("the cable was cut"));
+}
+
+TEST_F(RanksTest, RanksThatDisagreeGetTheSameErrorAndTheNameIsFreeAgain) {
+  Start(3, {Config(1)});
+  std::vector<Floats> values(3, Floats(kElements));
+  const auto arrive = [&](Rank rank, int quorum) {
+    float* data = values[static_cast<std::size_t>(rank)].data();
+    const auto handle = EngineOf(rank).Declare("disputed", Config(quorum));
+    return std::pair(handle, EngineOf(rank).Arrive(handle, {data, data, 1}));
+  };
+  auto arrivals = std::vector{arrive(0, 1), arrive(1, 1), arrive(2, 2)};
+  const auto wait = [&](Rank rank) {
+    const auto& arrival = arrivals[static_cast<std::size_t>(rank)];
+    EngineOf(rank).Wait(*arrival.first, *arrival.second);
+  };
+  Cycle();
+  const auto names_both = AllOf(HasSubstr("rank 0 asked for Quorum(1)"), HasSubstr("rank 2 asked for Quorum(2)"));
+  for (const Rank rank : {0, 1, 2}) {
+    EXPECT_THAT([&] { wait(rank); }, ThrowsMessage<TransportError>(names_both));
+    EXPECT_EQ(EngineOf(rank).Find("disputed"), nullptr);
+  }
+  arrivals = {arrive(0, 2), arrive(1, 2), arrive(2, 2)};
+  Cycle();
+  for (const Rank rank : {0, 1, 2}) EXPECT_NO_THROW(wait(rank));
+}
+
+TEST_F(RanksTest, ABucketThatNobodyElseWillUseIsRefused) {
+  Start(2, {Config(1), Config(1)});
+  for (const Rank rank : {0, 1}) At(rank).Arrive(0);
+  Cycle();
+  for (const Rank rank : {0, 1}) At(rank).Wait(0);
+  auto ending = Begin([&] { EngineOf(1).End(); });
+  At(0).Arrive(1);
+  while (!At(0).IsDone(1)) Cycle();
+  EXPECT_THAT([&] { At(0).Wait(1); }, ThrowsMessage<TransportError>(HasSubstr("will ever use this bucket")));
+  std::vector<std::future<void>> threads;
+  threads.push_back(std::move(ending));
+  threads.push_back(Begin([&] { EngineOf(0).End(); }));
+  CycleUntilDone(std::move(threads));
+}
+
+TEST_F(RanksTest, ANameThatIsInUseIsRefused) {
+  Start(2, {Config(1)});
+  At(0).Arrive(0);
+  EXPECT_THAT([&] { At(0).Arrive(0); },
+              ThrowsMessage<std::invalid_argument>(AllOf(HasSubstr("rank 0"), HasSubstr("bucket.0 is in use"))));
+}
+
+TEST_F(RanksTest, ANameKeepsWhatItWasDeclaredWith) {
+  Start(2, {Config(1)});
+  EngineOf(0).Declare("name", Config(1));
+  EXPECT_NO_THROW(EngineOf(0).Declare("name", Config(1)));
+  std::vector<BucketConfig> others(7, Config(1));
+  others[0].options.elements = 6;
+  others[1].options.type = DataType::kFloat64;
+  others[2].options.missed = Missed::kReplay;
+  others[3].options.divisor = Divisor::kContributors;
+  others[4].shape = {5, 1};
+  others[5].policy.description = "Quorum(2)";
+  others[6].prescale_factor = 0.5;
+  for (const BucketConfig& other : others)
+    EXPECT_THAT([&] { EngineOf(0).Declare("name", other); }, ThrowsMessage<std::invalid_argument>(HasSubstr("is bound to another")));
+}
+
+// --- The end of Horovod ----------------------------------------------------------------------------------------------------------
+
+TEST_F(RanksTest, AShutdownInTheMiddleOfAWaitEndsIt) {
+  Start(3, {Config(2), Config(2)});
+  RunRoundZero();
+  At(0).Arrive(0);
+  std::vector<std::future<void>> threads;
+  threads.push_back(Begin([&] { EXPECT_THROW(At(0).Wait(0), TransportError); }));
+  threads.push_back(Begin([&] { EXPECT_THROW(EngineOf(1).Flush(), TransportError); }));
+  CycleUntilBlocked(0);
+  Shutdown();
+  CycleUntilDone(std::move(threads));
+  for (const Rank rank : {0, 1, 2}) {
+    EXPECT_THROW(At(rank).Arrive(0), TransportError) << "also a bucket that waited for nothing";
+    EXPECT_THROW(At(rank).Arrive(1), TransportError);
+    EXPECT_THROW(EngineOf(rank).Flush(), TransportError);
+  }
+}
+
+TEST_F(RanksTest, ARoundThatIsUnderWayComesBeforeAShutdown) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  At(0).Arrive(0);
+  bool arrived = false;
+  Cycle([&] {
+    if (arrived || StateOf(*At(1).At(0).handle) != Bucket::State::kRunning) return;
+    arrived = true;
+    At(1).Arrive(0);
+    horovod_->Shutdown();
+  });
+  Cycle();
+  ASSERT_TRUE(arrived);
+  At(1).Wait(0);
+  EXPECT_THROW(At(1).Arrive(0), TransportError);
+}
+
+TEST_F(RanksTest, AClosedGenerationEndsEveryWaitAndTakesNothingNew) {
+  Start(2, {Config(2)});
+  At(0).Arrive(0);
+  auto waiting = Begin([&] { EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<TransportError>("a new generation")); });
+  EngineOf(0).Close("a new generation");
+  waiting.get();
+  EXPECT_THAT([&] { At(0).Arrive(0); }, ThrowsMessage<TransportError>("a new generation"));
+  EXPECT_THAT([&] { EngineOf(0).Declare("another", Config(1)); }, ThrowsMessage<TransportError>("a new generation"));
+}
+
+TEST_F(RanksTest, AFlushAfterAnErrorEnds) {
+  FakeHorovod::Settings settings;
+  settings.fault = [](const Closing& closing, Rank) {
+    return closing.bucket == BucketName(0) && closing.round == 1 ? "the cable was cut" : "";
+  };
+  Start(2, {Config(1), Config(1)}, settings);
+  RunRoundZero();
+  At(0).Arrive(0);
+  Cycle();
+  EXPECT_THROW(At(0).Wait(0), TransportError);
+  std::vector<std::future<void>> threads;
+  for (const Rank rank : {0, 1}) threads.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
+  CycleUntilDone(std::move(threads));
+}
+
+TEST_F(RanksTest, AnErrorOnOneRankDoesNotStopTheOthers) {
+  FakeHorovod::Settings settings;
+  settings.fault = [](const Closing& closing, Rank rank) {
+    return closing.round == 1 && rank == 1 ? "the cable was cut" : "";
+  };
+  Start(2, {Config(1)}, settings);
+  RunRoundZero();
+  for (int step = 0; step < 3; ++step) {
+    At(0).Arrive(0);
+    Cycle();
+    At(0).Wait(0);
+  }
+  EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<TransportError>("the cable was cut"));
+}
+
+TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
+  Start(2, {Config(1)});
+  horovod_->Join(1);
+  At(0).Arrive(0);
+  Cycle();
+  At(0).Wait(0);
+  horovod_->Join(0);
+  Cycle();
+  EngineOf(1).Flush();  // it has nothing to deliver, and returns at once
+  CycleUntilDone(Begin([&] { EngineOf(0).Flush(); }));
+}
+
+// --- Clear -----------------------------------------------------------------------------------------------------------------------
+
+TEST_F(RanksTest, ClearForgetsOnThisRankAndAFullRoundFollows) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  At(0).Arrive(0);
+  Cycle();
+  At(0).Wait(0);
+  At(1).Arrive(0);  // late, so its contribution is pending
+  At(1).Wait(0);
+  for (const Rank rank : {0, 1}) EngineOf(rank).Clear(BucketName(0));
+  At(0).Arrive(0);
+  Cycle();
+  EXPECT_EQ(Rounds(), 2u) << "a quorum of 1 is not enough now";
+  At(1).Arrive(0);
+  Cycle();
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kEverybody);
+  for (const Rank rank : {0, 1}) At(rank).Wait(0);
+  Floats expected = Contribution(0, 0, 2);
+  AddTo(expected, Contribution(1, 0, 2));
+  EXPECT_THAT(At(0).At(0).got.back().results, ElementsAre(expected));
+}
+
+TEST_F(RanksTest, AClearBetweenAnnouncementAndRoundIsNoError) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  At(0).Arrive(0);
+  Cycle();
+  At(0).Wait(0);
+  At(1).Arrive(0);
+  At(1).Wait(0);
+  At(0).Arrive(0);
+  bool cleared = false;
+  Cycle([&] {
+    if (cleared || Rounds() < 3 || StateOf(*At(1).At(0).handle) != Bucket::State::kIdle) return;
+    cleared = true;
+    EngineOf(1).Clear(BucketName(0));
+  });
+  ASSERT_TRUE(cleared);
+  At(0).Wait(0);
+  EXPECT_THAT(At(0).At(0).got.back().results, ElementsAre(Contribution(0, 0, 2)));
+}
+
+// --- One engine, and a transport that does as it is told -----------------------------------------------------------------------
+
+class MockTransport : public Transport {
+ public:
+  MockTransport() {
+    ON_CALL(*this, Submit).WillByDefault(Return(""));
+    ON_CALL(*this, Alive).WillByDefault(Return(true));
+  }
+  MOCK_METHOD(std::string, Submit, (const std::shared_ptr<BucketHandle>&, const Bucket::Entry&), (override));
+  MOCK_METHOD(void, Retract, (const BucketHandle&), (override));
+  MOCK_METHOD(void, Place, (const std::shared_ptr<BucketHandle>&, const Bucket::Entry&), (override));
+  MOCK_METHOD(bool, Alive, (), (const, override));
+  MOCK_METHOD(void, Interrupt, (), (const, override));
+};
+
+class OneEngineTest : public testing::Test {
+ protected:
+  static constexpr Engine::Thresholds kThresholds{10ms, 100ms};
+
+  std::shared_ptr<Work> Arrive() {
+    handle_ = engine_.Declare("bucket", Config(1));
+    return engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
+  }
+  Report ReportAt(Time now, Time foreign_since = kNever) { return engine_.BuildReport({}, now, foreign_since); }
+  // Closes a round with what this engine, which is rank 0 of 2, has announced.
+  void CloseRound(bool fresh, int gradients) {
+    Closing closing;
+    closing.bucket = "bucket";
+    closing.round = round_++;
+    closing.contributions = {{gradients, fresh}, {1, true}};
+    engine_.Begin({closing});
+  }
+
+  const Watchdog watchdog_{testing::UnitTest::GetInstance()->current_test_info()->name()};
+  testing::NiceMock<MockTransport> transport_;
+  Engine engine_{transport_, 0, 2, kThresholds};
+  std::shared_ptr<BucketHandle> handle_;
+  Floats values_ = Floats(kElements);
+  Round round_ = 0;
+};
+
+TEST_F(OneEngineTest, SubmitsWhatTheApplicationHas) {
+  EXPECT_CALL(transport_, Submit(_, testing::AllOf(testing::Field(&Bucket::Entry::input, values_.data()),
+                                                   testing::Field(&Bucket::Entry::output, values_.data()))));
+  Arrive();
+}
+
+TEST_F(OneEngineTest, ASubmissionThatFailsPoisonsTheBucket) {
+  EXPECT_CALL(transport_, Submit).WillOnce(Return("the queue is closed"));
+  EXPECT_THAT([&] { Arrive(); }, ThrowsMessage<TransportError>("the queue is closed"));
+  EXPECT_THAT([&] { Arrive(); }, ThrowsMessage<TransportError>("the queue is closed"));
+}
+
+TEST_F(OneEngineTest, NothingIsAcceptedAfterAShutdown) {
+  EXPECT_CALL(transport_, Alive).WillRepeatedly(Return(false));
+  EXPECT_CALL(transport_, Submit).Times(0);
+  EXPECT_THAT([&] { Arrive(); }, ThrowsMessage<TransportError>(HasSubstr("shut down")));
+}
+
+TEST_F(OneEngineTest, AQuietRankReportsNothingAndWantsNoCycle) {
+  EXPECT_TRUE(ReportAt(Now()).empty());
+  EXPECT_FALSE(engine_.WantsCycle(Now(), kNever));
+}
+
+TEST_F(OneEngineTest, AWaitIsReportedBeyondItsThreshold) {
+  const auto work = Arrive();
+  engine_.BuildReport({"bucket"}, Now(), kNever);
+  const Time before = Now();
+  auto waiting = std::async(std::launch::async, [&] { engine_.Wait(*handle_, *work); });
+  while (!engine_.WantsCycle(Now() + 1h, kNever)) std::this_thread::yield();
+  const Time after = Now();
+  EXPECT_FALSE(engine_.WantsCycle(before + 10ms, kNever));
+  EXPECT_FALSE(ReportAt(before + 10ms).waiting);
+  EXPECT_TRUE(engine_.WantsCycle(after + 10ms + 1ns, kNever));
+  EXPECT_TRUE(ReportAt(after + 10ms + 1ns).waiting);
+  EXPECT_FALSE(engine_.WantsCycle(after + 1h, kNever)) << "it has been reported";
+  CloseRound(true, 1);
+  engine_.Finished(handle_, "");
+  EXPECT_TRUE(engine_.WantsCycle(Now() + 1h, kNever)) << "it is no longer true, though the thread may not have woken up";
+  EXPECT_FALSE(ReportAt(Now() + 1h).waiting);
+  waiting.get();
+}
+
+TEST_F(OneEngineTest, TwoThreadsMayWaitForOneArrival) {
+  const auto work = Arrive();
+  engine_.BuildReport({"bucket"}, Now(), kNever);
+  Script script(1);
+  for (int i = 0; i < 2; ++i) {
+    script.Spawn([&] { script.Block([&] { engine_.Wait(*handle_, *work); }); });
+    script.TakeTurn();
+  }
+  CloseRound(true, 1);
+  engine_.Finished(handle_, "");
+  script.Settle();
+  while (script.TakeTurn()) continue;
+  EXPECT_TRUE(script.Done());
+  EXPECT_FALSE(ReportAt(Now() + 1h).waiting);
+}
+
+TEST_F(OneEngineTest, AFlushIsReportedAsAWaitToo) {
+  Arrive();
+  engine_.BuildReport({"bucket"}, Now(), kNever);
+  CloseRound(true, 1);
+  engine_.Finished(handle_, "");
+  ReportAt(Now());
+  auto flushing = std::async(std::launch::async, [&] { EXPECT_THROW(engine_.Flush(), TransportError); });
+  while (!engine_.WantsCycle(Now(), kNever)) std::this_thread::yield();
+  const Report report = ReportAt(Now() + 1h);
+  EXPECT_EQ(report.flush, Report::Flush::kFlushing);
+  EXPECT_TRUE(report.waiting);
+  EXPECT_CALL(transport_, Alive).WillRepeatedly(Return(false));
+  flushing.get();
+  EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
+  EXPECT_TRUE(ReportAt(Now() + 1h).empty()) << "the others must not count on a rank that has given up";
+}
+
+TEST_F(OneEngineTest, AnInterruptEndsAFlush) {
+  Arrive();
+  engine_.BuildReport({"bucket"}, Now(), kNever);
+  CloseRound(true, 1);
+  engine_.Finished(handle_, "");
+  EXPECT_CALL(transport_, Interrupt).WillOnce([] { throw std::runtime_error("Ctrl-C"); });
+  EXPECT_THAT([&] { engine_.Flush(); }, ThrowsMessage<std::runtime_error>("Ctrl-C"));
+  EXPECT_TRUE(ReportAt(Now() + 1h).empty());
+}
+
+TEST_F(OneEngineTest, AForeignCollectiveCountsAsBlockedBeyondItsThreshold) {
+  const Time since = Now();
+  EXPECT_FALSE(ReportAt(since + 100ms, since).blocked);
+  EXPECT_TRUE(ReportAt(since + 100ms + 1ns, since).blocked);
+}
+
+TEST_F(OneEngineTest, ButNotWhileTheApplicationArrives) {
+  const Time since = Now() - 1h;
+  Arrive();
+  EXPECT_FALSE(ReportAt(Now() + 50ms, since).blocked) << "the collective is asynchronous";
+  EXPECT_TRUE(ReportAt(Now() + 101ms, since).blocked);
+}
+
+TEST_F(OneEngineTest, AnInterruptEndsAWait) {
+  const auto work = Arrive();
+  EXPECT_CALL(transport_, Interrupt).WillOnce(Return()).WillOnce([] { throw std::runtime_error("Ctrl-C"); });
+  EXPECT_THAT([&] { engine_.Wait(*handle_, *work); }, ThrowsMessage<std::runtime_error>("Ctrl-C"));
+  EXPECT_FALSE(ReportAt(Now() + 1h).waiting);
+}
+
+TEST_F(OneEngineTest, AnArrivalIsReportedWithItsPolicyUntilARoundHasClosed) {
+  Arrive();
+  Report report = engine_.BuildReport({"bucket"}, Now(), kNever);
+  ASSERT_EQ(report.items.size(), 1u);
+  EXPECT_TRUE(report.items[0].declares);
+  EXPECT_EQ(report.items[0].policy.description, "Quorum(1)");
+  CloseRound(true, 1);
+  engine_.Finished(handle_, "");
+  Arrive();
+  report = engine_.BuildReport({"bucket"}, Now(), kNever);
+  ASSERT_EQ(report.items.size(), 1u);
+  EXPECT_FALSE(report.items[0].declares);
+}
+
+TEST_F(OneEngineTest, ALateContributionWantsACycleAndIsReportedInEach) {
+  Arrive();
+  engine_.BuildReport({"bucket"}, Now(), kNever);
+  CloseRound(true, 1);
+  engine_.Finished(handle_, "");
+  ReportAt(Now());
+  CloseRound(false, 0);
+  engine_.Finished(handle_, "");
+  EXPECT_FALSE(engine_.WantsCycle(Now(), kNever));
+  EXPECT_TRUE(Arrive()->done);
+  EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
+  for (int i = 0; i < 2; ++i) {
+    const Report report = ReportAt(Now());
+    ASSERT_EQ(report.items.size(), 1u);
+    EXPECT_EQ(report.items[0].kind, Report::Item::Kind::kPending);
+    EXPECT_EQ(report.items[0].gradients, 1);
+    EXPECT_FALSE(engine_.WantsCycle(Now(), kNever)) << "once is enough, if nothing else happens";
+  }
+}
+
+TEST_F(OneEngineTest, AFlushOfAnEngineWithoutARoundReturnsAtOnce) {
+  engine_.Flush();
+  engine_.End();
+}
+
+TEST_F(OneEngineTest, StatisticsFollowTheClosings) {
+  Arrive();
+  engine_.BuildReport({"bucket"}, Now(), kNever);
+  CloseRound(true, 1);
+  engine_.Finished(handle_, "");
+  EXPECT_EQ(handle_->statistics.rounds, 1);
+  EXPECT_THAT(handle_->statistics.on_time, ElementsAre(1, 1));
+}
+
+}  // namespace
+}  // namespace horovod_partial::test

@@ -1,0 +1,162 @@
+#include "core/message.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace horovod_partial {
+namespace {
+
+using testing::ElementsAre;
+
+void ExpectEqual(const Policy& a, const Policy& b) {
+  EXPECT_EQ(a.rule, b.rule);
+  EXPECT_EQ(a.quorum, b.quorum);
+  EXPECT_EQ(a.seed, b.seed);
+  EXPECT_EQ(a.max_staleness, b.max_staleness);
+  EXPECT_EQ(a.grace, b.grace);
+  EXPECT_EQ(a.description, b.description);
+}
+
+void ExpectEqual(const Report& a, const Report& b) {
+  EXPECT_EQ(a.blocked, b.blocked);
+  EXPECT_EQ(a.waiting, b.waiting);
+  EXPECT_EQ(a.flush, b.flush);
+  ASSERT_EQ(a.items.size(), b.items.size());
+  for (std::size_t i = 0; i < a.items.size(); ++i) {
+    SCOPED_TRACE("item " + std::to_string(i));
+    EXPECT_EQ(a.items[i].kind, b.items[i].kind);
+    EXPECT_EQ(a.items[i].bucket, b.items[i].bucket);
+    EXPECT_EQ(a.items[i].gradients, b.items[i].gradients);
+    EXPECT_EQ(a.items[i].full, b.items[i].full);
+    ASSERT_EQ(a.items[i].declares, b.items[i].declares);
+    if (a.items[i].declares) ExpectEqual(a.items[i].policy, b.items[i].policy);
+  }
+}
+
+// Everything that a report can hold, with values at the ends of their ranges.
+Report FullReport() {
+  Report report;
+  report.blocked = true;
+  report.waiting = true;
+  report.flush = Report::Flush::kEnding;
+  Report::Item declaring;
+  declaring.bucket = "gradients.0";
+  declaring.gradients = 3;
+  declaring.full = true;
+  declaring.declares = true;
+  declaring.policy = {Policy::Rule::kInitiator, 2147483647, ~std::uint64_t{0}, Round{1} << 40, Policy::kAutomaticGrace,
+                      "Majority(initiator='random')"};
+  Report::Item pending;
+  pending.kind = Report::Item::Kind::kPending;
+  pending.bucket = std::string("a name with \0 and \n in it", 25);
+  pending.gradients = 1 << 30;
+  report.items = {declaring, pending, Report::Item{}};
+  return report;
+}
+
+Closing FullClosing() {
+  Closing closing;
+  closing.round = (Round{1} << 40) + 5;
+  closing.reason = Closing::Reason::kLiveness;
+  closing.contributions = {{3, true}, {0, true}, {2, false}, {0, false}, {(1 << 30) - 1, true}};
+  return closing;
+}
+
+// --- Reports -----------------------------------------------------------------------------------------------------------
+
+TEST(ReportTest, SurvivesTheJourney) { ExpectEqual(DecodeReport(Encode(FullReport())), FullReport()); }
+
+TEST(ReportTest, AnEmptyOneToo) {
+  EXPECT_TRUE(Report{}.empty());
+  ExpectEqual(DecodeReport(Encode(Report{})), Report{});
+}
+
+TEST(ReportTest, IsNotEmptyWithAnyLevelOrItem) {
+  Report blocked, waiting, flushing, item;
+  blocked.blocked = true;
+  waiting.waiting = true;
+  flushing.flush = Report::Flush::kFlushing;
+  item.items.emplace_back();
+  for (const Report& report : {blocked, waiting, flushing, item}) EXPECT_FALSE(report.empty());
+}
+
+TEST(ReportTest, EveryTruncationThrows) {
+  const std::string bytes = Encode(FullReport());
+  for (std::size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(DecodeReport(bytes.substr(0, size)), std::runtime_error) << size << " of " << bytes.size() << " bytes";
+}
+
+TEST(ReportTest, TrailingBytesThrow) {
+  EXPECT_THROW(DecodeReport(Encode(FullReport()) + '\0'), std::runtime_error);
+}
+
+TEST(ReportTest, ABucketNameOfImpossibleLengthThrows) {
+  Report report;
+  report.items.emplace_back();
+  report.items[0].bucket = "name";
+  std::string bytes = Encode(report);
+  const std::size_t at = bytes.find("name") - sizeof(std::uint32_t);
+  bytes.replace(at, sizeof(std::uint32_t), "\xff\xff\xff\xff");
+  EXPECT_THROW(DecodeReport(bytes), std::runtime_error);
+}
+
+// --- Closings ------------------------------------------------------------------------------------------------------------
+
+TEST(ClosingTest, SurvivesTheJourneyBehindOthers) {
+  const Closing sent = FullClosing();
+  std::vector<std::int32_t> words = {-1, -1, -1};  // Horovod's devices come first
+  Append(sent, words);
+  Append(Closing{}, words);
+  std::size_t at = 3;
+  const Closing got = DecodeClosing(words, at);
+  EXPECT_EQ(got.round, sent.round);
+  EXPECT_EQ(got.reason, sent.reason);
+  ASSERT_EQ(got.contributions.size(), sent.contributions.size());
+  for (std::size_t rank = 0; rank < sent.contributions.size(); ++rank) {
+    EXPECT_EQ(got.contributions[rank].gradients, sent.contributions[rank].gradients) << rank;
+    EXPECT_EQ(got.contributions[rank].fresh, sent.contributions[rank].fresh) << rank;
+  }
+  EXPECT_EQ(DecodeClosing(words, at).contributions.size(), 0u);
+  EXPECT_EQ(at, words.size());
+}
+
+TEST(ClosingTest, EveryTruncationThrows) {
+  std::vector<std::int32_t> words;
+  Append(FullClosing(), words);
+  while (!words.empty()) {
+    words.pop_back();
+    std::size_t at = 0;
+    EXPECT_THROW(DecodeClosing(words, at), std::runtime_error) << words.size() << " words";
+  }
+}
+
+TEST(ClosingTest, ANegativeNumberOfRanksThrows) {
+  std::vector<std::int32_t> words;
+  Append(FullClosing(), words);
+  words[0] = -1;
+  std::size_t at = 0;
+  EXPECT_THROW(DecodeClosing(words, at), std::runtime_error);
+}
+
+TEST(ClosingTest, Counts) {
+  const Closing closing = FullClosing();
+  EXPECT_EQ(closing.fresh(), 3);
+  EXPECT_EQ(closing.gradients(), 3 + 2 + (1 << 30) - 1);
+}
+
+TEST(ClosingTest, ReasonsHaveNames) {
+  using Reason = Closing::Reason;
+  std::vector<std::string> names;
+  for (const Reason reason : {Reason::kFirst, Reason::kEverybody, Reason::kQuorum, Reason::kLiveness, Reason::kFlush,
+                              Reason::kEnd})
+    names.emplace_back(NameOf(reason));
+  EXPECT_THAT(names, ElementsAre("first", "everybody", "quorum", "liveness", "flush", "end"));
+}
+
+}  // namespace
+}  // namespace horovod_partial

@@ -1,0 +1,76 @@
+#include "core/policy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace horovod_partial {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+
+Policy RandomInitiator(std::uint64_t seed) {
+  Policy policy;
+  policy.rule = Policy::Rule::kInitiator;
+  policy.seed = seed;
+  return policy;
+}
+
+// Pearson's statistic of counts that should be equal.
+double ChiSquare(const std::vector<int>& counts, int draws) {
+  const double expected = static_cast<double>(draws) / static_cast<double>(counts.size());
+  double sum = 0;
+  for (const int count : counts) sum += (count - expected) * (count - expected) / expected;
+  return sum;
+}
+
+TEST(InitiatorTest, IsTheSameWhereverItIsComputed) {
+  // Stored numbers: ranks of one job may run on different machines, and jobs are compared across versions.
+  std::vector<Rank> drawn;
+  for (Round round = 0; round < 12; ++round) drawn.push_back(Initiator(RandomInitiator(7), round, 8));
+  EXPECT_THAT(drawn, ElementsAre(7, 4, 2, 3, 2, 1, 6, 6, 1, 1, 3, 4));
+}
+
+TEST(InitiatorTest, IsUniformOverTheRanks) {
+  constexpr int kDraws = 40000;
+  for (const int size : {2, 3, 8, 17}) {
+    for (const std::uint64_t seed : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0}}) {
+      std::vector<int> counts(static_cast<std::size_t>(size));
+      for (Round round = 0; round < kDraws; ++round)
+        ++counts[static_cast<std::size_t>(Initiator(RandomInitiator(seed), round, size))];
+      EXPECT_LT(ChiSquare(counts, kDraws), 45) << size << " ranks, seed " << seed;  // 16 degrees of freedom: p < 0.0002
+    }
+  }
+}
+
+TEST(InitiatorTest, ConsecutiveDrawsAreIndependent) {
+  constexpr int kDraws = 40000;
+  constexpr int kSize = 4;
+  std::vector<int> pairs(kSize * kSize);
+  for (Round round = 0; round < kDraws; ++round) {
+    const int first = Initiator(RandomInitiator(3), round, kSize);
+    const int second = Initiator(RandomInitiator(3), round + 1, kSize);
+    ++pairs[static_cast<std::size_t>(first * kSize + second)];
+  }
+  EXPECT_LT(ChiSquare(pairs, kDraws), 45);
+}
+
+TEST(InitiatorTest, DependsOnTheSeed) {
+  int equal = 0;
+  for (Round round = 0; round < 1000; ++round)
+    equal += Initiator(RandomInitiator(1), round, 10) == Initiator(RandomInitiator(2), round, 10) ? 1 : 0;
+  EXPECT_GT(equal, 50);
+  EXPECT_LT(equal, 150);
+}
+
+TEST(InitiatorTest, OfOneRankIsThatRank) {
+  std::vector<Rank> drawn;
+  for (Round round = 0; round < 10; ++round) drawn.push_back(Initiator(RandomInitiator(5), round, 1));
+  EXPECT_THAT(drawn, Each(0));
+}
+
+}  // namespace
+}  // namespace horovod_partial

@@ -1,0 +1,412 @@
+// The engine with ranks as threads: every invariant of the design by its name, under thousands of interleavings drawn from
+// seeds, and with free threads; then single cases under a script of their own.
+//
+// HOROVOD_PARTIAL_TEST_SEED=n runs the drawn interleavings with that seed only, HOROVOD_PARTIAL_TEST_COUNT=n that many of
+// them for each invariant.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/application.h"
+#include "harness/fake_horovod.h"
+#include "harness/threads.h"
+
+namespace horovod_partial::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AnyOf;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+// --- A job under a script ----------------------------------------------------------------------------------------------------
+
+// What one seed draws.
+struct Draw {
+  int size = 3;
+  std::vector<BucketConfig> configs;  // by bucket
+  std::vector<int> steps;             // by rank
+  int flushes = 0;                    // of every rank
+  int barriers = 0;                   // of every rank: collectives that are not ours
+  bool delivers = false;              // ranks deliver alone, now and then, and throw the results away
+  int shutdown_after = -1;            // cycles
+  bool patient = false;               // for the hooks every wait has lasted long enough to count, not just every second
+};
+
+Draw DrawJob(Random& random) {
+  Draw draw;
+  draw.size = 2 + Below(random, 3);
+  const int buckets = 1 + Below(random, 3);
+  for (int b = 0; b < buckets; ++b) {
+    BucketConfig config = Config(1 + Below(random, draw.size));
+    if (Below(random, 4) == 0) {
+      config.policy.rule = Policy::Rule::kInitiator;
+      config.policy.seed = random();
+    }
+    config.policy.max_staleness = std::vector<Round>{0, 1, 2, 16}[static_cast<std::size_t>(Below(random, 4))];
+    config.policy.grace = std::vector<Time>{0ms, 3ms, Policy::kAutomaticGrace}[static_cast<std::size_t>(Below(random, 3))];
+    config.options.missed = Below(random, 2) == 0 ? Missed::kSum : Missed::kReplay;
+    draw.configs.push_back(config);
+  }
+  for (Rank rank = 0; rank < draw.size; ++rank) draw.steps.push_back(1 + Below(random, 4));
+  // Not both: a rank in a barrier and one in a flush wait for each other, as they would in two barriers.
+  (Below(random, 2) == 0 ? draw.flushes : draw.barriers) = Below(random, 3);
+  draw.patient = Below(random, 2) == 0;
+  return draw;
+}
+
+class Job {
+ public:
+  Job(std::uint64_t seed, Draw draw) : draw_(std::move(draw)), script_(seed), horovod_(MakeSettings()) {
+    for (Rank rank = 0; rank < draw_.size; ++rank)
+      applications_.push_back(std::make_unique<Application>(horovod_, rank, draw_.configs));
+    for (auto& application : applications_) {
+      const std::uint64_t own_seed = script_.random()();
+      script_.Spawn([this, &application = *application, own_seed] { RunApplication(application, own_seed); });
+    }
+  }
+
+  // Until every application has come to its end.
+  void Run() {
+    int idle_cycles = 0;
+    std::size_t progress = 0;
+    for (int cycle = 0; !script_.Done(); ++cycle) {
+      if (cycle == draw_.shutdown_after) horovod_.Shutdown();
+      if (!horovod_.Cycle(script_.random(), [this] { Interleave(); })) {
+        // From here on it takes time: a flush looks now and then whether there still is a Horovod.
+        std::this_thread::sleep_for(1ms);
+        continue;
+      }
+      const std::size_t now = horovod_.history().size() + script_.ends();
+      idle_cycles = now > progress ? 0 : idle_cycles + 1;
+      progress = now;
+      if (idle_cycles == kIdleCycles) {
+        hang_ = "no progress for " + std::to_string(kIdleCycles) + " cycles: " + horovod_.Describe();
+        horovod_.Shutdown();
+      }
+    }
+  }
+
+  // What it waited for, if it would never have ended by itself; or "".
+  const std::string& hang() const { return hang_; }
+  const Draw& draw() const { return draw_; }
+  const std::vector<PastRound>& history() const { return horovod_.history(); }
+  std::string complaint() const { return horovod_.complaint(); }
+  Application& At(Rank rank) { return *applications_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  // Far more than it takes until a hook finds a wait to be long, and an application has come to its next arrival.
+  static constexpr int kIdleCycles = 500;
+
+  FakeHorovod::Settings MakeSettings() {
+    FakeHorovod::Settings settings;
+    settings.size = draw_.size;
+    settings.fused = 0;
+    // For a hook either no wait has lasted long enough to count, or each has.
+    settings.clock = [this](Rank) { return Now() + (draw_.patient || Below(script_.random(), 2) == 0 ? 1h : -1h); };
+    settings.coordinator_clock = [this] { return time_ += 1ms; };
+    return settings;
+  }
+
+  void Interleave() {
+    if (std::exchange(callbacks_, horovod_.callbacks()) != horovod_.callbacks()) script_.Settle();
+    script_.Interleave();
+  }
+
+  void RunApplication(Application& application, std::uint64_t own_seed) {
+    Random random(own_seed);
+    try {
+      Work(application, random);
+    } catch (const std::exception& error) {
+      application.error = error.what();
+    }
+  }
+
+  void Work(Application& application, Random& random) {
+    Engine& engine = horovod_.engine(application.rank());
+    int flushes = draw_.flushes;
+    int barriers = draw_.barriers;
+    const int steps = draw_.steps[static_cast<std::size_t>(application.rank())];
+    for (int step = 0; step < steps; ++step) {
+      Step(application, random, step == 0 || Below(random, 2) == 0);
+      const bool last = step == steps - 1;
+      for (; flushes > 0 && (last || Below(random, 2) == 0); --flushes) {
+        script_.Block([&] { engine.Flush(); });
+        application.Collect();
+      }
+      for (; barriers > 0 && (last || Below(random, 2) == 0); --barriers) Barrier(application.rank());
+      if (draw_.delivers && Below(random, 3) == 0) script_.Block([&] { engine.Deliver(); });
+    }
+    script_.Block([&] { engine.End(); });
+    application.Collect();
+  }
+
+  void Barrier(Rank rank) {
+    horovod_.SubmitForeign(rank);
+    while (horovod_.IsForeignOutstanding(rank)) {
+      if (!horovod_.IsAlive(rank)) throw TransportError("shut down in a barrier");
+      script_.Yield();
+    }
+  }
+
+  // All buckets arrive before the first wait, or each is waited for before the next arrives. In the first step that would
+  // be a deadlock in Horovod too, if the ranks' orders differ.
+  void Step(Application& application, Random& random, bool together) {
+    std::vector<int> order(draw_.configs.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    for (const int bucket : order) {
+      script_.Yield();
+      application.Arrive(bucket, Below(random, 2) == 0);
+      if (!together) Wait(application, bucket);
+    }
+    if (!together) return;
+    std::shuffle(order.begin(), order.end(), random);
+    for (const int bucket : order) Wait(application, bucket);
+  }
+
+  void Wait(Application& application, int bucket) {
+    script_.Yield();
+    script_.Block([&] { application.Wait(bucket); });
+  }
+
+  const Draw draw_;
+  Script script_;
+  FakeHorovod horovod_;
+  std::vector<std::unique_ptr<Application>> applications_;
+  Time time_{0};
+  std::size_t callbacks_ = 0;
+  std::string hang_;
+};
+
+// --- Invariants -----------------------------------------------------------------------------------------------------------
+
+std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+class InvariantsTest : public testing::Test {
+ protected:
+  // Runs a job for each seed, and checks it. `adapt` changes what was drawn.
+  void ForEachSeed(const std::function<void(Job&)>& check,
+                   const std::function<void(Draw&, Random&)>& adapt = [](Draw&, Random&) {}) {
+    const std::uint64_t only = FromEnvironment("HOROVOD_PARTIAL_TEST_SEED", 0);
+    const std::uint64_t count = only != 0 ? 1 : FromEnvironment("HOROVOD_PARTIAL_TEST_COUNT", kSanitized ? 60 : 600);
+    const std::uint64_t first = only != 0 ? only : 1;
+    std::printf("seeds %llu to %llu\n", static_cast<unsigned long long>(first),
+                static_cast<unsigned long long>(first + count - 1));
+    for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) {
+      const std::string name = "seed " + std::to_string(seed) + "; HOROVOD_PARTIAL_TEST_SEED repeats it";
+      SCOPED_TRACE(name);
+      const Watchdog watchdog(name);
+      Random random(seed);
+      Draw draw = DrawJob(random);
+      adapt(draw, random);
+      Job job(seed, std::move(draw));
+      job.Run();
+      EXPECT_EQ(job.complaint(), "");
+      EXPECT_EQ(job.hang(), "");
+      if (!HasFailure()) check(job);
+    }
+  }
+
+  static void ExpectNoErrors(Job& job) {
+    for (Rank rank = 0; rank < job.draw().size; ++rank) EXPECT_EQ(job.At(rank).error, "") << "rank " << rank;
+  }
+
+  static std::vector<const PastRound*> RoundsOf(const Job& job, int bucket) {
+    std::vector<const PastRound*> rounds;
+    for (const PastRound& past : job.history())
+      if (past.closing.bucket == BucketName(bucket)) rounds.push_back(&past);
+    return rounds;
+  }
+  static Floats ResultOf(const PastRound& past) {
+    Floats result(kElements);
+    std::memcpy(result.data(), past.result.data(), past.result.size());
+    return result;
+  }
+};
+
+TEST_F(InvariantsTest, InvariantI1ExactlyOnce) {
+  ForEachSeed([](Job& job) {
+    ExpectNoErrors(job);
+    for (std::size_t b = 0; b < job.draw().configs.size(); ++b) {
+      const int bucket = static_cast<int>(b);
+      Floats submitted(kElements);
+      for (Rank rank = 0; rank < job.draw().size; ++rank) AddTo(submitted, job.At(rank).At(bucket).submitted);
+      for (Rank rank = 0; rank < job.draw().size; ++rank)
+        EXPECT_EQ(job.At(rank).Total(bucket), submitted) << "bucket " << bucket << " on rank " << rank;
+    }
+  });
+}
+
+// What each rank gets is, bit for bit, the results of the rounds since it last got one; each of them once.
+TEST_F(InvariantsTest, InvariantI2OneResult) {
+  ForEachSeed([](Job& job) {
+    for (std::size_t b = 0; b < job.draw().configs.size(); ++b) {
+      const std::vector<const PastRound*> rounds = RoundsOf(job, static_cast<int>(b));
+      for (Rank rank = 0; rank < job.draw().size; ++rank) {
+        std::size_t next = 0;
+        for (const Application::Got& got : job.At(rank).At(static_cast<int>(b)).got) {
+          SCOPED_TRACE("rank " + std::to_string(rank) + " bucket " + std::to_string(b) + " round " + std::to_string(got.info.round));
+          ASSERT_LT(got.info.round, static_cast<Round>(rounds.size()));
+          ASSERT_LE(static_cast<Round>(next), got.info.round) << "a round's result is taken twice";
+          std::vector<Floats> expected;
+          for (; static_cast<Round>(next) <= got.info.round; ++next)
+            if (rounds[next]->closing.gradients() > 0) expected.push_back(ResultOf(*rounds[next]));
+          const std::size_t kept = job.draw().configs[b].options.missed == Missed::kReplay ? MissedResults::kReplayDepth : 1;
+          while (expected.size() > kept) {
+            AddTo(expected[1], expected[0]);
+            expected.erase(expected.begin());
+          }
+          if (expected.empty()) expected.emplace_back(kElements);
+          EXPECT_EQ(got.results, expected);
+        }
+      }
+    }
+  });
+}
+
+TEST_F(InvariantsTest, InvariantI3Quorum) {
+  ForEachSeed([](Job& job) {
+    for (const PastRound& past : job.history()) {
+      const Closing& closing = past.closing;
+      const auto b = static_cast<std::size_t>(closing.bucket.back() - '0');
+      const Policy& policy = job.draw().configs[b].policy;
+      SCOPED_TRACE("round " + std::to_string(closing.round) + " of " + closing.bucket + ", closed by " + NameOf(closing.reason));
+      switch (closing.reason) {
+        case Closing::Reason::kFirst:
+        case Closing::Reason::kEverybody: EXPECT_EQ(closing.fresh(), job.draw().size); break;
+        case Closing::Reason::kQuorum:
+          if (policy.rule == Policy::Rule::kQuorum) {
+            EXPECT_GE(closing.fresh(), policy.quorum);
+          } else {
+            const Rank initiator = Initiator(policy, closing.round, job.draw().size);
+            EXPECT_TRUE(closing.contributions[static_cast<std::size_t>(initiator)].fresh);
+          }
+          break;
+        case Closing::Reason::kLiveness: EXPECT_GE(closing.fresh(), 1); break;
+        case Closing::Reason::kFlush:
+        case Closing::Reason::kEnd: EXPECT_EQ(closing.fresh(), 0); break;
+      }
+      EXPECT_EQ(closing.round == 0, closing.reason == Closing::Reason::kFirst);
+    }
+  });
+}
+
+// Ranks that were parked or in a flush when a round closed are exempt from the bound, and by nothing else.
+TEST_F(InvariantsTest, InvariantI4Staleness) {
+  ForEachSeed([](Job& job) {
+    for (std::size_t b = 0; b < job.draw().configs.size(); ++b) {
+      const Round bound = job.draw().configs[b].policy.max_staleness;
+      std::vector<Round> last_contribution(static_cast<std::size_t>(job.draw().size), -1);
+      for (const PastRound* past : RoundsOf(job, static_cast<int>(b))) {
+        const Closing& closing = past->closing;
+        for (std::size_t rank = 0; rank < last_contribution.size(); ++rank) {
+          const Closing::Contribution& contribution = closing.contributions[rank];
+          const Report& report = past->reports[rank];
+          const bool exempt = report.blocked || report.flush != Report::Flush::kNone;
+          const bool cannot_come = exempt || report.waiting;
+          if (contribution.gradients > 0) {
+            last_contribution[rank] = closing.round;
+          } else if (closing.reason == Closing::Reason::kQuorum && !contribution.fresh && !exempt) {
+            EXPECT_LE(closing.round - last_contribution[rank], bound) << "rank " << rank << " in round " << closing.round;
+          } else if (closing.reason == Closing::Reason::kLiveness && !contribution.fresh) {
+            EXPECT_TRUE(cannot_come) << "rank " << rank << " in round " << closing.round;
+          }
+        }
+      }
+    }
+  });
+}
+
+// Of Full() there is nothing in the engine. What can be said here: a round in which everybody is on time is the
+// transport's own. It reads and writes the application's memory, and nobody else touches a bit of it.
+TEST_F(InvariantsTest, InvariantI5FullRoundsAreTheTransports) {
+  const float patterns[] = {-0.0f, std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN(), 0.1f};
+  FakeHorovod horovod({});
+  Random random(1);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<Floats> inputs(3, Floats(std::begin(patterns), std::end(patterns)));
+    std::vector<Floats> outputs(3, Floats(kElements));
+    std::vector<std::shared_ptr<BucketHandle>> handles;
+    for (Rank rank = 0; rank < 3; ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      handles.push_back(horovod.engine(rank).Declare("bucket", Config(3)));
+      horovod.engine(rank).Arrive(handles.back(), {inputs[r].data(), outputs[r].data(), 1});
+    }
+    horovod.Cycle(random, [] {});
+    ASSERT_EQ(horovod.history().size(), static_cast<std::size_t>(round + 1));
+    const PastRound& past = horovod.history().back();
+    for (std::size_t r = 0; r < 3; ++r) {
+      EXPECT_EQ(past.inputs[r], inputs[r].data());
+      EXPECT_EQ(past.outputs[r], outputs[r].data());
+      EXPECT_EQ(std::memcmp(inputs[r].data(), patterns, sizeof patterns), 0);
+      EXPECT_EQ(std::memcmp(outputs[r].data(), past.result.data(), sizeof patterns), 0);
+    }
+  }
+}
+
+// Every application comes to its end, with or without a shutdown at any moment.
+TEST_F(InvariantsTest, InvariantI6NoHang) {
+  ForEachSeed(
+      [](Job& job) {
+        for (Rank rank = 0; rank < job.draw().size; ++rank)
+          EXPECT_THAT(job.At(rank).error, AnyOf("", HasSubstr("shut down"))) << "rank " << rank;
+        if (job.draw().shutdown_after < 0) ExpectNoErrors(job);
+      },
+      [](Draw& draw, Random& random) {
+        draw.delivers = Below(random, 2) == 0;
+        if (Below(random, 2) == 0) draw.shutdown_after = Below(random, 30);
+      });
+}
+
+// The transport complains when an input changes while it is being read.
+TEST_F(InvariantsTest, InvariantI7NoTornData) {
+  std::size_t rounds = 0;
+  ForEachSeed([&](Job& job) { rounds += job.history().size(); },
+              [](Draw& draw, Random&) {
+                for (auto& config : draw.configs) config.policy.quorum = 1;  // most arrivals come while a round is running
+                for (int& steps : draw.steps) ++steps;
+              });
+  EXPECT_GT(rounds, 0u);
+}
+
+TEST_F(InvariantsTest, InvariantI8OnTimeMeansNoCopy) {
+  ForEachSeed([](Job& job) {
+    for (const PastRound& past : job.history()) {
+      const int bucket = past.closing.bucket.back() - '0';
+      for (Rank rank = 0; rank < job.draw().size; ++rank) {
+        const auto r = static_cast<std::size_t>(rank);
+        const Closing::Contribution& contribution = past.closing.contributions[r];
+        if (!contribution.fresh || contribution.gradients != 1) continue;
+        const Application::Memory& memory = job.At(rank).At(bucket);
+        EXPECT_EQ(past.inputs[r], memory.input.data());
+        EXPECT_THAT(past.outputs[r], AnyOf(memory.input.data(), memory.output.data()));
+      }
+    }
+    for (Rank rank = 0; rank < job.draw().size; ++rank) {
+      for (int bucket = 0; bucket < job.At(rank).buckets(); ++bucket) {
+        const BucketHandle& handle = *job.At(rank).At(bucket).handle;
+        const bool was_late = handle.statistics.late[static_cast<std::size_t>(rank)] > 0;
+        EXPECT_EQ(handle.core.held_bytes() > 0, was_late) << "rank " << rank << " bucket " << bucket;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace horovod_partial::test

@@ -1,0 +1,26 @@
+"""`shutdown`, then `init`: a new generation, in which nothing of the old one is left."""
+
+from __future__ import annotations
+
+import torch
+from common import RANK, note
+
+import horovod_partial.torch as hvd
+
+torch.set_num_threads(1)
+results = []
+for generation in range(2):
+    hvd.init()
+    for _ in range(5):
+        hvd.partial_allreduce(torch.tensor([float(RANK)]), name="bucket", op=hvd.Sum, sync="solo")
+    if generation == 0:
+        # Another shape: were the declaration of the old generation still there, this would be refused below.
+        handle = hvd.partial_allreduce_async(torch.ones(3), name="other", op=hvd.Sum, sync="quorum:1.0")
+        results.append(hvd.synchronize(handle).tolist())
+    else:
+        result = hvd.partial_allreduce(torch.ones(2, 2), name="other", op=hvd.Sum, sync="quorum:1.0")
+        results.append(result.reshape(-1).tolist())
+        assert set(hvd.partial_stats()) == {"bucket", "other"}
+    hvd.flush()
+    hvd.shutdown()
+note("results", repr(results))

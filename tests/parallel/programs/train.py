@@ -1,0 +1,88 @@
+"""Trains for ever, or until something happens: `train.py POLICY WHAT`, see below for what that may be.
+
+The rank that it happens to is 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import torch
+from common import RANK, note, wait_for_note, wait_for_word
+
+import horovod_partial.torch as hvd
+
+policy, what = sys.argv[1:]
+torch.set_num_threads(1)
+hvd.init()
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), sync=policy
+)
+hvd.broadcast_parameters(model.state_dict(), 0)
+
+
+class Failing(torch.autograd.Function):
+    """Fails in backward."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("planned failure in backward")
+
+
+def step(number: int) -> None:
+    optimizer.zero_grad()
+    x = model[0](torch.randn(4, 8))
+    if what == "backward" and RANK == 1 and number == 20:
+        x = Failing.apply(x)
+    model[2](model[1](x)).square().mean().backward()
+    optimizer.step()
+
+
+def run() -> None:
+    for number in itertools.count():
+        step(number)
+        if number == 10:
+            note("running")
+        if number < 20:
+            continue
+        if what in ("exit", "shutdown"):
+            break
+        if what == "early" and (RANK == 1 or number == 60):
+            break
+        if RANK == 1:
+            if what == "raise":
+                raise RuntimeError("planned failure")
+            if what == "sys.exit":
+                sys.exit(7)
+            if what == "stop":  # computes no more, and is killed by the test
+                note("stopped")
+                wait_for_word("never")
+            if what == "caught":
+                try:
+                    raise RuntimeError("planned failure")
+                except RuntimeError:
+                    hvd.shutdown()
+                    raise
+
+
+try:
+    run()
+except hvd.HorovodInternalError as error:
+    note("internal-error", str(error))
+    raise
+if what == "shutdown":
+    hvd.shutdown()
+    try:
+        hvd.partial_allreduce(torch.ones(1), name="after", sync="solo")
+    except ValueError as error:
+        note("after-shutdown", str(error))
+    hvd.shutdown()
+if what == "early" and RANK != 1:
+    wait_for_note("ended", 1)
+note("ended", str(optimizer.rounds) if what != "shutdown" else "")

@@ -1,0 +1,116 @@
+"""Horovod's own settings: each works with partial collectives beside ordinary ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness.buckets import collect
+from harness.world import World
+
+import horovod_partial.torch as hvd
+
+ENVIRONMENTS = {
+    "autotune": {
+        "HOROVOD_AUTOTUNE": "1",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2",
+    },
+    "no-cache": {"HOROVOD_CACHE_CAPACITY": "0"},
+    "timeline": {"HOROVOD_TIMELINE": "/dev/null", "HOROVOD_TIMELINE_MARK_CYCLES": "1"},
+    "no-group-fusion": {"HOROVOD_DISABLE_GROUP_FUSION": "1"},
+}
+
+
+def launch(label: str) -> pytest.MarkDecorator:
+    return pytest.mark.launch(label=label, environment=ENVIRONMENTS[label], full_ranks=(2, 4))
+
+
+def partial_rounds_beside_horovods_collectives(world: World) -> None:
+    names = [world.name(str(index)) for index in range(3)]
+    delivered = [torch.zeros(50, dtype=torch.int64) for _ in names]
+    for step in range(15):
+        handles = [
+            hvd.partial_allreduce_async(
+                torch.full((50,), 100 * step + world.rank), name=name, op=hvd.Sum, sync="majority"
+            )
+            for name in names
+        ]
+        group = hvd.grouped_allreduce([torch.ones(4), torch.ones(8)], name=world.name("group"), op=hvd.Sum)
+        assert [tensor[0].item() for tensor in group] == [world.size] * 2
+        rows = hvd.allgather(torch.full((1, 2), world.rank), name=world.name("rows"))
+        assert rows[:, 0].tolist() == list(world.ranks)
+        for index, handle in enumerate(handles):
+            delivered[index] += hvd.synchronize(handle)
+    hvd.flush()
+    expected = sum(100 * step + rank for step in range(15) for rank in world.ranks)
+    for index, name in enumerate(names):
+        delivered[index] += collect(name, delivered[index])
+        assert delivered[index].tolist() == [expected] * 50
+
+
+def training(world: World, policy: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    groups = [list(model[0].parameters()), list(model[2].parameters())]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), groups=groups, sync=policy
+    )
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    optimizer.flush()
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    everybody = world.gather(weights)
+    assert all(torch.allclose(other, everybody[0], atol=1e-5) for other in everybody)
+
+
+def uneven_ranks(world: World) -> None:
+    for _ in range(5 + 5 * world.rank):
+        hvd.partial_allreduce(torch.ones(3), name=world.name("uneven"), sync="quorum:0.75")
+    hvd.flush()
+
+
+@launch("autotune")
+def test_autotune(world: World) -> None:
+    for _ in range(2):
+        partial_rounds_beside_horovods_collectives(world)
+    training(world, "solo")
+    uneven_ranks(world)
+
+
+@launch("no-cache")
+def test_without_the_response_cache(world: World) -> None:
+    partial_rounds_beside_horovods_collectives(world)
+    training(world, "majority")
+    uneven_ranks(world)
+
+
+@launch("timeline")
+def test_timeline(world: World) -> None:
+    partial_rounds_beside_horovods_collectives(world)
+    training(world, "solo")
+    uneven_ranks(world)
+
+
+@launch("no-group-fusion")
+def test_without_group_fusion(world: World) -> None:
+    partial_rounds_beside_horovods_collectives(world)
+    training(world, "majority")
+    uneven_ranks(world)
+
+
+@pytest.mark.launch(label="one-rank", ranks=(1,), full_ranks=(1,))
+@pytest.mark.parametrize("policy", ["full", "solo", "majority", "majority:random", "quorum:3", "quorum:0.5"])
+def test_one_rank(world: World, policy: str) -> None:
+    for step in range(3):
+        result = hvd.partial_allreduce(torch.tensor([1.0 + step]), name=world.name(), op=hvd.Sum, sync=policy)
+        assert result.item() == 1.0 + step
+    hvd.flush()
+    hvd.join()
+    training(world, policy)
+
+
+@pytest.mark.launch(label="log", environment={"HOROVOD_PARTIAL_LOG_LEVEL": "debug"}, transports=("mpi",))
+def test_debug_log(world: World) -> None:
+    partial_rounds_beside_horovods_collectives(world)

@@ -1,0 +1,140 @@
+"""How a job ends: well, by a kill, by a signal, by an exception."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.job import HandStarted, Job
+from harness.matrix import Setup
+
+# Each test here is a launch of its own, so the default run has few of them, with few ranks.
+pytestmark = pytest.mark.launch(ranks=(2,), full_ranks=(2, 4))
+LONG = pytest.mark.full_matrix
+POLICIES = [pytest.param("full", marks=LONG), "solo", pytest.param("majority", marks=LONG)]
+# What the specification allows, for a machine that does nothing else.
+END_AFTER_KILL_SECONDS = 10.0
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
+    setup: Setup = request.param
+    if setup.unavailable:
+        pytest.skip(setup.unavailable)
+    job = Job(setup, tmp_path)
+    yield job
+    job.close()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_exit_without_shutdown_is_clean(job: Job, policy: str) -> None:
+    assert job.run("train", policy, "exit") == 0, job.output()
+    assert len(job.notes("ended")) == job.setup.ranks
+    assert not re.search(r"(?i)error|abort|terminate|traceback", job.output()), job.output()
+
+
+def test_shutdown(job: Job) -> None:
+    """An arrival after shutdown is refused; a second shutdown does nothing."""
+    assert job.run("train", "solo", "shutdown") == 0, job.output()
+    texts = set(job.notes("after-shutdown").values())
+    assert texts == {"Horovod has not been initialized; use hvd.init()."}
+    assert len(job.notes("ended")) == job.setup.ranks
+
+
+@pytest.mark.launch(ranks=(4,), full_ranks=(2, 4))
+@pytest.mark.parametrize("policy", ["majority", pytest.param("solo", marks=LONG)])
+def test_a_rank_that_leaves_early(job: Job, policy: str) -> None:
+    """It ends its process; the others go on, and know when it has ended."""
+    assert job.run("train", policy, "early") == 0, job.output()
+    assert len(job.notes("ended")) == job.setup.ranks
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_killed_rank_ends_the_job(job: Job, policy: str) -> None:
+    job.start("train", policy, "nothing")
+    job.wait_for_notes("running")
+    job.signal(signal.SIGKILL, rank=1)
+    began = time.monotonic()
+    assert job.wait() != 0
+    assert time.monotonic() - began < END_AFTER_KILL_SECONDS
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.launch(transports=("gloo",), ranks=(4,), full_ranks=(2, 4))
+def test_survivors_of_a_killed_rank_raise(job: Job, policy: str) -> None:
+    """Started by hand: nobody ends the survivors, they must find out."""
+    ranks = HandStarted(job.setup, job.folder)
+    try:
+        ranks.start("train", policy, "nothing")
+        end = time.monotonic() + 90
+        while len(job.notes("running")) < job.setup.ranks:
+            assert time.monotonic() < end, ranks.output()
+            assert all(process.poll() is None for process in ranks.processes), ranks.output()
+            time.sleep(0.02)
+        ranks.processes[1].kill()
+        for rank, process in enumerate(ranks.processes):
+            assert process.wait(60) != 0, f"rank {rank}\n{ranks.output()}"
+    finally:
+        ranks.close()
+    assert set(job.notes("internal-error")) == set(range(job.setup.ranks)) - {1}, ranks.output()
+
+
+@pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "solo"])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=LONG)], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_ends_the_job(job: Job, policy: str, number: signal.Signals) -> None:
+    job.start("train", policy, "nothing")
+    job.wait_for_notes("running")
+    job.signal(number)
+    assert job.wait(60) != 0
+
+
+@pytest.mark.parametrize(
+    "what", ["backward", *(pytest.param(what, marks=LONG) for what in ("raise", "caught", "sys.exit"))]
+)
+def test_an_exception_on_one_rank_ends_the_job(job: Job, what: str) -> None:
+    job.start("train", "solo", what)
+    assert job.wait(60) != 0
+    assert "planned failure" in job.output() or what == "sys.exit", job.output()
+
+
+@pytest.mark.launch(transports=("gloo",))  # over MPI Horovod's own shutdown finalizes MPI, and a second init aborts
+def test_shutdown_then_init(job: Job) -> None:
+    assert job.run("restart") == 0, job.output()
+    size = float(job.setup.ranks)
+    assert set(job.notes("results").values()) == {repr([[size] * 3, [size] * 4])}
+
+
+def test_i6_a_wait_ends_when_horovod_is_shut_down(job: Job) -> None:
+    assert job.run("stale_handle") == 0, job.output()
+    assert re.search("(?i)shut ?down", job.notes("result")[0]), job.notes("result")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", ["torch", pytest.param("tensorflow", marks=LONG)])
+def test_two_frameworks_in_one_process(job: Job, first: str) -> None:
+    """[run] The second library's objects use the first one's virtual tables."""
+    assert job.run("two_frameworks", first) == 0, job.output()
+    assert len(job.notes("done")) == job.setup.ranks
+
+
+def test_a_decision_log_can_be_replayed(job: Job) -> None:
+    log = job.folder / "decisions"
+    assert job.run("decisions", HOROVOD_PARTIAL_DECISION_LOG=str(log)) == 0, job.output()
+    command = [str(Path(sys.executable).parent / "horovod-partial"), "replay", str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@LONG
+def test_a_rank_that_hangs_and_is_killed(job: Job) -> None:
+    """A rank computes no more; it is killed in the end, and the job ends."""
+    job.start("train", "quorum:1.0", "stop")
+    job.wait_for_notes("stopped", 1)
+    job.signal(signal.SIGKILL, rank=1)
+    assert job.wait() != 0

@@ -1,0 +1,182 @@
+"""I6: nobody hangs. Ranks that do unequal work, join, leave, or wait for each other elsewhere (design, rules 7 to 9)."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+from harness.buckets import collect, completed
+from harness.world import World
+
+import horovod_partial.torch as hvd
+
+POLICIES = ["solo", "majority", "majority:random", "quorum:0.75", "quorum:1.0"]
+
+
+def one(world: World, value: int = 1) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.int64)
+
+
+def make(world: World, policy: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    groups = [list(layer.parameters()) for layer in model]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), groups=groups, sync=policy
+    )
+    return model, optimizer
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_three_times_as_many_steps(world: World, policy: str) -> None:
+    """The others wait in a flush meanwhile: the slow ranks go on alone, and everything is delivered."""
+    steps = 30 if world.rank == 0 else 10
+    delivered = 0
+    for step in range(steps):
+        handle = hvd.partial_allreduce_async(
+            one(world, 100 * step + world.rank), name=world.name(), op=hvd.Sum, sync=policy
+        )
+        delivered += hvd.synchronize(handle).item()
+    hvd.flush()
+    delivered += collect(world.name(), one(world)).item()
+    assert delivered == sum(100 * s + rank for rank in world.ranks for s in range(30 if rank == 0 else 10))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_slow_ranks_compute_more_steps(world: World, policy: str) -> None:
+    model, optimizer = make(world, policy)
+    train(model, optimizer, 30 if world.rank % 2 else 10)
+    optimizer.flush()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_first_rank_to_finish_its_script(world: World, policy: str) -> None:
+    """[run] It flushes and then asks nothing of anybody; the last rank is alone when it does its last steps."""
+    name = world.name()
+    hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync=policy)
+    with world.turn(world.rank):
+        delivered = [hvd.partial_allreduce_async(one(world), name=name, op=hvd.Sum, sync=policy)]
+    hvd.synchronize(delivered[0])
+    hvd.flush()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_join_with_unequal_steps(world: World, policy: str) -> None:
+    """[run] Joined ranks count as absent: a round is full without them, and closes."""
+    delivered = 0
+    name = world.name()
+    steps = 5 + 3 * world.rank
+    for step in range(steps):
+        delivered += hvd.partial_allreduce(
+            one(world, 100 * step + world.rank), name=name, op=hvd.Sum, sync=policy
+        ).item()
+    last = hvd.join()
+    world.same(last)
+    world.barrier()
+    submitted = sum(100 * step + rank for rank in world.ranks for step in range(5 + 3 * rank))
+    # Everything has been delivered; a rank that had joined did not see what came afterwards.
+    assert max(world.gather(delivered + collect(name, one(world)).item())) <= submitted
+
+
+@pytest.mark.launch(full_ranks=(4, 8))
+def test_one_joined_rank_in_a_full_round(world: World) -> None:
+    """[run] Its zeros must not be cached, or the next round could never be partial."""
+    name = world.name()
+    joined = world.size - 1
+    hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync="quorum:1.0")
+    world.barrier()
+    if world.rank != joined:
+        for _ in range(5):
+            result = hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync="quorum:1.0")
+            assert result.item() == world.size - 1
+            assert hvd.allreduce(one(world), name=world.name("beside"), op=hvd.Sum).item() == world.size - 1
+    hvd.join()
+    # After the join all are back.
+    result = hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync="quorum:1.0")
+    results = world.gather(result.item())
+    hvd.flush()
+    assert sum(results) >= world.size
+
+
+@pytest.mark.parametrize("policy", ["solo", "majority", "quorum:1.0"])
+def test_join_of_an_optimizer(world: World, policy: str) -> None:
+    model, optimizer = make(world, policy)
+    train(model, optimizer, 5 + 5 * (world.rank == 1))
+    hvd.join()
+    train(model, optimizer, 3)
+    optimizer.flush()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_evaluation_on_rank_0_only(world: World, policy: str) -> None:
+    """The others train on meanwhile; a quorum that needs rank 0 waits for it no longer than it takes."""
+    model, optimizer = make(world, policy)
+    for epoch in range(2):
+        train(model, optimizer, 5)
+        if world.rank == 0:
+            with torch.no_grad():
+                for _ in range(20):
+                    model(torch.randn(64, 4))
+            world.tell(f"evaluated {epoch}")
+    optimizer.flush()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_barrier_after_every_epoch(world: World, policy: str) -> None:
+    """Ranks that wait in a collective of Horovod cannot come to a round: it closes without them."""
+    model, optimizer = make(world, policy)
+    for epoch in range(2):
+        train(model, optimizer, 4 + 2 * (world.rank == 1))
+        total = hvd.allreduce(one(world), name=world.name(f"epoch.{epoch}"), op=hvd.Sum)
+        assert total.item() == world.size
+    optimizer.flush()
+
+
+@pytest.mark.launch(full_ranks=(4,), transports=("mpi",))
+@pytest.mark.parametrize("policy", ["quorum:0.5"])
+def test_two_buckets_waited_for_in_another_order(world: World, policy: str) -> None:
+    """[exhaustive model] Each half of the ranks waits for another bucket: without rule 7 nobody would go on."""
+    a, b = world.name("a"), world.name("b")
+    sync = hvd.Quorum(world.size - 1)
+    for name in (a, b):
+        hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync=sync)
+    order = (a, b) if world.rank < world.size // 2 else (b, a)
+    for name in order:
+        hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync=sync)
+    hvd.flush()
+    reasons = hvd.partial_stats()
+    assert reasons[a]["closed_by"].get("liveness", 0) + reasons[b]["closed_by"].get("liveness", 0) >= 1
+
+
+@pytest.mark.parametrize("policy", ["solo", "majority"])
+def test_a_rank_that_is_far_behind(world: World, policy: str) -> None:
+    """Bounded staleness makes the others wait for it, and it comes."""
+    rng = random.Random(world.rank)
+    for _ in range(20):
+        if world.rank == 1:
+            time.sleep(0.005 * rng.random())
+        hvd.partial_allreduce(one(world), name=world.name(), op=hvd.Sum, sync=policy, max_staleness=2)
+    hvd.flush()
+    assert completed(world.name()) >= 20
+
+
+def test_rounds_are_a_common_clock(world: World) -> None:
+    """Stopping by rounds: all ranks stop when the work is done, whoever did it."""
+    model, optimizer = make(world, "solo")
+    steps = 0
+    while optimizer.rounds < 40:
+        train(model, optimizer, 1)
+        steps += 1
+    optimizer.flush()
+    rounds = world.same(optimizer.rounds)
+    assert rounds >= 40
+    assert steps <= rounds

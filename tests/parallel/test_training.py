@@ -1,0 +1,368 @@
+"""Whole trainings: mixed precision, checkpoints, model averaging, data loaders, elastic state."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from harness.buckets import completed
+from harness.world import World
+
+import horovod_partial.torch as hvd
+
+EVERYBODY = "quorum:1.0"
+STEADY = {"HOROVOD_PARTIAL_PARKED_MS": "1e7", "HOROVOD_PARTIAL_WAITING_MS": "1e7", "HOROVOD_PARTIAL_GRACE_MS": "0"}
+scripted = pytest.mark.launch(label="scripted", environment=STEADY)
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def bucket_of(optimizer: torch.optim.Optimizer) -> str:
+    (bucket,) = optimizer._buckets
+    return bucket.name
+
+
+# --- Late ranks under a script ----------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """One weight, whose gradient on rank r in step s is (s + 1) * 10 ** r; SGD with rate 1 unless stated."""
+
+    def __init__(self, world: World, late: int, make: Any = None, **options: Any) -> None:
+        self.world = world
+        self.late = late
+        self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        bare = (make or (lambda p: torch.optim.SGD(p, lr=1.0)))([self.weight])
+        options = {"op": hvd.Sum, "sync": hvd.Quorum(world.size - 1)} | options
+        self.optimizer = hvd.DistributedOptimizer(bare, **options)
+        self.rounds = 0
+
+    def step(self, number: int, gradient: float | None = None) -> None:
+        self.optimizer.zero_grad()
+        value = (number + 1) * 10.0**self.world.rank if gradient is None else gradient
+        (self.weight * value).sum().backward()
+        self.optimizer.step()
+
+    def round_without_the_late_rank(self, number: int) -> None:
+        self.rounds += 1
+        if self.world.rank == self.late:
+            name = bucket_of(self.optimizer)
+            self.world.until(lambda: completed(name) >= self.rounds, "the others' round has ended here")
+        else:
+            self.step(number)
+
+    def first(self) -> None:
+        self.rounds += 1
+        self.step(0, 0.0)
+        self.world.barrier()
+
+    def total(self, number: int) -> float:
+        return sum((number + 1) * 10.0**rank for rank in self.world.ranks if rank != self.late)
+
+
+@scripted
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("missed", ["auto", "sum", "replay", "latest"])
+def test_missed_results_are_applied(world: World, late: int, missed: str) -> None:
+    script = Scripted(world, late, missed=missed)
+    script.first()
+    for number in range(3):
+        script.round_without_the_late_rank(number)
+    if world.rank == late:
+        script.step(3, 0.0)
+        totals = [script.total(number) for number in range(3)]
+        assert -script.weight.item() == (totals[-1] if missed == "latest" else sum(totals))
+    script.optimizer.flush()
+
+
+@scripted
+def test_replay_is_the_default_of_optimizers_with_more_state(world: World) -> None:
+    """A late Adam takes the same steps as an Adam that was on time."""
+    late = 1
+    script = Scripted(world, late, make=lambda p: torch.optim.Adam(p, lr=0.1))
+    script.first()
+    for number in range(4):
+        script.round_without_the_late_rank(number)
+    if world.rank == late:
+        script.step(4, 0.0)
+    state = script.optimizer.state[script.weight]
+    mine = (script.weight.item(), state["exp_avg"].item(), state["exp_avg_sq"].item(), float(state["step"]))
+    everybody = world.gather(mine)
+    assert everybody[late] == pytest.approx(everybody[1 - late] if late else everybody[1])
+    script.optimizer.flush()
+
+
+@scripted
+def test_more_missed_results_than_are_kept_apart(world: World) -> None:
+    late = 1
+    script = Scripted(world, late, missed="replay", max_staleness=100)
+    script.first()
+    for number in range(12):
+        script.round_without_the_late_rank(number)
+    if world.rank == late:
+        script.step(12, 0.0)
+        assert -script.weight.item() == sum(script.total(number) for number in range(12))
+    script.optimizer.flush()
+
+
+@scripted
+def test_divisor_contributors(world: World) -> None:
+    script = Scripted(world, 1, op=hvd.Average, divisor="contributors")
+    script.first()
+    script.round_without_the_late_rank(0)
+    if world.rank == 1:
+        script.step(1, 0.0)
+    assert -script.weight.item() == pytest.approx(script.total(0) / (world.size - 1))
+    script.optimizer.flush()
+
+
+@scripted
+@pytest.mark.parametrize("late", [0, 1])
+def test_flush_applies_what_was_pending_and_missed(world: World, late: int) -> None:
+    script = Scripted(world, late)
+    script.first()
+    for number in range(2):
+        script.round_without_the_late_rank(number)
+    if world.rank == late:
+        script.step(2, 0.5)
+    script.optimizer.flush()
+    world.same(script.weight.item())
+    assert -script.weight.item() == script.total(0) + script.total(1) + 0.5
+
+
+@scripted
+@pytest.mark.parametrize("late", [0, 1])
+def test_resume_from_a_checkpoint_after_a_flush(world: World, late: int) -> None:
+    """The same weights as not having stopped, under the same script."""
+
+    def phase(script: Scripted, first: int) -> None:
+        for number in range(first, first + 2):
+            script.round_without_the_late_rank(number)
+        if world.rank == late:
+            script.step(first + 2, 0.25)
+        script.optimizer.flush()
+        script.rounds = completed(bucket_of(script.optimizer))
+        world.barrier()
+
+    through = Scripted(world, late)
+    through.first()
+    phase(through, 0)
+    state = copy.deepcopy(through.optimizer.state_dict())
+    saved = through.weight.detach().clone()
+    phase(through, 3)
+
+    resumed = Scripted(world, late)
+    with torch.no_grad():
+        resumed.weight.copy_(saved)
+    resumed.optimizer.load_state_dict(state)
+    hvd.broadcast_optimizer_state(resumed.optimizer, 0)
+    resumed.first()  # a full round 0, with zeros
+    phase(resumed, 3)
+    assert world.same(resumed.weight.item()) == world.same(through.weight.item())
+
+
+@scripted
+@pytest.mark.parametrize("policy", ["full", EVERYBODY])
+def test_resume_gives_the_same_weights(world: World, policy: str) -> None:
+    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        bare = torch.optim.Adam(model.parameters(), lr=0.01)
+        return model, hvd.DistributedOptimizer(bare, model.named_parameters(), sync=policy)
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(100 * step + world.rank))
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    model, optimizer = make()
+    train(model, optimizer, range(5))
+    optimizer.flush()
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    train(model, optimizer, range(5, 10))
+    optimizer.flush()
+
+    again, resumed = make()
+    checkpoint = torch.load(io.BytesIO(file.getvalue()))
+    again.load_state_dict(checkpoint["model"])
+    resumed.load_state_dict(checkpoint["optimizer"])
+    train(again, resumed, range(5, 10))
+    resumed.flush()
+    assert torch.allclose(weights(again), weights(model), atol=1e-7)
+
+
+@scripted
+def test_loading_a_checkpoint_forgets_what_is_pending(world: World) -> None:
+    late = 1
+    script = Scripted(world, late)
+    script.first()
+    script.round_without_the_late_rank(0)
+    if world.rank == late:
+        script.step(1, 0.5)  # pending
+    world.barrier()
+    state = script.optimizer.state_dict()
+    with torch.no_grad():
+        script.weight.zero_()
+    script.optimizer.load_state_dict(state)
+    world.barrier()
+    script.optimizer.flush()
+    assert script.weight.item() == 0.0
+
+
+# --- Mixed precision --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [EVERYBODY, "solo", "majority"])
+def test_grad_scaler(world: World, policy: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), sync=policy, grad_scaler=scaler
+    )
+    for step in range(8):
+        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(100 * step + world.rank))
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.flush()
+    assert torch.isfinite(weights(model)).all()
+    if policy == EVERYBODY:
+        world.same(weights(model).tolist())
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_grad_scaler_equals_training_without_one(world: World, unscale: bool) -> None:
+    results = []
+    for scaled in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=256.0)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05),
+            sync=EVERYBODY,
+            grad_scaler=scaler if scaled else None,
+        )
+        for step in range(3):
+            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(100 * step + world.rank))
+            optimizer.zero_grad()
+            scaler.scale(model(x).square().mean()).backward()
+            if unscale and scaled:
+                scaler.unscale_(optimizer)
+            if scaled:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+        results.append(weights(model))
+    closed_by = [stats["closed_by"] for name, stats in hvd.partial_stats().items() if "DistributedOptimizer" in name]
+    assert torch.allclose(results[0], results[1], atol=1e-6), closed_by
+
+
+@scripted
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")], ids=str)
+def test_a_late_gradient_that_is_not_finite_is_dropped_and_counted(world: World, bad: float) -> None:
+    late = 1
+    script = Scripted(world, late)
+    script.first()
+    script.round_without_the_late_rank(0)
+    if world.rank == late:
+        script.step(1, bad)  # gets round 1, and would deliver this
+        assert -script.weight.item() == script.total(0)
+    script.optimizer.flush()
+    dropped = world.gather(hvd.partial_stats()[bucket_of(script.optimizer)]["dropped"])
+    assert -script.weight.item() == script.total(0)
+    assert dropped == [int(rank == late) for rank in world.ranks]
+
+
+# --- Models -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["solo", EVERYBODY])
+def test_model_sync_every(world: World, policy: str) -> None:
+    torch.manual_seed(world.rank)  # replicas begin apart, which only averaging the model can mend
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), sync=policy, model_sync_every=2)
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.randn(2, 2)).sum().backward()
+        optimizer.step()
+    optimizer.flush()
+    everybody = world.gather(weights(model))
+    if policy == EVERYBODY:
+        assert all(torch.allclose(other, everybody[0], atol=1e-6) for other in everybody)
+
+
+# --- The world around -------------------------------------------------------------------------------------------------
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Rows of numbers, made in the loader's processes."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(index))
+
+
+@pytest.mark.parametrize("policy", ["full", "solo"])
+def test_forked_data_loaders(world: World, policy: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-5), sync=policy)
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):
+        for rows in loader:
+            optimizer.zero_grad()
+            model(rows).mean().backward()
+            optimizer.step()
+    optimizer.flush()
+
+
+def test_elastic_state(world: World) -> None:
+    """`hvd.elastic` saves, restores and broadcasts a wrapped optimizer."""
+    torch.manual_seed(world.rank)
+    model = torch.nn.Linear(4, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), sync=EVERYBODY)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=world.rank)
+    state.sync()
+    state.save()
+    world.same(weights(model).tolist())
+    assert state.step == 0
+    before = weights(model)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(weights(model), before)
+    state.restore()
+    assert torch.equal(weights(model), before)
+    optimizer.flush()
+
+
+def test_statistics(world: World) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), sync="majority")
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    optimizer.flush()
+    stats = hvd.partial_stats()[bucket_of(optimizer)]
+    keys = {"rounds", "closed_by", "on_time", "late", "fresh_mean", "fresh_histogram", "staleness_histogram"}
+    assert keys | {"waited_seconds", "dropped", "bytes_held"} <= set(stats)
+    assert sum(stats["closed_by"].values()) == stats["rounds"] == sum(stats["fresh_histogram"].values())
+    for on_time, late in zip(stats["on_time"], stats["late"], strict=True):
+        assert on_time + late == stats["rounds"]
+    world.same([stats[key] for key in ("rounds", "closed_by", "on_time", "late", "fresh_histogram")])

@@ -1,0 +1,100 @@
+"""Import: what is checked, and what is said where it does not fit. Also operations before `init`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def mpi_ops() -> SimpleNamespace:
+    from horovod_partial import _build_info as built
+
+    names = ("mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl")
+    return SimpleNamespace(**{f"{name}_built": lambda name=name: name in built.FEATURES for name in names})
+
+
+def check(version: str, mpi_ops: SimpleNamespace, framework: str = "torch") -> None:
+    import horovod_partial.torch  # noqa: F401 - loads the library that the extension is linked against
+    from horovod_partial.runtime import _check_build
+
+    _check_build(framework, version, mpi_ops)
+
+
+def test_the_right_build(mpi_ops: SimpleNamespace) -> None:
+    check(torch.__version__, mpi_ops)
+
+
+def test_another_version_of_the_framework(mpi_ops: SimpleNamespace) -> None:
+    with pytest.raises(
+        ImportError, match=re.escape(f"built for torch {torch.__version__}, but 1.2.3 is installed; reinstall")
+    ):
+        check("1.2.3", mpi_ops)
+
+
+def test_another_version_of_horovod(mpi_ops: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.27.0")
+    with pytest.raises(ImportError, match=r"built for Horovod 0.28.1, but 0.27.0 is installed; reinstall"):
+        check(torch.__version__, mpi_ops)
+
+
+def test_other_features(mpi_ops: SimpleNamespace) -> None:
+    mpi_ops.nccl_built = lambda: True
+    with pytest.raises(ImportError, match=r"built for a Horovod with .*, but the installed one has .*nccl"):
+        check(torch.__version__, mpi_ops)
+
+
+def test_a_framework_that_was_not_there(mpi_ops: SimpleNamespace) -> None:
+    with pytest.raises(ImportError, match="was built where Horovod had no mxnet"):
+        check("1", mpi_ops, "mxnet")
+
+
+def test_attaching_to_something_else_changes_nothing() -> None:
+    import horovod_partial.torch as hvd
+    from horovod_partial import _attach
+
+    with pytest.raises(_attach.AttachError):
+        _attach.attach("/lib/x86_64-linux-gnu/libc.so.6")
+    with pytest.raises(_attach.AttachError):
+        _attach.attach("/nowhere/mpi_lib.so")
+    assert hvd.Solo() == hvd.Solo()
+
+
+def test_attaching_twice_is_attaching_once() -> None:
+    from horovod.torch import mpi_lib_v2
+
+    import horovod_partial.torch  # noqa: F401
+    from horovod_partial import _attach
+    from horovod_partial.runtime import library_of
+
+    _attach.attach(library_of(mpi_lib_v2))
+    _attach.attach(library_of(mpi_lib_v2))
+
+
+def test_importing_the_package_imports_no_framework() -> None:
+    program = (
+        "import sys, horovod_partial, horovod_partial.policies, horovod_partial.settings; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_operations_before_init() -> None:
+    import horovod_partial.torch as hvd
+
+    for sync in ("solo", "full"):
+        with pytest.raises(ValueError, match="Horovod has not been initialized"):
+            hvd.partial_allreduce(torch.zeros(1), name="x", sync=sync)
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="Horovod has not been initialized"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), sync="solo")
+    hvd.shutdown()  # does nothing
+    with pytest.raises(ValueError, match="Horovod has not been initialized"):
+        hvd.flush()
+    with pytest.raises(hvd.HorovodInternalError, match="Horovod has not been initialized"):
+        hvd.join()  # Horovod's own error

@@ -1,0 +1,47 @@
+"""Statistics: from the counts of the core to something to read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod_partial.statistics import summarise
+
+
+def raw(**changes: Any) -> dict[str, Any]:
+    return {
+        "rounds": 4,
+        "closed_by": {"first": 1, "everybody": 1, "quorum": 2, "liveness": 0, "flush": 0, "end": 0},
+        "on_time": [4, 2],
+        "late": [0, 2],
+        "fresh": [0, 2, 2],
+        "staleness": {1: 2, 0: 5},
+        "waited_seconds": 0.5,
+        "dropped": 1,
+        "bytes_held": 64,
+    } | changes
+
+
+def test_summary() -> None:
+    summary = summarise({"b": raw(), "a": raw(arrival_offset_seconds=[0.0, 0.25])})
+    assert list(summary) == ["a", "b"]
+    bucket = summary["b"]
+    assert bucket["closed_by"] == {"first": 1, "everybody": 1, "quorum": 2}
+    assert (bucket["on_time"], bucket["late"]) == ([4, 2], [0, 2])
+    assert bucket["fresh_mean"] == pytest.approx(1.5)
+    assert bucket["fresh_histogram"] == {1: 2, 2: 2}
+    assert list(bucket["staleness_histogram"].items()) == [(0, 5), (1, 2)]
+    assert (bucket["waited_seconds"], bucket["dropped"], bucket["bytes_held"]) == (0.5, 1, 64)
+    assert "arrival_offset_seconds" not in bucket
+    assert summary["a"]["arrival_offset_seconds"] == [0.0, 0.25]
+
+
+def test_no_round_yet() -> None:
+    summary = summarise({"a": raw(rounds=0, fresh=[], staleness={}, on_time=[], late=[])})
+    assert summary["a"]["fresh_mean"] == 0.0
+    assert summary["a"]["fresh_histogram"] == {}
+
+
+def test_nothing() -> None:
+    assert summarise({}) == {}
