@@ -249,6 +249,8 @@ Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time 
       if (item.declares) item.policy = bucket->config.policy;
     } else {
       item.kind = Report::Item::Kind::kPending;
+      // An arrival whose request is still in the queue: this rank waits for a round that it is about to reach.
+      if (core.state() == Bucket::State::kArrived && !core.reported()) report.waiting = reported_waiting_ = false;
       item.gradients = core.ReportPending();
       if (item.gradients == 0) continue;
     }

@@ -161,15 +161,15 @@ TEST_F(RanksTest, AGracePeriodEndsByItself) {
   BucketConfig config = Config(1);
   config.policy.grace = 10ms;
   FakeHorovod::Settings settings;
-  Time now{0};
-  settings.coordinator_clock = [&now] { return now; };
+  const auto now = std::make_shared<Time>(0);
+  settings.coordinator_clock = [now] { return *now; };
   Start(2, {config}, settings);
   RunRoundZero();
   At(0).Arrive(0);
   Cycle();
   Cycle();
   EXPECT_EQ(Rounds(), 1u);
-  now = 10ms;
+  *now = 10ms;
   Cycle();  // no rank has any news: the coordinator asks for it
   EXPECT_EQ(Rounds(), 2u);
 }
@@ -659,12 +659,14 @@ TEST_F(OneEngineTest, AFlushIsReportedAsAWaitToo) {
   CloseRound(true, 1);
   engine_.Finished(handle_, "");
   ReportAt(Now());
+  std::atomic<bool> alive{true};
+  EXPECT_CALL(transport_, Alive).WillRepeatedly([&] { return alive.load(); });
   auto flushing = std::async(std::launch::async, [&] { EXPECT_THROW(engine_.Flush(), TransportError); });
   while (!engine_.WantsCycle(Now(), kNever)) std::this_thread::yield();
   const Report report = ReportAt(Now() + 1h);
   EXPECT_EQ(report.flush, Report::Flush::kFlushing);
   EXPECT_TRUE(report.waiting);
-  EXPECT_CALL(transport_, Alive).WillRepeatedly(Return(false));
+  alive = false;
   flushing.get();
   EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
   EXPECT_TRUE(ReportAt(Now() + 1h).empty()) << "the others must not count on a rank that has given up";

@@ -408,5 +408,75 @@ TEST_F(InvariantsTest, InvariantI8OnTimeMeansNoCopy) {
   });
 }
 
+// --- Free threads ----------------------------------------------------------------------------------------------------------
+
+// One background thread for each rank, and `threads` for its application, each with a bucket of its own that it shares with
+// its likes on the other ranks. Nothing is scripted here: the sanitizers watch, and the sums must be right in any case.
+void RunFreely(int size, int threads, int steps, Missed missed, int shutdown_at_step = -1) {
+  const Watchdog watchdog("free threads");
+  FakeHorovod::Settings settings;
+  settings.size = size;
+  settings.thresholds = {1ms, 2ms};
+  settings.fused = 0;
+  FakeHorovod horovod(std::move(settings));
+  std::vector<BucketConfig> configs;
+  for (int b = 0; b < threads; ++b) configs.push_back(Config(1 + b % size, missed));
+  std::vector<std::unique_ptr<Application>> applications;
+  for (Rank rank = 0; rank < size; ++rank) applications.push_back(std::make_unique<Application>(horovod, rank, configs));
+  std::atomic<int> failures{0};
+  horovod.Start();
+  {
+    std::vector<std::thread> ranks;
+    for (Rank rank = 0; rank < size; ++rank) {
+      ranks.emplace_back([&, rank] {
+        Application& application = *applications[static_cast<std::size_t>(rank)];
+        const auto work = [&](int bucket) {
+          Random random(static_cast<std::uint64_t>(rank * 100 + bucket));
+          try {
+            for (int step = 0; step < steps; ++step) {
+              if (Below(random, 4) == 0) std::this_thread::sleep_for(std::chrono::microseconds(Below(random, 500)));
+              if (step == shutdown_at_step && rank == 0) horovod.Shutdown();
+              application.Arrive(bucket, Below(random, 2) == 0);
+              application.Wait(bucket);
+            }
+          } catch (const TransportError&) {
+            ++failures;
+          }
+        };
+        std::vector<std::thread> workers;
+        for (int bucket = 0; bucket < threads; ++bucket) workers.emplace_back(work, bucket);
+        for (auto& worker : workers) worker.join();
+        try {
+          horovod.engine(rank).End();
+          application.Collect();
+        } catch (const TransportError&) {
+          ++failures;
+        }
+      });
+    }
+    for (auto& rank : ranks) rank.join();
+  }
+  horovod.Stop();
+  EXPECT_EQ(horovod.complaint(), "");
+  if (shutdown_at_step >= 0) return;
+  EXPECT_EQ(failures, 0);
+  for (int bucket = 0; bucket < threads; ++bucket) {
+    Floats submitted(kElements);
+    for (auto& application : applications) AddTo(submitted, application->At(bucket).submitted);
+    for (auto& application : applications)
+      EXPECT_EQ(application->Total(bucket), submitted) << "bucket " << bucket << " on rank " << application->rank();
+  }
+}
+
+constexpr int kFreeSteps = kSanitized ? 40 : 150;
+
+TEST(FreeThreadsTest, DeliverEverythingOnce) { RunFreely(4, 3, kFreeSteps, Missed::kSum); }
+
+TEST(FreeThreadsTest, DeliverEverythingOnceWithReplay) { RunFreely(2, 2, kFreeSteps, Missed::kReplay); }
+
+TEST(FreeThreadsTest, EndWhenHorovodDoes) {
+  for (const int step : {0, 1, 7, 20}) RunFreely(3, 2, kFreeSteps, Missed::kSum, step);
+}
+
 }  // namespace
 }  // namespace horovod_partial::test

@@ -71,6 +71,8 @@ def test_i5_full_equals_horovod_with_2_ranks(world: World) -> None:
     ids=["fp16", "sum", "predivide", "groups", "adasum"],
 )
 def test_i5_with_horovods_options(world: World, options: dict[str, Any]) -> None:
+    if options.get("op") == hvd.Adasum and world.transport == "gloo":
+        pytest.skip("Horovod has no Adasum over Gloo")
     theirs = train(world, horovod.torch, steps=5, **options)
     ours = train(world, hvd, steps=5, **options)
     assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-5)

@@ -32,7 +32,7 @@
 // Horovod's shutdown calls back under its queue's lock, and then takes the bucket's; a submission takes them the other way
 // round. That is no deadlock: a bucket that is called back has an entry in the table, so nobody can be submitting it. The
 // sanitizer knows nothing of the table and would report the cycle of locks.
-extern "C" const char* __tsan_default_options();
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options();
 extern "C" const char* __tsan_default_options() { return "detect_deadlocks=0"; }
 
 namespace horovod_partial::test {
