@@ -103,6 +103,7 @@ def test_an_exception_on_one_rank_ends_the_job(job: Job, what: str) -> None:
     assert "planned failure" in job.output() or what == "sys.exit", job.output()
 
 
+@pytest.mark.full_matrix  # Horovod's start-up over Gloo aborts now and then when it is repeated in one launch
 @pytest.mark.launch(transports=("gloo",))  # over MPI Horovod's own shutdown finalizes MPI, and a second init aborts
 def test_shutdown_then_init(job: Job) -> None:
     assert job.run("restart") == 0, job.output()

@@ -1,0 +1,21 @@
+"""What benchmarks and examples share: starting ranks, delaying them, and reporting figures."""
+
+from harness.delays import Delays, LinearSkew, RandomVictims, Rotating
+from harness.launch import LaunchError, Transport, default_transport, launch
+from harness.progress import progress
+from harness.report import arguments, print_table, write_json
+
+__all__ = [
+    "Delays",
+    "LaunchError",
+    "LinearSkew",
+    "RandomVictims",
+    "Rotating",
+    "Transport",
+    "arguments",
+    "default_transport",
+    "launch",
+    "print_table",
+    "progress",
+    "write_json",
+]

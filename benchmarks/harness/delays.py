@@ -1,0 +1,64 @@
+"""The one delay injector: every rank knows the delays of all ranks in a step, and sleeps through its own.
+
+A delay is a sleep, never busy work, which would take the processor from the ranks that are not delayed.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class Delays(ABC):
+    """Who is delayed in which step, and for how long."""
+
+    @abstractmethod
+    def draw(self, step: int) -> Sequence[float]:
+        """Seconds for each rank; the same list on every rank, whichever ranks have drawn before."""
+
+    def serve(self, rank: int, step: int) -> None:
+        """Sleep if `rank` is delayed in `step`."""
+        seconds = self.draw(step)[rank]
+        if seconds > 0:
+            time.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class RandomVictims(Delays):
+    """In each step `victims` of the ranks, drawn at random, are delayed by `seconds`."""
+
+    ranks: int
+    victims: int
+    seconds: float
+    seed: int = 0
+
+    def draw(self, step: int) -> Sequence[float]:
+        drawn = np.random.default_rng((self.seed, step)).choice(self.ranks, self.victims, replace=False)
+        return [self.seconds if rank in drawn else 0.0 for rank in range(self.ranks)]
+
+
+@dataclass(frozen=True)
+class Rotating(Delays):
+    """Rank r is delayed by a multiple of `mean_seconds`; from step to step the multiples move on by one rank."""
+
+    multiples: Sequence[float]
+    mean_seconds: float
+
+    def draw(self, step: int) -> Sequence[float]:
+        ranks = len(self.multiples)
+        return [self.multiples[(rank + step) % ranks] * self.mean_seconds for rank in range(ranks)]
+
+
+@dataclass(frozen=True)
+class LinearSkew(Delays):
+    """Rank r is delayed by r times `seconds` in every step."""
+
+    ranks: int
+    seconds: float
+
+    def draw(self, step: int) -> Sequence[float]:
+        return [rank * self.seconds for rank in range(self.ranks)]

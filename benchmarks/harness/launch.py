@@ -1,0 +1,130 @@
+"""Run a function on every rank of a job that `horovodrun` starts, and bring back what rank 0 returned."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import horovod_partial.torch as hvd
+from harness.progress import CHANNEL, ProgressBars
+
+Transport = Literal["mpi", "gloo"]
+
+_PACKAGES = Path(__file__).resolve().parents[1]  # so that ranks can import this package
+
+
+class LaunchError(RuntimeError):
+    """A job failed or took too long; the message ends with what its ranks have printed."""
+
+
+def default_transport() -> Transport:
+    """MPI where Horovod was built with it and `mpirun` is there, else Gloo."""
+    return "mpi" if hvd.mpi_built() and shutil.which("mpirun") else "gloo"
+
+
+def launch(
+    function: Callable[..., Any],
+    *,
+    ranks: int,
+    transport: Transport,
+    timeout: float = 1800.0,
+    environment: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> Any:
+    """Run `function(**arguments)` on `ranks` ranks, with Horovod initialised, and show its progress.
+
+    Args:
+        function: at the top level of its script, where the ranks find it by name.
+        ranks: how many.
+        transport: what Horovod's controller and its reductions use.
+        timeout: seconds after which the job is ended.
+        environment: variables that the ranks get beside ours.
+        arguments: for the function; they travel as JSON, and so does its result.
+
+    Returns:
+        What the function returned on rank 0.
+
+    Raises:
+        LaunchError: a rank failed, or the job did not end in time.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the ranks are ended then, too
+    with tempfile.TemporaryDirectory(prefix="horovod-partial-") as folder:
+        channel = Path(folder)
+        request = {"script": inspect.getfile(function), "function": function.__name__, "arguments": arguments}
+        (channel / "request.json").write_text(json.dumps(request))
+        output = channel / "output.txt"
+        with output.open("wb") as sink:
+            process = subprocess.Popen(
+                [*_horovodrun(ranks, transport), sys.executable, "-m", "harness.rank"],
+                env=_environment(channel, environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                failure = _wait(process, channel, timeout)
+            finally:
+                _end(process)
+        result = channel / "result.json"
+        if failure is None and not result.exists():
+            failure = "ended without a result"
+        if failure is not None:
+            raise LaunchError(
+                f"{function.__name__} on {ranks} ranks over {transport} {failure}:\n{output.read_text(errors='replace')}"
+            )
+        return json.loads(result.read_text())
+
+
+def _horovodrun(ranks: int, transport: Transport) -> list[str]:
+    command = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(ranks)]
+    if transport == "gloo":
+        return [*command, "--gloo"]
+    # Ranks outnumber cores here; one that polls without yielding takes the core from those that have work to do.
+    options = "--oversubscribe --mca mpi_yield_when_idle 1"
+    if os.geteuid() == 0:
+        options += " --allow-run-as-root"
+    return [*command, "--mpi", f"--mpi-args={options}"]
+
+
+def _environment(channel: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", CHANNEL: str(channel), **extra}
+
+
+def _wait(process: subprocess.Popen[bytes], channel: Path, timeout: float) -> str | None:
+    """Wait for the job; returns what went wrong."""
+    deadline = time.monotonic() + timeout
+    progress = ProgressBars(channel)
+    with progress.bars:
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                return f"did not end within {timeout:.0f} s"
+            progress.update()
+            time.sleep(0.1)
+        if process.returncode:
+            return f"failed with status {process.returncode}"
+        progress.finish()
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the job if it still runs: politely, so that `horovodrun` ends its ranks, then by force."""
+    for number, grace in ((signal.SIGTERM, 10.0), (signal.SIGKILL, None)):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(grace)
+        except subprocess.TimeoutExpired:
+            continue

@@ -1,0 +1,42 @@
+"""The program of each rank: `python -m harness.rank`, started by `harness.launch`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+import horovod_partial.torch as hvd
+from harness.progress import CHANNEL
+
+
+def main() -> None:
+    """Run the function that was asked for, and leave its result on rank 0."""
+    channel = Path(os.environ[CHANNEL])
+    request = json.loads((channel / "request.json").read_text())
+    torch.set_num_threads(1)
+    hvd.init()
+    function = getattr(_load(Path(request["script"])), request["function"])
+    result = function(**request["arguments"])
+    if hvd.rank() == 0:
+        (channel / "result.json").write_text(json.dumps(result))
+
+
+def _load(script: Path) -> ModuleType:
+    sys.path.insert(0, str(script.parent))
+    specification = importlib.util.spec_from_file_location(script.stem, script)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[script.stem] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""A regression on a hyperplane where in every step one rank of eight, drawn at random, is late: policies side by side.
+
+    .venv/bin/python benchmarks/straggler.py [--json FILE] [--transport gloo]
+
+eager-SGD's first experiment (PPoPP'20, section 6) in miniature: 8,192 dimensions, a step of C = 40 ms (a sleep), and a
+delay of D = 20, 30 or 40 ms. Each rank serves its own delays too, so nobody can be faster than C + D/8 a step, where
+Full takes C + D: that is the limit of the speed-up, which is the ratio of the mean times of a step over the ranks. The
+loss is that of the replicas on data of their own, after the flush.
+
+Then the wait of a rank that comes when the round is over: the median time of `partial_allreduce_` of 8,193 floats.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import harness
+import torch
+from torch import nn
+
+import horovod_partial.torch as hvd
+
+DIMENSIONS, POINTS, TEST_POINTS, BATCH = 8192, 2048, 1024, 32  # the numbers of points are those of each rank
+NOISE = 1.0
+COMPUTE_MS, DELAYS_MS = 40, (20, 30, 40)
+POLICIES = ("full", "solo", "majority")
+
+
+def measure(steps: int, seeds: int) -> dict[str, Any]:
+    """On every rank: figures by delay and policy, means over the seeds; and the wait of a late rank."""
+    runs: dict[str, Any] = {str(delay): {sync: [] for sync in POLICIES} for delay in DELAYS_MS}
+    for seed in range(seeds):
+        data = draw_data(seed)
+        for delay, by_policy in runs.items():
+            delays = harness.RandomVictims(hvd.size(), 1, int(delay) / 1e3, seed)
+            for sync, figures in by_policy.items():
+                figures.append(train(sync, f"D = {delay} ms, seed {seed}, {sync}", data, steps, delays))
+    means = {
+        delay: {
+            sync: {key: statistics.fmean(run[key] for run in figures) for key in figures[0]}
+            for sync, figures in by_policy.items()
+        }
+        for delay, by_policy in runs.items()
+    }
+    return {"runs": means, "late_wait_ms": late_wait(25 * hvd.size())}
+
+
+def draw_data(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """This rank's points on a noisy hyperplane that all ranks share, and the points that all ranks are tested with."""
+    shared = torch.Generator().manual_seed(seed)
+    plane = torch.randn(DIMENSIONS, 1, generator=shared) * (10 / DIMENSIONS) ** 0.5
+    test_points = torch.randn(TEST_POINTS, DIMENSIONS, generator=shared)
+    own = torch.Generator().manual_seed(1_000 * (seed + 1) + hvd.rank())
+    points = torch.randn(POINTS, DIMENSIONS, generator=own)
+    values = points @ plane + NOISE * torch.randn(POINTS, 1, generator=own)
+    return points, values, test_points, test_points @ plane
+
+
+def train(
+    sync: str, stage: str, data: tuple[torch.Tensor, ...], steps: int, delays: harness.Delays
+) -> dict[str, float]:
+    """Train under one policy. Returns a step's mean time, the share of late steps, and the loss without the noise."""
+    points, values, test_points, test_values = data
+    model = nn.Linear(DIMENSIONS, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), sync=sync
+    )
+    buckets_before = set(hvd.partial_stats())
+    hvd.barrier()
+    start = time.perf_counter()
+    for step in range(steps):
+        harness.progress(stage, step, steps)
+        begin = step * BATCH % POINTS
+        time.sleep(COMPUTE_MS / 1e3)
+        delays.serve(hvd.rank(), step)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(points[begin : begin + BATCH]), values[begin : begin + BATCH]).backward()
+        optimizer.step()
+    seconds = time.perf_counter() - start
+    optimizer.flush()
+    all_seconds = time.perf_counter() - start
+    with torch.no_grad():
+        loss = nn.functional.mse_loss(model(test_points), test_values).item() + NOISE**2
+    on_time = [sum(b["on_time"]) for name, b in hvd.partial_stats().items() if name not in buckets_before]
+    mine = torch.tensor([1e3 * seconds / steps, 1e3 * all_seconds / steps, loss], dtype=torch.float64)
+    step_ms, with_flush_ms, loss = hvd.allreduce(mine, name="figures").tolist()
+    late = 1 - on_time[0] / (steps * hvd.size()) if on_time else 0.0
+    return {"step_ms": step_ms, "step_ms_with_flush": with_flush_ms, "loss": loss, "late": late}
+
+
+def late_wait(rounds: int) -> float:
+    """On every rank: median milliseconds that a rank waits which comes when the round is over."""
+    tensor = torch.ones(DIMENSIONS + 1)
+    waits = []
+    for index in range(rounds):
+        harness.progress("late wait", index, rounds)
+        victim = index % hvd.size()
+        hvd.barrier()
+        if hvd.rank() == victim:
+            time.sleep(COMPUTE_MS / 1e3)
+        start = time.perf_counter()
+        handle = hvd.partial_allreduce_async_(tensor, name="late_wait", sync=hvd.Solo())
+        hvd.synchronize(handle)
+        seconds = time.perf_counter() - start
+        if hvd.rank() == victim and hvd.round_info(handle).late:
+            waits.append(seconds)
+    everybodys = [wait for waits in hvd.allgather_object(waits) for wait in waits]
+    return 1e3 * statistics.median(everybodys)
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__, ranks=8)
+    parser.add_argument("--steps", type=int, default=400, help="of each rank")
+    parser.add_argument("--seeds", type=int, default=3, help="runs to average")
+    options = parser.parse_args()
+    job = {"ranks": options.ranks, "transport": options.transport}
+
+    measured = harness.launch(measure, **job, steps=options.steps, seeds=options.seeds)
+    figures: dict[str, Any] = {
+        **job,
+        "steps": options.steps,
+        "seeds": options.seeds,
+        "compute_ms": COMPUTE_MS,
+        **measured,
+    }
+    figures |= {"solo": {}, "majority": {}, "limit": {}, "loss_over_full": {"solo": {}, "majority": {}}}
+    rows = []
+    for delay, runs in measured["runs"].items():
+        limit = (COMPUTE_MS + int(delay)) / (COMPUTE_MS + int(delay) / options.ranks)
+        figures["limit"][delay] = limit
+        for sync, run in runs.items():
+            speedup, loss = runs["full"]["step_ms"] / run["step_ms"], run["loss"] / runs["full"]["loss"]
+            if sync != "full":
+                figures[sync][delay] = speedup
+                figures["loss_over_full"][sync][delay] = loss
+            of_limit = "" if sync == "full" else f"{speedup / limit:.1%}"
+            row = [delay, sync, f"{run['step_ms']:.1f}", f"{speedup:.2f}", of_limit]
+            rows.append([*row, f"{run['late']:.0%}", f"{run['loss']:.3f}", f"{loss:.3f}"])
+    harness.print_table(
+        f"One random rank of {options.ranks} late by D in a step of {COMPUTE_MS} ms, over {options.transport}",
+        ["D in ms", "policy", "step in ms", "speed-up", "of limit", "late", "loss", "over Full's"],
+        rows,
+    )
+    print(f"A late rank waits {figures['late_wait_ms']:.2f} ms for 8,193 floats (median)")
+    harness.write_json(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()
