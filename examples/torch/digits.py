@@ -68,7 +68,7 @@ def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: ha
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model.named_parameters(), **options
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters(), **options
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -75,7 +75,9 @@ def test_i5_with_horovods_options(world: World, options: dict[str, Any]) -> None
         pytest.skip("Horovod has no Adasum over Gloo")
     theirs = train(world, horovod.torch, steps=5, **options)
     ours = train(world, hvd, steps=5, **options)
-    assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-5)
+    # Over Gloo the order of a sum follows timing, and float16 has 11 bits.
+    tolerance = 2e-3 if options.get("compression") is hvd.Compression.fp16 else 1e-5
+    assert torch.allclose(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
 def test_i5_a_partial_policy_with_everybody_on_time_is_close(world: World) -> None:
