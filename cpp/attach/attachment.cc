@@ -13,7 +13,8 @@
 namespace horovod_partial::attach {
 namespace {
 
-// --- Sessions, by controller -------------------------------------------------------------------------------------------
+// --- Sessions, by controller
+// -------------------------------------------------------------------------------------------
 
 class Registry {
  public:
@@ -65,8 +66,9 @@ Registry& Sessions() {
   return *registry;
 }
 
-// --- Hooks ---------------------------------------------------------------------------------------------------------------
-// All on Horovod's background thread. One set for each transport, because each has originals of its own.
+// --- Hooks
+// --------------------------------------------------------------------------------------------------------------- All
+// on Horovod's background thread. One set for each transport, because each has originals of its own.
 
 // Travels with the handshake's allreduce, and tells its sender where Horovod's state is.
 class HandshakeContext final : public HostContext {
@@ -133,7 +135,8 @@ struct Hooks {
 template <class Transport>
 Originals Hooks<Transport>::originals;
 
-// --- Slots ---------------------------------------------------------------------------------------------------------------
+// --- Slots
+// ---------------------------------------------------------------------------------------------------------------
 
 // A hook that has its slot, but is not in it yet.
 struct Prepared {
@@ -179,7 +182,8 @@ struct Mpi {
   static constexpr const char* kName = "MPI";
 };
 
-// --- Attached libraries ----------------------------------------------------------------------------------------------------
+// --- Attached libraries
+// ----------------------------------------------------------------------------------------------------
 
 using EnqueueAllreduce = hvd::Status (*)(std::shared_ptr<hvd::OpContext>, std::shared_ptr<hvd::Tensor>,
                                          std::shared_ptr<hvd::Tensor>, hvd::ReadyEventList, std::string, const int,
@@ -286,7 +290,8 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   if (!attached.state->process_set_table.Contains(process_set_id))
     throw std::invalid_argument("process set " + std::to_string(process_set_id) + " does not exist");
   const auto session = Lookup(attached, process_set_id);
-  if (session == nullptr) throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
+  if (session == nullptr)
+    throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
   // A process set that was added later learns its state in its first cycle.
   while (!session->ready()) {
     if (!global->Alive()) throw TransportError(hvd::SHUT_DOWN_ERROR.reason());

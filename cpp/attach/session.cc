@@ -78,8 +78,8 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
 std::string Session::MissingHooks() const {
   static const char* const names[] = {"DoInitialization", "CrossRankBitwiseAnd", "SendReadyTensors",
                                       "RecvReadyTensors", "SendFinalTensors",    "RecvFinalTensors"};
-  const unsigned expected = coordinator_ != nullptr ? kRecvReadyTensors | kSendFinalTensors
-                                                    : kSendReadyTensors | kRecvFinalTensors;
+  const unsigned expected =
+      coordinator_ != nullptr ? kRecvReadyTensors | kSendFinalTensors : kSendReadyTensors | kRecvFinalTensors;
   const unsigned missing = expected & ~hooks_run_;
   std::string text;
   for (unsigned i = 0; i < std::size(names); ++i)
@@ -97,13 +97,14 @@ void Session::Guard(const char* hook, const std::function<void()>& body) {
   try {
     body();
   } catch (const std::exception& error) {
-    Log(LogLevel::kError, rank_, std::string("internal error in ") + hook + ": " + error.what() +
-                                     "; all ranks shut down. Please report this.");
+    Log(LogLevel::kError, rank_,
+        std::string("internal error in ") + hook + ": " + error.what() + "; all ranks shut down. Please report this.");
     failed_ = true;
   }
 }
 
-// --- Background thread -------------------------------------------------------------------------------------------------
+// --- Background thread
+// -------------------------------------------------------------------------------------------------
 
 Time Session::ForeignSince(Time now) {
   if (state_ == nullptr) return kNever;
@@ -388,7 +389,8 @@ void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::
   queue.tensor_table_.emplace(wire_name, std::move(entry));
 }
 
-// --- Transport -----------------------------------------------------------------------------------------------------------
+// --- Transport
+// -----------------------------------------------------------------------------------------------------------
 
 bool Session::Alive() const {
   const hvd::HorovodGlobalState* state = state_;

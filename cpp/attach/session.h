@@ -52,7 +52,8 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   std::string MissingHooks() const;
   std::map<std::string, Coordinator::Offsets> ArrivalOffsets() const;
 
-  // --- Background thread, in the order of a cycle ---------------------------------------------------------------------
+  // --- Background thread, in the order of a cycle
+  // ---------------------------------------------------------------------
   void Tick(std::vector<long long>& status_bits);
   void BeforeSendReady(hvd::RequestList& requests);
   void AfterRecvReady(std::vector<hvd::RequestList>& ready);
@@ -60,7 +61,8 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void AfterSendFinal(hvd::ResponseList& responses);
   void AfterRecvFinal(hvd::ResponseList& responses);
 
-  // --- Transport --------------------------------------------------------------------------------------------------------
+  // --- Transport
+  // --------------------------------------------------------------------------------------------------------
   std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
   void Retract(const BucketHandle& bucket) override;
   void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
@@ -79,19 +81,19 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void WarnAboutWaits(Time now);
   void Observe(Rank rank, const Report& report, Time now);
 
-  hvd::Controller& controller_;                   // background thread
-  const std::weak_ptr<hvd::Controller> alive_;    // the same, for the application's threads
-  std::atomic<bool> retired_{false};              // its successor is there
+  hvd::Controller& controller_;                 // background thread
+  const std::weak_ptr<hvd::Controller> alive_;  // the same, for the application's threads
+  std::atomic<bool> retired_{false};            // its successor is there
   const Rank rank_;
   const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
-  std::int32_t process_set_id_ = 0;   // written before state_
+  std::int32_t process_set_id_ = 0;  // written before state_
   hvd::ProcessSet* process_set_ = nullptr;
   std::atomic<unsigned> hooks_run_{kDoInitialization};
-  std::atomic<bool> failed_{false};   // a hook met an internal error: this rank asks for shutdown
+  std::atomic<bool> failed_{false};  // a hook met an internal error: this rank asks for shutdown
 
   // Background thread only.
-  std::string foreign_;               // a collective that is not ours, outstanding
+  std::string foreign_;                            // a collective that is not ours, outstanding
   std::weak_ptr<hvd::OpContext> foreign_context_;  // and which of that name; a barrier has none
   Time foreign_since_ = kNever;
   struct Requests {

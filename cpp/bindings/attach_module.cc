@@ -48,11 +48,13 @@ class Handle {
   std::shared_ptr<Work> work_;
 };
 
-Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name,
-              const BucketConfig& config, std::uintptr_t input, std::uintptr_t output, int gradients) {
+Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
+              std::uintptr_t input, std::uintptr_t output, int gradients) {
   py::gil_scoped_release release;
   static char nothing;  // the address of a tensor without elements may be null, which means no tensor at all
-  const auto address = [](std::uintptr_t pointer) { return pointer == 0 ? &nothing : reinterpret_cast<void*>(pointer); };
+  const auto address = [](std::uintptr_t pointer) {
+    return pointer == 0 ? &nothing : reinterpret_cast<void*>(pointer);
+  };
   auto session = attach::SessionOf(library, process_set);
   auto bucket = session->engine().Declare(name, config);
   auto work = session->engine().Arrive(bucket, {address(input), address(output), gradients});
@@ -84,8 +86,7 @@ Round Completed(const std::string& library, std::int32_t process_set, const std:
 BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, const std::string& rule, int quorum,
                         std::uint64_t seed, Round max_staleness, double grace_seconds, const std::string& description,
                         const std::string& missed, bool divide_by_contributors, bool discard_late, bool drop_nonfinite,
-                        bool drop_nonfinite_results, double prescale,
-                        double postscale) {
+                        bool drop_nonfinite_results, double prescale, double postscale) {
   BucketConfig config;
   config.options.type = static_cast<DataType>(type);
   config.options.elements = 1;
@@ -204,20 +205,26 @@ PYBIND11_MODULE(_attach, m) {
   py::class_<BucketConfig>(m, "BucketConfig")
       .def(py::init(&MakeConfig), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("rule"), py::arg("quorum"),
            py::arg("seed"), py::arg("max_staleness"), py::arg("grace_seconds"), py::arg("description"),
-           py::arg("missed"), py::arg("divide_by_contributors"), py::arg("discard_late"), py::arg("drop_nonfinite"), py::arg("drop_nonfinite_results"), py::arg("prescale_factor"),
-           py::arg("postscale_factor"));
+           py::arg("missed"), py::arg("divide_by_contributors"), py::arg("discard_late"), py::arg("drop_nonfinite"),
+           py::arg("drop_nonfinite_results"), py::arg("prescale_factor"), py::arg("postscale_factor"));
 
   m.def("attach", &attach::Attach, py::arg("library"));
-  m.def("shake_hands", [](const std::string& library) {
-    py::gil_scoped_release release;
-    attach::SessionOf(library, 0);
-  }, py::arg("library"));
-  m.def("set_options", [](double waiting_seconds, double parked_seconds, const std::string& decision_log) {
-    const auto time = [](double seconds) {
-      return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds));
-    };
-    attach::SetOptions({{time(waiting_seconds), time(parked_seconds)}, decision_log});
-  }, py::arg("waiting_seconds"), py::arg("parked_seconds"), py::arg("decision_log"));
+  m.def(
+      "shake_hands",
+      [](const std::string& library) {
+        py::gil_scoped_release release;
+        attach::SessionOf(library, 0);
+      },
+      py::arg("library"));
+  m.def(
+      "set_options",
+      [](double waiting_seconds, double parked_seconds, const std::string& decision_log) {
+        const auto time = [](double seconds) {
+          return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds));
+        };
+        attach::SetOptions({{time(waiting_seconds), time(parked_seconds)}, decision_log});
+      },
+      py::arg("waiting_seconds"), py::arg("parked_seconds"), py::arg("decision_log"));
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
         py::arg("input"), py::arg("output"), py::arg("gradients") = 1);
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));

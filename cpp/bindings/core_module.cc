@@ -43,41 +43,53 @@ Report::Flush FlushFromName(const std::string& name) {
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The part of horovod_partial that needs no Horovod.";
   m.def("set_log_level", [](int level) { SetLogLevel(static_cast<LogLevel>(level)); }, py::arg("level"));
-  m.def("log", [](int level, Rank rank, const std::string& text) { Log(static_cast<LogLevel>(level), rank, text); },
-        py::arg("level"), py::arg("rank"), py::arg("text"));
+  m.def(
+      "log", [](int level, Rank rank, const std::string& text) { Log(static_cast<LogLevel>(level), rank, text); },
+      py::arg("level"), py::arg("rank"), py::arg("text"));
 
   py::class_<Replay>(m, "Replay")
       .def_readonly("decisions", &Replay::decisions)
       .def_readonly("rounds", &Replay::rounds)
       .def_readonly("difference", &Replay::difference);
-  m.def("replay", [](const std::string& path) {
-    std::ifstream file(path);
-    if (!file) throw py::value_error("cannot read " + path);
-    return ReplayDecisions(file);
-  }, py::arg("path"));
+  m.def(
+      "replay",
+      [](const std::string& path) {
+        std::ifstream file(path);
+        if (!file) throw py::value_error("cannot read " + path);
+        return ReplayDecisions(file);
+      },
+      py::arg("path"));
 
   py::class_<Simulation>(m, "Simulation")
       .def(py::init(&MakeSimulation), py::arg("size"), py::kw_only(), py::arg("rule") = "quorum", py::arg("quorum") = 1,
-           py::arg("seed") = 0, py::arg("max_staleness") = 16, py::arg("grace_seconds") = 0.0, py::arg("missed") = "sum")
-      .def("arrive", [](Simulation& self, Rank rank, const std::string& bucket, double value) {
-        auto arrival = self.Arrive(rank, bucket, value);
-        return py::make_tuple(NameOf(arrival.outcome), arrival.results);
-      }, py::arg("rank"), py::arg("bucket"), py::arg("value"))
-      .def("cycle", [](Simulation& self, double now_seconds) {
-        py::list closings;
-        for (const auto& closing : self.Cycle(Seconds(now_seconds))) {
-          py::list contributions;
-          for (const auto& contribution : closing.contributions)
-            contributions.append(py::make_tuple(contribution.gradients, contribution.fresh));
-          closings.append(py::make_tuple(closing.bucket, closing.round, NameOf(closing.reason), contributions));
-        }
-        return closings;
-      }, py::arg("now_seconds"))
+           py::arg("seed") = 0, py::arg("max_staleness") = 16, py::arg("grace_seconds") = 0.0,
+           py::arg("missed") = "sum")
+      .def(
+          "arrive",
+          [](Simulation& self, Rank rank, const std::string& bucket, double value) {
+            auto arrival = self.Arrive(rank, bucket, value);
+            return py::make_tuple(NameOf(arrival.outcome), arrival.results);
+          },
+          py::arg("rank"), py::arg("bucket"), py::arg("value"))
+      .def(
+          "cycle",
+          [](Simulation& self, double now_seconds) {
+            py::list closings;
+            for (const auto& closing : self.Cycle(Seconds(now_seconds))) {
+              py::list contributions;
+              for (const auto& contribution : closing.contributions)
+                contributions.append(py::make_tuple(contribution.gradients, contribution.fresh));
+              closings.append(py::make_tuple(closing.bucket, closing.round, NameOf(closing.reason), contributions));
+            }
+            return closings;
+          },
+          py::arg("now_seconds"))
       .def("finish", &Simulation::Finish, py::arg("rank"), py::arg("bucket"))
       .def("collect", &Simulation::Collect, py::arg("rank"), py::arg("bucket"))
       .def("set_blocked", &Simulation::SetBlocked, py::arg("rank"), py::arg("blocked"))
-      .def("set_flush", [](Simulation& self, Rank rank, const std::string& flush) {
-        self.SetFlush(rank, FlushFromName(flush));
-      }, py::arg("rank"), py::arg("flush"))
+      .def(
+          "set_flush",
+          [](Simulation& self, Rank rank, const std::string& flush) { self.SetFlush(rank, FlushFromName(flush)); },
+          py::arg("rank"), py::arg("flush"))
       .def("join", &Simulation::Join, py::arg("rank"));
 }

@@ -73,7 +73,8 @@ class Bucket {
 
   // Application's thread.
   Arrived Arrive(const Arrival& arrival);
-  // The results that were missed: their sum, or the newest, goes to `output`; with kReplay those before it are returned.
+  // The results that were missed: their sum, or the newest, goes to `output`; with kReplay those before it are
+  // returned.
   std::deque<Buffer> TakeMissed(void* output);
 
   // Background thread, once in every negotiating cycle. Reported: the arrival's request travels in this cycle, so its
@@ -95,7 +96,7 @@ class Bucket {
   const std::string& name() const { return name_; }
   const BucketOptions& options() const { return options_; }
   std::size_t bytes() const { return options_.elements * SizeOf(options_.type); }
-  bool declared() const { return declared_; }  // a round of this bucket has closed
+  bool declared() const { return declared_; }                               // a round of this bucket has closed
   bool reported() const { return state_ == State::kArrived && reported_; }  // the coordinator knows of the arrival
   bool wants_full_round() const { return wants_full_round_; }
   bool HasPending() const { return outgoing_gradients_ + incoming_gradients_ > 0; }
@@ -117,7 +118,7 @@ class Bucket {
   Round completed_ = 0;
   Closing last_;
 
-  Arrival arrival_;        // of kArrived, and of kRunning if on_time_
+  Arrival arrival_;  // of kArrived, and of kRunning if on_time_
   bool only_delivers_ = false;
   bool reported_ = false;  // the coordinator knows of arrival_
   bool on_time_ = false;   // kRunning: the entry is the arrival

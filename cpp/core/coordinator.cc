@@ -10,7 +10,8 @@ std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
 
 }  // namespace
 
-Coordinator::Coordinator(int size) : size_(size), joined_(Index(size), false), levels_(Index(size)), used_(Index(size), false) {}
+Coordinator::Coordinator(int size)
+    : size_(size), joined_(Index(size), false), levels_(Index(size)), used_(Index(size), false) {}
 
 bool Coordinator::Bucket::HasArrival() const {
   return std::any_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; });
@@ -199,8 +200,9 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
   if (!bucket.declared.empty()) {
     closing.error = Disagreement(bucket);
     if (!bucket.policy && reason == Closing::Reason::kLiveness) {
-      closing.error = "No rank that is missing will ever use this bucket: they have ended, or wait in a flush. "
-                      "Use a new bucket on every rank, before any of them flushes or ends.";
+      closing.error =
+          "No rank that is missing will ever use this bucket: they have ended, or wait in a flush. "
+          "Use a new bucket on every rank, before any of them flushes or ends.";
     }
     if (!bucket.policy) bucket.policy = bucket.declared.begin()->second;
     bucket.declared.clear();

@@ -59,18 +59,18 @@ class Coordinator {
     bool full = false;
   };
   struct Bucket {
-    std::optional<Policy> policy;  // set when round 0 has closed
+    std::optional<Policy> policy;     // set when round 0 has closed
     std::map<Rank, Policy> declared;  // round 0: what each rank that has arrived says
     Round round = 0;                  // the open one
     std::vector<Arrival> arrivals;
-    std::vector<int> pending;           // level, of this cycle
-    std::vector<int> pending_seen;      // the largest since the last closing: growth is a late arrival
+    std::vector<int> pending;       // level, of this cycle
+    std::vector<int> pending_seen;  // the largest since the last closing: growth is a late arrival
     std::vector<Round> last_contribution;
-    Time first_arrival = kNever;        // of the open round
-    Time last_first_arrival = kNever;   // of the round before
-    Time satisfied = kNever;            // since when the policy is
+    Time first_arrival = kNever;       // of the open round
+    Time last_first_arrival = kNever;  // of the round before
+    Time satisfied = kNever;           // since when the policy is
     Time last_satisfied = kNever;
-    Time closed = kNever;               // when the last round was
+    Time closed = kNever;  // when the last round was
     GraceEstimator grace;
     Offsets offsets;
 
@@ -100,9 +100,9 @@ class Coordinator {
   std::vector<RankLevel> levels_;
   std::vector<bool> used_;  // the rank has ever reported a contribution: others take no part in a flush
   std::map<std::string, Bucket> buckets_;
-  Time flush_since_ = kNever;   // since when some rank has waited in a flush
-  Time stuck_since_ = kNever;   // since when only blocked ranks are left
-  bool again_ = false;          // the last Decide left something for the next, which no news will announce
+  Time flush_since_ = kNever;  // since when some rank has waited in a flush
+  Time stuck_since_ = kNever;  // since when only blocked ranks are left
+  bool again_ = false;         // the last Decide left something for the next, which no news will announce
 };
 
 }  // namespace horovod_partial

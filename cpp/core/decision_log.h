@@ -28,9 +28,9 @@ class DecisionLog {
 };
 
 struct Replay {
-  int decisions = 0;        // how many calls of Decide closed a round
-  int rounds = 0;           // how many rounds they closed
-  std::string difference;   // the first decision that came out otherwise, in words; empty if all are the same
+  int decisions = 0;       // how many calls of Decide closed a round
+  int rounds = 0;          // how many rounds they closed
+  std::string difference;  // the first decision that came out otherwise, in words; empty if all are the same
 };
 
 // Throws std::runtime_error if `in` is no decision log.

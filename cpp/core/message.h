@@ -22,7 +22,7 @@ struct Report {
     enum class Kind : std::uint8_t { kArrival, kPending };
     Kind kind = Kind::kArrival;
     std::string bucket;
-    int gradients = 0;  // how many are in this contribution; an arrival that only delivers may have none
+    int gradients = 0;      // how many are in this contribution; an arrival that only delivers may have none
     bool full = false;      // an arrival whose round must not close before every rank has arrived
     bool declares = false;  // the rank has not yet seen a round of this bucket, so the policy is there
     Policy policy;
@@ -55,7 +55,7 @@ struct Closing {
   Round round = 0;
   Reason reason = Reason::kQuorum;
   std::vector<Contribution> contributions;  // one for each rank
-  std::string error;  // not empty: no reduction takes place, every rank gets this text
+  std::string error;                        // not empty: no reduction takes place, every rank gets this text
 
   int fresh() const;
   int gradients() const;

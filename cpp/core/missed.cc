@@ -22,12 +22,8 @@ void MissedResults::Push(Buffer& result, DataType type, std::size_t elements) {
     return;
   }
   switch (mode_) {
-    case Missed::kSum:
-      Add(type, results_.front().data(), result.data(), elements);
-      break;
-    case Missed::kLatest:
-      std::swap(results_.front(), result);
-      break;
+    case Missed::kSum: Add(type, results_.front().data(), result.data(), elements); break;
+    case Missed::kLatest: std::swap(results_.front(), result); break;
     case Missed::kReplay: {
       Add(type, results_[1].data(), results_[0].data(), elements);
       Buffer oldest = std::move(results_.front());

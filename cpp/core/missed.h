@@ -34,7 +34,9 @@ class MissedResults {
   // The results in order; this is empty afterwards.
   std::deque<Buffer> Take();
   // Storage that Take gave out comes back.
-  void Recycle(Buffer storage) { if (spare_.empty()) spare_ = std::move(storage); }
+  void Recycle(Buffer storage) {
+    if (spare_.empty()) spare_ = std::move(storage);
+  }
   void Clear();
 
   bool empty() const { return rounds_ == 0; }

@@ -18,9 +18,9 @@ struct Policy {
   static constexpr Time kAutomaticGrace{-1};
 
   Rule rule = Rule::kQuorum;
-  int quorum = 1;            // kQuorum: ranks, 1 or more
-  std::uint64_t seed = 0;    // kInitiator: of the draws
-  Round max_staleness = 16;  // rounds that a rank may miss in a row; 0 or more
+  int quorum = 1;                // kQuorum: ranks, 1 or more
+  std::uint64_t seed = 0;        // kInitiator: of the draws
+  Round max_staleness = 16;      // rounds that a rank may miss in a row; 0 or more
   Time grace = kAutomaticGrace;  // how long a satisfied round stays open for ranks that are about to arrive
   std::string description;       // the user's words for all this; compared between the ranks and shown in errors
 };

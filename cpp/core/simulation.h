@@ -26,7 +26,8 @@ class Simulation {
   // One negotiating cycle: every rank reports, the coordinator decides, the rounds begin and are reduced. Throws
   // std::logic_error if a round of the cycle before has not been finished on every rank.
   std::vector<Closing> Cycle(Time now);
-  // The callback of a round on one rank. The results for the arrival that waits there, oldest first; empty if none does.
+  // The callback of a round on one rank. The results for the arrival that waits there, oldest first; empty if none
+  // does.
   std::vector<double> Finish(Rank rank, const std::string& bucket);
   // What a rank has missed, without an arrival; oldest first.
   std::vector<double> Collect(Rank rank, const std::string& bucket);

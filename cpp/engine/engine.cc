@@ -20,8 +20,7 @@ Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 bool BucketConfig::operator==(const BucketConfig& other) const {
   return options.type == other.options.type && options.elements == other.options.elements &&
          options.missed == other.options.missed && options.divisor == other.options.divisor &&
-         options.discard_late == other.options.discard_late &&
-         options.drop_nonfinite == other.options.drop_nonfinite &&
+         options.discard_late == other.options.discard_late && options.drop_nonfinite == other.options.drop_nonfinite &&
          options.drop_nonfinite_results == other.options.drop_nonfinite_results && shape == other.shape &&
          policy.description == other.policy.description && prescale_factor == other.prescale_factor &&
          postscale_factor == other.postscale_factor;
@@ -39,9 +38,10 @@ std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const Buc
   if (bucket == nullptr) bucket = std::make_shared<BucketHandle>(name, config);
   if (!(bucket->config == config)) {
     throw std::invalid_argument(
-        "rank " + std::to_string(rank_) + ": the name " + name + " is bound to another shape, dtype, policy or scaling (" +
-        NameOf(bucket->config.options.type) + ", " + std::to_string(bucket->config.options.elements) + " elements, " +
-        bucket->config.policy.description + "); use another name, or the same arguments in every round");
+        "rank " + std::to_string(rank_) + ": the name " + name +
+        " is bound to another shape, dtype, policy or scaling (" + NameOf(bucket->config.options.type) + ", " +
+        std::to_string(bucket->config.options.elements) + " elements, " + bucket->config.policy.description +
+        "); use another name, or the same arguments in every round");
   }
   return bucket;
 }

@@ -53,8 +53,8 @@ struct Work {
   int waiters = 0;  // threads in Wait that the clock counts
   std::string error;
   RoundInfo info;
-  std::deque<Buffer> replay;   // results before the newest, oldest first; only with Missed::kReplay
-  Buffer scratch;              // where an arrival that only delivers has its result, which nobody asked for
+  std::deque<Buffer> replay;  // results before the newest, oldest first; only with Missed::kReplay
+  Buffer scratch;             // where an arrival that only delivers has its result, which nobody asked for
 };
 
 // A bucket with its lock. The background thread (hooks and callbacks) and the application's threads meet here. One
@@ -79,8 +79,8 @@ class BucketHandle {
 class Engine {
  public:
   struct Thresholds {
-    Time waiting = std::chrono::milliseconds(5);    // a wait of ours this long counts as blocked
-    Time parked = std::chrono::milliseconds(100);   // a full collective outstanding this long does
+    Time waiting = std::chrono::milliseconds(5);   // a wait of ours this long counts as blocked
+    Time parked = std::chrono::milliseconds(100);  // a full collective outstanding this long does
   };
 
   Engine(Transport& transport, Rank rank, int size, Thresholds thresholds,
@@ -146,10 +146,10 @@ class Engine {
   std::string closed_;
 
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
-  std::atomic<bool> news_{false};       // there is something to report that no request announces
+  std::atomic<bool> news_{false};  // there is something to report that no request announces
   const std::shared_ptr<WaitClock> clock_;
   std::atomic<Time> last_arrival_{Time::min()};
-  bool reported_blocked_ = false;       // background thread only, as the next
+  bool reported_blocked_ = false;  // background thread only, as the next
   bool reported_waiting_ = false;
 
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round

@@ -1,5 +1,3 @@
-#include "core/bucket.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +6,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "core/bucket.h"
 
 namespace horovod_partial {
 namespace {
@@ -31,7 +31,9 @@ class BucketTest : public testing::Test {
     return options;
   }
 
-  static Bucket::Arrival InPlace(Values& values, int gradients = 1) { return {values.data(), values.data(), gradients}; }
+  static Bucket::Arrival InPlace(Values& values, int gradients = 1) {
+    return {values.data(), values.data(), gradients};
+  }
 
   // This rank's part in the closing; each of the others contributes one fresh gradient.
   Closing Close(Closing::Contribution mine) {
@@ -79,7 +81,8 @@ class BucketTest : public testing::Test {
   Round next_round_ = 0;
 };
 
-// --- An arrival that is on time ----------------------------------------------------------------------------------------
+// --- An arrival that is on time
+// ----------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, IsIdleAtFirst) {
   EXPECT_EQ(bucket_.state(), State::kIdle);
@@ -138,7 +141,8 @@ TEST_F(BucketTest, ASecondArrivalIsRefused) {
   EXPECT_FALSE(bucket_.HasPending());
 }
 
-// --- Late ------------------------------------------------------------------------------------------------------------------
+// --- Late
+// ------------------------------------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, WithoutAnArrivalZerosAreSent) {
   const Bucket::Entry entry = bucket_.Begin(CloseWithout(), kRank);
@@ -242,7 +246,8 @@ TEST_F(BucketTest, AnnouncedAndLaterContributionsMeetInTheNextAnnouncement) {
   EXPECT_THAT(Sent(bucket_.Begin(CloseWithout(), kRank)), ElementsAre(100, 200));
 }
 
-// --- While a round is running ------------------------------------------------------------------------------------------------
+// --- While a round is running
+// ------------------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, AnArrivalWhileRunningWaitsForTheResultOnly) {
   const Bucket::Entry entry = bucket_.Begin(CloseWithout(), kRank);
@@ -261,7 +266,8 @@ TEST_F(BucketTest, NoSecondRoundBeginsWhileOneRuns) {
   EXPECT_THROW(bucket_.Begin(CloseWithout(), kRank), std::logic_error);
 }
 
-// --- An arrival that slipped in between report and closing -----------------------------------------------------------------
+// --- An arrival that slipped in between report and closing
+// -----------------------------------------------------------------
 
 TEST_F(BucketTest, ASlippedArrivalIsRetractedAndBecomesLate) {
   const Closing closing = CloseWithout();
@@ -305,7 +311,8 @@ TEST_F(BucketTest, AClosingThatNamesWhatWasNotAnnouncedIsAnError) {
   EXPECT_THROW(bucket_.Begin(Close({1, false}), kRank), std::logic_error);
 }
 
-// --- Arrivals that only deliver ------------------------------------------------------------------------------------------
+// --- Arrivals that only deliver
+// ------------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, AnArrivalWithoutInputSendsZeros) {
   Values output = {9, 9};
@@ -381,7 +388,8 @@ TEST_F(BucketTest, WhoWaitsForARoundWithoutAnyGradientGetsZeros) {
   EXPECT_EQ(bucket_.ReportPending(), 1);
 }
 
-// --- Missed results --------------------------------------------------------------------------------------------------------
+// --- Missed results
+// --------------------------------------------------------------------------------------------------------
 
 TEST(BucketMissedTest, ReplayReturnsAllButTheNewest) {
   BucketOptions options;
@@ -403,7 +411,8 @@ TEST(BucketMissedTest, ReplayReturnsAllButTheNewest) {
   EXPECT_EQ(*static_cast<const float*>(earlier[1].data()), 2);
 }
 
-// --- Clear -----------------------------------------------------------------------------------------------------------------
+// --- Clear
+// -----------------------------------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, ClearForgetsWhatIsPendingAndMissed) {
   MissRound(5);
@@ -451,7 +460,8 @@ TEST_F(BucketTest, AClearWhileRunningDiscardsTheResult) {
   EXPECT_FALSE(bucket_.HasPending());
 }
 
-// --- Options -----------------------------------------------------------------------------------------------------------------
+// --- Options
+// -----------------------------------------------------------------------------------------------------------------
 
 class DivisorTest : public BucketTest {
  protected:
@@ -580,7 +590,8 @@ TEST_F(DiscardLateTest, ALateContributionIsNotDelivered) {
   EXPECT_THAT(Sent(models.Begin(Close({1, true}), kRank)), ElementsAre(3, 4));
 }
 
-// --- Memory --------------------------------------------------------------------------------------------------------------------
+// --- Memory
+// --------------------------------------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, HoldsAtMostThreeTimesItsSizeWithMissedSum) {
   for (int i = 0; i < 20; ++i) {

@@ -1,5 +1,3 @@
-#include "core/coordinator.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "core/coordinator.h"
 
 namespace horovod_partial {
 namespace {
@@ -106,7 +106,8 @@ class Puppets {
   std::set<std::string> seen_;  // buckets that have had a round
 };
 
-// --- Rules, one cycle after the other ----------------------------------------------------------------------------------
+// --- Rules, one cycle after the other
+// ----------------------------------------------------------------------------------
 
 struct Case {
   std::string name;
@@ -150,16 +151,28 @@ const Case kQuorum[] = {
 
 const Case kStaleness[] = {
     {"ZeroIsEverybody", Quorum(1, 0), {{"AAA", "first FFF"}, {"AA.", ""}, {"..A", "everybody FFF"}}},
-    {"OneRoundMayBeMissed", Quorum(1, 1), {{"AAA", "first FFF"}, {"AA.", "quorum FF-"}, {"AA.", ""}, {"..A", "everybody FFF"}}},
-    {"PendingCountsAsContributing", Quorum(1, 1), {{"AAA", "first FFF"}, {"AA.", "quorum FF-"}, {"AA.", ""}, {"..P", "quorum FFp"}}},
-    {"PendingStartsTheCountAnew", Quorum(1, 1), {{"AAA", "first FFF"}, {"AAP", "quorum FFp"}, {"AA.", "quorum FF-"}, {"AA.", ""}}},
+    {"OneRoundMayBeMissed",
+     Quorum(1, 1),
+     {{"AAA", "first FFF"}, {"AA.", "quorum FF-"}, {"AA.", ""}, {"..A", "everybody FFF"}}},
+    {"PendingCountsAsContributing",
+     Quorum(1, 1),
+     {{"AAA", "first FFF"}, {"AA.", "quorum FF-"}, {"AA.", ""}, {"..P", "quorum FFp"}}},
+    {"PendingStartsTheCountAnew",
+     Quorum(1, 1),
+     {{"AAA", "first FFF"}, {"AAP", "quorum FFp"}, {"AA.", "quorum FF-"}, {"AA.", ""}}},
     {"DeliveringNothingDoesNot", Quorum(1, 1), {{"AAA", "first FFF"}, {"AAD", "everybody FFF"}, {"AA.", ""}}},
     {"JoinedRanksAreExempt", Quorum(1, 0), {{"AAA", "first FFF"}, {"A.J", ""}, {".AJ", "everybody FF-"}}},
-    {"BlockedRanksAreExempt", Quorum(1, 0), {{"AAA", "first FFF"}, {"AAB", "quorum FF-"}, {"AAB", "quorum FF-"}, {"AA.", ""}}},
+    {"BlockedRanksAreExempt",
+     Quorum(1, 0),
+     {{"AAA", "first FFF"}, {"AAB", "quorum FF-"}, {"AAB", "quorum FF-"}, {"AA.", ""}}},
     {"WaitingRanksAreNot", Quorum(1, 0), {{"AAA", "first FFF"}, {"AAW", "liveness FF-"}, {"AA.", ""}}},
     {"FlushingRanksAreExempt", Quorum(1, 0), {{"AAA", "first FFF"}, {"AAF", "quorum FF-"}, {"AAE", "quorum FF-"}}},
-    {"ComesBeforeTheQuorum", Quorum(2, 1), {{"AAA", "first FFF"}, {"AA.", "quorum FF-"}, {"AA.", ""}, {"..B", "quorum FF-"}}},
-    {"IsCountedForEachRank", Quorum(1, 2), {{"AAA", "first FFF"}, {"A..", "quorum F--"}, {".A.", "quorum -F-"}, {"A..", ""}, {"..A", "quorum F-F"}}},
+    {"ComesBeforeTheQuorum",
+     Quorum(2, 1),
+     {{"AAA", "first FFF"}, {"AA.", "quorum FF-"}, {"AA.", ""}, {"..B", "quorum FF-"}}},
+    {"IsCountedForEachRank",
+     Quorum(1, 2),
+     {{"AAA", "first FFF"}, {"A..", "quorum F--"}, {".A.", "quorum -F-"}, {"A..", ""}, {"..A", "quorum F-F"}}},
 };
 
 const Case kFullRounds[] = {
@@ -190,7 +203,9 @@ const Case kFlush[] = {
     {"TheEndIsOneToo", Quorum(2), {{"AAA", "first FFF"}, {"EEe", "end --p"}}},
     {"SomeEndOthersFlush", Quorum(2), {{"AAA", "first FFF"}, {"EFE", "flush ---"}, {"EEE", "end ---"}}},
     {"JoinedRanksNeedNotCome", Quorum(2), {{"AAA", "first FFF"}, {"FJJ", "flush ---"}}},
-    {"WhatHasArrivedGoesFirst", Quorum(2), {{"AAA", "first FFF"}, {"A..", ""}, {"FFF", "liveness F--"}, {"FFF", "flush ---"}}},
+    {"WhatHasArrivedGoesFirst",
+     Quorum(2),
+     {{"AAA", "first FFF"}, {"A..", ""}, {"FFF", "liveness F--"}, {"FFF", "flush ---"}}},
     {"NotWhenEverybodyHasJoined", Quorum(2), {{"AAA", "first FFF"}, {"JJJ", ""}}},
     {"NothingWithoutABucket", Quorum(2), {{"FFF", ""}, {"EEE", ""}}},
 };
@@ -203,7 +218,8 @@ INSTANTIATE_TEST_SUITE_P(FullRound, RuleTest, testing::ValuesIn(kFullRounds), kN
 INSTANTIATE_TEST_SUITE_P(Liveness, RuleTest, testing::ValuesIn(kLiveness), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Flush, RuleTest, testing::ValuesIn(kFlush), kNameOfCase);
 
-// --- The random initiator --------------------------------------------------------------------------------------------------
+// --- The random initiator
+// --------------------------------------------------------------------------------------------------
 
 TEST(InitiatorRuleTest, OnlyTheDrawnRankClosesTheRound) {
   const Policy policy = RandomInitiator(7);
@@ -249,7 +265,8 @@ TEST(InitiatorRuleTest, LivenessHelpsWhenTheDrawnRankIsBlocked) {
   EXPECT_EQ(puppets.Cycle(row), closed);
 }
 
-// --- Several buckets -------------------------------------------------------------------------------------------------------
+// --- Several buckets
+// -------------------------------------------------------------------------------------------------------
 
 TEST(SeveralBucketsTest, CloseInTheOrderOfTheirNames) {
   Puppets puppets(2, Quorum(1));
@@ -285,8 +302,8 @@ TEST(SeveralBucketsTest, LivenessClosesOneAtATime) {
   EXPECT_EQ(puppets.Cycle({{"a", "BBB"}, {"b", "..."}}), "b liveness -F-");
 }
 
-// A rank that waits says nothing new when the round that it waits for is closed beside another one, so nobody would ask for
-// the cycle in which the second round is looked at.
+// A rank that waits says nothing new when the round that it waits for is closed beside another one, so nobody would ask
+// for the cycle in which the second round is looked at.
 TEST(SeveralBucketsTest, AnotherCycleIsAskedForWhileLivenessIsDue) {
   Puppets puppets(3, Quorum(2));
   puppets.Cycle({{"a", "AAA"}, {"b", "AAA"}});
@@ -319,7 +336,8 @@ TEST(SeveralBucketsTest, AFlushSkipsBucketsWithoutARound) {
   EXPECT_EQ(puppets.Cycle({{"a", "FF"}, {"b", "PF"}}), "a flush --");
 }
 
-// --- Ranks that have ended, and others that never will ---------------------------------------------------------------------
+// --- Ranks that have ended, and others that never will
+// ---------------------------------------------------------------------
 
 class AbandonTest : public testing::Test {
  protected:
@@ -358,7 +376,8 @@ TEST_F(AbandonTest, NobodyLeavesBeforeARankHasEnded) {
   EXPECT_EQ(After(1s + kPatience, "BBB"), "");
 }
 
-// --- Grace periods -----------------------------------------------------------------------------------------------------------
+// --- Grace periods
+// -----------------------------------------------------------------------------------------------------------
 
 class GraceRuleTest : public testing::Test {
  protected:
@@ -449,7 +468,8 @@ TEST_F(GraceRuleTest, TheAutomaticOneDoesNotWaitForASlowRank) {
   }
 }
 
-// --- Ranks that disagree -------------------------------------------------------------------------------------------------
+// --- Ranks that disagree
+// -------------------------------------------------------------------------------------------------
 
 void Declare(Coordinator& coordinator, Rank rank, const Policy& policy) {
   Report report;
@@ -527,7 +547,8 @@ TEST(ForgetTest, TheBucketIsAsIfItHadNeverBeenUsed) {
   EXPECT_EQ(closings[0].error, "");
 }
 
-// --- What it tells people ------------------------------------------------------------------------------------------------
+// --- What it tells people
+// ------------------------------------------------------------------------------------------------
 
 TEST(DescribeWaitsTest, NamesTheRanksThatAreMissing) {
   Puppets puppets(4, Quorum(4));

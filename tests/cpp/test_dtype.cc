@@ -1,5 +1,3 @@
-#include "core/dtype.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +10,8 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "core/dtype.h"
 
 namespace horovod_partial {
 namespace {
@@ -41,8 +41,8 @@ constexpr DataType kTypeOf<double> = DataType::kFloat64;
 
 template <class T>
 class NumberTest : public testing::Test {};
-using Numbers = testing::Types<std::uint8_t, std::int8_t, std::uint16_t, std::int16_t, std::int32_t, std::int64_t,
-                               float, double>;
+using Numbers =
+    testing::Types<std::uint8_t, std::int8_t, std::uint16_t, std::int16_t, std::int32_t, std::int64_t, float, double>;
 TYPED_TEST_SUITE(NumberTest, Numbers);
 
 TYPED_TEST(NumberTest, SizeIsThatOfTheType) { EXPECT_EQ(SizeOf(kTypeOf<TypeParam>), sizeof(TypeParam)); }
@@ -70,7 +70,8 @@ TYPED_TEST(NumberTest, ScalesAndTruncatesIntegers) {
 }
 
 TYPED_TEST(NumberTest, OrdinaryValuesAreFinite) {
-  const std::vector<TypeParam> data = {std::numeric_limits<TypeParam>::lowest(), 0, std::numeric_limits<TypeParam>::max()};
+  const std::vector<TypeParam> data = {std::numeric_limits<TypeParam>::lowest(), 0,
+                                       std::numeric_limits<TypeParam>::max()};
   EXPECT_TRUE(AllFinite(kTypeOf<TypeParam>, data.data(), data.size()));
   EXPECT_TRUE(AllFinite(kTypeOf<TypeParam>, data.data(), 0));
 }
@@ -113,7 +114,8 @@ TEST(BoolTest, CannotBeScaled) {
   EXPECT_THROW(Scale(DataType::kBool, data, 1, 0.5), std::invalid_argument);
 }
 
-// --- Half precision, against an independent reference ------------------------------------------------------------------
+// --- Half precision, against an independent reference
+// ------------------------------------------------------------------
 
 constexpr std::uint16_t kHalfInfinity = 0x7c00;
 
@@ -205,7 +207,8 @@ TEST(HalfTest, FindsWhatIsNotFinite) {
   }
 }
 
-// --- Names, and a type that does not exist -----------------------------------------------------------------------------
+// --- Names, and a type that does not exist
+// -----------------------------------------------------------------------------
 
 TEST(DataTypeTest, NamesAreThoseOfNumPy) {
   EXPECT_STREQ(NameOf(DataType::kUInt8), "uint8");

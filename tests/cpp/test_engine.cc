@@ -1,6 +1,4 @@
 // Single cases of the engine, each under a script of its own.
-#include "engine/engine.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/engine.h"
 #include "harness/application.h"
 #include "harness/fake_horovod.h"
 #include "harness/threads.h"
@@ -29,7 +28,8 @@ using testing::HasSubstr;
 using testing::Return;
 using testing::ThrowsMessage;
 
-// --- Ranks in one process ----------------------------------------------------------------------------------------------------
+// --- Ranks in one process
+// ----------------------------------------------------------------------------------------------------
 
 class RanksTest : public testing::Test {
  protected:
@@ -188,7 +188,8 @@ TEST_F(RanksTest, RanksThatWaitForDifferentBucketsDoNotWaitForEachOther) {
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kEverybody);
 }
 
-// --- Flush, end and deliver ----------------------------------------------------------------------------------------------------
+// --- Flush, end and deliver
+// ----------------------------------------------------------------------------------------------------
 
 TEST_F(RanksTest, AFlushReturnsWhenEveryBucketHasBeenDelivered) {
   Start(3, {Config(1), Config(1), Config(1), Config(1)});
@@ -206,7 +207,8 @@ TEST_F(RanksTest, AFlushReturnsWhenEveryBucketHasBeenDelivered) {
     threads.push_back(Begin([&, rank] {
       EngineOf(rank).Flush();
       for (int bucket = 0; bucket < 4; ++bucket)
-        if (StateOf(*At(rank).At(bucket).handle) != Bucket::State::kIdle || HasPending(*At(rank).At(bucket).handle)) ++early;
+        if (StateOf(*At(rank).At(bucket).handle) != Bucket::State::kIdle || HasPending(*At(rank).At(bucket).handle))
+          ++early;
     }));
   }
   // With time for the flushing threads between any two steps.
@@ -285,7 +287,8 @@ TEST_F(RanksTest, DeliverWaitsForWhatIsOutstandingFirst) {
   EXPECT_TRUE(At(1).IsDone(0));
 }
 
-// --- Joined ranks --------------------------------------------------------------------------------------------------------------
+// --- Joined ranks
+// --------------------------------------------------------------------------------------------------------------
 
 TEST_F(RanksTest, ABucketMayBeFirstUsedWhileARankHasJoined) {
   Start(3, {Config(3)});
@@ -323,7 +326,8 @@ TEST_F(RanksTest, ARankThatDoesNotKnowABucketSendsZeros) {
   EXPECT_EQ(At(0).Total(0), At(0).At(0).submitted);
 }
 
-// --- Errors ----------------------------------------------------------------------------------------------------------------------
+// --- Errors
+// ----------------------------------------------------------------------------------------------------------------------
 
 TEST_F(RanksTest, AnErrorInTheReductionPoisonsTheBucket) {
   FakeHorovod::Settings settings;
@@ -420,10 +424,12 @@ TEST_F(RanksTest, ANameKeepsWhatItWasDeclaredWith) {
   others[5].policy.description = "Quorum(2)";
   others[6].prescale_factor = 0.5;
   for (const BucketConfig& other : others)
-    EXPECT_THAT([&] { EngineOf(0).Declare("name", other); }, ThrowsMessage<std::invalid_argument>(HasSubstr("is bound to another")));
+    EXPECT_THAT([&] { EngineOf(0).Declare("name", other); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr("is bound to another")));
 }
 
-// --- The end of Horovod ----------------------------------------------------------------------------------------------------------
+// --- The end of Horovod
+// ----------------------------------------------------------------------------------------------------------
 
 TEST_F(RanksTest, AShutdownInTheMiddleOfAWaitEndsIt) {
   Start(3, {Config(2), Config(2)});
@@ -511,7 +517,8 @@ TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
   CycleUntilDone(Begin([&] { EngineOf(0).Flush(); }));
 }
 
-// --- Clear -----------------------------------------------------------------------------------------------------------------------
+// --- Clear
+// -----------------------------------------------------------------------------------------------------------------------
 
 TEST_F(RanksTest, ClearForgetsOnThisRankAndAFullRoundFollows) {
   Start(2, {Config(1)});
@@ -554,7 +561,8 @@ TEST_F(RanksTest, AClearBetweenAnnouncementAndRoundIsNoError) {
   EXPECT_THAT(At(0).At(0).got.back().results, ElementsAre(Contribution(0, 0, 2)));
 }
 
-// --- One engine, and a transport that does as it is told -----------------------------------------------------------------------
+// --- One engine, and a transport that does as it is told
+// -----------------------------------------------------------------------
 
 class MockTransport : public Transport {
  public:
@@ -632,7 +640,8 @@ TEST_F(OneEngineTest, AWaitIsReportedBeyondItsThreshold) {
   EXPECT_FALSE(engine_.WantsCycle(after + 1h, kNever)) << "it has been reported";
   CloseRound(true, 1);
   engine_.Finished(handle_, "");
-  EXPECT_TRUE(engine_.WantsCycle(Now() + 1h, kNever)) << "it is no longer true, though the thread may not have woken up";
+  EXPECT_TRUE(engine_.WantsCycle(Now() + 1h, kNever))
+      << "it is no longer true, though the thread may not have woken up";
   EXPECT_FALSE(ReportAt(Now() + 1h).waiting);
   waiting.get();
 }

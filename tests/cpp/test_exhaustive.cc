@@ -2,10 +2,10 @@
 // what is checked in each step.
 //
 // Size: 4.0 million states, in 20 s of one core. Each rank takes 3 steps, and stops saying that it waits as soon as its
-// result is there. Ranks that go on saying so until they wake up multiply the states (Solo, Together, with bound 1: from
-// 27 thousand to over a million), so that is explored with 2 steps. States that differ by which of several ranks with the
-// same program does what count once (a sixth of the states), background steps of different ranks are taken in one order,
-// and steps without an alternative leave no state behind. Before all that the same case had 6.9 million.
+// result is there. Ranks that go on saying so until they wake up multiply the states (Solo, Together, with bound 1:
+// from 27 thousand to over a million), so that is explored with 2 steps. States that differ by which of several ranks
+// with the same program does what count once (a sixth of the states), background steps of different ranks are taken in
+// one order, and steps without an alternative leave no state behind. Before all that the same case had 6.9 million.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,13 +32,14 @@ constexpr int kSteps = 2;  // a sanitizer looks for other mistakes, which fewer 
 constexpr int kSteps = 3;
 #endif
 
-// --- The explorer ----------------------------------------------------------------------------------------------------------
+// --- The explorer
+// ----------------------------------------------------------------------------------------------------------
 
 struct Exploration {
   std::size_t states = 0;
-  std::size_t ends = 0;    // states in which every rank has come to the end of its program
-  std::string violation;   // the first one, or empty
-  std::string trace;       // how it came about
+  std::size_t ends = 0;   // states in which every rank has come to the end of its program
+  std::string violation;  // the first one, or empty
+  std::string trace;      // how it came about
 };
 
 // Takes the only move there is as long as there is but one; stops at the start of a cycle in any case.
@@ -46,8 +47,8 @@ void Slide(World& world) {
   while (!world.AtStartOfCycle() && world.Moves().size() == 1) world.Apply({});
 }
 
-// Where no application can move, there is another cycle, and it changes something. What has changed (a round is closed, an
-// arrival is known) does not change back, so a job that always takes such a step comes to its end.
+// Where no application can move, there is another cycle, and it changes something. What has changed (a round is closed,
+// an arrival is known) does not change back, so a job that always takes such a step comes to its end.
 void CheckProgress(World world) {
   Require(world.WantsCycle(), "deadlock: nobody asks for another cycle");
   const std::string before = world.Key();
@@ -99,7 +100,8 @@ Exploration Explore(const Job& job, Coverage& coverage) {
   return result;
 }
 
-// --- What the ranks do -----------------------------------------------------------------------------------------------------
+// --- What the ranks do
+// -----------------------------------------------------------------------------------------------------
 
 using Kind = Op::Kind;
 
@@ -138,12 +140,10 @@ const Scenario kOppositeOrderOfTwo = {"OppositeOrderWhileOneHasLeft", [](int n) 
                                         return std::vector<Program>{kStep + (n - 1) * kForwards + kEnd,
                                                                     kStep + (n - 1) * kBackwards + kEnd, kStep + kEnd};
                                       }};
-const Scenario kLeavesEarly = {"OneLeavesEarly", [](int n) {
-                                 return std::vector<Program>{n * kStep + kEnd, n * kStep + kEnd, kStep + kEnd};
-                               }};
-const Scenario kGoesOnAlone = {"OneGoesOnAlone", [](int n) {
-                                 return std::vector<Program>{kStep + kEnd, n * kStep + kEnd, kStep + kEnd};
-                               }};
+const Scenario kLeavesEarly = {
+    "OneLeavesEarly", [](int n) { return std::vector<Program>{n * kStep + kEnd, n * kStep + kEnd, kStep + kEnd}; }};
+const Scenario kGoesOnAlone = {
+    "OneGoesOnAlone", [](int n) { return std::vector<Program>{kStep + kEnd, n * kStep + kEnd, kStep + kEnd}; }};
 const Scenario kParked = {"OneIsParked", [](int n) {
                             const Program others = n * kStep + kForeign + kEnd;
                             return std::vector<Program>{kStep + kForeign + (n - 1) * kStep + kEnd, others, others};
@@ -154,7 +154,8 @@ const Scenario kJoinsEarly = {"OneJoinsEarly", [](int n) {
                               }};
 const Scenario kDeliversAlone = {"OneDeliversAlone", [](int n) {
                                    const Program others = n * kStep + kEnd;
-                                   return std::vector<Program>{others, others, (n - 1) * kStep + kDeliver + kStep + kEnd};
+                                   return std::vector<Program>{others, others,
+                                                               (n - 1) * kStep + kDeliver + kStep + kEnd};
                                  }};
 const Scenario kFlushOnce = {"AllFlushOnce", [](int n) {
                                const Program others = kStep + kFlush + (n - 1) * kStep + kEnd;
@@ -180,14 +181,12 @@ struct NamedPolicy {
   Policy policy;
 };
 const NamedPolicy kPolicies[] = {
-    {"Solo", MakePolicy(1)},
-    {"Majority", MakePolicy(2)},  // of 3 ranks, so Quorum(2) too
-    {"Quorum3", MakePolicy(3)},
-    {"Initiator1", MakeInitiator(1)},
-    {"Initiator2", MakeInitiator(2)},
+    {"Solo", MakePolicy(1)},    {"Majority", MakePolicy(2)},  // of 3 ranks, so Quorum(2) too
+    {"Quorum3", MakePolicy(3)}, {"Initiator1", MakeInitiator(1)}, {"Initiator2", MakeInitiator(2)},
 };
 
-// --- The tests -------------------------------------------------------------------------------------------------------------
+// --- The tests
+// -------------------------------------------------------------------------------------------------------------
 
 using Case = std::tuple<NamedPolicy, Round, Scenario>;
 
@@ -237,7 +236,8 @@ INSTANTIATE_TEST_SUITE_P(All, AllCasesTest,
                                                           kFlushOnce)),
                          NameOfCase);
 
-// --- Planted bugs ----------------------------------------------------------------------------------------------------------
+// --- Planted bugs
+// ----------------------------------------------------------------------------------------------------------
 
 struct PlantedBug {
   const char* name;

@@ -1,6 +1,6 @@
-#include "core/grace.h"
-
 #include <gtest/gtest.h>
+
+#include "core/grace.h"
 
 namespace horovod_partial {
 namespace {

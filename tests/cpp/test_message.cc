@@ -1,5 +1,3 @@
-#include "core/message.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "core/message.h"
 
 namespace horovod_partial {
 namespace {
@@ -49,8 +49,9 @@ Report FullReport() {
   declaring.gradients = 3;
   declaring.full = true;
   declaring.declares = true;
-  declaring.policy = {Policy::Rule::kInitiator, 2147483647, ~std::uint64_t{0}, Round{1} << 40, Policy::kAutomaticGrace,
-                      "Majority(initiator='random')"};
+  declaring.policy = {Policy::Rule::kInitiator, 2147483647,
+                      ~std::uint64_t{0},        Round{1} << 40,
+                      Policy::kAutomaticGrace,  "Majority(initiator='random')"};
   Report::Item pending;
   pending.kind = Report::Item::Kind::kPending;
   pending.bucket = std::string("a name with \0 and \n in it", 25);
@@ -67,7 +68,8 @@ Closing FullClosing() {
   return closing;
 }
 
-// --- Reports -----------------------------------------------------------------------------------------------------------
+// --- Reports
+// -----------------------------------------------------------------------------------------------------------
 
 TEST(ReportTest, SurvivesTheJourney) { ExpectEqual(DecodeReport(Encode(FullReport())), FullReport()); }
 
@@ -91,9 +93,7 @@ TEST(ReportTest, EveryTruncationThrows) {
     EXPECT_THROW(DecodeReport(bytes.substr(0, size)), std::runtime_error) << size << " of " << bytes.size() << " bytes";
 }
 
-TEST(ReportTest, TrailingBytesThrow) {
-  EXPECT_THROW(DecodeReport(Encode(FullReport()) + '\0'), std::runtime_error);
-}
+TEST(ReportTest, TrailingBytesThrow) { EXPECT_THROW(DecodeReport(Encode(FullReport()) + '\0'), std::runtime_error); }
 
 TEST(ReportTest, ABucketNameOfImpossibleLengthThrows) {
   Report report;
@@ -119,7 +119,8 @@ TEST(ReportTest, DISABLED_ValuesThatDoNotExistThrow) {
   }
 }
 
-// --- Closings ------------------------------------------------------------------------------------------------------------
+// --- Closings
+// ------------------------------------------------------------------------------------------------------------
 
 TEST(ClosingTest, SurvivesTheJourneyBehindOthers) {
   const Closing sent = FullClosing();
@@ -175,8 +176,8 @@ TEST(ClosingTest, Counts) {
 TEST(ClosingTest, ReasonsHaveNames) {
   using Reason = Closing::Reason;
   std::vector<std::string> names;
-  for (const Reason reason : {Reason::kFirst, Reason::kEverybody, Reason::kQuorum, Reason::kLiveness, Reason::kFlush,
-                              Reason::kEnd})
+  for (const Reason reason :
+       {Reason::kFirst, Reason::kEverybody, Reason::kQuorum, Reason::kLiveness, Reason::kFlush, Reason::kEnd})
     names.emplace_back(NameOf(reason));
   EXPECT_THAT(names, ElementsAre("first", "everybody", "quorum", "liveness", "flush", "end"));
 }

@@ -1,11 +1,11 @@
-#include "core/missed.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <utility>
 #include <vector>
+
+#include "core/missed.h"
 
 namespace horovod_partial {
 namespace {
@@ -18,7 +18,8 @@ constexpr std::size_t kElements = 3;
 void Push(MissedResults& missed, int round, Buffer& buffer) {
   buffer.Reserve(kElements * sizeof(float));
   auto* values = static_cast<float*>(buffer.data());
-  for (std::size_t i = 0; i < kElements; ++i) values[i] = static_cast<float>(round) * (i == 0 ? 1.f : i == 1 ? 10.f : 100.f);
+  for (std::size_t i = 0; i < kElements; ++i)
+    values[i] = static_cast<float>(round) * (i == 0 ? 1.f : i == 1 ? 10.f : 100.f);
   missed.Push(buffer, DataType::kFloat32, kElements);
 }
 

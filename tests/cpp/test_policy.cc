@@ -1,10 +1,10 @@
-#include "core/policy.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <vector>
+
+#include "core/policy.h"
 
 namespace horovod_partial {
 namespace {

@@ -1,9 +1,9 @@
-#include "core/statistics.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "core/statistics.h"
 
 namespace horovod_partial {
 namespace {

@@ -1,8 +1,8 @@
-// The engine with ranks as threads: every invariant of the design by its name, under thousands of interleavings drawn from
-// seeds, and with free threads; then single cases under a script of their own.
+// The engine with ranks as threads: every invariant of the design by its name, under thousands of interleavings drawn
+// from seeds, and with free threads; then single cases under a script of their own.
 //
-// HOROVOD_PARTIAL_TEST_SEED=n runs the drawn interleavings with that seed only, HOROVOD_PARTIAL_TEST_COUNT=n that many of
-// them for each invariant.
+// HOROVOD_PARTIAL_TEST_SEED=n runs the drawn interleavings with that seed only, HOROVOD_PARTIAL_TEST_COUNT=n that many
+// of them for each invariant.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,8 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-// --- A job under a script ----------------------------------------------------------------------------------------------------
+// --- A job under a script
+// ----------------------------------------------------------------------------------------------------
 
 // What one seed draws.
 struct Draw {
@@ -55,7 +56,8 @@ Draw DrawJob(Random& random) {
       config.policy.seed = random();
     }
     config.policy.max_staleness = std::vector<Round>{0, 1, 2, 16}[static_cast<std::size_t>(Below(random, 4))];
-    config.policy.grace = std::vector<Time>{0ms, 3ms, Policy::kAutomaticGrace}[static_cast<std::size_t>(Below(random, 3))];
+    config.policy.grace =
+        std::vector<Time>{0ms, 3ms, Policy::kAutomaticGrace}[static_cast<std::size_t>(Below(random, 3))];
     config.options.missed = Below(random, 2) == 0 ? Missed::kSum : Missed::kReplay;
     draw.configs.push_back(config);
   }
@@ -160,8 +162,8 @@ class Job {
     }
   }
 
-  // All buckets arrive before the first wait, or each is waited for before the next arrives. In the first step that would
-  // be a deadlock in Horovod too, if the ranks' orders differ.
+  // All buckets arrive before the first wait, or each is waited for before the next arrives. In the first step that
+  // would be a deadlock in Horovod too, if the ranks' orders differ.
   void Step(Application& application, Random& random, bool together) {
     std::vector<int> order(draw_.configs.size());
     std::iota(order.begin(), order.end(), 0);
@@ -190,7 +192,8 @@ class Job {
   std::string hang_;
 };
 
-// --- Invariants -----------------------------------------------------------------------------------------------------------
+// --- Invariants
+// -----------------------------------------------------------------------------------------------------------
 
 std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
   const char* text = std::getenv(name);
@@ -200,8 +203,9 @@ std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
 class InvariantsTest : public testing::Test {
  protected:
   // Runs a job for each seed, and checks it. `adapt` changes what was drawn.
-  void ForEachSeed(const std::function<void(Job&)>& check,
-                   const std::function<void(Draw&, Random&)>& adapt = [](Draw&, Random&) {}) {
+  void ForEachSeed(
+      const std::function<void(Job&)>& check,
+      const std::function<void(Draw&, Random&)>& adapt = [](Draw&, Random&) {}) {
     const std::uint64_t only = FromEnvironment("HOROVOD_PARTIAL_TEST_SEED", 0);
     const std::uint64_t count = only != 0 ? 1 : FromEnvironment("HOROVOD_PARTIAL_TEST_COUNT", kSanitized ? 60 : 600);
     const std::uint64_t first = only != 0 ? only : 1;
@@ -260,13 +264,15 @@ TEST_F(InvariantsTest, InvariantI2OneResult) {
       for (Rank rank = 0; rank < job.draw().size; ++rank) {
         std::size_t next = 0;
         for (const Application::Got& got : job.At(rank).At(static_cast<int>(b)).got) {
-          SCOPED_TRACE("rank " + std::to_string(rank) + " bucket " + std::to_string(b) + " round " + std::to_string(got.info.round));
+          SCOPED_TRACE("rank " + std::to_string(rank) + " bucket " + std::to_string(b) + " round " +
+                       std::to_string(got.info.round));
           ASSERT_LT(got.info.round, static_cast<Round>(rounds.size()));
           ASSERT_LE(static_cast<Round>(next), got.info.round) << "a round's result is taken twice";
           std::vector<Floats> expected;
           for (; static_cast<Round>(next) <= got.info.round; ++next)
             if (rounds[next]->closing.gradients() > 0) expected.push_back(ResultOf(*rounds[next]));
-          const std::size_t kept = job.draw().configs[b].options.missed == Missed::kReplay ? MissedResults::kReplayDepth : 1;
+          const std::size_t kept =
+              job.draw().configs[b].options.missed == Missed::kReplay ? MissedResults::kReplayDepth : 1;
           while (expected.size() > kept) {
             AddTo(expected[1], expected[0]);
             expected.erase(expected.begin());
@@ -285,7 +291,8 @@ TEST_F(InvariantsTest, InvariantI3Quorum) {
       const Closing& closing = past.closing;
       const auto b = static_cast<std::size_t>(closing.bucket.back() - '0');
       const Policy& policy = job.draw().configs[b].policy;
-      SCOPED_TRACE("round " + std::to_string(closing.round) + " of " + closing.bucket + ", closed by " + NameOf(closing.reason));
+      SCOPED_TRACE("round " + std::to_string(closing.round) + " of " + closing.bucket + ", closed by " +
+                   NameOf(closing.reason));
       switch (closing.reason) {
         case Closing::Reason::kFirst:
         case Closing::Reason::kEverybody: EXPECT_EQ(closing.fresh(), job.draw().size); break;
@@ -322,7 +329,8 @@ TEST_F(InvariantsTest, InvariantI4Staleness) {
           if (contribution.gradients > 0) {
             last_contribution[rank] = closing.round;
           } else if (closing.reason == Closing::Reason::kQuorum && !contribution.fresh && !exempt) {
-            EXPECT_LE(closing.round - last_contribution[rank], bound) << "rank " << rank << " in round " << closing.round;
+            EXPECT_LE(closing.round - last_contribution[rank], bound)
+                << "rank " << rank << " in round " << closing.round;
           } else if (closing.reason == Closing::Reason::kLiveness && !contribution.fresh) {
             EXPECT_TRUE(cannot_come) << "rank " << rank << " in round " << closing.round;
           }
@@ -379,7 +387,8 @@ TEST_F(InvariantsTest, InvariantI7NoTornData) {
   std::size_t rounds = 0;
   ForEachSeed([&](Job& job) { rounds += job.history().size(); },
               [](Draw& draw, Random&) {
-                for (auto& config : draw.configs) config.policy.quorum = 1;  // most arrivals come while a round is running
+                for (auto& config : draw.configs)
+                  config.policy.quorum = 1;  // most arrivals come while a round is running
                 for (int& steps : draw.steps) ++steps;
               });
   EXPECT_GT(rounds, 0u);
@@ -408,10 +417,12 @@ TEST_F(InvariantsTest, InvariantI8OnTimeMeansNoCopy) {
   });
 }
 
-// --- Free threads ----------------------------------------------------------------------------------------------------------
+// --- Free threads
+// ----------------------------------------------------------------------------------------------------------
 
-// One background thread for each rank, and `threads` for its application, each with a bucket of its own that it shares with
-// its likes on the other ranks. Nothing is scripted here: the sanitizers watch, and the sums must be right in any case.
+// One background thread for each rank, and `threads` for its application, each with a bucket of its own that it shares
+// with its likes on the other ranks. Nothing is scripted here: the sanitizers watch, and the sums must be right in any
+// case.
 void RunFreely(int size, int threads, int steps, Missed missed, int shutdown_at_step = -1) {
   const Watchdog watchdog("free threads");
   FakeHorovod::Settings settings;
@@ -422,7 +433,8 @@ void RunFreely(int size, int threads, int steps, Missed missed, int shutdown_at_
   std::vector<BucketConfig> configs;
   for (int b = 0; b < threads; ++b) configs.push_back(Config(1 + b % size, missed));
   std::vector<std::unique_ptr<Application>> applications;
-  for (Rank rank = 0; rank < size; ++rank) applications.push_back(std::make_unique<Application>(horovod, rank, configs));
+  for (Rank rank = 0; rank < size; ++rank)
+    applications.push_back(std::make_unique<Application>(horovod, rank, configs));
   std::atomic<int> failures{0};
   horovod.Start();
   {

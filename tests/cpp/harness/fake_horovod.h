@@ -1,13 +1,13 @@
 // A make-believe Horovod for the engine: all ranks in one process, and of Horovod only what the protocol depends on.
 //
-// As in Horovod, each rank has a tensor table and a queue of requests, which is emptied at the start of a cycle, so that
-// requests can slip in later; a cycle negotiates if any rank has a request or asks for it; the coordinator's own late
-// entries are made before the responses are known, its own arrivals begin after; a response may carry several
+// As in Horovod, each rank has a tensor table and a queue of requests, which is emptied at the start of a cycle, so
+// that requests can slip in later; a cycle negotiates if any rank has a request or asks for it; the coordinator's own
+// late entries are made before the responses are known, its own arrivals begin after; a response may carry several
 // tensors; entries are called back under no lock at the end of a reduction, and under the queue's lock in a shutdown.
 // The hooks do what attach/session.cc makes them do.
 //
-// The background can be driven in two ways: Cycle takes all steps of all ranks in the caller's thread, in a random order,
-// and lets the caller do something between any two of them; Start makes one thread for each rank.
+// The background can be driven in two ways: Cycle takes all steps of all ranks in the caller's thread, in a random
+// order, and lets the caller do something between any two of them; Start makes one thread for each rank.
 #pragma once
 
 #include <algorithm>
@@ -29,9 +29,9 @@
 #include "core/coordinator.h"
 #include "engine/engine.h"
 
-// Horovod's shutdown calls back under its queue's lock, and then takes the bucket's; a submission takes them the other way
-// round. That is no deadlock: a bucket that is called back has an entry in the table, so nobody can be submitting it. The
-// sanitizer knows nothing of the table and would report the cycle of locks.
+// Horovod's shutdown calls back under its queue's lock, and then takes the bucket's; a submission takes them the other
+// way round. That is no deadlock: a bucket that is called back has an entry in the table, so nobody can be submitting
+// it. The sanitizer knows nothing of the table and would report the cycle of locks.
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options();
 extern "C" const char* __tsan_default_options() { return "detect_deadlocks=0"; }
 
@@ -51,11 +51,11 @@ inline int Below(Random& random, int end) { return std::uniform_int_distribution
 // A round that has run, as nobody but the background knows it.
 struct PastRound {
   Closing closing;
-  std::vector<bool> joined;     // by rank, when it was closed
-  std::vector<Report> reports;  // by rank, of the cycle in which it was closed
+  std::vector<bool> joined;         // by rank, when it was closed
+  std::vector<Report> reports;      // by rank, of the cycle in which it was closed
   std::vector<const void*> inputs;  // by rank: what the transport read, and wrote
   std::vector<void*> outputs;
-  std::vector<char> result;     // empty if it failed
+  std::vector<char> result;  // empty if it failed
 };
 
 class FakeHorovod {
@@ -80,7 +80,8 @@ class FakeHorovod {
   int size() const { return settings_.size; }
   Engine& engine(Rank rank) { return ranks_[Index(rank)]->engine; }
 
-  // --- Application's threads --------------------------------------------------------------------------------------------
+  // --- Application's threads
+  // --------------------------------------------------------------------------------------------
 
   // Horovod's join, without waiting for the others.
   void Join(Rank rank) { ranks_[Index(rank)]->wants_join = true; }
@@ -94,7 +95,8 @@ class FakeHorovod {
   void Shutdown() { shutdown_ = true; }
   bool IsAlive(Rank rank) const { return ranks_[Index(rank)]->alive; }
 
-  // --- Background, in one thread ----------------------------------------------------------------------------------------
+  // --- Background, in one thread
+  // ----------------------------------------------------------------------------------------
 
   // False after the shutdown.
   bool Cycle(Random& random, const std::function<void()>& between) {
@@ -125,7 +127,8 @@ class FakeHorovod {
     return true;
   }
 
-  // --- Background, in one thread for each rank --------------------------------------------------------------------------
+  // --- Background, in one thread for each rank
+  // --------------------------------------------------------------------------
 
   void Start() {
     for (Rank rank = 0; rank < size(); ++rank) threads_.emplace_back([this, rank] { Run(rank); });
@@ -137,7 +140,8 @@ class FakeHorovod {
     threads_.clear();
   }
 
-  // --- When the background rests ----------------------------------------------------------------------------------------
+  // --- When the background rests
+  // ----------------------------------------------------------------------------------------
 
   const std::vector<PastRound>& history() const { return history_; }
   // How many entries have been called back; that is what wakes up the applications' threads.
@@ -146,13 +150,15 @@ class FakeHorovod {
   std::string Describe() const {
     std::string text = coordinator_.DescribeWaits(kNever);
     for (const auto& state : ranks_) {
-      text += "\nrank " + std::to_string(state->rank) + ": blocked " + std::to_string(state->report.blocked) + " waiting " + std::to_string(state->report.waiting) + " flush " +
+      text += "\nrank " + std::to_string(state->rank) + ": blocked " + std::to_string(state->report.blocked) +
+              " waiting " + std::to_string(state->report.waiting) + " flush " +
               std::to_string(static_cast<int>(state->report.flush)) + (state->joined ? " joined" : "");
       for (const auto& handle : state->engine.Buckets()) {
         std::lock_guard<std::mutex> lock(handle->mutex);
         text += "; " + handle->core.name() + " state " + std::to_string(static_cast<int>(handle->core.state())) +
-                " completed " + std::to_string(handle->core.completed()) + (handle->core.HasPending() ? " pending" : "") +
-                (handle->core.HasMissed() ? " missed" : "") + (handle->work != nullptr ? " outstanding" : "");
+                " completed " + std::to_string(handle->core.completed()) +
+                (handle->core.HasPending() ? " pending" : "") + (handle->core.HasMissed() ? " missed" : "") +
+                (handle->work != nullptr ? " outstanding" : "");
       }
     }
     return text;
@@ -215,8 +221,8 @@ class FakeHorovod {
     bool wants_cycle = false;
     bool has_foreign = false;
     Report report;
-    std::vector<Entry> entries;              // of the response that runs
-    std::vector<std::vector<char>> inputs;   // what was to be sent, when the reduction began
+    std::vector<Entry> entries;             // of the response that runs
+    std::vector<std::vector<char>> inputs;  // what was to be sent, when the reduction began
     std::vector<std::vector<char>> results;
 
     Engine engine;
@@ -247,7 +253,8 @@ class FakeHorovod {
     }
   }
 
-  // --- A cycle, in its order --------------------------------------------------------------------------------------------
+  // --- A cycle, in its order
+  // --------------------------------------------------------------------------------------------
 
   void Pop(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
@@ -269,15 +276,18 @@ class FakeHorovod {
   // What all ranks know of each other after the bitwise and.
   void Agree() {
     ends_ = shutdown_;
-    const bool barrier = std::all_of(ranks_.begin(), ranks_.end(), [](const auto& state) { return state->has_foreign; });
+    const bool barrier =
+        std::all_of(ranks_.begin(), ranks_.end(), [](const auto& state) { return state->has_foreign; });
     if (barrier)
       for (auto& state : ranks_) state->foreign = false;
-    negotiates_ = barrier || std::any_of(ranks_.begin(), ranks_.end(), [](const auto& state) { return state->wants_cycle; });
+    negotiates_ =
+        barrier || std::any_of(ranks_.begin(), ranks_.end(), [](const auto& state) { return state->wants_cycle; });
   }
 
   void MakeReport(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
-    state.report = DecodeReport(Encode(state.engine.BuildReport(state.sent, settings_.clock(rank), ForeignSince(state))));
+    state.report =
+        DecodeReport(Encode(state.engine.BuildReport(state.sent, settings_.clock(rank), ForeignSince(state))));
   }
 
   void Coordinate(Random& random, const std::function<void()>& between) {
@@ -413,7 +423,8 @@ class FakeHorovod {
       }
     }
     if (rank != 0) return;
-    for (std::size_t k = 0; k < response.closings.size(); ++k) history_[response.first_round + k].result = state.results[k];
+    for (std::size_t k = 0; k < response.closings.size(); ++k)
+      history_[response.first_round + k].result = state.results[k];
   }
 
   DataType TypeOf(const std::string& bucket) const {
@@ -451,7 +462,8 @@ class FakeHorovod {
     state.requests.clear();
   }
 
-  // --- One thread for each rank ------------------------------------------------------------------------------------------
+  // --- One thread for each rank
+  // ------------------------------------------------------------------------------------------
 
   // All ranks come here; the last one calls `together` before any goes on.
   void Meet(const std::function<void()>& together = [] {}) {

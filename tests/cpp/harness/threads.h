@@ -1,5 +1,5 @@
-// Threads under a script: of the ranks' application threads one moves at a time, and which one, and for how long, is drawn
-// from a seed, so that a run can be repeated. Only while an engine makes a thread wait, it is the engine's.
+// Threads under a script: of the ranks' application threads one moves at a time, and which one, and for how long, is
+// drawn from a seed, so that a run can be repeated. Only while an engine makes a thread wait, it is the engine's.
 #pragma once
 
 #include <fcntl.h>
@@ -75,7 +75,8 @@ class Script {
     WaitForRest(actor);
   }
 
-  // --- The spawned threads -----------------------------------------------------------------------------------------------
+  // --- The spawned threads
+  // -----------------------------------------------------------------------------------------------
 
   // Another thread may be next.
   void Yield() { Park(); }
@@ -96,7 +97,8 @@ class Script {
     Park();
   }
 
-  // --- The thread that made the script, and drives the background ------------------------------------------------------
+  // --- The thread that made the script, and drives the background
+  // ------------------------------------------------------
 
   std::size_t ends() const {
     std::lock_guard<std::mutex> lock(mutex_);

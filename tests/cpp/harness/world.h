@@ -2,13 +2,13 @@
 // every choice that time makes in a real job (which thread comes first, how long a wait has lasted) left to the caller.
 //
 // A cycle is what Horovod's negotiation and the hooks make of it: every rank's requests are popped and its report is
-// built, the coordinator decides, the rounds begin on every rank, are reduced, and end on every rank. Between any two of
-// these the ranks' applications may take any number of steps.
+// built, the coordinator decides, the rounds begin on every rank, are reduced, and end on every rank. Between any two
+// of these the ranks' applications may take any number of steps.
 //
-// The background steps of a cycle are taken rank by rank, and the application of a rank moves only when it is that rank's
-// turn. This loses nothing: steps of different ranks touch different objects, so they commute, and meet only where
-// the coordinator decides and where all have begun. For the same reason a rank's requests are popped and its report is
-// built in one step: an arrival between the two cannot be told from one right after them.
+// The background steps of a cycle are taken rank by rank, and the application of a rank moves only when it is that
+// rank's turn. This loses nothing: steps of different ranks touch different objects, so they commute, and meet only
+// where the coordinator decides and where all have begun. For the same reason a rank's requests are popped and its
+// report is built in one step: an arrival between the two cannot be told from one right after them.
 //
 // The world knows what should happen (a model in sums and counts, independent of the code under test), and throws
 // Violation where the real objects differ from it.
@@ -38,7 +38,8 @@ inline void Require(bool condition, const char* what) {
   if (!condition) throw Violation(what);
 }
 
-// --- What the ranks do -------------------------------------------------------------------------------------------------
+// --- What the ranks do
+// -------------------------------------------------------------------------------------------------
 
 struct Op {
   enum class Kind : std::uint8_t {
@@ -91,9 +92,11 @@ inline constexpr int kBuckets = 2;
 inline constexpr int kMostRanks = 3;
 inline constexpr int kMostSteps = 3;
 
-// --- One bucket on one rank ----------------------------------------------------------------------------------------------
+// --- One bucket on one rank
+// ----------------------------------------------------------------------------------------------
 
-// A sum of contributions: one octal digit for each, so that a sum tells which are in it, and whether one is in it twice.
+// A sum of contributions: one octal digit for each, so that a sum tells which are in it, and whether one is in it
+// twice.
 using Sum = std::int64_t;
 
 inline Sum Contribution(Rank rank, int bucket, int step) {
@@ -128,8 +131,8 @@ class Replica {
     bool outstanding = false;  // an arrival waits for its result
     bool delivers = false;     // and only delivers: its result is left among the missed ones
     bool missed = false;
-    Sum finished = 0;  // all rounds that have ended here, added up
-    Sum seen = 0;      // all results that the application has got, added up
+    Sum finished = 0;      // all rounds that have ended here, added up
+    Sum seen = 0;          // all results that the application has got, added up
     bool excused = false;  // it has joined once, and did not get what was reduced meanwhile
   };
   Model model;
@@ -142,7 +145,7 @@ class Replica {
     const int gradients = contribution != 0 ? 1 : 0;
     Require(!model.outstanding, "the program arrives while an arrival is outstanding");
     const Bucket::Arrived arrived = Do({Call::kArrive, contribution, nullptr}).arrived;
-    const auto expected = running        ? Bucket::Arrived::kWaiting
+    const auto expected = running                             ? Bucket::Arrived::kWaiting
                           : model.missed && contribution != 0 ? Bucket::Arrived::kLate
                                                               : Bucket::Arrived::kOnTime;
     Require(arrived == expected, "an arrival is on time, late or waiting against the rules");
@@ -280,9 +283,7 @@ class Replica {
         break;
       case Call::kReportArrival: answer.gradients = bucket_->ReportArrival(); break;
       case Call::kReportPending: answer.gradients = bucket_->ReportPending(); break;
-      case Call::kBegin:
-        answer.entry = entry_ = bucket_->Begin(*call.closing, static_cast<Rank>(call.value));
-        break;
+      case Call::kBegin: answer.entry = entry_ = bucket_->Begin(*call.closing, static_cast<Rank>(call.value)); break;
       case Call::kFinish:
         *static_cast<Sum*>(entry_.output) = call.value;
         answer.on_time = bucket_->Finish();
@@ -312,7 +313,8 @@ class Replica {
   Bucket::Entry entry_;  // of the round that runs
 };
 
-// --- The whole job -------------------------------------------------------------------------------------------------------
+// --- The whole job
+// -------------------------------------------------------------------------------------------------------
 
 // What may happen next: a step of the application of the rank whose turn it is, or the next background step.
 struct Move {
@@ -412,7 +414,8 @@ class World {
       for (const auto& rank : ranks_) {
         const Replica& replica = *rank.replicas[Index(b)];
         replica.CheckSeen();
-        Require(replica.model.excused || replica.model.seen == open_[Index(b)].delivered, "a rank lacks results at the end");
+        Require(replica.model.excused || replica.model.seen == open_[Index(b)].delivered,
+                "a rank lacks results at the end");
       }
     }
   }
@@ -422,16 +425,16 @@ class World {
   enum class Flush : std::uint8_t { kNone, kRaised, kDelivered, kAllEnded };
 
   struct RankState {
-    int twin = 0;                   // the first rank with the same program
-    std::uint8_t at = 0;            // in its program
-    std::uint8_t queue = 0;         // requests, a bit for each bucket
-    std::uint8_t sent = 0;          // popped in this cycle
-    bool waits = false;             // in Wait
-    bool news = false;              // something to report that no request announces
-    bool said_blocked = false;      // in its last report
-    bool wants_join = false;        // in the queue
+    int twin = 0;               // the first rank with the same program
+    std::uint8_t at = 0;        // in its program
+    std::uint8_t queue = 0;     // requests, a bit for each bucket
+    std::uint8_t sent = 0;      // popped in this cycle
+    bool waits = false;         // in Wait
+    bool news = false;          // something to report that no request announces
+    bool said_blocked = false;  // in its last report
+    bool wants_join = false;    // in the queue
     bool joined = false;
-    Flush flush = Flush::kNone;     // the application's view
+    Flush flush = Flush::kNone;  // the application's view
     Report::Flush level = Report::Flush::kNone;
     std::uint8_t flush_rounds = 0;  // to be finished
     std::array<std::shared_ptr<Replica>, kBuckets> replicas;
@@ -461,8 +464,10 @@ class World {
     std::string key;
     Put(key, rank.twin);
     Put(key, rank.at);
-    Put(key, rank.queue | rank.sent << 2 | rank.waits << 4 | rank.said_blocked << 5 | rank.joined << 6 | rank.wants_join << 7);
-    Put(key, static_cast<int>(rank.flush) | static_cast<int>(rank.level) << 2 | rank.flush_rounds << 4 | rank.news << 6);
+    Put(key, rank.queue | rank.sent << 2 | rank.waits << 4 | rank.said_blocked << 5 | rank.joined << 6 |
+                 rank.wants_join << 7);
+    Put(key,
+        static_cast<int>(rank.flush) | static_cast<int>(rank.level) << 2 | rank.flush_rounds << 4 | rank.news << 6);
     for (int b = 0; b < kBuckets; ++b) {
       const Bucket& bucket = rank.replicas[Index(b)]->bucket();
       const Replica::Model& model = rank.replicas[Index(b)]->model;
@@ -471,7 +476,8 @@ class World {
                    bucket.declared() << 5 | (open.arrived >> r & 1) << 6 | model.delivers << 7);
       Put(key, model.later_gradients | model.announced_gradients << 4);
       Put(key, model.arrival_gradients);
-      Put(key, static_cast<int>(std::min(open.round - open.last_contribution[Index(r)], job_->policy.max_staleness + 2)));
+      Put(key,
+          static_cast<int>(std::min(open.round - open.last_contribution[Index(r)], job_->policy.max_staleness + 2)));
     }
     int fresh = 0;
     for (const Running& running : running_) fresh = fresh << 1 | running.closing->contributions[Index(r)].fresh;
@@ -482,7 +488,9 @@ class World {
   static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
 
   bool AtEnd(const RankState& rank) const { return rank.at == ProgramOf(rank).size(); }
-  const Program& ProgramOf(const RankState& rank) const { return job_->programs[Index(static_cast<int>(&rank - ranks_.data()))]; }
+  const Program& ProgramOf(const RankState& rank) const {
+    return job_->programs[Index(static_cast<int>(&rank - ranks_.data()))];
+  }
   const Op* OpOf(const RankState& rank) const { return AtEnd(rank) ? nullptr : &ProgramOf(rank)[rank.at]; }
 
   // Copies share their replicas until one of them changes it.
@@ -492,11 +500,13 @@ class World {
     return *replica;
   }
 
-  // --- Applications ---------------------------------------------------------------------------------------------------
+  // --- Applications
+  // ---------------------------------------------------------------------------------------------------
 
   bool HasReachedForeign(const RankState& rank) const {
     const Program& program = ProgramOf(rank);
-    const auto foreign = std::find_if(program.begin(), program.end(), [](const Op& op) { return op.kind == Op::Kind::kForeign; });
+    const auto foreign =
+        std::find_if(program.begin(), program.end(), [](const Op& op) { return op.kind == Op::Kind::kForeign; });
     return program.begin() + rank.at >= foreign;
   }
   bool ForeignCompletes() const {
@@ -607,7 +617,8 @@ class World {
     ++rank.at;
   }
 
-  // --- The background thread ----------------------------------------------------------------------------------------------
+  // --- The background thread
+  // ----------------------------------------------------------------------------------------------
 
   void ReportNext(bool blocked) {
     RankState& rank = ranks_[Index(turn_)];
@@ -623,7 +634,8 @@ class World {
       Report::Item item;
       item.bucket = rank.replicas[Index(b)]->bucket().name();
       if ((rank.sent >> b & 1) != 0) {
-        Require(rank.replicas[Index(b)]->bucket().state() == Bucket::State::kArrived, "a request travels without an arrival");
+        Require(rank.replicas[Index(b)]->bucket().state() == Bucket::State::kArrived,
+                "a request travels without an arrival");
         item.gradients = Change(rank, b).ReportArrival();
         item.full = rank.replicas[Index(b)]->bucket().wants_full_round();
         item.declares = !rank.replicas[Index(b)]->bucket().declared();
@@ -790,7 +802,8 @@ class World {
     const bool late = !running.closing->contributions[Index(turn_)].fresh;
     if (!late || job_->bug != Bug::kPendingIsForgotten) running.sent += input;
     if (Advance()) return;
-    for (const Running& each : running_) Require(each.sent == each.due, "a round's result is not the sum of what was due");
+    for (const Running& each : running_)
+      Require(each.sent == each.due, "a round's result is not the sum of what was due");
     phase_ = Phase::kFinish;
     SkipJoined();
   }
