@@ -14,7 +14,6 @@ namespace horovod_partial::attach {
 namespace {
 
 // --- Sessions, by controller
-// -------------------------------------------------------------------------------------------
 
 class Registry {
  public:
@@ -136,7 +135,6 @@ template <class Transport>
 Originals Hooks<Transport>::originals;
 
 // --- Slots
-// ---------------------------------------------------------------------------------------------------------------
 
 // A hook that has its slot, but is not in it yet.
 struct Prepared {
@@ -183,7 +181,6 @@ struct Mpi {
 };
 
 // --- Attached libraries
-// ----------------------------------------------------------------------------------------------------
 
 using EnqueueAllreduce = hvd::Status (*)(std::shared_ptr<hvd::OpContext>, std::shared_ptr<hvd::Tensor>,
                                          std::shared_ptr<hvd::Tensor>, hvd::ReadyEventList, std::string, const int,

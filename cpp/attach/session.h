@@ -53,7 +53,6 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   std::map<std::string, Coordinator::Offsets> ArrivalOffsets() const;
 
   // --- Background thread, in the order of a cycle
-  // ---------------------------------------------------------------------
   void Tick(std::vector<long long>& status_bits);
   void BeforeSendReady(hvd::RequestList& requests);
   void AfterRecvReady(std::vector<hvd::RequestList>& ready);
@@ -62,7 +61,6 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void AfterRecvFinal(hvd::ResponseList& responses);
 
   // --- Transport
-  // --------------------------------------------------------------------------------------------------------
   std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
   void Retract(const BucketHandle& bucket) override;
   void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;

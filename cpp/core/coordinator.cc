@@ -6,6 +6,10 @@
 namespace horovod_partial {
 namespace {
 
+// A rank may have come before its round was satisfied, and still have missed it: its report was on the way. One more
+// cycle is all that it needs, and a grace that is not zero gives it that.
+constexpr Time kSmallestLag{1};
+
 std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
 
 }  // namespace
@@ -35,7 +39,8 @@ Coordinator::Bucket& Coordinator::Find(const std::string& name) {
 }
 
 void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
-  bucket.offsets.total_seconds[Index(rank)] += std::chrono::duration<double>(offset).count();
+  // Not negative: what is late for this round may have come before the first of the round that closed in between.
+  bucket.offsets.total_seconds[Index(rank)] += std::chrono::duration<double>(std::max(offset, Time(0))).count();
   ++bucket.offsets.count[Index(rank)];
 }
 
@@ -45,21 +50,21 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   for (auto& [name, bucket] : buckets_) bucket.pending[Index(rank)] = 0;
   for (const auto& item : report.items) {
     Bucket& bucket = Find(item.bucket);
+    const Time arrived = now - item.age;
     if (item.kind == Report::Item::Kind::kPending) {
       bucket.pending[Index(rank)] = item.gradients;
       int& seen = bucket.pending_seen[Index(rank)];
       if (item.gradients > seen && bucket.last_first_arrival != kNever) {
-        RecordOffset(bucket, rank, now - bucket.last_first_arrival);
-        bucket.grace.RecordLag(now - bucket.last_satisfied);
+        RecordOffset(bucket, rank, arrived - bucket.last_first_arrival);
+        bucket.grace.RecordLag(std::max(arrived - bucket.last_satisfied, kSmallestLag));
       }
       seen = std::max(seen, item.gradients);
       continue;
     }
-    bucket.arrivals[Index(rank)] = {item.gradients, true, item.full};
+    bucket.arrivals[Index(rank)] = {item.gradients, true, item.full, arrived};
     if (item.declares) bucket.declared[rank] = item.policy;
-    if (bucket.first_arrival == kNever) bucket.first_arrival = now;
-    RecordOffset(bucket, rank, now - bucket.first_arrival);
-    if (bucket.satisfied != kNever) bucket.grace.RecordLag(now - bucket.satisfied);
+    bucket.first_arrival = std::min(bucket.first_arrival, arrived);
+    if (bucket.satisfied != kNever) bucket.grace.RecordLag(std::max(arrived - bucket.satisfied, kSmallestLag));
   }
 }
 
@@ -193,6 +198,7 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
     // Delivering nothing, as a flush may, is no news of this rank: only gradients count against staleness.
     if (contribution.gradients > 0) bucket.last_contribution[Index(rank)] = bucket.round;
     closing.contributions.push_back(contribution);
+    if (arrival.present) RecordOffset(bucket, rank, arrival.time - bucket.first_arrival);
     arrival = {};
     bucket.pending[Index(rank)] = 0;
     bucket.pending_seen[Index(rank)] = 0;

@@ -57,6 +57,7 @@ class Coordinator {
     int gradients = 0;
     bool present = false;
     bool full = false;
+    Time time{0};  // when the rank came, by its report's age: up to a reduction earlier than its report
   };
   struct Bucket {
     std::optional<Policy> policy;     // set when round 0 has closed
@@ -68,7 +69,7 @@ class Coordinator {
     std::vector<Round> last_contribution;
     Time first_arrival = kNever;       // of the open round
     Time last_first_arrival = kNever;  // of the round before
-    Time satisfied = kNever;           // since when the policy is
+    Time satisfied = kNever;           // since when the policy is, as Decide has seen it
     Time last_satisfied = kNever;
     Time closed = kNever;  // when the last round was
     GraceEstimator grace;

@@ -84,6 +84,7 @@ std::string Encode(const Report& report) {
     out.Put(item.kind);
     out.Put(item.bucket);
     out.Put(static_cast<std::int32_t>(item.gradients));
+    out.Put(static_cast<std::int64_t>(item.age.count()));
     out.Put(item.full);
     out.Put(item.declares);
     if (!item.declares) continue;
@@ -109,6 +110,7 @@ Report DecodeReport(const std::string& bytes) {
     item.kind = in.Get<Report::Item::Kind>();
     item.bucket = in.GetString();
     item.gradients = in.Get<std::int32_t>();
+    item.age = Time(in.Get<std::int64_t>());
     item.full = in.Get<bool>();
     item.declares = in.Get<bool>();
     if (item.declares) {

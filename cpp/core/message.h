@@ -23,6 +23,7 @@ struct Report {
     Kind kind = Kind::kArrival;
     std::string bucket;
     int gradients = 0;      // how many are in this contribution; an arrival that only delivers may have none
+    Time age{0};            // since this rank's last arrival: no report travels while a reduction runs
     bool full = false;      // an arrival whose round must not close before every rank has arrived
     bool declares = false;  // the rank has not yet seen a round of this bucket, so the policy is there
     Policy policy;

@@ -29,7 +29,7 @@ bool BucketConfig::operator==(const BucketConfig& other) const {
 Engine::Engine(Transport& transport, Rank rank, int size, Thresholds thresholds, std::shared_ptr<WaitClock> clock)
     : transport_(transport), rank_(rank), size_(size), thresholds_(thresholds), clock_(std::move(clock)) {}
 
-// --- Application's threads -----------------------------------------------------------------------------------------
+// --- Application's threads
 
 std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const BucketConfig& config) {
   std::lock_guard<std::mutex> lock(buckets_mutex_);
@@ -49,7 +49,8 @@ std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const Buc
 std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival) {
   auto work = std::make_shared<Work>();
   work->arrival = arrival;
-  last_arrival_ = Now();
+  const Time now = Now();
+  last_arrival_ = now;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   if (!bucket->poison.empty()) throw TransportError(bucket->poison);
   if (!transport_.Alive()) throw TransportError(kShutDown);
@@ -61,6 +62,7 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
     work->scratch.Reserve(bucket->core.bytes());
     work->arrival.output = work->scratch.data();
   }
+  bucket->arrived = now;
   switch (bucket->core.Arrive(work->arrival)) {
     case Bucket::Arrived::kOnTime: {
       const Bucket::Arrival& submitted = bucket->core.arrival();
@@ -210,7 +212,7 @@ void Engine::Clear(const std::string& name) {
   bucket->core.Clear();
 }
 
-// --- Background thread ---------------------------------------------------------------------------------------------
+// --- Background thread
 
 bool Engine::Blocked(Time now, Time foreign_since) const {
   if (foreign_since == kNever) return false;
@@ -241,6 +243,7 @@ Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time 
     Bucket& core = bucket->core;
     Report::Item item;
     item.bucket = core.name();
+    item.age = std::max(now - bucket->arrived, Time(0));
     if (std::find(sent.begin(), sent.end(), core.name()) != sent.end()) {
       item.kind = Report::Item::Kind::kArrival;
       item.gradients = core.ReportArrival();
@@ -342,7 +345,7 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
   if (std::exchange(bucket->flush_round, false)) EndFlushRound(error);
 }
 
-// --- Any thread ----------------------------------------------------------------------------------------------------
+// --- Any thread
 
 void Engine::Close(const std::string& reason) {
   {

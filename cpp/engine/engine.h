@@ -71,6 +71,7 @@ class BucketHandle {
   std::condition_variable finished;  // a work is done
   Bucket core;
   std::shared_ptr<Work> work;  // the outstanding one
+  Time arrived{0};             // when the last arrival was
   std::string poison;          // not empty: a round has failed, nothing more can be done with this bucket
   bool flush_round = false;    // the round that runs belongs to a flush
   BucketStatistics statistics;
@@ -86,7 +87,7 @@ class Engine {
   Engine(Transport& transport, Rank rank, int size, Thresholds thresholds,
          std::shared_ptr<WaitClock> clock = std::make_shared<WaitClock>());
 
-  // --- Application's threads ---------------------------------------------------------------------------------------
+  // --- Application's threads
   // Throws std::invalid_argument if the name is bound to another declaration or in use, TransportError if the library
   // below is down or the bucket has failed.
   std::shared_ptr<BucketHandle> Declare(const std::string& name, const BucketConfig& config);
@@ -107,7 +108,7 @@ class Engine {
   // Forgets what is pending and missed in one bucket on this rank.
   void Clear(const std::string& name);
 
-  // --- Background thread -------------------------------------------------------------------------------------------
+  // --- Background thread
   // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever.
   bool WantsCycle(Time now, Time foreign_since);
   // `sent`: names of the buckets whose requests travel in this cycle.
@@ -119,7 +120,7 @@ class Engine {
   // The transport's callback.
   void Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
 
-  // --- Any thread --------------------------------------------------------------------------------------------------
+  // --- Any thread
   // The generation has ended: every wait ends with `reason`, nothing new is accepted.
   void Close(const std::string& reason);
   std::vector<std::shared_ptr<BucketHandle>> Buckets() const;

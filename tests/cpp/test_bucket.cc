@@ -82,7 +82,6 @@ class BucketTest : public testing::Test {
 };
 
 // --- An arrival that is on time
-// ----------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, IsIdleAtFirst) {
   EXPECT_EQ(bucket_.state(), State::kIdle);
@@ -142,7 +141,6 @@ TEST_F(BucketTest, ASecondArrivalIsRefused) {
 }
 
 // --- Late
-// ------------------------------------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, WithoutAnArrivalZerosAreSent) {
   const Bucket::Entry entry = bucket_.Begin(CloseWithout(), kRank);
@@ -247,7 +245,6 @@ TEST_F(BucketTest, AnnouncedAndLaterContributionsMeetInTheNextAnnouncement) {
 }
 
 // --- While a round is running
-// ------------------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, AnArrivalWhileRunningWaitsForTheResultOnly) {
   const Bucket::Entry entry = bucket_.Begin(CloseWithout(), kRank);
@@ -267,7 +264,6 @@ TEST_F(BucketTest, NoSecondRoundBeginsWhileOneRuns) {
 }
 
 // --- An arrival that slipped in between report and closing
-// -----------------------------------------------------------------
 
 TEST_F(BucketTest, ASlippedArrivalIsRetractedAndBecomesLate) {
   const Closing closing = CloseWithout();
@@ -312,7 +308,6 @@ TEST_F(BucketTest, AClosingThatNamesWhatWasNotAnnouncedIsAnError) {
 }
 
 // --- Arrivals that only deliver
-// ------------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, AnArrivalWithoutInputSendsZeros) {
   Values output = {9, 9};
@@ -389,7 +384,6 @@ TEST_F(BucketTest, WhoWaitsForARoundWithoutAnyGradientGetsZeros) {
 }
 
 // --- Missed results
-// --------------------------------------------------------------------------------------------------------
 
 TEST(BucketMissedTest, ReplayReturnsAllButTheNewest) {
   BucketOptions options;
@@ -412,7 +406,6 @@ TEST(BucketMissedTest, ReplayReturnsAllButTheNewest) {
 }
 
 // --- Clear
-// -----------------------------------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, ClearForgetsWhatIsPendingAndMissed) {
   MissRound(5);
@@ -461,7 +454,6 @@ TEST_F(BucketTest, AClearWhileRunningDiscardsTheResult) {
 }
 
 // --- Options
-// -----------------------------------------------------------------------------------------------------------------
 
 class DivisorTest : public BucketTest {
  protected:
@@ -591,7 +583,6 @@ TEST_F(DiscardLateTest, ALateContributionIsNotDelivered) {
 }
 
 // --- Memory
-// --------------------------------------------------------------------------------------------------------------------
 
 TEST_F(BucketTest, HoldsAtMostThreeTimesItsSizeWithMissedSum) {
   for (int i = 0; i < 20; ++i) {

@@ -37,7 +37,7 @@ constexpr DataType kTypeOf<float> = DataType::kFloat32;
 template <>
 constexpr DataType kTypeOf<double> = DataType::kFloat64;
 
-// --- Every type that is a number of C++ ----------------------------------------------------------------------------
+// --- Every type that is a number of C++
 
 template <class T>
 class NumberTest : public testing::Test {};
@@ -76,7 +76,7 @@ TYPED_TEST(NumberTest, OrdinaryValuesAreFinite) {
   EXPECT_TRUE(AllFinite(kTypeOf<TypeParam>, data.data(), 0));
 }
 
-// --- Floating point --------------------------------------------------------------------------------------------------
+// --- Floating point
 
 template <class T>
 class FloatingPointTest : public testing::Test {};
@@ -100,7 +100,7 @@ TYPED_TEST(FloatingPointTest, NegativeZeroAndDenormalsAreFinite) {
   EXPECT_TRUE(AllFinite(kTypeOf<TypeParam>, data.data(), data.size()));
 }
 
-// --- Booleans --------------------------------------------------------------------------------------------------------
+// --- Booleans
 
 TEST(BoolTest, AddIsOr) {
   bool target[] = {false, false, true, true};
@@ -115,7 +115,6 @@ TEST(BoolTest, CannotBeScaled) {
 }
 
 // --- Half precision, against an independent reference
-// ------------------------------------------------------------------
 
 constexpr std::uint16_t kHalfInfinity = 0x7c00;
 
@@ -208,7 +207,6 @@ TEST(HalfTest, FindsWhatIsNotFinite) {
 }
 
 // --- Names, and a type that does not exist
-// -----------------------------------------------------------------------------
 
 TEST(DataTypeTest, NamesAreThoseOfNumPy) {
   EXPECT_STREQ(NameOf(DataType::kUInt8), "uint8");

@@ -29,7 +29,6 @@ using testing::Return;
 using testing::ThrowsMessage;
 
 // --- Ranks in one process
-// ----------------------------------------------------------------------------------------------------
 
 class RanksTest : public testing::Test {
  protected:
@@ -189,7 +188,6 @@ TEST_F(RanksTest, RanksThatWaitForDifferentBucketsDoNotWaitForEachOther) {
 }
 
 // --- Flush, end and deliver
-// ----------------------------------------------------------------------------------------------------
 
 TEST_F(RanksTest, AFlushReturnsWhenEveryBucketHasBeenDelivered) {
   Start(3, {Config(1), Config(1), Config(1), Config(1)});
@@ -288,7 +286,6 @@ TEST_F(RanksTest, DeliverWaitsForWhatIsOutstandingFirst) {
 }
 
 // --- Joined ranks
-// --------------------------------------------------------------------------------------------------------------
 
 TEST_F(RanksTest, ABucketMayBeFirstUsedWhileARankHasJoined) {
   Start(3, {Config(3)});
@@ -327,7 +324,6 @@ TEST_F(RanksTest, ARankThatDoesNotKnowABucketSendsZeros) {
 }
 
 // --- Errors
-// ----------------------------------------------------------------------------------------------------------------------
 
 TEST_F(RanksTest, AnErrorInTheReductionPoisonsTheBucket) {
   FakeHorovod::Settings settings;
@@ -429,7 +425,6 @@ TEST_F(RanksTest, ANameKeepsWhatItWasDeclaredWith) {
 }
 
 // --- The end of Horovod
-// ----------------------------------------------------------------------------------------------------------
 
 TEST_F(RanksTest, AShutdownInTheMiddleOfAWaitEndsIt) {
   Start(3, {Config(2), Config(2)});
@@ -518,7 +513,6 @@ TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
 }
 
 // --- Clear
-// -----------------------------------------------------------------------------------------------------------------------
 
 TEST_F(RanksTest, ClearForgetsOnThisRankAndAFullRoundFollows) {
   Start(2, {Config(1)});
@@ -562,7 +556,6 @@ TEST_F(RanksTest, AClearBetweenAnnouncementAndRoundIsNoError) {
 }
 
 // --- One engine, and a transport that does as it is told
-// -----------------------------------------------------------------------
 
 class MockTransport : public Transport {
  public:

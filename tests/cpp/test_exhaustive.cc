@@ -33,7 +33,6 @@ constexpr int kSteps = 3;
 #endif
 
 // --- The explorer
-// ----------------------------------------------------------------------------------------------------------
 
 struct Exploration {
   std::size_t states = 0;
@@ -101,7 +100,6 @@ Exploration Explore(const Job& job, Coverage& coverage) {
 }
 
 // --- What the ranks do
-// -----------------------------------------------------------------------------------------------------
 
 using Kind = Op::Kind;
 
@@ -186,7 +184,6 @@ const NamedPolicy kPolicies[] = {
 };
 
 // --- The tests
-// -------------------------------------------------------------------------------------------------------------
 
 using Case = std::tuple<NamedPolicy, Round, Scenario>;
 
@@ -237,7 +234,6 @@ INSTANTIATE_TEST_SUITE_P(All, AllCasesTest,
                          NameOfCase);
 
 // --- Planted bugs
-// ----------------------------------------------------------------------------------------------------------
 
 struct PlantedBug {
   const char* name;

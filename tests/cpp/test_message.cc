@@ -32,6 +32,7 @@ void ExpectEqual(const Report& a, const Report& b) {
     EXPECT_EQ(a.items[i].kind, b.items[i].kind);
     EXPECT_EQ(a.items[i].bucket, b.items[i].bucket);
     EXPECT_EQ(a.items[i].gradients, b.items[i].gradients);
+    EXPECT_EQ(a.items[i].age, b.items[i].age);
     EXPECT_EQ(a.items[i].full, b.items[i].full);
     ASSERT_EQ(a.items[i].declares, b.items[i].declares);
     if (a.items[i].declares) ExpectEqual(a.items[i].policy, b.items[i].policy);
@@ -56,6 +57,7 @@ Report FullReport() {
   pending.kind = Report::Item::Kind::kPending;
   pending.bucket = std::string("a name with \0 and \n in it", 25);
   pending.gradients = 1 << 30;
+  pending.age = std::chrono::hours(1);
   report.items = {declaring, pending, Report::Item{}};
   return report;
 }
@@ -69,7 +71,6 @@ Closing FullClosing() {
 }
 
 // --- Reports
-// -----------------------------------------------------------------------------------------------------------
 
 TEST(ReportTest, SurvivesTheJourney) { ExpectEqual(DecodeReport(Encode(FullReport())), FullReport()); }
 
@@ -120,7 +121,6 @@ TEST(ReportTest, DISABLED_ValuesThatDoNotExistThrow) {
 }
 
 // --- Closings
-// ------------------------------------------------------------------------------------------------------------
 
 TEST(ClosingTest, SurvivesTheJourneyBehindOthers) {
   const Closing sent = FullClosing();

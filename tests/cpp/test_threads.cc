@@ -31,7 +31,6 @@ using testing::IsEmpty;
 using testing::Not;
 
 // --- A job under a script
-// ----------------------------------------------------------------------------------------------------
 
 // What one seed draws.
 struct Draw {
@@ -193,7 +192,6 @@ class Job {
 };
 
 // --- Invariants
-// -----------------------------------------------------------------------------------------------------------
 
 std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
   const char* text = std::getenv(name);
@@ -418,7 +416,6 @@ TEST_F(InvariantsTest, InvariantI8OnTimeMeansNoCopy) {
 }
 
 // --- Free threads
-// ----------------------------------------------------------------------------------------------------------
 
 // One background thread for each rank, and `threads` for its application, each with a bucket of its own that it shares
 // with its likes on the other ranks. Nothing is scripted here: the sanitizers watch, and the sums must be right in any

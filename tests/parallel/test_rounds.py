@@ -352,6 +352,42 @@ def test_fused_buckets(world: World) -> None:
     hvd.flush()
 
 
+@pytest.mark.launch(label="slow-cycle", environment=STEADY | {"HOROVOD_CYCLE_TIME": "100"})
+def test_large_buckets_beside_fused_ones(world: World) -> None:
+    """Rounds that close in one cycle: buckets of 4 MiB are taken out of what Horovod has fused."""
+    late = 1
+    elements = [10, 1 << 20, 20, (1 << 20) + 1, 30]
+    arguments = {"op": hvd.Sum, "sync": all_but(late, world)}
+    tensors = [torch.empty(count) for count in elements]
+    names = [world.name(str(i)) for i in range(len(tensors))]
+
+    def arrive(value: float) -> None:
+        handles = [
+            hvd.partial_allreduce_async_(tensor.fill_(value * (i + 1)), name=names[i], **arguments)
+            for i, tensor in enumerate(tensors)
+        ]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    def expect(value: float) -> None:
+        for i, tensor in enumerate(tensors):
+            assert tensor.eq(value * (i + 1)).all()
+
+    arrive(1)
+    expect(world.size)
+    for step in range(2):
+        world.barrier()
+        if world.rank != late:
+            arrive(1)
+            expect(world.size - 1)
+        for name in names:
+            world.until(lambda name=name: completed(name) >= 2 + step, "the round has ended here")
+    if world.rank == late:
+        arrive(0)
+        expect(2 * (world.size - 1))
+    hvd.flush()
+
+
 def test_round_info_of_an_operation_under_way(world: World) -> None:
     script = Script(world, sync="quorum:1.0")
     handle = script.start(1.0) if world.rank == 0 else None

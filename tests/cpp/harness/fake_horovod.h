@@ -81,7 +81,6 @@ class FakeHorovod {
   Engine& engine(Rank rank) { return ranks_[Index(rank)]->engine; }
 
   // --- Application's threads
-  // --------------------------------------------------------------------------------------------
 
   // Horovod's join, without waiting for the others.
   void Join(Rank rank) { ranks_[Index(rank)]->wants_join = true; }
@@ -96,7 +95,6 @@ class FakeHorovod {
   bool IsAlive(Rank rank) const { return ranks_[Index(rank)]->alive; }
 
   // --- Background, in one thread
-  // ----------------------------------------------------------------------------------------
 
   // False after the shutdown.
   bool Cycle(Random& random, const std::function<void()>& between) {
@@ -128,7 +126,6 @@ class FakeHorovod {
   }
 
   // --- Background, in one thread for each rank
-  // --------------------------------------------------------------------------
 
   void Start() {
     for (Rank rank = 0; rank < size(); ++rank) threads_.emplace_back([this, rank] { Run(rank); });
@@ -141,7 +138,6 @@ class FakeHorovod {
   }
 
   // --- When the background rests
-  // ----------------------------------------------------------------------------------------
 
   const std::vector<PastRound>& history() const { return history_; }
   // How many entries have been called back; that is what wakes up the applications' threads.
@@ -254,7 +250,6 @@ class FakeHorovod {
   }
 
   // --- A cycle, in its order
-  // --------------------------------------------------------------------------------------------
 
   void Pop(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
@@ -463,7 +458,6 @@ class FakeHorovod {
   }
 
   // --- One thread for each rank
-  // ------------------------------------------------------------------------------------------
 
   // All ranks come here; the last one calls `together` before any goes on.
   void Meet(const std::function<void()>& together = [] {}) {

@@ -76,7 +76,6 @@ class Script {
   }
 
   // --- The spawned threads
-  // -----------------------------------------------------------------------------------------------
 
   // Another thread may be next.
   void Yield() { Park(); }
@@ -98,7 +97,6 @@ class Script {
   }
 
   // --- The thread that made the script, and drives the background
-  // ------------------------------------------------------
 
   std::size_t ends() const {
     std::lock_guard<std::mutex> lock(mutex_);

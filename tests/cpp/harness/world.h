@@ -39,7 +39,6 @@ inline void Require(bool condition, const char* what) {
 }
 
 // --- What the ranks do
-// -------------------------------------------------------------------------------------------------
 
 struct Op {
   enum class Kind : std::uint8_t {
@@ -93,7 +92,6 @@ inline constexpr int kMostRanks = 3;
 inline constexpr int kMostSteps = 3;
 
 // --- One bucket on one rank
-// ----------------------------------------------------------------------------------------------
 
 // A sum of contributions: one octal digit for each, so that a sum tells which are in it, and whether one is in it
 // twice.
@@ -314,7 +312,6 @@ class Replica {
 };
 
 // --- The whole job
-// -------------------------------------------------------------------------------------------------------
 
 // What may happen next: a step of the application of the rank whose turn it is, or the next background step.
 struct Move {
@@ -501,7 +498,6 @@ class World {
   }
 
   // --- Applications
-  // ---------------------------------------------------------------------------------------------------
 
   bool HasReachedForeign(const RankState& rank) const {
     const Program& program = ProgramOf(rank);
@@ -618,7 +614,6 @@ class World {
   }
 
   // --- The background thread
-  // ----------------------------------------------------------------------------------------------
 
   void ReportNext(bool blocked) {
     RankState& rank = ranks_[Index(turn_)];
