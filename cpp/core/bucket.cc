@@ -1,6 +1,5 @@
 #include "core/bucket.h"
 
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -9,25 +8,31 @@ namespace horovod_partial {
 Bucket::Bucket(std::string name, const BucketOptions& options)
     : name_(std::move(name)), options_(options), missed_(options.missed) {}
 
+void Bucket::AwaitReady(const Arrival& arrival) {
+  if (arrival.ready != nullptr) arrival.ready->Wait();
+}
+
 void Bucket::AddPending(const Arrival& arrival) {
+  AwaitReady(arrival);
   if (arrival.input == nullptr || options_.discard_late) return;
-  if (options_.drop_nonfinite && !AllFinite(options_.type, arrival.input, options_.elements)) {
+  if (options_.drop_nonfinite && !memory().AllFinite(options_.type, arrival.input, options_.elements)) {
     ++dropped_;
     return;
   }
   if (incoming_gradients_ == 0) {
-    incoming_.Reserve(bytes());
-    std::memcpy(incoming_.data(), arrival.input, bytes());
+    incoming_.Reserve(bytes(), memory());
+    memory().Copy(incoming_.data(), arrival.input, bytes());
   } else {
-    Add(options_.type, incoming_.data(), arrival.input, options_.elements);
+    memory().Add(options_.type, incoming_.data(), arrival.input, options_.elements);
   }
   incoming_gradients_ += arrival.gradients;
 }
 
 void Bucket::MergePendingInto(Arrival& arrival) {
   if (!HasPending()) return;
-  if (outgoing_gradients_ > 0) Add(options_.type, arrival.output, outgoing_.data(), options_.elements);
-  if (incoming_gradients_ > 0) Add(options_.type, arrival.output, incoming_.data(), options_.elements);
+  AwaitReady(arrival);
+  if (outgoing_gradients_ > 0) memory().Add(options_.type, arrival.output, outgoing_.data(), options_.elements);
+  if (incoming_gradients_ > 0) memory().Add(options_.type, arrival.output, incoming_.data(), options_.elements);
   arrival.gradients += outgoing_gradients_ + incoming_gradients_;
   outgoing_gradients_ = incoming_gradients_ = 0;
 }
@@ -45,11 +50,12 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
   }
   arrival_ = arrival;
   if (only_delivers_) {
-    std::memset(arrival_.output, 0, bytes());
+    memory().Zero(arrival_.output, bytes());
     arrival_.input = arrival_.output;
   } else if (HasPending() && arrival_.input != arrival_.output) {
+    AwaitReady(arrival_);
     // What is pending will be added where the contribution lies, and the application's input is not ours to change.
-    std::memcpy(arrival_.output, arrival_.input, bytes());
+    memory().Copy(arrival_.output, arrival_.input, bytes());
     arrival_.input = arrival_.output;
   }
   reported_ = false;
@@ -60,10 +66,10 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
 std::deque<Buffer> Bucket::TakeMissed(void* output) {
   std::deque<Buffer> results = missed_.Take();
   if (results.empty()) {  // only rounds without a gradient were missed
-    std::memset(output, 0, bytes());
+    memory().Zero(output, bytes());
     return results;
   }
-  std::memcpy(output, results.back().data(), bytes());
+  memory().Copy(output, results.back().data(), bytes());
   missed_.Recycle(std::move(results.back()));
   results.pop_back();
   return results;
@@ -82,7 +88,7 @@ int Bucket::ReportPending() {
     if (outgoing_gradients_ == 0) {
       std::swap(outgoing_, incoming_);
     } else {
-      Add(options_.type, outgoing_.data(), incoming_.data(), options_.elements);
+      memory().Add(options_.type, outgoing_.data(), incoming_.data(), options_.elements);
     }
     outgoing_gradients_ += std::exchange(incoming_gradients_, 0);
   }
@@ -106,13 +112,14 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     entry.own = true;
     entry.input = arrival_.input;
     entry.output = arrival_.output;
+    entry.ready = arrival_.ready;
   } else {
     on_time_ = false;
     if (state_ == State::kArrived) {
       entry.retract = true;
       if (!only_delivers_) AddPending(arrival_);
     }
-    outgoing_.Reserve(bytes());
+    outgoing_.Reserve(bytes(), memory());
     if (outgoing_gradients_ == 0) outgoing_.Zero();
     entry.input = entry.output = outgoing_.data();
   }
@@ -123,19 +130,19 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
 bool Bucket::Finish() {
   void* result = on_time_ ? arrival_.output : outgoing_.data();
   if (options_.divisor == Divisor::kContributors && last_.gradients() > 1)
-    Scale(options_.type, result, options_.elements, 1.0 / last_.gradients());
+    memory().Scale(options_.type, result, options_.elements, 1.0 / last_.gradients());
   completed_ = last_.round + 1;
   state_ = State::kIdle;
   if (on_time_ && !only_delivers_) return true;
   if (on_time_) {
-    outgoing_.Reserve(bytes());
-    std::memcpy(outgoing_.data(), arrival_.output, bytes());
+    outgoing_.Reserve(bytes(), memory());
+    memory().Copy(outgoing_.data(), arrival_.output, bytes());
   } else {
     outgoing_gradients_ = 0;
   }
   // A round that only delivered, and had nothing to deliver, is no update: a step with zeros would not be none.
   if (std::exchange(discard_result_, false) || last_.gradients() == 0) return false;
-  if (options_.drop_nonfinite_results && !AllFinite(options_.type, outgoing_.data(), options_.elements)) {
+  if (options_.drop_nonfinite_results && !memory().AllFinite(options_.type, outgoing_.data(), options_.elements)) {
     ++dropped_;
     return false;
   }

@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 
 #include "core/buffer.h"
 #include "core/dtype.h"
+#include "core/memory.h"
 #include "core/message.h"
 #include "core/missed.h"
 #include "core/types.h"
@@ -20,6 +22,7 @@ enum class Divisor : std::uint8_t {
 };
 
 struct BucketOptions {
+  Memory* memory = &Memory::Host();  // where the contributions and results lie
   DataType type = DataType::kFloat32;
   std::size_t elements = 0;
   Missed missed = Missed::kSum;
@@ -54,6 +57,7 @@ class Bucket {
     const void* input = nullptr;
     void* output = nullptr;
     int gradients = 0;
+    std::shared_ptr<ReadyEvent> ready = nullptr;  // null where the memory needs no waiting for
   };
   enum class Arrived : std::uint8_t {
     kOnTime,   // submit a request; Finish will have the result in the arrival's output
@@ -67,6 +71,7 @@ class Bucket {
     bool retract = false;  // it is not: it came too late for this round
     const void* input = nullptr;
     void* output = nullptr;
+    std::shared_ptr<ReadyEvent> ready = nullptr;
   };
 
   Bucket(std::string name, const BucketOptions& options);
@@ -94,6 +99,7 @@ class Bucket {
   State state() const { return state_; }
   const Arrival& arrival() const { return arrival_; }  // of kArrived: what to submit
   const std::string& name() const { return name_; }
+  Memory& memory() const { return *options_.memory; }
   const BucketOptions& options() const { return options_; }
   std::size_t bytes() const { return options_.elements * SizeOf(options_.type); }
   bool declared() const { return declared_; }                               // a round of this bucket has closed
@@ -108,6 +114,7 @@ class Bucket {
   std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + missed_.bytes(); }
 
  private:
+  static void AwaitReady(const Arrival& arrival);
   void AddPending(const Arrival& arrival);
   void MergePendingInto(Arrival& arrival);
 

@@ -1,37 +1,37 @@
-// Host memory for contributions and results.
+// Memory for contributions and results.
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
-#include <new>
+
+#include "core/memory.h"
 
 namespace horovod_partial {
 
-// Aligned for vector instructions; empty until it is first needed.
+struct FreeMemory {
+  Memory* memory = &Memory::Host();
+  void operator()(void* data) const { memory->Free(data); }
+};
+
+// Empty until it is first needed.
 class Buffer {
  public:
   bool empty() const { return size_ == 0; }
   std::size_t size() const { return size_; }
   void* data() { return data_.get(); }
   const void* data() const { return data_.get(); }
+  Memory& memory() const { return *data_.get_deleter().memory; }
 
   // Storage of `size` bytes, whose contents are undefined if it was not there before.
-  void Reserve(std::size_t size) {
+  void Reserve(std::size_t size, Memory& memory = Memory::Host()) {
     if (size_ == size) return;
-    constexpr std::size_t kAlignment = 64;
-    data_.reset(std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment));
-    if (data_ == nullptr && size != 0) throw std::bad_alloc();
+    data_ = std::unique_ptr<void, FreeMemory>(memory.Allocate(size), FreeMemory{&memory});
     size_ = size;
   }
-  void Zero() { std::memset(data_.get(), 0, size_); }
+  void Zero() { memory().Zero(data_.get(), size_); }
 
  private:
-  struct Free {
-    void operator()(void* pointer) const { std::free(pointer); }
-  };
-  std::unique_ptr<void, Free> data_;
+  std::unique_ptr<void, FreeMemory> data_;
   std::size_t size_ = 0;
 };
 

@@ -21,6 +21,9 @@ bool Coordinator::Bucket::HasArrival() const {
   return std::any_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; });
 }
 
+// A bucket has one set of buffers on each rank: its next round waits until the last one has ended everywhere.
+bool Coordinator::Bucket::Running() const { return std::find(running.begin(), running.end(), true) != running.end(); }
+
 Time Coordinator::Bucket::Grace() const {
   return policy->grace == Policy::kAutomaticGrace ? grace.Estimate() : policy->grace;
 }
@@ -30,6 +33,7 @@ Coordinator::Bucket& Coordinator::Find(const std::string& name) {
   if (bucket.arrivals.empty()) {
     bucket.arrivals.resize(Index(size_));
     bucket.pending.resize(Index(size_));
+    bucket.running.resize(Index(size_));
     bucket.pending_seen.resize(Index(size_));
     bucket.last_contribution.resize(Index(size_), -1);
     bucket.offsets.total_seconds.resize(Index(size_));
@@ -47,10 +51,17 @@ void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
 void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   levels_[Index(rank)] = {report.blocked, report.waiting, report.flush};
   if (!report.items.empty()) used_[Index(rank)] = true;
-  for (auto& [name, bucket] : buckets_) bucket.pending[Index(rank)] = 0;
+  for (auto& [name, bucket] : buckets_) {
+    bucket.pending[Index(rank)] = 0;
+    bucket.running[Index(rank)] = false;
+  }
   for (const auto& item : report.items) {
     Bucket& bucket = Find(item.bucket);
     const Time arrived = now - item.age;
+    if (item.kind == Report::Item::Kind::kRunning) {
+      bucket.running[Index(rank)] = true;
+      continue;
+    }
     if (item.kind == Report::Item::Kind::kPending) {
       bucket.pending[Index(rank)] = item.gradients;
       int& seen = bucket.pending_seen[Index(rank)];
@@ -135,7 +146,12 @@ std::optional<Closing::Reason> Coordinator::Verdict(const Bucket& bucket, Time n
   return std::nullopt;
 }
 
+bool Coordinator::AnythingRuns() const {
+  return std::any_of(buckets_.begin(), buckets_.end(), [](const auto& item) { return item.second.Running(); });
+}
+
 bool Coordinator::OnlyBlockedRanksAreLeft() const {
+  if (AnythingRuns()) return false;
   bool anybody_ended = false;
   for (Rank rank = 0; rank < size_; ++rank) {
     const RankLevel& level = levels_[Index(rank)];
@@ -245,6 +261,10 @@ std::vector<Closing> Coordinator::Decide(Time now) {
         bucket.satisfied = now;
       }
     }
+    if (bucket.Running()) {
+      again_ = again_ || bucket.HasArrival();
+      continue;
+    }
     if (const auto reason = Verdict(bucket, now)) closings.push_back(Close(name, bucket, *reason, now));
   }
   const bool closed = !closings.empty();
@@ -252,6 +272,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   for (auto& [name, bucket] : buckets_) {
     if (!bucket.HasArrival()) continue;
     anybody_waits = true;
+    if (bucket.Running()) continue;
     if (!(bucket.policy ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket))) continue;
     if (!closings.empty()) {
       again_ = true;  // one at a time, and only when nothing else closes
@@ -262,9 +283,13 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   if (!closings.empty()) again_ = again_ || !closed || FlushReason().has_value();
   if (!closings.empty() || anybody_waits) return closings;  // what has arrived is delivered before a flush
 
-  if (const auto reason = FlushReason())
+  const auto reason = FlushReason();
+  if (reason && AnythingRuns()) {
+    again_ = true;
+  } else if (reason) {
     for (auto& [name, bucket] : buckets_)
       if (bucket.policy) closings.push_back(Close(name, bucket, *reason, now));
+  }
   return closings;
 }
 

@@ -15,7 +15,8 @@ namespace horovod_partial {
 // One for each process set, on its rank 0. Everything is driven from one thread (Horovod's background thread, a test or
 // the simulator): no lock, no clock, no blocking. A negotiating cycle is one Observe for every rank, then one Decide.
 //
-// Per bucket:   (no round yet) --all active ranks arrived--> round 1 open --closed--> round 2 open --closed--> ...
+// Per bucket, one round at a time:
+//               (no round yet) --all active ranks arrived--> round 1 open --closed--> round 2 open --closed--> ...
 // Within one Decide, closings are in the order of the buckets' names; at most one of them is by liveness.
 class Coordinator {
  public:
@@ -65,6 +66,7 @@ class Coordinator {
     Round round = 0;                  // the open one
     std::vector<Arrival> arrivals;
     std::vector<int> pending;       // level, of this cycle
+    std::vector<bool> running;      // likewise: the round before has not ended on this rank
     std::vector<int> pending_seen;  // the largest since the last closing: growth is a late arrival
     std::vector<Round> last_contribution;
     Time first_arrival = kNever;       // of the open round
@@ -76,6 +78,7 @@ class Coordinator {
     Offsets offsets;
 
     bool HasArrival() const;
+    bool Running() const;
     Time Grace() const;
   };
 
@@ -90,6 +93,7 @@ class Coordinator {
   bool CannotCome(Rank rank) const;
   std::optional<Closing::Reason> FlushReason() const;
   bool OnlyBlockedRanksAreLeft() const;
+  bool AnythingRuns() const;
   std::string Disagreement(const Bucket& bucket) const;
 
   Bucket& Find(const std::string& name);

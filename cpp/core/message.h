@@ -19,7 +19,11 @@ struct Report {
     kEnding,    // the same, and will submit nothing any more
   };
   struct Item {
-    enum class Kind : std::uint8_t { kArrival, kPending };
+    enum class Kind : std::uint8_t {
+      kArrival,
+      kPending,
+      kRunning,  // a round of this bucket is still being reduced here, as a device does it, behind the cycles
+    };
     Kind kind = Kind::kArrival;
     std::string bucket;
     int gradients = 0;      // how many are in this contribution; an arrival that only delivers may have none

@@ -22,10 +22,10 @@ void MissedResults::Push(Buffer& result, DataType type, std::size_t elements) {
     return;
   }
   switch (mode_) {
-    case Missed::kSum: Add(type, results_.front().data(), result.data(), elements); break;
+    case Missed::kSum: result.memory().Add(type, results_.front().data(), result.data(), elements); break;
     case Missed::kLatest: std::swap(results_.front(), result); break;
     case Missed::kReplay: {
-      Add(type, results_[1].data(), results_[0].data(), elements);
+      result.memory().Add(type, results_[1].data(), results_[0].data(), elements);
       Buffer oldest = std::move(results_.front());
       results_.pop_front();
       std::swap(oldest, result);

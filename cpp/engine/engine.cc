@@ -67,7 +67,8 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
     case Bucket::Arrived::kOnTime: {
       const Bucket::Arrival& submitted = bucket->core.arrival();
       bucket->work = work;
-      const std::string error = transport_.Submit(bucket, {true, false, submitted.input, submitted.output});
+      const std::string error =
+          transport_.Submit(bucket, {true, false, submitted.input, submitted.output, submitted.ready});
       if (!error.empty()) {
         bucket->work = nullptr;
         bucket->poison = error;
@@ -252,6 +253,12 @@ Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time 
       if (item.declares) item.policy = bucket->config.policy;
     } else {
       item.kind = Report::Item::Kind::kPending;
+      if (core.state() == Bucket::State::kRunning) {
+        item.kind = Report::Item::Kind::kRunning;
+        report.waiting = reported_waiting_ = false;  // what it waits for ends by itself
+        report.items.push_back(std::move(item));
+        continue;
+      }
       // An arrival whose request is still in the queue: this rank waits for a round that it is about to reach.
       if (core.state() == Bucket::State::kArrived && !core.reported()) report.waiting = reported_waiting_ = false;
       item.gradients = core.ReportPending();
@@ -328,6 +335,7 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
   const std::shared_ptr<Work> work = std::exchange(bucket->work, nullptr);
   if (error.empty()) {
     const bool on_time = bucket->core.Finish();
+    if (bucket->core.HasPending()) news_ = true;  // it could not be announced while the round was running
     bucket->statistics.dropped = bucket->core.dropped();
     if (work != nullptr) Complete(*bucket, *work, !on_time);
   } else {

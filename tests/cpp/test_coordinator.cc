@@ -39,6 +39,7 @@ Policy RandomInitiator(std::uint64_t seed) {
 //   .  computes         A  arrives with a gradient     D  arrives with nothing but what is pending, which is nothing
 //   P  has a gradient pending     B  is blocked        b  is blocked, with a gradient pending
 //   W  waits for a round, or for a flush
+//   R  computes, while a device still reduces the round before
 //   C  arrives, and asks for a full round, as after a Clear
 //   F  is in a flush    E  is in a flush at its end    f, e  so, with a gradient pending     J  has joined
 class Puppets {
@@ -55,6 +56,7 @@ class Puppets {
       for (const auto& [bucket, row] : letters) {
         const char letter = row[rank];
         if (letter == 'A' || letter == 'C' || letter == 'D') AddArrival(report, bucket, letter);
+        if (letter == 'R') AddRunning(report, bucket);
         if (letter == 'P' || letter == 'b' || letter == 'f' || letter == 'e') AddPending(report, bucket);
         if (letter == 'B' || letter == 'b') report.blocked = true;
         if (letter == 'W') report.waiting = true;
@@ -93,6 +95,12 @@ class Puppets {
     item.full = letter == 'C';
     item.declares = seen_.count(bucket) == 0;
     if (item.declares) item.policy = policy_;
+    report.items.push_back(item);
+  }
+  static void AddRunning(Report& report, const std::string& bucket) {
+    Report::Item item;
+    item.kind = Report::Item::Kind::kRunning;
+    item.bucket = bucket;
     report.items.push_back(item);
   }
   void AddPending(Report& report, const std::string& bucket) {
@@ -372,6 +380,39 @@ TEST_F(AbandonTest, NobodyLeavesWhileARankFlushes) {
 TEST_F(AbandonTest, NobodyLeavesBeforeARankHasEnded) {
   EXPECT_EQ(After(1s, "BBB"), "");
   EXPECT_EQ(After(1s + kPatience, "BBB"), "");
+}
+
+// --- Reductions that a device runs behind the cycles
+
+TEST(DeviceTest, TheNextRoundWaitsUntilTheLastOneHasEndedEverywhere) {
+  Puppets puppets(3, Quorum(1));
+  puppets.Cycle("AAA");
+  EXPECT_EQ(puppets.Cycle("ARR"), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), Time::min()) << "no news will announce the end";
+  EXPECT_EQ(puppets.Cycle("..R"), "");
+  EXPECT_EQ(puppets.Cycle("..."), "quorum F--");
+}
+
+TEST(DeviceTest, AFullRoundWaitsToo) {
+  Puppets puppets(2, Quorum(2));
+  puppets.Cycle("AA");
+  EXPECT_EQ(puppets.Cycle("AR"), "");
+  EXPECT_EQ(puppets.Cycle(".A"), "everybody FF");
+}
+
+TEST(DeviceTest, LivenessWaitsToo) {
+  Puppets puppets(2, Quorum(2));
+  puppets.Cycle({{"a", "AA"}, {"b", "AA"}});
+  EXPECT_EQ(puppets.Cycle({{"a", "AR"}, {"b", ".W"}}), "");
+  EXPECT_EQ(puppets.Cycle({{"a", ".."}, {"b", ".W"}}), "a liveness F-");
+}
+
+TEST(DeviceTest, AFlushWaitsToo) {
+  Puppets puppets(2, Quorum(1));
+  puppets.Cycle({{"a", "AA"}, {"b", "AA"}});
+  EXPECT_EQ(puppets.Cycle({{"a", "FR"}, {"b", ".F"}}), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), Time::min());
+  EXPECT_EQ(puppets.Cycle({{"a", "FF"}, {"b", ".."}}), "a flush --, b flush --");
 }
 
 // --- Grace periods

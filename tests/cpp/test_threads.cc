@@ -41,6 +41,7 @@ struct Draw {
   int barriers = 0;                   // of every rank: collectives that are not ours
   bool delivers = false;              // ranks deliver alone, now and then, and throw the results away
   int shutdown_after = -1;            // cycles
+  bool device = false;                // reductions end some cycles after they began, on each rank at its own time
   bool patient = false;               // for the hooks every wait has lasted long enough to count, not just every second
 };
 
@@ -64,6 +65,7 @@ Draw DrawJob(Random& random) {
   // Not both: a rank in a barrier and one in a flush wait for each other, as they would in two barriers.
   (Below(random, 2) == 0 ? draw.flushes : draw.barriers) = Below(random, 3);
   draw.patient = Below(random, 2) == 0;
+  draw.device = Below(random, 2) == 0;
   return draw;
 }
 
@@ -117,6 +119,7 @@ class Job {
     // For a hook either no wait has lasted long enough to count, or each has.
     settings.clock = [this](Rank) { return Now() + (draw_.patient || Below(script_.random(), 2) == 0 ? 1h : -1h); };
     settings.coordinator_clock = [this] { return time_ += 1ms; };
+    if (draw_.device) settings.device_cycles = [this](Rank) { return Below(script_.random(), 4); };
     return settings;
   }
 

@@ -69,6 +69,8 @@ class FakeHorovod {
     std::function<Time()> coordinator_clock = [] { return Now(); };
     // What an entry is called back with instead of its result, or "".
     std::function<std::string(const Closing&, Rank)> fault = [](const Closing&, Rank) { return std::string(); };
+    // After how many cycles an entry is called back: a device reduces behind the cycles.
+    std::function<int(Rank)> device_cycles = [](Rank) { return 0; };
   };
 
   explicit FakeHorovod(Settings settings) : settings_(std::move(settings)), coordinator_(settings_.size) {
@@ -174,6 +176,14 @@ class FakeHorovod {
     std::shared_ptr<BucketHandle> handle;  // null: zeros of a bucket that this rank does not know
     std::shared_ptr<Buffer> zeros;
   };
+  // An entry that a device reduces while the cycles go on.
+  struct OnDevice {
+    Entry entry;
+    std::vector<char> input;  // what was to be sent, when the reduction began
+    std::vector<char> result;
+    std::string error;
+    int cycles;  // until it is called back
+  };
 
   struct RankState final : Transport {
     RankState(FakeHorovod& the_owner, Rank the_rank, int size, Engine::Thresholds thresholds)
@@ -212,7 +222,10 @@ class FakeHorovod {
     std::atomic<bool> foreign{false};
     std::atomic<Time> foreign_since{kNever};
 
-    // Background only, of one cycle.
+    // Background only, as all that follows.
+    std::vector<OnDevice> on_device;
+
+    // Of one cycle.
     std::vector<std::string> sent;
     bool wants_cycle = false;
     bool has_foreign = false;
@@ -257,6 +270,8 @@ class FakeHorovod {
       std::lock_guard<std::mutex> lock(state.queue_mutex);
       state.sent = std::exchange(state.requests, {});
     }
+    for (OnDevice& each : state.on_device) --each.cycles;
+    Guard([&] { FinishOnDevice(state); });
     state.has_foreign = state.foreign;
     const bool joins = state.wants_join;
     if (joins) {
@@ -436,18 +451,36 @@ class FakeHorovod {
         Entry& entry = state.entries[k];
         std::string error = closing.error;
         if (error.empty()) error = settings_.fault(closing, rank);
-        if (error.empty() && entry.output != nullptr) std::memcpy(entry.output, state.results[k].data(), entry.bytes);
-        if (entry.handle != nullptr) state.engine.Finished(entry.handle, error);
+        state.on_device.push_back({std::move(entry), std::move(state.inputs[k]), std::move(state.results[k]), error,
+                                   closing.error.empty() ? settings_.device_cycles(rank) : 0});
         entry = {};
-        ++callbacks_;
       }
+      FinishOnDevice(state);
     });
+  }
+
+  void FinishOnDevice(RankState& state) {
+    std::vector<OnDevice> ended;
+    std::vector<OnDevice> running;
+    for (OnDevice& each : std::exchange(state.on_device, {}))
+      (each.cycles <= 0 ? ended : running).push_back(std::move(each));
+    state.on_device = std::move(running);
+    for (OnDevice& each : ended) {
+      const Entry& entry = each.entry;
+      if (entry.input != nullptr && std::memcmp(entry.input, each.input.data(), each.input.size()) != 0)
+        Complain("rank " + std::to_string(state.rank) + " writes what a device reduces");
+      if (each.error.empty() && entry.output != nullptr) std::memcpy(entry.output, each.result.data(), entry.bytes);
+      if (entry.handle != nullptr) state.engine.Finished(entry.handle, each.error);
+      ++callbacks_;
+    }
   }
 
   // Calls back under the queue's lock, as Horovod does.
   void Finalize(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
     state.alive = false;
+    for (OnDevice& each : state.on_device) each.cycles = 0;
+    FinishOnDevice(state);
     std::lock_guard<std::mutex> lock(state.queue_mutex);
     for (const auto& [name, entry] : state.table) {
       if (entry.handle != nullptr) state.engine.Finished(entry.handle, "Horovod has been shut down");

@@ -1,0 +1,41 @@
+#include "core/memory.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace horovod_partial {
+namespace {
+
+class HostMemory final : public Memory {
+ public:
+  int device() const override { return kHost; }
+
+  void* Allocate(std::size_t bytes) override {
+    constexpr std::size_t kAlignment = 64;  // for vector instructions
+    void* data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    if (data == nullptr && bytes != 0) throw std::bad_alloc();
+    return data;
+  }
+  void Free(void* data) override { std::free(data); }
+  void Copy(void* target, const void* source, std::size_t bytes) override { std::memcpy(target, source, bytes); }
+  void Zero(void* data, std::size_t bytes) override { std::memset(data, 0, bytes); }
+  void Add(DataType type, void* target, const void* source, std::size_t elements) override {
+    horovod_partial::Add(type, target, source, elements);
+  }
+  void Scale(DataType type, void* data, std::size_t elements, double factor) override {
+    horovod_partial::Scale(type, data, elements, factor);
+  }
+  bool AllFinite(DataType type, const void* data, std::size_t elements) override {
+    return horovod_partial::AllFinite(type, data, elements);
+  }
+};
+
+}  // namespace
+
+Memory& Memory::Host() {
+  static auto* memory = new HostMemory;  // buffers may outlive static objects
+  return *memory;
+}
+
+}  // namespace horovod_partial

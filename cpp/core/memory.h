@@ -1,0 +1,38 @@
+// Where a bucket's bytes lie, and how they are worked on there.
+#pragma once
+
+#include <cstddef>
+
+#include "core/dtype.h"
+
+namespace horovod_partial {
+
+// The host's memory, or a device's. Every operation has ended when it returns: late contributions need them, and those
+// that are on time do not. Any thread.
+class Memory {
+ public:
+  static constexpr int kHost = -1;
+  static Memory& Host();
+
+  virtual ~Memory() = default;
+  virtual int device() const = 0;  // its number, or kHost
+
+  // Throws std::bad_alloc; null for no bytes.
+  virtual void* Allocate(std::size_t bytes) = 0;
+  virtual void Free(void* data) = 0;
+  virtual void Copy(void* target, const void* source, std::size_t bytes) = 0;
+  virtual void Zero(void* data, std::size_t bytes) = 0;
+  // As the functions of dtype.h.
+  virtual void Add(DataType type, void* target, const void* source, std::size_t elements) = 0;
+  virtual void Scale(DataType type, void* data, std::size_t elements, double factor) = 0;
+  virtual bool AllFinite(DataType type, const void* data, std::size_t elements) = 0;
+};
+
+// Stands behind what a framework has queued on a device; whoever reads or writes an arrival's memory waits for it.
+class ReadyEvent {
+ public:
+  virtual ~ReadyEvent() = default;
+  virtual void Wait() = 0;
+};
+
+}  // namespace horovod_partial
