@@ -55,7 +55,7 @@ def check() -> None:
         table.add_row(framework, version if version and framework == "torch" else "no")
     for transport, feature in (("MPI", "mpi"), ("Gloo", "gloo")):
         table.add_row(f"rounds over {transport}", mark(feature in built.FEATURES))
-    table.add_row("rounds of GPU tensors", "no")
+    table.add_row("rounds of GPU tensors", "experimental" if "cuda" in built.FEATURES else "no")
     for policy in ("Full", "Solo", "Majority", "Quorum"):
         table.add_row(f"policy {policy}", "yes")
     failure = _self_test()

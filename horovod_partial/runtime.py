@@ -111,11 +111,15 @@ class Runtime:
     # --- Operations ----------------------------------------------------------------------------------------------
 
     def submit(
-        self, process_set: int, name: str, config: _attach.BucketConfig, source: int, target: int, gradients: int
+        self, process_set: int, name: str, config: _attach.BucketConfig, source: int, target: int, stream: int
     ) -> HANDLE:
-        """Arrives at a bucket's open round; `source` and `target` are addresses of the bucket's size."""
+        """Arrives at a bucket's open round with one gradient.
+
+        `source` and `target` are addresses of the bucket's size; `stream` is the device's stream on which the source is
+        being made, 0 on the host.
+        """
         self._use(process_set)
-        return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, gradients)
+        return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, 1, stream)
 
     def wait(self, handle: HANDLE) -> None:
         """Blocks until the arrival's result is there."""

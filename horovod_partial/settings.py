@@ -38,6 +38,9 @@ class Settings(BaseSettings):
     decision_log: str = Field(
         default="", description="File to which rank 0 records what it saw and decided; empty for none."
     )
+    experimental_gpu: bool = Field(
+        default=False, description="Accept CUDA tensors, although no run on a GPU has been recorded yet."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="warning", description="Least severe message shown."
     )

@@ -66,12 +66,13 @@ Registry& Sessions() {
 }
 
 // --- Hooks
-// --------------------------------------------------------------------------------------------------------------- All
-// on Horovod's background thread. One set for each transport, because each has originals of its own.
+// All on Horovod's background thread. One set for each transport, because each has originals of its own.
 
 // Travels with the handshake's allreduce, and tells its sender where Horovod's state is.
-class HandshakeContext final : public HostContext {
+class HandshakeContext final : public BucketContext {
  public:
+  HandshakeContext() : BucketContext(Memory::Host()) {}
+
   std::atomic<hvd::HorovodGlobalState*> state{nullptr};
 };
 
@@ -199,7 +200,7 @@ std::map<std::string, Attached>& AttachedLibraries() {
 }
 
 // The sum over all ranks of the fingerprint of what must be the same on them: the format of our messages.
-constexpr std::int64_t kFingerprint = 1;
+constexpr std::int64_t kFingerprint = 2;
 
 hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
   struct Result {
@@ -211,7 +212,7 @@ hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
   };
   const auto result = std::make_shared<Result>();
   const auto context = std::make_shared<HandshakeContext>();
-  const auto tensor = std::make_shared<HostTensor>(result->values, hvd::HOROVOD_INT64, std::vector<std::int64_t>{2},
+  const auto tensor = std::make_shared<TensorView>(result->values, hvd::HOROVOD_INT64, std::vector<std::int64_t>{2},
                                                    static_cast<std::int64_t>(sizeof result->values));
   const auto callback = [result](const hvd::Status& status) {
     std::lock_guard<std::mutex> lock(result->mutex);

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "attach/device.h"
 #include "attach/envelope.h"
 #include "attach/tensors.h"
 #include "engine/log.h"
@@ -238,7 +239,7 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
       std::int64_t elements = 1;
       const hvd::Request& request = requests_[name].last;
       for (const std::int64_t dimension : request.tensor_shape()) elements *= dimension;
-      PlaceZeros(name, request.tensor_type(), elements);
+      PlaceZeros(name, request.tensor_type(), elements, request.device());
     }
   });
 }
@@ -401,11 +402,12 @@ void Session::FillMissing(const hvd::ResponseList& responses) {
     const bool error = response.response_type() == hvd::Response::ERROR;
     for (std::size_t i = 0; i < response.tensor_names().size(); ++i)
       PlaceZeros(response.tensor_names()[i], error ? hvd::HOROVOD_UINT8 : response.tensor_type(),
-                 error ? 0 : response.tensor_sizes()[i]);
+                 error ? 0 : response.tensor_sizes()[i],
+                 error ? CPU_DEVICE_ID : response.devices()[static_cast<std::size_t>(rank_)]);
   }
 }
 
-void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements) {
+void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements, int device) {
   auto& queue = QueueAccess::Of(controller_);
   {
     std::lock_guard<std::mutex> lock(queue.mutex_);
@@ -413,12 +415,13 @@ void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::
   }
   const auto bytes = static_cast<std::size_t>(elements) * SizeOf(static_cast<DataType>(type));
   auto zeros = std::make_shared<Buffer>();
-  zeros->Reserve(bytes);
+  zeros->Reserve(bytes, MemoryOf(device));
   if (bytes > 0) zeros->Zero();
   hvd::TensorTableEntry entry;
   entry.tensor_name = wire_name;
-  entry.context = std::make_shared<HostContext>();
-  entry.tensor = entry.output = std::make_shared<HostTensor>(zeros->data(), type, std::vector<std::int64_t>{elements},
+  entry.context = std::make_shared<BucketContext>(MemoryOf(device));
+  entry.device = device;
+  entry.tensor = entry.output = std::make_shared<TensorView>(zeros->data(), type, std::vector<std::int64_t>{elements},
                                                              static_cast<std::int64_t>(bytes));
   entry.process_set_id = process_set_id_;
   entry.callback = [zeros](const hvd::Status&) {};
@@ -445,9 +448,12 @@ hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<BucketHandle>& bu
   const auto bytes = static_cast<std::int64_t>(bucket->core.bytes());
   hvd::TensorTableEntry made;
   made.tensor_name = WireName(bucket->core.name());
-  made.context = std::make_shared<HostContext>();
-  made.tensor = std::make_shared<HostTensor>(entry.input, type, config.shape, bytes);
-  made.output = std::make_shared<HostTensor>(entry.output, type, config.shape, bytes);
+  made.context = std::make_shared<BucketContext>(bucket->core.memory());
+  made.device = bucket->core.memory().device();
+  if (entry.ready != nullptr)
+    made.ready_event_list.AddReadyEvent(std::dynamic_pointer_cast<hvd::ReadyEvent>(entry.ready));
+  made.tensor = std::make_shared<TensorView>(entry.input, type, config.shape, bytes);
+  made.output = std::make_shared<TensorView>(entry.output, type, config.shape, bytes);
   made.process_set_id = process_set_id_;
   made.callback = [self = shared_from_this(), bucket](const hvd::Status& status) {
     const std::string error = status.ok() ? "" : status.reason();
@@ -466,7 +472,7 @@ std::string Session::Submit(const std::shared_ptr<BucketHandle>& bucket, const B
   request.set_tensor_name(WireName(bucket->core.name()));
   request.set_tensor_type(HorovodType(config.options.type));
   request.set_tensor_shape(config.shape);
-  request.set_device(CPU_DEVICE_ID);
+  request.set_device(bucket->core.memory().device());
   request.set_reduce_op(TravellingSum());
   request.set_prescale_factor(config.prescale_factor);
   request.set_postscale_factor(config.postscale_factor);

@@ -10,9 +10,9 @@
 namespace horovod_partial::attach {
 
 // Memory that somebody else owns: the application, or the bucket.
-class HostTensor final : public hvd::Tensor {
+class TensorView final : public hvd::Tensor {
  public:
-  HostTensor(const void* data, hvd::DataType type, std::vector<std::int64_t> shape, std::int64_t bytes)
+  TensorView(const void* data, hvd::DataType type, std::vector<std::int64_t> shape, std::int64_t bytes)
       : data_(data), type_(type), shape_(std::move(shape)), bytes_(bytes) {}
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wignored-qualifiers"  // Horovod's declaration has the meaningless const
@@ -29,9 +29,9 @@ class HostTensor final : public hvd::Tensor {
   const std::int64_t bytes_;
 };
 
-class HostBuffer final : public hvd::PersistentBuffer {
+class FusionBuffer final : public hvd::PersistentBuffer {
  public:
-  explicit HostBuffer(std::size_t size) { buffer_.Reserve(size); }
+  FusionBuffer(std::size_t size, Memory& memory) { buffer_.Reserve(size, memory); }
   const void* AccessData(std::shared_ptr<hvd::OpContext>) const override { return buffer_.data(); }
 
  private:
@@ -40,10 +40,12 @@ class HostBuffer final : public hvd::PersistentBuffer {
 
 // Horovod asks the context of the first tensor of a fused response for the fusion buffer. It keeps one for each
 // framework; ours counts as PyTorch's, whose buffers do not ask the context in return, as TensorFlow's would.
-class HostContext : public hvd::OpContext {
+class BucketContext : public hvd::OpContext {
  public:
+  explicit BucketContext(Memory& memory) : memory_(memory) {}
+
   hvd::Status AllocatePersistent(std::int64_t size, std::shared_ptr<hvd::PersistentBuffer>* buffer) override {
-    *buffer = std::make_shared<HostBuffer>(static_cast<std::size_t>(size));
+    *buffer = std::make_shared<FusionBuffer>(static_cast<std::size_t>(size), memory_);
     return hvd::Status::OK();
   }
   hvd::Status AllocateOutput(hvd::TensorShape, std::shared_ptr<hvd::Tensor>*,
@@ -54,6 +56,9 @@ class HostContext : public hvd::OpContext {
     return hvd::Status::UnknownError("only a join allocates zeros");
   }
   hvd::Framework framework() const override { return hvd::Framework::PYTORCH; }
+
+ private:
+  Memory& memory_;
 };
 
 }  // namespace horovod_partial::attach

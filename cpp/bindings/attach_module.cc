@@ -2,10 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
 #include <optional>
 
 #include "attach/attachment.h"
+#include "attach/device.h"
 #include "attach/library.h"
 
 namespace py = pybind11;
@@ -39,7 +39,7 @@ class Handle {
   void CopyReplay(std::size_t index, std::uintptr_t pointer) const {
     std::lock_guard<std::mutex> lock(bucket_->mutex);
     const Buffer& result = work_->replay.at(index);
-    std::memcpy(reinterpret_cast<void*>(pointer), result.data(), result.size());
+    bucket_->core.memory().Copy(reinterpret_cast<void*>(pointer), result.data(), result.size());
   }
 
  private:
@@ -48,8 +48,9 @@ class Handle {
   std::shared_ptr<Work> work_;
 };
 
+// `stream` is the device's, on which the framework has queued what makes the input; 0 on the host.
 Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
-              std::uintptr_t input, std::uintptr_t output, int gradients) {
+              std::uintptr_t input, std::uintptr_t output, int gradients, std::uintptr_t stream) {
   py::gil_scoped_release release;
   static char nothing;  // the address of a tensor without elements may be null, which means no tensor at all
   const auto address = [](std::uintptr_t pointer) {
@@ -57,7 +58,8 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   };
   auto session = attach::SessionOf(library, process_set);
   auto bucket = session->engine().Declare(name, config);
-  auto work = session->engine().Arrive(bucket, {address(input), address(output), gradients});
+  auto ready = attach::RecordReadyEvent(config.options.memory->device(), stream);
+  auto work = session->engine().Arrive(bucket, {address(input), address(output), gradients, std::move(ready)});
   return {std::move(session), std::move(bucket), std::move(work)};
 }
 
@@ -86,8 +88,9 @@ Round Completed(const std::string& library, std::int32_t process_set, const std:
 BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, const std::string& rule, int quorum,
                         std::uint64_t seed, Round max_staleness, double grace_seconds, const std::string& description,
                         const std::string& missed, bool divide_by_contributors, bool discard_late, bool drop_nonfinite,
-                        bool drop_nonfinite_results, double prescale, double postscale) {
+                        bool drop_nonfinite_results, double prescale, double postscale, int device) {
   BucketConfig config;
+  config.options.memory = &attach::MemoryOf(device);
   config.options.type = static_cast<DataType>(type);
   config.options.elements = 1;
   for (const std::int64_t dimension : shape) config.options.elements *= static_cast<std::size_t>(dimension);
@@ -206,7 +209,8 @@ PYBIND11_MODULE(_attach, m) {
       .def(py::init(&MakeConfig), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("rule"), py::arg("quorum"),
            py::arg("seed"), py::arg("max_staleness"), py::arg("grace_seconds"), py::arg("description"),
            py::arg("missed"), py::arg("divide_by_contributors"), py::arg("discard_late"), py::arg("drop_nonfinite"),
-           py::arg("drop_nonfinite_results"), py::arg("prescale_factor"), py::arg("postscale_factor"));
+           py::arg("drop_nonfinite_results"), py::arg("prescale_factor"), py::arg("postscale_factor"),
+           py::arg("device"));
 
   m.def("attach", &attach::Attach, py::arg("library"));
   m.def(
@@ -226,7 +230,7 @@ PYBIND11_MODULE(_attach, m) {
       },
       py::arg("waiting_seconds"), py::arg("parked_seconds"), py::arg("decision_log"));
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
-        py::arg("input"), py::arg("output"), py::arg("gradients") = 1);
+        py::arg("input"), py::arg("output"), py::arg("gradients"), py::arg("stream"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));
   m.def("completed", &Completed, py::arg("library"), py::arg("process_set"), py::arg("name"));
   m.def("deliver", &Call<&Engine::Deliver>, py::arg("library"), py::arg("process_set"));

@@ -18,9 +18,10 @@ const char* const kShutDown = "Horovod has been shut down, by this rank or by an
 Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
 bool BucketConfig::operator==(const BucketConfig& other) const {
-  return options.type == other.options.type && options.elements == other.options.elements &&
-         options.missed == other.options.missed && options.divisor == other.options.divisor &&
-         options.discard_late == other.options.discard_late && options.drop_nonfinite == other.options.drop_nonfinite &&
+  return options.memory == other.options.memory && options.type == other.options.type &&
+         options.elements == other.options.elements && options.missed == other.options.missed &&
+         options.divisor == other.options.divisor && options.discard_late == other.options.discard_late &&
+         options.drop_nonfinite == other.options.drop_nonfinite &&
          options.drop_nonfinite_results == other.options.drop_nonfinite_results && shape == other.shape &&
          policy.description == other.policy.description && prescale_factor == other.prescale_factor &&
          postscale_factor == other.postscale_factor;
@@ -59,7 +60,7 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
                                 " is in use by an operation that has not been synchronized; use another name");
   }
   if (arrival.output == nullptr) {
-    work->scratch.Reserve(bucket->core.bytes());
+    work->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
     work->arrival.output = work->scratch.data();
   }
   bucket->arrived = now;

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from horovod_partial.torch.operations import PartialHandle, check_device, runtime, wire_dtype
+from horovod_partial.torch.operations import PartialHandle, arrive, check_device, runtime, wire_dtype
 
 
 class Widened:
@@ -41,7 +41,7 @@ class GradientBucket:
         self.name = name
         self.parameters = list(parameters)
         self.compression = Widened if first.dtype == torch.bfloat16 else compression
-        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype)
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         self.views = self._views_of(self.flat)
         # What travels has this type and shape; asking the compressor with a tensor of no elements costs nothing.
         self.wire_dtype = wire_dtype(self.compression.compress(self.flat[:0])[0].dtype)
@@ -81,8 +81,7 @@ class GradientBucket:
         wire, self._context = self.compression.compress(self.flat)
         if wire.shape != self.flat.shape or not wire.is_contiguous() or wire.dtype != self.wire_dtype:
             raise ValueError("a partial policy needs a compression that changes the dtype only; use Full() for others")
-        handle = runtime.submit(process_set, self.name, config, wire.data_ptr(), wire.data_ptr(), 1)
-        self.handle = PartialHandle(handle, wire, wire, wire)
+        self.handle = PartialHandle(arrive(process_set, self.name, config, wire, wire), wire, wire, wire)
 
     def finish(self, scale: float, fold: bool) -> list[torch.Tensor]:
         """Wait for the round; the newest result is in the gradients then.
@@ -113,7 +112,7 @@ class GradientBucket:
 
     def collect(self, process_set: int) -> list[torch.Tensor]:
         """The results that this rank has missed, oldest first, without an arrival; empty if there are none."""
-        wire = torch.empty(self.flat.shape, dtype=self.wire_dtype)
+        wire = self._empty_wire()
         handle = runtime.collect(process_set, self.name, wire.data_ptr())
         if handle is None:
             return []
@@ -135,11 +134,17 @@ class GradientBucket:
         if scale != 1.0:
             self.flat.mul_(scale)
 
+    def _empty_wire(self) -> torch.Tensor:
+        wire = torch.empty(self.flat.shape, dtype=self.wire_dtype, device=self.flat.device)
+        if wire.is_cuda:  # its memory may still be in use by what is queued; the core does not know of that
+            torch.cuda.current_stream(wire.device).synchronize()
+        return wire
+
     def _earlier(self, handle: Any) -> list[torch.Tensor]:
         # Unscaled: a scaler unscales the gradients of the step, which are the newest.
         results = []
         for index in range(handle.replay_count()):
-            wire = torch.empty(self.flat.shape, dtype=self.wire_dtype)
+            wire = self._empty_wire()
             handle.copy_replay(index, wire.data_ptr())
             results.append(wire.to(self.flat.dtype))
         return results
@@ -158,10 +163,14 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
+    return tensor.dtype, tensor.device
+
+
 def plan(
     parameters: Iterable[torch.nn.Parameter], groups: Sequence[Sequence[torch.nn.Parameter]] | None, bucket_bytes: float
 ) -> list[list[torch.nn.Parameter]]:
-    """Which gradients travel together: in reverse order, as backward makes them, one dtype to a bucket.
+    """Which gradients travel together: in reverse order, as backward makes them, one dtype and device to a bucket.
 
     Args:
         parameters: those that need gradients, in the order of the model.
@@ -172,13 +181,13 @@ def plan(
     buckets: list[list[torch.nn.Parameter]] = []
     for group in groups or ():
         wanted = set(group)
-        for dtype in dict.fromkeys(p.dtype for p in remaining if p in wanted):
-            buckets.append([p for p in reversed(remaining) if p in wanted and p.dtype == dtype])
+        for kind in dict.fromkeys(_kind(p) for p in remaining if p in wanted):
+            buckets.append([p for p in reversed(remaining) if p in wanted and _kind(p) == kind])
         remaining = [p for p in remaining if p not in wanted]
-    for dtype in dict.fromkeys(p.dtype for p in remaining):
+    for kind in dict.fromkeys(map(_kind, remaining)):
         bucket: list[torch.nn.Parameter] = []
         size = 0
-        for parameter in reversed([p for p in remaining if p.dtype == dtype]):
+        for parameter in reversed([p for p in remaining if _kind(p) == kind]):
             bucket.append(parameter)
             size += parameter.numel() * parameter.element_size()
             if size >= bucket_bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,6 +110,7 @@ def make_config(
     *,
     dtype: torch.dtype,
     shape: tuple[int, ...],
+    device: int = -1,
     sync: Policy,
     size: int,
     op: int = Average,
@@ -159,6 +161,7 @@ def make_config(
         drop_nonfinite_results=drop_nonfinite_results,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor / size if average and divisor == "ranks" else postscale_factor,
+        device=device,
     )
 
 
@@ -176,11 +179,36 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_device(device: torch.device) -> None:
-    """Refuse tensors that are not on the host."""
-    if device.type != "cpu":
+    """Refuse tensors whose memory the core cannot work on.
+
+    Raises:
+        ValueError: the tensor is neither on the host nor, where that is allowed, on a CUDA device.
+    """
+    if device.type == "cpu":
+        return
+    advice = "use sync=hvd.Full(), or move them to the CPU"
+    if device.type != "cuda":
+        raise ValueError(f"partial collectives of tensors on {device} are not supported; {advice}")
+    if not settings().experimental_gpu:
         raise ValueError(
-            f"partial collectives of tensors on {device} are not supported yet; use sync=hvd.Full(), or move them to the CPU"
+            f"partial collectives of tensors on {device} have not been tried on a GPU yet; {advice}, or set "
+            "HOROVOD_PARTIAL_EXPERIMENTAL_GPU=1"
         )
+    if not mpi_ops.cuda_built():
+        raise ValueError(f"Horovod was built without CUDA, and cannot reduce tensors on {device}; {advice}")
+    if os.environ.get("HOROVOD_ENABLE_ASYNC_COMPLETION", "0") not in ("", "0"):
+        raise ValueError(
+            "partial collectives need HOROVOD_ENABLE_ASYNC_COMPLETION=0: they use results on the host's time"
+        )
+
+
+def device_number(device: torch.device) -> int:
+    """Horovod's number for a device: -1 is the host."""
+    return -1 if device.type == "cpu" else device.index
+
+
+def _stream(device: torch.device) -> int:
+    return 0 if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def partial_allreduce_async_(
@@ -320,6 +348,7 @@ def _submit(
     config = make_config(
         dtype=wire_dtype(tensor.dtype),
         shape=tuple(tensor.shape),
+        device=device_number(tensor.device),
         sync=policy,
         size=process_set.size(),
         op=op,
@@ -336,12 +365,18 @@ def _submit(
 def submit(
     tensor: torch.Tensor, output: torch.Tensor, name: str, process_set: ProcessSet, config: _attach.BucketConfig
 ) -> PartialHandle:
-    """Arrive at a bucket's open round with a contiguous tensor of the host, widened if its type does not travel."""
+    """Arrive at a bucket's open round with a contiguous tensor, widened if its type does not travel."""
     wire = wire_dtype(tensor.dtype)
     source = tensor.to(wire)
     work = output if wire == output.dtype else torch.empty_like(source)
-    handle = runtime.submit(process_set.process_set_id, name, config, source.data_ptr(), work.data_ptr(), 1)
-    return PartialHandle(handle, source, work, output)
+    return PartialHandle(arrive(process_set.process_set_id, name, config, source, work), source, work, output)
+
+
+def arrive(
+    process_set: int, name: str, config: _attach.BucketConfig, source: torch.Tensor, target: torch.Tensor
+) -> Any:
+    """Arrive with tensors of the bucket's own shape and dtype; returns the core's handle."""
+    return runtime.submit(process_set, name, config, source.data_ptr(), target.data_ptr(), _stream(source.device))
 
 
 def synchronize(handle: PartialHandle | int) -> torch.Tensor:

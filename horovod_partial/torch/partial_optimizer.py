@@ -21,7 +21,7 @@ from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.full_optimizer import synchronize_before_unscaling, unwrapped
-from horovod_partial.torch.operations import PartialHandle, make_config, runtime, submit, wire_dtype
+from horovod_partial.torch.operations import PartialHandle, device_number, make_config, runtime, submit, wire_dtype
 
 
 def wrap(
@@ -165,6 +165,7 @@ class _Methods(torch.optim.Optimizer):
         return make_config(
             dtype=bucket.wire_dtype,
             shape=tuple(bucket.flat.shape),
+            device=device_number(bucket.flat.device),
             size=self.process_set.size(),
             prescale_factor=1.0 / self._predivide,
             postscale_factor=self._predivide,
@@ -420,6 +421,7 @@ def partial_model_average_(model: torch.Tensor, name: str, process_set: ProcessS
         make_config(
             dtype=wire_dtype(model.dtype),
             shape=tuple(model.shape),
+            device=device_number(model.device),
             sync=Quorum(1.0),
             size=process_set.size(),
             missed="latest",

@@ -1,0 +1,54 @@
+"""Which tensors a partial collective takes, by the device that they lie on. What runs on a GPU is not tested here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from horovod_partial.settings import settings
+from horovod_partial.torch.operations import check_device, device_number, mpi_ops
+
+CUDA = torch.device("cuda", 1)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+def test_the_host() -> None:
+    check_device(torch.device("cpu"))
+    assert device_number(torch.device("cpu")) == -1
+    assert device_number(CUDA) == 1
+
+
+def test_other_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="tensors on meta are not supported; use sync=hvd.Full"):
+        check_device(torch.device("meta"))
+
+
+def test_gpus_are_refused_until_asked_for() -> None:
+    with pytest.raises(
+        ValueError, match=r"tensors on cuda:1 have not been tried .* HOROVOD_PARTIAL_EXPERIMENTAL_GPU=1"
+    ):
+        check_device(CUDA)
+
+
+def test_gpus_need_a_horovod_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_PARTIAL_EXPERIMENTAL_GPU", "1")
+    monkeypatch.setattr(mpi_ops, "cuda_built", lambda: False)
+    with pytest.raises(ValueError, match="built without CUDA"):
+        check_device(CUDA)
+
+
+def test_gpus_need_results_on_the_hosts_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_PARTIAL_EXPERIMENTAL_GPU", "1")
+    monkeypatch.setattr(mpi_ops, "cuda_built", lambda: True)
+    check_device(CUDA)
+    monkeypatch.setenv("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
+    with pytest.raises(ValueError, match="HOROVOD_ENABLE_ASYNC_COMPLETION=0"):
+        check_device(CUDA)
