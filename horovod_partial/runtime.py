@@ -21,7 +21,7 @@ from horovod_partial.settings import settings
 
 HANDLE = Any  # _attach.Handle
 
-_REINSTALL = "reinstall it with `pip install --no-build-isolation --force-reinstall --no-deps horovod-partial`"
+_REINSTALL = "reinstall it from its source: pip install --no-build-isolation --force-reinstall --no-deps"
 
 
 class Runtime:
@@ -68,7 +68,17 @@ class Runtime:
         """
         if sys.exc_info()[0] is None:
             self._end()
+        self._used_process_sets.clear()
         self._mpi_ops.shutdown()
+
+    def restart(self) -> None:
+        """`shutdown`, whatever has become of the other ranks, then `init`: for elastic jobs."""
+        try:
+            self.shutdown()
+        except HorovodInternalError as error:
+            log.logger.info("what was pending is lost: %s", error)
+            self._mpi_ops.shutdown()
+        self.init()
 
     def join(self, *args: Any, **kwargs: Any) -> int:
         """Delivers what this rank has pending, then joins as `horovod.torch.join` does."""
@@ -77,10 +87,11 @@ class Runtime:
         return self._mpi_ops.join(*args, **kwargs)
 
     def _end(self) -> None:
-        if self._mpi_ops.is_initialized():
-            for process_set in sorted(self._used_process_sets, reverse=True):
-                self._guarded(_attach.end, self._library, process_set)
+        process_sets = sorted(self._used_process_sets, reverse=True)
         self._used_process_sets.clear()
+        if self._mpi_ops.is_initialized():
+            for process_set in process_sets:
+                self._guarded(_attach.end, self._library, process_set)
 
     def _watch_for_exceptions(self) -> None:
         previous = sys.excepthook

@@ -19,9 +19,12 @@ class Registry {
  public:
   void Begin(hvd::Controller& controller) {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto& session = sessions_[&controller];
-    if (session != nullptr) session->Retire();
-    session = std::make_shared<Session>(controller, options_);
+    for (auto it = sessions_.begin(); it != sessions_.end();) {
+      const bool over = it->first == &controller || it->second->ControllerIsGone();
+      if (over) it->second->Retire();
+      it = over ? sessions_.erase(it) : std::next(it);
+    }
+    sessions_[&controller] = std::make_shared<Session>(controller, options_);
   }
   std::shared_ptr<Session> Find(hvd::Controller& controller) const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -201,6 +204,7 @@ std::map<std::string, Attached>& AttachedLibraries() {
 
 // The sum over all ranks of the fingerprint of what must be the same on them: the format of our messages.
 constexpr std::int64_t kFingerprint = 2;
+constexpr auto kPollInterval = std::chrono::milliseconds(100);  // of Ctrl-C, in a wait
 
 hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
   struct Result {
@@ -225,7 +229,11 @@ hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
                        callback, hvd::ReduceOp::SUM, 1.0, 1.0, 0);
   if (!status.ok()) throw TransportError(status.reason());
   std::unique_lock<std::mutex> lock(result->mutex);
-  result->done.wait(lock, [&] { return result->finished; });
+  while (!result->done.wait_for(lock, kPollInterval, [&] { return result->finished; })) {
+    lock.unlock();
+    Session::CheckInterrupt();
+    lock.lock();
+  }
   if (!result->error.empty()) throw TransportError(result->error);
   if (result->values[1] != result->values[0] * kFingerprint)
     throw AttachError("the ranks run different versions of horovod-partial; install the same one everywhere");
@@ -262,7 +270,9 @@ void Attach(const std::string& library_path) {
 #if HAVE_MPI
   PrepareTransport<Mpi>(prepared, library);
 #endif
-  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // all were found: only now is anything changed
+  for (const auto& [slot, hook] : prepared) slot.MakeWritable();
+  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // nothing can fail any more: only now is anything changed
+  for (const auto& [slot, hook] : prepared) slot.Seal();
   libraries[library_path] = attached;
 }
 
@@ -293,6 +303,7 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   // A process set that was added later learns its state in its first cycle.
   while (!session->ready()) {
     if (!global->Alive()) throw TransportError(hvd::SHUT_DOWN_ERROR.reason());
+    Session::CheckInterrupt();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return session;

@@ -13,8 +13,8 @@ namespace horovod_partial::attach {
 namespace {
 
 const char* const kRemedy =
-    "; reinstall horovod-partial against this Horovod (pip install --no-build-isolation --force-reinstall "
-    "horovod-partial)";
+    "; reinstall horovod-partial against this Horovod: pip install --no-build-isolation --force-reinstall --no-deps, "
+    "from its source";
 
 std::string Scope(const std::string& class_name) {
   return "N7horovod6common" + std::to_string(class_name.size()) + class_name;
@@ -80,15 +80,19 @@ Slot::Slot(const Library& library, const std::string& class_name, const std::str
                     " (is another plugin attached?)" + kRemedy);
 }
 
-void Slot::Set(void* function) const {
+int Slot::Protect(int protection) const {
   const auto page_size = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<std::uintptr_t>(address_);
-  void* const page = reinterpret_cast<void*>(address / page_size * page_size);
-  // Tables lie in memory that is made read-only after loading (RELRO).
-  if (mprotect(page, page_size, PROT_READ | PROT_WRITE) != 0)
-    throw AttachError(std::string("Horovod's virtual tables cannot be written: ") + std::strerror(errno));
-  __atomic_store_n(address_, function, __ATOMIC_SEQ_CST);
-  mprotect(page, page_size, PROT_READ);
+  return mprotect(reinterpret_cast<void*>(address / page_size * page_size), page_size, protection);
 }
+
+void Slot::MakeWritable() const {
+  if (Protect(PROT_READ | PROT_WRITE) != 0)
+    throw AttachError(std::string("Horovod's virtual tables cannot be written: ") + std::strerror(errno));
+}
+
+void Slot::Set(void* function) const { __atomic_store_n(address_, function, __ATOMIC_SEQ_CST); }
+
+void Slot::Seal() const { Protect(PROT_READ); }
 
 }  // namespace horovod_partial::attach

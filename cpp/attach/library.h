@@ -36,9 +36,15 @@ class Slot {
   Slot(const Library& library, const std::string& class_name, const std::string& method);
 
   void* original() const { return original_; }
+  // Tables lie in memory that is made read-only after loading (RELRO), many slots in one page: make it writable for all
+  // of them, which may throw AttachError, then set them, then seal it again.
+  void MakeWritable() const;
   void Set(void* function) const;
+  void Seal() const;
 
  private:
+  int Protect(int protection) const;
+
   void** address_ = nullptr;
   void* original_ = nullptr;
 };

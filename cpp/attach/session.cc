@@ -178,6 +178,7 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
   Guard("RecvReadyTensors", [&] {
     std::lock_guard<std::mutex> lock(coordinator_mutex_);
     const Time now = Now();
+    WarnAboutWaits(now);  // with Horovod's response cache off there are no ticks
     // The other ranks' messages: ours are taken out, and go back in when their round closes.
     for (Rank rank = 1; rank < size_; ++rank) {
       auto& list = ready[static_cast<std::size_t>(rank)];
@@ -433,10 +434,10 @@ void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::
 
 bool Session::Alive() const {
   const hvd::HorovodGlobalState* state = state_;
-  return state != nullptr && !retired_ && state->initialization_done && !state->shut_down;
+  return state != nullptr && !retired_ && !ControllerIsGone() && state->initialization_done && !state->shut_down;
 }
 
-void Session::Interrupt() const {
+void Session::CheckInterrupt() {
   if (const auto& interrupt = InterruptFunction()) interrupt();
 }
 

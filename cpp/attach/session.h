@@ -65,8 +65,10 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void Retract(const BucketHandle& bucket) override;
   void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
   bool Alive() const override;
-  void Interrupt() const override;
+  void Interrupt() const override { CheckInterrupt(); }
   static void SetInterrupt(std::function<void()> interrupt);
+  static void CheckInterrupt();  // may throw what ends a wait, as Ctrl-C does
+  bool ControllerIsGone() const { return alive_.expired(); }
 
  private:
   hvd::TensorTableEntry MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry);

@@ -312,7 +312,8 @@ std::string Coordinator::DescribeWaits(Time oldest) const {
   if (flush_since_ <= oldest) {
     text << (text.tellp() > 0 ? "\n" : "") << "a flush, or the end of the job, waits for ranks";
     for (Rank rank = 0; rank < size_; ++rank)
-      if (levels_[Index(rank)].flush == Report::Flush::kNone && !joined_[Index(rank)]) text << ' ' << rank;
+      if (used_[Index(rank)] && levels_[Index(rank)].flush == Report::Flush::kNone && !joined_[Index(rank)])
+        text << ' ' << rank;
   }
   return text.str();
 }

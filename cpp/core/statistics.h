@@ -23,7 +23,7 @@ struct BucketStatistics {
   std::vector<std::int64_t> fresh;          // fresh[n]: rounds with n fresh contributors
   std::map<Round, std::int64_t> staleness;  // rounds -> contributions
   double waited_seconds = 0;                // by this rank's application, for results
-  std::int64_t dropped = 0;                 // this rank's contributions that were not finite
+  std::int64_t dropped = 0;                 // contributions and missed results of this rank that were not finite
 
  private:
   std::vector<Round> last_contribution_;

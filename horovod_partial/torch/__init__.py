@@ -11,6 +11,7 @@ from horovod.torch import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
 from horovod.torch.compression import Compression as Compression
 from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
+import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
 from horovod_partial.policies import Full, Majority, Quorum, Solo
 from horovod_partial.torch.operations import (
     RoundInfo,
@@ -36,6 +37,7 @@ __all__ = [  # what is not horovod.torch's own
     "Quorum",
     "RoundInfo",
     "Solo",
+    "elastic",
     "flush",
     "init",
     "join",

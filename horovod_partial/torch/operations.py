@@ -328,9 +328,7 @@ def _submit(
     options: _Options,
 ) -> PartialHandle | int:
     policy = policies.resolve(sync, settings().sync)
-    missed = settings().missed if options.missed is None else options.missed
-    if missed == "auto":
-        missed = "sum"
+    missed = "sum" if options.missed is None else options.missed
     if missed not in ("sum", "latest"):
         raise ValueError(
             f"missed must be 'sum' or 'latest' here, not {missed!r}: one tensor cannot hold several results"
@@ -341,7 +339,7 @@ def _submit(
     if not name:
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise ValueError("partial collectives are not differentiable; pass tensor.detach(), or use sync=hvd.Full()")
+        raise ValueError("partial collectives are not differentiable; pass tensor.detach(), or use hvd.allreduce")
     check_device(tensor.device)
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous.")

@@ -111,6 +111,22 @@ def test_shutdown_then_init(job: Job) -> None:
     assert set(job.notes("results").values()) == {repr([[size] * 3, [size] * 4])}
 
 
+@pytest.mark.launch(transports=("gloo",), ranks=(2,))  # Horovod's elastic jobs run over Gloo
+@pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "majority"])
+def test_a_rank_is_added_to_an_elastic_job(job: Job, policy: str) -> None:
+    size = job.setup.ranks
+    hosts, script = job.folder / "hosts", job.folder / "discover"
+    hosts.write_text(f"localhost:{size}\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    options = ["--min-np", str(size), "--max-np", str(size + 1), "--host-discovery-script", str(script)]
+    job.start("elastic", policy, str(size + 1), options=[*options, "--network-interfaces", "lo"])
+    job.wait_for_notes("running")
+    hosts.write_text(f"localhost:{size + 1}\n")
+    assert job.wait() == 0, job.output()
+    assert job.notes("ended") == dict.fromkeys(range(size + 1), f"{size + 1} True True"), job.output()
+
+
 def test_i6_a_wait_ends_when_horovod_is_shut_down(job: Job) -> None:
     assert job.run("stale_handle") == 0, job.output()
     assert re.search("(?i)shut ?down", job.notes("result")[0]), job.notes("result")

@@ -1,4 +1,4 @@
-"""I6: nobody hangs. Ranks that do unequal work, join, leave, or wait for each other elsewhere (design, rules 7 to 9)."""
+"""I6: nobody hangs. Ranks that do unequal work, join, leave, or wait for each other elsewhere (rules 7 and 8 of the protocol)."""
 
 from __future__ import annotations
 

@@ -467,7 +467,7 @@ class FakeHorovod {
     state.on_device = std::move(running);
     for (OnDevice& each : ended) {
       const Entry& entry = each.entry;
-      if (entry.input != nullptr && std::memcmp(entry.input, each.input.data(), each.input.size()) != 0)
+      if (!each.input.empty() && std::memcmp(entry.input, each.input.data(), each.input.size()) != 0)
         Complain("rank " + std::to_string(state.rank) + " writes what a device reduces");
       if (each.error.empty() && entry.output != nullptr) std::memcpy(entry.output, each.result.data(), entry.bytes);
       if (entry.handle != nullptr) state.engine.Finished(entry.handle, each.error);

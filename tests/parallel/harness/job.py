@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.launch import Processes, environment
@@ -29,10 +29,10 @@ class Job:
         self.folder = folder
         self._processes: Processes | None = None
 
-    def start(self, program: str, *arguments: str, **variables: str) -> None:
-        """Start `programs/<program>.py` under `horovodrun`."""
+    def start(self, program: str, *arguments: str, options: Sequence[str] = (), **variables: str) -> None:
+        """Start `programs/<program>.py` under `horovodrun`, with more options of that."""
         command = [sys.executable, str(PROGRAMS / f"{program}.py"), *arguments]
-        self._processes = Processes(self.setup, command, self.folder, **self._variables(variables))
+        self._processes = Processes(self.setup, command, self.folder, options, **self._variables(variables))
 
     def run(self, program: str, *arguments: str, **variables: str) -> int:
         """Start a program, wait for its end, and return the exit status of `horovodrun`."""

@@ -43,11 +43,11 @@ class Outcome:
     text: str = ""
 
 
-def horovodrun(setup: Setup, command: Sequence[str]) -> list[str]:
-    """The command line that starts `command` on the ranks of a setup."""
+def horovodrun(setup: Setup, command: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """The command line that starts `command` on the ranks of a setup, with more options of `horovodrun`."""
     run = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(setup.ranks)]
     run += ["--mpi", f"--mpi-args={MPI_ARGUMENTS}"] if setup.transport == "mpi" else ["--gloo"]
-    return [*run, *command]
+    return [*run, *options, *command]
 
 
 def environment(setup: Setup, **more: str) -> dict[str, str]:
@@ -68,13 +68,15 @@ def build_double(name: str, folder: Path) -> Path:
 class Processes:
     """A running `horovodrun` and its ranks, each of which writes `rank.<n>.pid` into the folder."""
 
-    def __init__(self, setup: Setup, command: Sequence[str], folder: Path, **variables: str) -> None:
+    def __init__(
+        self, setup: Setup, command: Sequence[str], folder: Path, options: Sequence[str] = (), **variables: str
+    ) -> None:
         self.setup = setup
         self.folder = folder
         self.log = folder / "log"
         with self.log.open("wb") as log:
             self.popen = subprocess.Popen(
-                horovodrun(setup, command),
+                horovodrun(setup, command, options),
                 env=environment(setup, PARTIAL_TEST_FOLDER=str(folder), **variables),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,0 +1,23 @@
+"""All of `horovod.torch.elastic`; `run` also takes care of partial collectives when ranks come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from horovod.common.elastic import run_fn
+from horovod.torch.elastic import ElasticSampler, TorchState
+
+from horovod_partial.torch.operations import runtime
+
+__all__ = ["ElasticSampler", "TorchState", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """`horovod.torch.elastic.run`.
+
+    Where ranks are added or removed, what is pending is delivered first; call the optimizer's `flush` before
+    `state.commit()` to have it in the state too. Where a rank has failed, what was pending is lost, as is all that
+    happened after the last commit.
+    """
+    return run_fn(func, runtime.restart)

@@ -1,0 +1,41 @@
+"""Trains in an elastic job until a rank has been added and some steps have passed: `elastic.py POLICY SIZE`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from common import note
+
+import horovod_partial.torch as hvd
+
+policy, final_size = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+hvd.init()
+model = torch.nn.Linear(4, 1)
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model.named_parameters(), sync=policy
+)
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, steps=0, steps_at_final_size=0)
+
+
+@hvd.elastic.run
+def train(state: hvd.elastic.TorchState) -> None:
+    while state.steps_at_final_size < 20:
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        state.steps += 1
+        state.steps_at_final_size += 1 if hvd.size() == final_size else 0
+        if state.steps == 10:
+            note("running")
+        if state.steps % 5 == 0:
+            optimizer.flush()
+            state.commit()
+
+
+train(state)
+optimizer.flush()
+weights = hvd.allgather(torch.cat([p.detach().reshape(1, -1) for p in model.parameters()], 1), name="weights")
+distance = (weights - weights[0]).abs().max().item()
+note("ended", f"{hvd.size()} {distance < 1e-5} {state.steps > 20}")
