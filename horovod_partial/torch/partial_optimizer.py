@@ -40,7 +40,7 @@ def wrap(
     """An instance of a subclass of the optimizer's class that shares its state and parameter groups."""
     base = type(optimizer)
     if issubclass(base, torch.optim.LBFGS):
-        raise ValueError(
+        raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
             "LBFGS evaluates its closure several times a step, which a partial policy cannot follow; use Full()"
         )
     names = check_names(optimizer, named_parameters)
@@ -451,7 +451,7 @@ def _check_groups(
     for group in groups:
         for parameter in group:
             if not isinstance(parameter, torch.Tensor):
-                raise ValueError("groups must consist of torch.Tensor.")
+                raise ValueError("groups must consist of torch.Tensor.")  # noqa: TRY004 (as Horovod)
             if id(parameter) in seen:
                 raise ValueError("A parameter can only appear once in groups.")
             seen.add(id(parameter))

@@ -381,7 +381,7 @@ def test_large_buckets_beside_fused_ones(world: World) -> None:
             arrive(1)
             expect(world.size - 1)
         for name in names:
-            world.until(lambda name=name: completed(name) >= 2 + step, "the round has ended here")
+            world.until(lambda name=name, step=step: completed(name) >= 2 + step, "the round has ended here")
     if world.rank == late:
         arrive(0)
         expect(2 * (world.size - 1))
