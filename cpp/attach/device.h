@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/memory.h"
+#include "engine/ready_event.h"
 
 namespace horovod_partial::attach {
 

@@ -138,6 +138,7 @@ void Session::Tick(std::vector<long long>& status_bits) {
   hooks_run_ |= kCrossRankBitwiseAnd;
   if (state_ == nullptr) return;
   Guard("CrossRankBitwiseAnd", [&] {
+    engine_.ArriveWhatIsReady();
     const Time now = Now();
     bool cycle = engine_.WantsCycle(now, ForeignSince(now));
     if (coordinator_ != nullptr) {
@@ -162,6 +163,7 @@ void Session::BeforeSendReady(hvd::RequestList& requests) {
   hooks_run_ |= kSendReadyTensors;
   if (state_ == nullptr) return;
   Guard("SendReadyTensors", [&] {
+    engine_.ArriveWhatIsReady();  // with Horovod's response cache off there are no ticks
     std::vector<std::string> sent;
     for (const auto& request : requests.requests())
       if (IsOurs(request.tensor_name())) sent.push_back(BucketName(request.tensor_name()));
@@ -178,7 +180,8 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
   Guard("RecvReadyTensors", [&] {
     std::lock_guard<std::mutex> lock(coordinator_mutex_);
     const Time now = Now();
-    WarnAboutWaits(now);  // with Horovod's response cache off there are no ticks
+    engine_.ArriveWhatIsReady();  // here too, as there are no ticks with Horovod's response cache off
+    WarnAboutWaits(now);
     // The other ranks' messages: ours are taken out, and go back in when their round closes.
     for (Rank rank = 1; rank < size_; ++rank) {
       auto& list = ready[static_cast<std::size_t>(rank)];
@@ -451,8 +454,6 @@ hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<BucketHandle>& bu
   made.tensor_name = WireName(bucket->core.name());
   made.context = std::make_shared<BucketContext>(bucket->core.memory());
   made.device = bucket->core.memory().device();
-  if (entry.ready != nullptr)
-    made.ready_event_list.AddReadyEvent(std::dynamic_pointer_cast<hvd::ReadyEvent>(entry.ready));
   made.tensor = std::make_shared<TensorView>(entry.input, type, config.shape, bytes);
   made.output = std::make_shared<TensorView>(entry.output, type, config.shape, bytes);
   made.process_set_id = process_set_id_;

@@ -59,7 +59,7 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   auto session = attach::SessionOf(library, process_set);
   auto bucket = session->engine().Declare(name, config);
   auto ready = attach::RecordReadyEvent(config.options.memory->device(), stream);
-  auto work = session->engine().Arrive(bucket, {address(input), address(output), gradients, std::move(ready)});
+  auto work = session->engine().Arrive(bucket, {address(input), address(output), gradients}, std::move(ready));
   return {std::move(session), std::move(bucket), std::move(work)};
 }
 

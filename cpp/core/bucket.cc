@@ -8,12 +8,7 @@ namespace horovod_partial {
 Bucket::Bucket(std::string name, const BucketOptions& options)
     : name_(std::move(name)), options_(options), missed_(options.missed) {}
 
-void Bucket::AwaitReady(const Arrival& arrival) {
-  if (arrival.ready != nullptr) arrival.ready->Wait();
-}
-
 void Bucket::AddPending(const Arrival& arrival) {
-  AwaitReady(arrival);
   if (arrival.input == nullptr || options_.discard_late) return;
   if (options_.drop_nonfinite && !memory().AllFinite(options_.type, arrival.input, options_.elements)) {
     ++dropped_;
@@ -30,7 +25,6 @@ void Bucket::AddPending(const Arrival& arrival) {
 
 void Bucket::MergePendingInto(Arrival& arrival) {
   if (!HasPending()) return;
-  AwaitReady(arrival);
   if (outgoing_gradients_ > 0) memory().Add(options_.type, arrival.output, outgoing_.data(), options_.elements);
   if (incoming_gradients_ > 0) memory().Add(options_.type, arrival.output, incoming_.data(), options_.elements);
   arrival.gradients += outgoing_gradients_ + incoming_gradients_;
@@ -53,7 +47,6 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
     memory().Zero(arrival_.output, bytes());
     arrival_.input = arrival_.output;
   } else if (HasPending() && arrival_.input != arrival_.output) {
-    AwaitReady(arrival_);
     // What is pending will be added where the contribution lies, and the application's input is not ours to change.
     memory().Copy(arrival_.output, arrival_.input, bytes());
     arrival_.input = arrival_.output;
@@ -112,7 +105,6 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     entry.own = true;
     entry.input = arrival_.input;
     entry.output = arrival_.output;
-    entry.ready = arrival_.ready;
   } else {
     on_time_ = false;
     if (state_ == State::kArrived) {

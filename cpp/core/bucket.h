@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <string>
 
 #include "core/buffer.h"
@@ -57,7 +56,6 @@ class Bucket {
     const void* input = nullptr;
     void* output = nullptr;
     int gradients = 0;
-    std::shared_ptr<ReadyEvent> ready = nullptr;  // null where the memory needs no waiting for
   };
   enum class Arrived : std::uint8_t {
     kOnTime,   // submit a request; Finish will have the result in the arrival's output
@@ -71,7 +69,6 @@ class Bucket {
     bool retract = false;  // it is not: it came too late for this round
     const void* input = nullptr;
     void* output = nullptr;
-    std::shared_ptr<ReadyEvent> ready = nullptr;
   };
 
   Bucket(std::string name, const BucketOptions& options);
@@ -114,7 +111,6 @@ class Bucket {
   std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + missed_.bytes(); }
 
  private:
-  static void AwaitReady(const Arrival& arrival);
   void AddPending(const Arrival& arrival);
   void MergePendingInto(Arrival& arrival);
 

@@ -28,11 +28,4 @@ class Memory {
   virtual bool AllFinite(DataType type, const void* data, std::size_t elements) = 0;
 };
 
-// Stands behind what a framework has queued on a device; whoever reads or writes an arrival's memory waits for it.
-class ReadyEvent {
- public:
-  virtual ~ReadyEvent() = default;
-  virtual void Wait() = 0;
-};
-
 }  // namespace horovod_partial

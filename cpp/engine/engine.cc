@@ -47,11 +47,11 @@ std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const Buc
   return bucket;
 }
 
-std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival) {
+std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival,
+                                     std::shared_ptr<ReadyEvent> ready) {
   auto work = std::make_shared<Work>();
   work->arrival = arrival;
-  const Time now = Now();
-  last_arrival_ = now;
+  last_arrival_ = Now();
   std::lock_guard<std::mutex> lock(bucket->mutex);
   if (!bucket->poison.empty()) throw TransportError(bucket->poison);
   if (!transport_.Alive()) throw TransportError(kShutDown);
@@ -63,32 +63,39 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
     work->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
     work->arrival.output = work->scratch.data();
   }
-  bucket->arrived = now;
+  bucket->work = work;
+  if (ready != nullptr && !ready->Ready()) {
+    bucket->awaited = std::move(ready);
+    ++awaited_;
+    return work;
+  }
+  ArriveNow(bucket, work);
+  if (!work->error.empty()) throw TransportError(work->error);
+  return work;
+}
+
+// Under the bucket's lock, with the work outstanding.
+void Engine::ArriveNow(const std::shared_ptr<BucketHandle>& bucket, const std::shared_ptr<Work>& work) {
+  bucket->arrived = Now();
   switch (bucket->core.Arrive(work->arrival)) {
     case Bucket::Arrived::kOnTime: {
       const Bucket::Arrival& submitted = bucket->core.arrival();
-      bucket->work = work;
-      const std::string error =
-          transport_.Submit(bucket, {true, false, submitted.input, submitted.output, submitted.ready});
-      if (!error.empty()) {
-        bucket->work = nullptr;
-        bucket->poison = error;
-        throw TransportError(error);
-      }
+      const std::string error = transport_.Submit(bucket, {true, false, submitted.input, submitted.output});
+      if (error.empty()) break;
+      bucket->poison = work->error = error;
+      bucket->work = nullptr;
+      Done(*bucket, *work);
       break;
     }
     case Bucket::Arrived::kLate:
+      bucket->work = nullptr;
       Complete(*bucket, *work, true);
       news_ = true;
       break;
-    case Bucket::Arrived::kWaiting:
-      bucket->work = work;
-      news_ = true;
-      break;
+    case Bucket::Arrived::kWaiting: news_ = true; break;
     case Bucket::Arrived::kBusy:
       throw std::logic_error("bucket " + bucket->core.name() + " is busy without an outstanding work");
   }
-  return work;
 }
 
 bool Engine::Poll(const BucketHandle& bucket, const Work& work) const {
@@ -113,10 +120,10 @@ void Engine::Wait(BucketHandle& bucket, Work& work) {
         if (bucket.finished.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
         lock.unlock();
         transport_.Interrupt();
-        // A shutdown calls every entry back; one that does not has lost it.
+        // A shutdown calls every entry back; one that does not has lost it. What a device still makes has none yet.
         dead = transport_.Alive() ? 0 : dead + 1;
         lock.lock();
-        if (!work.done && dead > kDeadWatches) throw TransportError(kShutDown);
+        if (!work.done && dead > (bucket.awaited == nullptr ? kDeadWatches : 0)) throw TransportError(kShutDown);
       }
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
@@ -226,6 +233,23 @@ bool Engine::Waiting(Time now) const {
   return since != kNever && now - since > thresholds_.waiting;
 }
 
+void Engine::ArriveWhatIsReady() {
+  if (awaited_ == 0) return;
+  for (const auto& bucket : Buckets()) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
+    StopAwaiting(*bucket);
+    last_arrival_ = Now();
+    const std::shared_ptr<Work> work = bucket->work;
+    ArriveNow(bucket, work);
+  }
+}
+
+// Under the bucket's lock.
+void Engine::StopAwaiting(BucketHandle& bucket) {
+  if (std::exchange(bucket.awaited, nullptr) != nullptr) --awaited_;
+}
+
 bool Engine::WantsCycle(Time now, Time foreign_since) {
   return news_ || Blocked(now, foreign_since) != reported_blocked_ || Waiting(now) != reported_waiting_;
 }
@@ -242,6 +266,7 @@ Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time 
   for (const auto& bucket : Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!bucket->poison.empty()) continue;
+    if (bucket->awaited != nullptr) report.waiting = reported_waiting_ = false;  // it arrives when its device is ready
     Bucket& core = bucket->core;
     Report::Item item;
     item.bucket = core.name();
@@ -333,7 +358,9 @@ void Engine::EndFlushRound(const std::string& error) {
 
 void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error) {
   std::lock_guard<std::mutex> lock(bucket->mutex);
-  const std::shared_ptr<Work> work = std::exchange(bucket->work, nullptr);
+  if (!error.empty()) StopAwaiting(*bucket);
+  // A work whose device has not made it is no arrival yet, and waits for a later round.
+  const std::shared_ptr<Work> work = bucket->awaited == nullptr ? std::exchange(bucket->work, nullptr) : nullptr;
   if (error.empty()) {
     const bool on_time = bucket->core.Finish();
     if (bucket->core.HasPending()) news_ = true;  // it could not be announced while the round was running
@@ -364,6 +391,7 @@ void Engine::Close(const std::string& reason) {
   for (const auto& bucket : Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     bucket->poison = reason;
+    StopAwaiting(*bucket);
     if (const auto work = std::exchange(bucket->work, nullptr)) {
       work->error = reason;
       Done(*bucket, *work);

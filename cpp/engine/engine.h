@@ -16,6 +16,7 @@
 #include "core/message.h"
 #include "core/policy.h"
 #include "core/statistics.h"
+#include "engine/ready_event.h"
 #include "engine/transport.h"
 #include "engine/wait_clock.h"
 
@@ -70,10 +71,11 @@ class BucketHandle {
   mutable std::mutex mutex;
   std::condition_variable finished;  // a work is done
   Bucket core;
-  std::shared_ptr<Work> work;  // the outstanding one
-  Time arrived{0};             // when the last arrival was
-  std::string poison;          // not empty: a round has failed, nothing more can be done with this bucket
-  bool flush_round = false;    // the round that runs belongs to a flush
+  std::shared_ptr<Work> work;           // the outstanding one
+  Time arrived{0};                      // when the last arrival was
+  std::shared_ptr<ReadyEvent> awaited;  // not null: the outstanding work is no arrival yet, a device still makes it
+  std::string poison;                   // not empty: a round has failed, nothing more can be done with this bucket
+  bool flush_round = false;             // the round that runs belongs to a flush
   BucketStatistics statistics;
 };
 
@@ -91,7 +93,9 @@ class Engine {
   // Throws std::invalid_argument if the name is bound to another declaration or in use, TransportError if the library
   // below is down or the bucket has failed.
   std::shared_ptr<BucketHandle> Declare(const std::string& name, const BucketConfig& config);
-  std::shared_ptr<Work> Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival);
+  // With `ready` the arrival counts from when that event is there; null on the host.
+  std::shared_ptr<Work> Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival,
+                               std::shared_ptr<ReadyEvent> ready = nullptr);
   bool Poll(const BucketHandle& bucket, const Work& work) const;
   // Blocks until the work is done; throws TransportError.
   void Wait(BucketHandle& bucket, Work& work);
@@ -109,6 +113,8 @@ class Engine {
   void Clear(const std::string& name);
 
   // --- Background thread
+  // Once in every cycle, before all else: works whose device has made them arrive.
+  void ArriveWhatIsReady();
   // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever.
   bool WantsCycle(Time now, Time foreign_since);
   // `sent`: names of the buckets whose requests travel in this cycle.
@@ -131,6 +137,8 @@ class Engine {
  private:
   bool Blocked(Time now, Time foreign_since) const;
   bool Waiting(Time now) const;
+  void ArriveNow(const std::shared_ptr<BucketHandle>& bucket, const std::shared_ptr<Work>& work);
+  void StopAwaiting(BucketHandle& bucket);
   void Done(BucketHandle& bucket, Work& work);
   void Complete(BucketHandle& bucket, Work& work, bool late);
   void WaitForFlush(Report::Flush kind);
@@ -147,6 +155,7 @@ class Engine {
   std::string closed_;
 
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
+  std::atomic<int> awaited_{0};    // works whose device has not made them
   std::atomic<bool> news_{false};  // there is something to report that no request announces
   const std::shared_ptr<WaitClock> clock_;
   std::atomic<Time> last_arrival_{Time::min()};

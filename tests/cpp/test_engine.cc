@@ -112,6 +112,49 @@ TEST_F(RanksTest, ALateArrivalGetsTheResultAtOnce) {
   EXPECT_TRUE(HasPending(*At(1).At(0).handle));
 }
 
+TEST_F(RanksTest, ASlowDeviceDoesNotMakeTheOthersWait) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  At(1).Arrive(0, true, 100);  // the hooks run ahead of the device
+  At(0).Arrive(0);
+  Cycle();
+  EXPECT_TRUE(At(0).IsDone(0));
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kQuorum);
+  EXPECT_FALSE(LastRound().closing.contributions[1].fresh);
+  EXPECT_FALSE(At(1).IsDone(0)) << "it has not come yet";
+  At(0).Wait(0);
+  while (!At(1).IsDone(0)) Cycle();
+  At(1).Wait(0);
+  EXPECT_TRUE(At(1).At(0).got.back().info.late);
+  EXPECT_EQ(At(1).Total(0), At(0).Total(0));
+  EXPECT_TRUE(HasPending(*At(1).At(0).handle));
+}
+
+TEST_F(RanksTest, AnArrivalCountsFromWhenItsDeviceIsReady) {
+  Start(2, {Config(2)});
+  RunRoundZero();
+  At(0).Arrive(0, true, 3);
+  At(1).Arrive(0);
+  Cycle();
+  EXPECT_EQ(Rounds(), 1u);
+  while (!At(0).IsDone(0)) Cycle();
+  At(0).Wait(0);
+  At(1).Wait(0);
+  EXPECT_FALSE(At(0).At(0).got.back().info.late);
+  EXPECT_EQ(At(0).Total(0), At(1).Total(0));
+  Floats submitted(kElements);
+  for (Rank rank : {0, 1}) AddTo(submitted, At(rank).At(0).submitted);
+  EXPECT_EQ(At(0).Total(0), submitted);
+}
+
+TEST_F(RanksTest, AShutdownEndsWaitsForADevice) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  At(0).Arrive(0, true, 1 << 30);
+  EngineOf(0).Close("shut down");
+  EXPECT_THROW(At(0).Wait(0), TransportError);
+}
+
 TEST_F(RanksTest, AnArrivalWhileRunningWaitsForTheResultOnly) {
   Start(2, {Config(1)});
   RunRoundZero();

@@ -124,7 +124,7 @@ class Job {
   }
 
   void Interleave() {
-    if (std::exchange(callbacks_, horovod_.callbacks()) != horovod_.callbacks()) script_.Settle();
+    if (std::exchange(wake_ups_, horovod_.wake_ups()) != horovod_.wake_ups()) script_.Settle();
     script_.Interleave();
   }
 
@@ -172,7 +172,7 @@ class Job {
     std::shuffle(order.begin(), order.end(), random);
     for (const int bucket : order) {
       script_.Yield();
-      application.Arrive(bucket, Below(random, 2) == 0);
+      application.Arrive(bucket, Below(random, 2) == 0, draw_.device ? Below(random, 5) : 0);
       if (!together) Wait(application, bucket);
     }
     if (!together) return;
@@ -190,7 +190,7 @@ class Job {
   FakeHorovod horovod_;
   std::vector<std::unique_ptr<Application>> applications_;
   Time time_{0};
-  std::size_t callbacks_ = 0;
+  std::size_t wake_ups_ = 0;
   std::string hang_;
 };
 
@@ -429,6 +429,7 @@ void RunFreely(int size, int threads, int steps, Missed missed, int shutdown_at_
   settings.size = size;
   settings.thresholds = {1ms, 2ms};
   settings.fused = 0;
+  settings.device_cycles = [](Rank rank) { return rank % 3; };
   FakeHorovod horovod(std::move(settings));
   std::vector<BucketConfig> configs;
   for (int b = 0; b < threads; ++b) configs.push_back(Config(1 + b % size, missed));
@@ -448,7 +449,7 @@ void RunFreely(int size, int threads, int steps, Missed missed, int shutdown_at_
             for (int step = 0; step < steps; ++step) {
               if (Below(random, 4) == 0) std::this_thread::sleep_for(std::chrono::microseconds(Below(random, 500)));
               if (step == shutdown_at_step && rank == 0) horovod.Shutdown();
-              application.Arrive(bucket, Below(random, 2) == 0);
+              application.Arrive(bucket, Below(random, 2) == 0, Below(random, 3));
               application.Wait(bucket);
             }
           } catch (const TransportError&) {

@@ -1,8 +1,7 @@
 #include "attach/cuda/memory.h"
 
-#include <cuda_runtime_api.h>
-
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
@@ -118,8 +117,7 @@ CudaReadyEvent::CudaReadyEvent(int device, std::uintptr_t stream) {
 
 CudaReadyEvent::~CudaReadyEvent() { cudaEventDestroy(event_); }
 
-void CudaReadyEvent::Wait() { Check(cudaEventSynchronize(event_)); }
-
+// After an error on the device there is nothing to wait for: the reduction will meet it.
 bool CudaReadyEvent::Ready() const { return cudaEventQuery(event_) != cudaErrorNotReady; }
 
 }  // namespace horovod_partial::attach

@@ -40,6 +40,26 @@ inline Floats Contribution(Rank rank, int bucket, int step) {
   return values;
 }
 
+// A make-believe device: makes a contribution when it has been asked often enough, and says so.
+class FakeDevice final : public ReadyEvent {
+ public:
+  FakeDevice(FakeHorovod& horovod, Floats& target, Floats contribution, int polls)
+      : horovod_(horovod), target_(target), contribution_(std::move(contribution)), polls_(polls) {}
+  bool Ready() const override {
+    if (polls_ > 0 && --polls_ == 0) {
+      std::copy(contribution_.begin(), contribution_.end(), target_.begin());
+      horovod_.CountWakeUp();  // the arrival may end its wait at once
+    }
+    return polls_ == 0;
+  }
+
+ private:
+  FakeHorovod& horovod_;
+  Floats& target_;
+  const Floats contribution_;
+  mutable int polls_;
+};
+
 class Application {
  public:
   // What the application has got of a bucket, in one piece.
@@ -59,16 +79,24 @@ class Application {
   };
 
   Application(FakeHorovod& horovod, Rank rank, const std::vector<BucketConfig>& configs)
-      : engine_(horovod.engine(rank)), rank_(rank), memory_(configs.size()), configs_(configs) {}
+      : horovod_(horovod), engine_(horovod.engine(rank)), rank_(rank), memory_(configs.size()), configs_(configs) {}
 
-  void Arrive(int bucket, bool in_place = true) {
+  // With `polls` a device makes the contribution, and is ready when it has been asked so often.
+  void Arrive(int bucket, bool in_place = true, int polls = 0) {
     Memory& memory = At(bucket);
     if (memory.handle == nullptr) memory.handle = engine_.Declare(BucketName(bucket), configs_[Index(bucket)]);
     const Floats contribution = Contribution(rank_, bucket, memory.steps++);
-    std::copy(contribution.begin(), contribution.end(), memory.input.begin());  // it stays where it is
     AddTo(memory.submitted, contribution);
     memory.in_place = in_place;
-    memory.work = engine_.Arrive(memory.handle, {memory.input.data(), Target(memory).data(), 1});
+    const Bucket::Arrival arrival{memory.input.data(), Target(memory).data(), 1};  // it stays where it is
+    if (polls > 0) {
+      std::fill(memory.input.begin(), memory.input.end(), -1.F);
+      memory.work = engine_.Arrive(memory.handle, arrival,
+                                   std::make_shared<FakeDevice>(horovod_, memory.input, contribution, polls));
+    } else {
+      std::copy(contribution.begin(), contribution.end(), memory.input.begin());
+      memory.work = engine_.Arrive(memory.handle, arrival);
+    }
   }
   bool IsDone(int bucket) { return engine_.Poll(*At(bucket).handle, *At(bucket).work); }
   void Wait(int bucket) {
@@ -111,6 +139,7 @@ class Application {
     memory.got.push_back(std::move(got));
   }
 
+  FakeHorovod& horovod_;
   Engine& engine_;
   const Rank rank_;
   std::vector<Memory> memory_;

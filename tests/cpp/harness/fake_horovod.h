@@ -142,8 +142,9 @@ class FakeHorovod {
   // --- When the background rests
 
   const std::vector<PastRound>& history() const { return history_; }
-  // How many entries have been called back; that is what wakes up the applications' threads.
-  std::size_t callbacks() const { return callbacks_; }
+  // How often something has happened that wakes up the applications' threads, such as a callback.
+  std::size_t wake_ups() const { return wake_ups_; }
+  void CountWakeUp() { ++wake_ups_; }
   // For messages: what the ranks say, and what they wait for.
   std::string Describe() const {
     std::string text = coordinator_.DescribeWaits(kNever);
@@ -271,7 +272,10 @@ class FakeHorovod {
       state.sent = std::exchange(state.requests, {});
     }
     for (OnDevice& each : state.on_device) --each.cycles;
-    Guard([&] { FinishOnDevice(state); });
+    Guard([&] {
+      FinishOnDevice(state);
+      state.engine.ArriveWhatIsReady();
+    });
     state.has_foreign = state.foreign;
     const bool joins = state.wants_join;
     if (joins) {
@@ -471,7 +475,7 @@ class FakeHorovod {
         Complain("rank " + std::to_string(state.rank) + " writes what a device reduces");
       if (each.error.empty() && entry.output != nullptr) std::memcpy(entry.output, each.result.data(), entry.bytes);
       if (entry.handle != nullptr) state.engine.Finished(entry.handle, each.error);
-      ++callbacks_;
+      CountWakeUp();
     }
   }
 
@@ -484,7 +488,7 @@ class FakeHorovod {
     std::lock_guard<std::mutex> lock(state.queue_mutex);
     for (const auto& [name, entry] : state.table) {
       if (entry.handle != nullptr) state.engine.Finished(entry.handle, "Horovod has been shut down");
-      ++callbacks_;
+      CountWakeUp();
     }
     state.table.clear();
     state.requests.clear();
@@ -537,7 +541,7 @@ class FakeHorovod {
   std::vector<std::unique_ptr<RankState>> ranks_;
   Coordinator coordinator_;
   std::atomic<bool> shutdown_{false};
-  std::atomic<std::size_t> callbacks_{0};
+  std::atomic<std::size_t> wake_ups_{0};
 
   // Of a cycle: written by one thread while all others wait for it.
   bool ends_ = false;
