@@ -44,6 +44,8 @@ class Runtime:
         self._library = library
         self._used_process_sets: set[int] = set()
         self._ended_badly = False
+        self.generation = 0  # how often Horovod has been initialised
+        self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
         _attach.attach(library)
         _attach.set_options(
@@ -57,6 +59,8 @@ class Runtime:
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Horovod's `init`, then a handshake that proves on every rank that the hooks run."""
+        if not self._mpi_ops.is_initialized():
+            self.generation += 1
         self._mpi_ops.init(*args, **kwargs)
         log.start(self._mpi_ops.rank())
         self._guarded(_attach.shake_hands, self._library)
@@ -66,7 +70,7 @@ class Runtime:
 
         While an exception is being handled it does not wait: the other ranks fail at once, as they do with Horovod.
         """
-        if sys.exc_info()[0] is None:
+        if sys.exc_info()[0] is None and not self.failed:
             self._end()
         self._used_process_sets.clear()
         self._mpi_ops.shutdown()
@@ -78,7 +82,13 @@ class Runtime:
         except HorovodInternalError as error:
             log.logger.info("what was pending is lost: %s", error)
             self._mpi_ops.shutdown()
-        self.init()
+        self.failed = False
+        while True:
+            try:
+                return self.init()
+            except HorovodInternalError as error:  # a rank has gone meanwhile; the next init leaves it out
+                log.logger.info("starting again: %s", error)
+                self._mpi_ops.shutdown()
 
     def join(self, *args: Any, **kwargs: Any) -> int:
         """Delivers what this rank has pending, then joins as `horovod.torch.join` does."""
@@ -89,9 +99,14 @@ class Runtime:
     def _end(self) -> None:
         process_sets = sorted(self._used_process_sets, reverse=True)
         self._used_process_sets.clear()
-        if self._mpi_ops.is_initialized():
-            for process_set in process_sets:
+        errors = []
+        for process_set in process_sets if self._mpi_ops.is_initialized() else ():
+            try:
                 self._guarded(_attach.end, self._library, process_set)
+            except HorovodInternalError as error:  # of one process set, say a removed one; the others go on
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _watch_for_exceptions(self) -> None:
         previous = sys.excepthook

@@ -29,7 +29,7 @@ class Registry {
   std::shared_ptr<Session> Find(hvd::Controller& controller) const {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = sessions_.find(&controller);
-    return it == sessions_.end() ? nullptr : it->second;
+    return it == sessions_.end() || it->second->ControllerIsGone() ? nullptr : it->second;
   }
   // A handshake has found a library's state; it stays where it is in every later generation.
   void Add(hvd::HorovodGlobalState& state) {

@@ -193,6 +193,7 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
           ours = true;
         } else if (IsOurs(request.tensor_name())) {
           requests_[request.tensor_name()].arrived[rank] = request;
+          requests_[request.tensor_name()].devices[rank] = request.device();
           ours = true;
         } else if (request.request_type() == hvd::Request::JOIN) {
           joined_[static_cast<std::size_t>(rank)] = true;
@@ -213,6 +214,7 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
       if (!IsOurs(row.first)) continue;
       Requests& requests = requests_[row.first];
       requests.last = row.second.front();
+      requests.devices[0] = requests.last.device();
       if (!std::exchange(requests.own_reported, true)) sent.push_back(BucketName(row.first));
     }
     Observe(0, engine_.BuildReport(sent, now, ForeignSince(now)), now);
@@ -265,6 +267,8 @@ bool Session::CloseRound(const Closing& closing, std::vector<hvd::Request>& rows
     const auto arrived = requests.arrived.find(rank);
     hvd::Request request = arrived != requests.arrived.end() ? arrived->second : requests.last;
     request.set_request_rank(rank);
+    if (const auto device = requests.devices.find(rank); device != requests.devices.end())
+      request.set_device(device->second);
     // Horovod's own check makes the error response; its text is replaced by ours.
     if (!closing.error.empty() && rank == size_ - 1)
       request.set_tensor_type(request.tensor_type() == hvd::HOROVOD_UINT8 ? hvd::HOROVOD_INT8 : hvd::HOROVOD_UINT8);
@@ -348,12 +352,18 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
 
 namespace {
 
-// What has travelled as ours is reduced as an ordinary sum.
-void RestoreSums(hvd::ResponseList& responses) {
+// What has travelled as ours is reduced as an ordinary sum. One device more than there are ranks stays: so Horovod does
+// not cache the response, and NCCL finds its communicator again, which it keeps by the list of devices.
+void Unwrap(hvd::ResponseList& responses, int size) {
   std::vector<hvd::Response> list = responses.responses();
-  for (auto& response : list)
-    if (IsOurs(response) && response.response_type() != hvd::Response::ERROR)
-      response.set_reduce_op(hvd::ReduceOp::SUM);
+  for (auto& response : list) {
+    if (!IsOurs(response) || response.response_type() == hvd::Response::ERROR) continue;
+    response.set_reduce_op(hvd::ReduceOp::SUM);
+    std::vector<std::int32_t> devices = response.devices();
+    devices.resize(static_cast<std::size_t>(size));
+    devices.push_back(CPU_DEVICE_ID);
+    response.set_devices(devices);
+  }
   responses.set_responses(list);
 }
 
@@ -361,7 +371,6 @@ void RestoreSums(hvd::ResponseList& responses) {
 
 void Session::AfterSendFinal(hvd::ResponseList& responses) {
   if (state_ == nullptr || !HasOurs(responses)) return;
-  RestoreSums(responses);
   Guard("SendFinalTensors", [&] {
     std::vector<Closing> own;  // the others have begun already
     for (const auto& response : responses.responses()) {
@@ -372,13 +381,13 @@ void Session::AfterSendFinal(hvd::ResponseList& responses) {
     if (!process_set_->joined) engine_.Begin(own);
   });
   closed_.clear();
+  Unwrap(responses, size_);
   FillMissing(responses);
 }
 
 void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   hooks_run_ |= kRecvFinalTensors;
   if (state_ == nullptr || !HasOurs(responses)) return;
-  RestoreSums(responses);
   Guard("RecvFinalTensors", [&] {
     if (process_set_->joined) return;
     std::vector<Closing> begun;
@@ -394,6 +403,7 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
     }
     engine_.Begin(begun);
   });
+  Unwrap(responses, size_);
   FillMissing(responses);
 }
 
@@ -417,6 +427,8 @@ void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::
     std::lock_guard<std::mutex> lock(queue.mutex_);
     if (queue.tensor_table_.count(wire_name) > 0) return;
   }
+  // A bucket that has failed here lies where it did; of one that this rank never used the response only has a guess.
+  if (const auto bucket = engine_.Find(BucketName(wire_name))) device = bucket->core.memory().device();
   const auto bytes = static_cast<std::size_t>(elements) * SizeOf(static_cast<DataType>(type));
   auto zeros = std::make_shared<Buffer>();
   zeros->Reserve(bytes, MemoryOf(device));

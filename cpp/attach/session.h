@@ -99,6 +99,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   struct Requests {
     std::map<Rank, hvd::Request> arrived;  // of the open round; rank 0's is in Horovod's own table
     hvd::Request last;                     // what to complete the row with
+    std::map<Rank, int> devices;           // on which each rank's tensor lies, once it has arrived
     bool own_reported = false;
   };
   std::map<std::string, Requests> requests_;  // coordinator, by wire name

@@ -245,7 +245,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   flush_since_ = since(std::any_of(levels_.begin(), levels_.end(),
                                    [](const RankLevel& level) { return level.flush != Report::Flush::kNone; }),
                        flush_since_);
-  again_ = false;
+  again_ = flush_since_ != kNever && AnythingRuns();
   std::vector<Closing> closings;
   if (stuck_since_ != kNever && now - stuck_since_ >= kAbandonAfter) {
     for (auto& [name, bucket] : buckets_)

@@ -361,16 +361,22 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
   if (!error.empty()) StopAwaiting(*bucket);
   // A work whose device has not made it is no arrival yet, and waits for a later round.
   const std::shared_ptr<Work> work = bucket->awaited == nullptr ? std::exchange(bucket->work, nullptr) : nullptr;
-  if (error.empty()) {
-    const bool on_time = bucket->core.Finish();
+  std::string failure = error;
+  bool on_time = false;
+  try {
+    if (failure.empty()) on_time = bucket->core.Finish();
+  } catch (const std::exception& exception) {  // a device may fail, and whoever calls back does not expect it
+    failure = exception.what();
+  }
+  if (failure.empty()) {
     if (bucket->core.HasPending()) news_ = true;  // it could not be announced while the round was running
     bucket->statistics.dropped = bucket->core.dropped();
     if (work != nullptr) Complete(*bucket, *work, !on_time);
   } else {
     // Nothing is cleared: what was pending may or may not have been delivered, and no later call shall pretend.
-    bucket->poison = error;
+    bucket->poison = failure;
     if (work != nullptr) {
-      work->error = error;
+      work->error = failure;
       Done(*bucket, *work);
     }
     if (!bucket->core.declared()) {
@@ -378,7 +384,7 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
       buckets_.erase(bucket->core.name());  // round 0 was refused: the name is free again, on every rank
     }
   }
-  if (std::exchange(bucket->flush_round, false)) EndFlushRound(error);
+  if (std::exchange(bucket->flush_round, false)) EndFlushRound(failure);
 }
 
 // --- Any thread

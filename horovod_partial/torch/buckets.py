@@ -49,6 +49,7 @@ class GradientBucket:
         self.handle: PartialHandle | None = None
         self.empty = False  # the last result was none: what was missed had been dropped
         self._sparse: set[torch.nn.Parameter] = set()
+        self._streams: set[torch.cuda.Stream] = set()  # of a device, on which the gradients were taken
         self._context: Any = None
 
     def _views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
@@ -62,6 +63,8 @@ class GradientBucket:
     def take(self, parameter: torch.nn.Parameter) -> bool:
         """Take a parameter's gradient into the bucket; zeros if it has none. True if the bucket is complete now."""
         view = self.views[parameter]
+        if view.is_cuda:
+            self._streams.add(torch.cuda.current_stream(view.device))
         gradient = parameter.grad
         if gradient is None:
             view.zero_()
@@ -76,6 +79,9 @@ class GradientBucket:
 
     def arrive(self, process_set: int, config: Any, scale: float) -> None:
         """Arrive at the bucket's open round with the gradients divided by `scale`."""
+        for stream in self._streams:  # hooks run on the streams of the forward pass
+            torch.cuda.current_stream(self.flat.device).wait_stream(stream)
+        self._streams.clear()
         if scale != 1.0:
             self.flat.div_(scale)
         wire, self._context = self.compression.compress(self.flat)
@@ -103,9 +109,13 @@ class GradientBucket:
         return earlier
 
     def abandon(self) -> bool:
-        """Forget an arrival that has failed, or whose Horovod is gone. False if it is under way."""
+        """Forget an arrival that has failed, or whose Horovod is gone or about to go. False if it is under way."""
         if self.handle is not None and runtime.is_initialized() and not self.handle.poll():
-            return False
+            if not runtime.failed:
+                return False
+            # Horovod may go on reading and writing the old one until it shuts down; the handle keeps that alive.
+            self.flat = torch.zeros_like(self.flat)
+            self.views = self._views_of(self.flat)
         self.handle = None
         self.reset()
         return True

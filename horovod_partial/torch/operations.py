@@ -194,12 +194,11 @@ def check_device(device: torch.device) -> None:
             f"partial collectives of tensors on {device} have not been tried on a GPU yet; {advice}, or set "
             "HOROVOD_PARTIAL_EXPERIMENTAL_GPU=1"
         )
-    if not mpi_ops.cuda_built():
-        raise ValueError(f"Horovod was built without CUDA, and cannot reduce tensors on {device}; {advice}")
-    if os.environ.get("HOROVOD_ENABLE_ASYNC_COMPLETION", "0") not in ("", "0"):
-        raise ValueError(
-            "partial collectives need HOROVOD_ENABLE_ASYNC_COMPLETION=0: they use results on the host's time"
-        )
+    if not (mpi_ops.cuda_built() and mpi_ops.nccl_built()):
+        raise ValueError(f"Horovod was built without CUDA and NCCL, and cannot reduce tensors on {device}; {advice}")
+    for variable in ("HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS"):
+        if os.environ.get(variable, "0") not in ("", "0"):
+            raise ValueError(f"partial collectives need {variable}=0: they use results on the host's time")
 
 
 def device_number(device: torch.device) -> int:

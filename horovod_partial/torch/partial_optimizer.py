@@ -125,7 +125,8 @@ class _Methods(torch.optim.Optimizer):
         self.backward_passes_per_step = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
         self._model_sync_every = model_sync_every
-        self._model_syncs = -1  # the first step averages too, when no rank can be out of training
+        self._generation = 0  # of Horovod; the next counts model averages
+        self._model_syncs = -1
         self._grad_scaler = grad_scaler
         self._scale = 1.0
         self._local_steps = 0
@@ -364,6 +365,9 @@ class _Methods(torch.optim.Optimizer):
     def _maybe_sync_model(self) -> None:
         if self._model_sync_every is None or not self._hooks:
             return
+        if self._generation != runtime.generation:  # rounds count from 0 again
+            self._generation = runtime.generation
+            self._model_syncs = -1  # the first step averages too, when no rank can be out of training
         due = self.rounds // self._model_sync_every
         if due <= self._model_syncs:
             return

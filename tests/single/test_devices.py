@@ -40,15 +40,18 @@ def test_gpus_are_refused_until_asked_for() -> None:
 
 def test_gpus_need_a_horovod_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_PARTIAL_EXPERIMENTAL_GPU", "1")
-    monkeypatch.setattr(mpi_ops, "cuda_built", lambda: False)
-    with pytest.raises(ValueError, match="built without CUDA"):
+    monkeypatch.setattr(mpi_ops, "cuda_built", lambda: True)
+    monkeypatch.setattr(mpi_ops, "nccl_built", lambda: 0)
+    with pytest.raises(ValueError, match="built without CUDA and NCCL"):
         check_device(CUDA)
 
 
-def test_gpus_need_results_on_the_hosts_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variable", ["HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS"])
+def test_gpus_need_results_on_the_hosts_time(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv("HOROVOD_PARTIAL_EXPERIMENTAL_GPU", "1")
     monkeypatch.setattr(mpi_ops, "cuda_built", lambda: True)
+    monkeypatch.setattr(mpi_ops, "nccl_built", lambda: 22703)
     check_device(CUDA)
-    monkeypatch.setenv("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
-    with pytest.raises(ValueError, match="HOROVOD_ENABLE_ASYNC_COMPLETION=0"):
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ValueError, match=f"{variable}=0"):
         check_device(CUDA)

@@ -64,21 +64,13 @@ class CudaMemory final : public Memory {
     Run([&] { QueueScale(type, data, elements, factor, stream_); });
   }
   bool AllFinite(DataType type, const void* data, std::size_t elements) override {
-    struct Flag {
-      explicit Flag(CudaMemory& its_memory)
-          : memory(its_memory), value(static_cast<int*>(memory.Allocate(sizeof(int)))) {}
-      Flag(const Flag&) = delete;
-      Flag& operator=(const Flag&) = delete;
-      ~Flag() { memory.Free(value); }
-      CudaMemory& memory;
-      int* const value;
-    };
-    const Flag flag(*this);
+    std::lock_guard<std::mutex> lock(found_mutex_);
+    if (found_ == nullptr) found_ = static_cast<int*>(Allocate(sizeof(int)));
     int found = 0;
     Run([&] {
-      Check(cudaMemsetAsync(flag.value, 0, sizeof found, stream_));
-      QueueFindNonFinite(type, data, elements, flag.value, stream_);
-      Check(cudaMemcpyAsync(&found, flag.value, sizeof found, cudaMemcpyDeviceToHost, stream_));
+      Check(cudaMemsetAsync(found_, 0, sizeof found, stream_));
+      QueueFindNonFinite(type, data, elements, found_, stream_);
+      Check(cudaMemcpyAsync(&found, found_, sizeof found, cudaMemcpyDeviceToHost, stream_));
     });
     return found == 0;
   }
@@ -93,6 +85,8 @@ class CudaMemory final : public Memory {
 
   const int device_;
   cudaStream_t stream_{};
+  std::mutex found_mutex_;  // guards the number, on the device, that AllFinite asks for
+  int* found_ = nullptr;
 };
 
 }  // namespace
@@ -118,6 +112,10 @@ CudaReadyEvent::CudaReadyEvent(int device, std::uintptr_t stream) {
 CudaReadyEvent::~CudaReadyEvent() { cudaEventDestroy(event_); }
 
 // After an error on the device there is nothing to wait for: the reduction will meet it.
-bool CudaReadyEvent::Ready() const { return cudaEventQuery(event_) != cudaErrorNotReady; }
+bool CudaReadyEvent::Ready() const {
+  const bool ready = cudaEventQuery(event_) != cudaErrorNotReady;
+  cudaGetLastError();  // "not ready" would stay as this thread's last error
+  return ready;
+}
 
 }  // namespace horovod_partial::attach
