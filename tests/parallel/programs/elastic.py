@@ -1,7 +1,12 @@
-"""Trains in an elastic job until a rank has been added and some steps have passed: `elastic.py POLICY SIZE`."""
+"""Trains in an elastic job until it has its final size and some steps have passed: `elastic.py POLICY FINAL_SIZE`.
+
+A rank on the host 127.0.0.1, as the job calls it, kills itself on the way, between backward and step.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import torch
@@ -12,9 +17,10 @@ import horovod_partial.torch as hvd
 policy, final_size = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(1)
 hvd.init()
-model = torch.nn.Linear(4, 1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
+options = {} if policy == "full" else {"model_sync_every": 7}
 optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model.named_parameters(), sync=policy
+    torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9), model.named_parameters(), sync=policy, **options
 )
 state = hvd.elastic.TorchState(model=model, optimizer=optimizer, steps=0, steps_at_final_size=0)
 
@@ -24,6 +30,8 @@ def train(state: hvd.elastic.TorchState) -> None:
     while state.steps_at_final_size < 20:
         optimizer.zero_grad()
         model(torch.randn(8, 4)).square().mean().backward()
+        if state.steps == 12 and os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1":
+            os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
         state.steps += 1
         state.steps_at_final_size += 1 if hvd.size() == final_size else 0
