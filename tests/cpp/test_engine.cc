@@ -74,6 +74,10 @@ class RanksTest : public testing::Test {
   void CycleUntilDone(std::vector<std::future<void>> threads) {
     for (auto& thread : threads) CycleUntilDone(std::move(thread));
   }
+  // A rank that has no other news: until it wants to say that it waits.
+  void AwaitWaiting(Rank rank) {
+    while (!EngineOf(rank).WantsCycle(Now() + 1h, kNever)) std::this_thread::yield();
+  }
   void CycleUntilBlocked(Rank rank) {
     while (!EngineOf(rank).BuildReport({}, Now() + 1h, kNever).waiting) Cycle();
   }
@@ -221,8 +225,11 @@ TEST_F(RanksTest, RanksThatWaitForDifferentBucketsDoNotWaitForEachOther) {
   RunRoundZero();
   At(0).Arrive(0);
   At(1).Arrive(1);
+  Cycle();  // both are known to have come, and wait before the next
+  auto first = Begin([&] { At(0).Wait(0); });
   auto second = Begin([&] { At(1).Wait(1); });
-  CycleUntilDone(Begin([&] { At(0).Wait(0); }));
+  for (const Rank rank : {0, 1}) AwaitWaiting(rank);
+  CycleUntilDone(std::move(first));
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kLiveness);
   EXPECT_EQ(LastRound().closing.bucket, BucketName(0));
   At(0).Arrive(1);
