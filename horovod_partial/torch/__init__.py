@@ -6,6 +6,7 @@ Names of `horovod.torch` mean what they mean there, except that `init`, `shutdow
 collectives, `poll` and `synchronize` take handles of both kinds, and `DistributedOptimizer` takes a `sync` policy.
 """
 
+import horovod.torch
 from horovod.torch import *
 from horovod.torch import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
 from horovod.torch.compression import Compression as Compression
@@ -30,7 +31,7 @@ from horovod_partial.torch.operations import (
 )
 from horovod_partial.torch.optimizer import DistributedOptimizer
 
-__all__ = [  # what is not horovod.torch's own
+__all__ = [
     "DistributedOptimizer",
     "Full",
     "Majority",
@@ -51,3 +52,5 @@ __all__ = [  # what is not horovod.torch's own
     "shutdown",
     "synchronize",
 ]
+# All of Horovod's public names too, so that `import *` gives a superset as well.
+__all__.extend(name for name in dir(horovod.torch) if not name.startswith("_") and name not in __all__)

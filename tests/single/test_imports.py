@@ -98,3 +98,15 @@ def test_operations_before_init() -> None:
         hvd.flush()
     with pytest.raises(hvd.HorovodInternalError, match="Horovod has not been initialized"):
         hvd.join()  # Horovod's own error
+
+
+def test_everything_of_horovods_is_there() -> None:
+    import horovod.torch as theirs
+
+    import horovod_partial.torch as ours
+
+    names = {name for name in dir(theirs) if not name.startswith("_")}
+    assert names <= set(ours.__all__)
+    assert all(hasattr(ours, name) for name in ours.__all__)
+    assert ours.allreduce is theirs.allreduce
+    assert ours.elastic is not theirs.elastic, "its restart would pass our handshake by"
