@@ -12,9 +12,9 @@ def summarise(raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         For each bucket: `rounds`; `closed_by` (reason to rounds); `on_time` and `late` (lists, by rank: rounds with and
         without that rank's fresh contribution); `fresh_mean` and `fresh_histogram` (number of fresh contributors to
         rounds); `staleness_histogram` (rounds since a rank's contribution before, 0 if there was one in the previous
-        round, to contributions); `waited_seconds` (by this rank, for results); `dropped` (contributions and missed results of this rank
-        that were not finite); `bytes_held` (buffers for what is pending and missed); and on rank 0
-        `arrival_offset_seconds` (list, by rank: mean time behind the first rank to arrive).
+        round, to contributions); `waited_seconds` (by this rank, for results); `dropped` (contributions and
+        missed results of this rank that were not finite); `bytes_held` (buffers for what is pending and missed); and on
+        rank 0 `arrival_offset_seconds` (list, by rank: mean time behind the first rank to arrive).
     """
     return {name: _summarise_bucket(bucket) for name, bucket in sorted(raw.items())}
 

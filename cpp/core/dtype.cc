@@ -2,8 +2,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 
 namespace horovod_partial {
@@ -46,28 +44,10 @@ Half ToHalf(float value) {
   return {static_cast<std::uint16_t>(sign | ((rounded - (112u << 23)) >> 13))};
 }
 
-// Calls `function` with a value of the C++ type that stands for `type`.
-template <class Function>
-auto Dispatch(DataType type, Function&& function) {
-  switch (type) {
-    case DataType::kUInt8: return function(std::uint8_t{});
-    case DataType::kInt8: return function(std::int8_t{});
-    case DataType::kUInt16: return function(std::uint16_t{});
-    case DataType::kInt16: return function(std::int16_t{});
-    case DataType::kInt32: return function(std::int32_t{});
-    case DataType::kInt64: return function(std::int64_t{});
-    case DataType::kFloat16: return function(Half{});
-    case DataType::kFloat32: return function(float{});
-    case DataType::kFloat64: return function(double{});
-    case DataType::kBool: return function(bool{});
-  }
-  throw std::invalid_argument("unknown data type " + std::to_string(static_cast<int>(type)));
-}
-
 }  // namespace
 
 std::size_t SizeOf(DataType type) {
-  return Dispatch(type, [](auto value) { return sizeof(value); });
+  return Dispatch<Half>(type, [](auto value) { return sizeof(value); });
 }
 
 const char* NameOf(DataType type) {
@@ -77,7 +57,7 @@ const char* NameOf(DataType type) {
 }
 
 void Add(DataType type, void* target, const void* source, std::size_t elements) {
-  Dispatch(type, [&](auto value) {
+  Dispatch<Half>(type, [&](auto value) {
     using T = decltype(value);
     auto* to = static_cast<T*>(target);
     const auto* from = static_cast<const T*>(source);
@@ -94,7 +74,7 @@ void Add(DataType type, void* target, const void* source, std::size_t elements) 
 }
 
 void Scale(DataType type, void* data, std::size_t elements, double factor) {
-  Dispatch(type, [&](auto value) {
+  Dispatch<Half>(type, [&](auto value) {
     using T = decltype(value);
     auto* at = static_cast<T*>(data);
     const auto single = static_cast<float>(factor);
@@ -113,7 +93,7 @@ void Scale(DataType type, void* data, std::size_t elements, double factor) {
 }
 
 bool AllFinite(DataType type, const void* data, std::size_t elements) {
-  return Dispatch(type, [&](auto value) {
+  return Dispatch<Half>(type, [&](auto value) {
     using T = decltype(value);
     const auto* at = static_cast<const T*>(data);
     if constexpr (std::is_same_v<T, Half>) {

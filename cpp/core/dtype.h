@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 
 namespace horovod_partial {
 
@@ -19,6 +21,24 @@ enum class DataType : std::uint8_t {
   kFloat64 = 8,
   kBool = 9,
 };
+
+// Calls `function` with a value of the C++ type that stands for `type`; `Half` is the caller's type for float16.
+template <class Half, class Function>
+auto Dispatch(DataType type, Function&& function) {
+  switch (type) {
+    case DataType::kUInt8: return function(std::uint8_t{});
+    case DataType::kInt8: return function(std::int8_t{});
+    case DataType::kUInt16: return function(std::uint16_t{});
+    case DataType::kInt16: return function(std::int16_t{});
+    case DataType::kInt32: return function(std::int32_t{});
+    case DataType::kInt64: return function(std::int64_t{});
+    case DataType::kFloat16: return function(Half{});
+    case DataType::kFloat32: return function(float{});
+    case DataType::kFloat64: return function(double{});
+    case DataType::kBool: return function(bool{});
+  }
+  throw std::invalid_argument("unknown data type " + std::to_string(static_cast<int>(type)));
+}
 
 std::size_t SizeOf(DataType type);
 const char* NameOf(DataType type);

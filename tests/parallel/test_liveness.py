@@ -1,4 +1,4 @@
-"""I6: nobody hangs. Ranks that do unequal work, join, leave, or wait for each other elsewhere (rules 7 and 8 of the protocol)."""
+"""I6: nobody hangs. Ranks that do unequal work, join, leave, or wait for each other elsewhere (protocol, rules 7 and 8)."""
 
 from __future__ import annotations
 

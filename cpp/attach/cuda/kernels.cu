@@ -77,33 +77,17 @@ struct FindNonFinite {
   }
 };
 
-template <class Function>
-void WithType(DataType type, Function function) {
-  switch (type) {
-    case DataType::kUInt8: return function(std::uint8_t{});
-    case DataType::kInt8: return function(std::int8_t{});
-    case DataType::kUInt16: return function(std::uint16_t{});
-    case DataType::kInt16: return function(std::int16_t{});
-    case DataType::kInt32: return function(std::int32_t{});
-    case DataType::kInt64: return function(std::int64_t{});
-    case DataType::kFloat16: return function(__half{});
-    case DataType::kFloat32: return function(float{});
-    case DataType::kFloat64: return function(double{});
-    case DataType::kBool: return function(bool{});
-  }
-}
-
 }  // namespace
 
 void QueueAdd(DataType type, void* target, const void* source, std::size_t elements, cudaStream_t stream) {
-  WithType(type, [&](auto zero) {
+  Dispatch<__half>(type, [&](auto zero) {
     using T = decltype(zero);
     Queue(elements, stream, AddTo<T>{static_cast<T*>(target), static_cast<const T*>(source)});
   });
 }
 
 void QueueScale(DataType type, void* data, std::size_t elements, double factor, cudaStream_t stream) {
-  WithType(type, [&](auto zero) {
+  Dispatch<__half>(type, [&](auto zero) {
     using T = decltype(zero);
     Queue(elements, stream, ScaleBy<T>{static_cast<T*>(data), factor});
   });
