@@ -18,6 +18,10 @@ class RoundInfo:
     def staleness(self) -> int: ...
     @property
     def empty(self) -> bool: ...
+    @property
+    def members(self) -> list[int]: ...
+    @property
+    def work(self) -> list[int]: ...
 
 class Handle:
     def poll(self) -> bool: ...
@@ -26,26 +30,40 @@ class Handle:
     def replay_count(self) -> int: ...
     def copy_replay(self, index: int, pointer: int) -> None: ...
 
+class Policy:
+    def __init__(
+        self,
+        *,
+        rule: str,
+        quorum: int,
+        seed: int,
+        max_staleness: int,
+        grace_seconds: float,
+        schedule: str,
+        group_size: int,
+        table: list[list[int]],
+        period: int,
+        window: int,
+        description: str,
+    ) -> None: ...
+
 class BucketConfig:
     def __init__(
         self,
         *,
         dtype: int,
         shape: list[int],
-        rule: str,
-        quorum: int,
-        seed: int,
-        max_staleness: int,
-        grace_seconds: float,
-        description: str,
+        device: int,
+        policy: Policy,
         missed: str,
+        late: str,
         divide_by_contributors: bool,
-        discard_late: bool,
         drop_nonfinite: bool,
         drop_nonfinite_results: bool,
+        weights: str,
+        weight_parameter: float,
         prescale_factor: float,
         postscale_factor: float,
-        device: int,
     ) -> None: ...
 
 def attach(library: str) -> None: ...
@@ -58,7 +76,7 @@ def submit(
     config: BucketConfig,
     input: int,
     output: int,
-    gradients: int,
+    work: int,
     stream: int,
 ) -> Handle: ...
 def collect(library: str, process_set: int, name: str, pointer: int) -> Handle | None: ...

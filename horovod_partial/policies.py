@@ -5,9 +5,13 @@ A policy says nothing about data; see `docs/policies.md` for how to choose one.
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
+
+from horovod_partial import _core
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,219 @@ class Quorum:
             raise ValueError(f"a share of the ranks must be above 0 and at most 1, not {self.ranks}")
 
 
-Policy = Full | Solo | Majority | Quorum
+# --- Schedules -------------------------------------------------------------------------------------------------------
+
+
+class _Schedule:
+    """Which ranks reduce together in a round."""
+
+    def arguments(self, size: int) -> dict[str, Any]:
+        """What the core is told: the kind, the size of a group, and a table, by round, of group numbers by rank."""
+        raise NotImplementedError
+
+    def groups(self, round: int, size: int) -> list[list[int]]:
+        """The groups of a round among `size` ranks, each a list of ranks."""
+        arguments = self.arguments(size)
+        return _core.groups_of(arguments["schedule"], arguments["group_size"], arguments["table"], round, size)
+
+
+@dataclass(frozen=True)
+class Butterfly(_Schedule):
+    """Groups along a butterfly (WAGMA-SGD, IEEE TPDS 2021, section 3.2).
+
+    For powers of two every change has reached all ranks after log(ranks) / log(size) rounds; other numbers get groups
+    of at most `size`, which may differ in size. The paper's Algorithm 1 shifts its mask too far; its worked example, and
+    this class, do not.
+
+    Args:
+        size: ranks in a group, 2 or more. More ranks than there are means all of them.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_count("size", self.size, 2)
+
+    def arguments(self, size: int) -> dict[str, Any]:
+        return {"schedule": "butterfly", "group_size": min(self.size, size), "table": []}
+
+
+@dataclass(frozen=True)
+class Ring(_Schedule):
+    """Neighbours on the ring of ranks, shifted by half a group in each round: pairs are gossip on a ring.
+
+    Args:
+        size: ranks in a group, 2 or more. More ranks than there are means all of them.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_count("size", self.size, 2)
+
+    def arguments(self, size: int) -> dict[str, Any]:
+        return {"schedule": "ring", "group_size": min(self.size, size), "table": []}
+
+
+@dataclass(frozen=True)
+class Schedule(_Schedule):
+    """Groups of your own.
+
+    Args:
+        function: called with a round and a rank, tells the rank's group: any hashable value, the same for ranks that
+            reduce together. It must be the same function on every rank.
+        rounds: it is asked for rounds 0 up to this number, 1 or more; then the groups come again from the start.
+    """
+
+    function: Callable[[int, int], Hashable]
+    rounds: int
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"function must be callable with a round and a rank, not {self.function!r}")
+        _check_count("rounds", self.rounds, 1)
+
+    def arguments(self, size: int) -> dict[str, Any]:
+        table = []
+        for round in range(self.rounds):
+            numbers: dict[Hashable, int] = {}
+            table.append([numbers.setdefault(self.function(round, rank), len(numbers)) for rank in range(size)])
+        return {"schedule": "table", "group_size": 1, "table": table}
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be {least} or more, not {value}")
+
+
+# --- Policies of models ----------------------------------------------------------------------------------------------
+
+_AVERAGED = ("parameters", "buffers", "state")
+
+
+def _check_average(average: Any) -> tuple[str, ...]:
+    names = (average,) if isinstance(average, str) else tuple(average)
+    unknown = [name for name in names if name not in _AVERAGED]
+    if unknown or "parameters" not in names:
+        raise ValueError(f"average must hold 'parameters', and may hold 'buffers' and 'state', not {average!r}")
+    return names
+
+
+@dataclass(frozen=True)
+class GroupAverage:
+    """Every rank takes its own step, then averages its model with its group, without waiting (WAGMA-SGD, IEEE TPDS 2021).
+
+    The first rank to arrive starts the round for all groups. A rank that is on time gets sum / S, one that is late
+    (sum + own) / (S + 1), where the sum has the model with which it last arrived. (The released code of the paper always
+    takes the second form, and averages before the step; Algorithm 2, and this class, do not.)
+
+    Args:
+        size: ranks in a group, 2 or more; None takes the largest power of two that is not above the square root of the
+            number of ranks, and at least 2.
+        period: every so many rounds one is an average over all ranks, for which all wait; None never.
+        schedule: the groups, if not `hvd.Butterfly(size)`.
+        average: what is averaged: `"parameters"`; `"buffers"`, floating-point ones such as BatchNorm's statistics (pass
+            `named_buffers` to the optimizer); `"state"`, the optimizer's tensors of a parameter's shape, such as
+            momentum. What is not averaged stays the rank's own.
+    """
+
+    size: int | None = None
+    period: int | None = 10
+    schedule: Butterfly | Ring | Schedule | None = None
+    average: tuple[str, ...] = ("parameters",)
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            _check_count("size", self.size, 2)
+        if self.period is not None:
+            _check_count("period", self.period, 1)
+        if self.schedule is not None and self.size is not None:
+            raise ValueError("give size or schedule, not both: a schedule has its own sizes")
+        if self.schedule is not None and not isinstance(self.schedule, _Schedule):
+            raise TypeError(f"schedule must be hvd.Butterfly, hvd.Ring or hvd.Schedule, not {self.schedule!r}")
+        object.__setattr__(self, "average", _check_average(self.average))
+
+    def schedule_for(self, size: int) -> Butterfly | Ring | Schedule:
+        """The schedule among `size` ranks."""
+        if self.schedule is not None:
+            return self.schedule
+        return Butterfly(max(2, 2 ** int(math.log2(max(size, 1)) / 2)) if self.size is None else self.size)
+
+
+@dataclass(frozen=True)
+class PartialReduce:
+    """Every rank takes its own step, then averages its model with the first ranks that are ready too (P-Reduce, SIGMOD'21).
+
+    Args:
+        size: ranks in a group, 2 or more. More ranks than there are means all of them.
+        weights: `"constant"`: all models count alike, and their mean over all ranks is preserved. `"staleness"`: a model
+            counts less the more steps it is behind the newest of its group (an exponential moving average over the
+            steps); the steps of all members are then taken to be the newest's.
+        alpha: of the moving average, above 0 and at most 1; nearer to 0 punishes stale models harder.
+        window: so many groups, the last ones, shall connect all ranks, so that no cliques form; None: two for each rank.
+        average: as in `GroupAverage`.
+    """
+
+    size: int
+    weights: str = "constant"
+    alpha: float = 0.9
+    window: int | None = None
+    average: tuple[str, ...] = ("parameters",)
+
+    def __post_init__(self) -> None:
+        _check_count("size", self.size, 2)
+        if self.weights not in ("constant", "staleness"):
+            raise ValueError(f"weights must be 'constant' or 'staleness', not {self.weights!r}")
+        if not 0.0 < self.alpha <= 1.0:
+            raise ValueError(f"alpha must be above 0 and at most 1, not {self.alpha}")
+        if self.window is not None:
+            _check_count("window", self.window, 1)
+        object.__setattr__(self, "average", _check_average(self.average))
+
+
+@dataclass(frozen=True)
+class WeightedAverage:
+    """Ranks train by themselves, and now and then average their models by the work that each has done (WP-SGD).
+
+    Each rank takes steps until the fastest has taken `period`; a slower one finishes its step first. A rank that has
+    taken T steps fewer than the fastest since the last average counts with contraction^T.
+
+    Args:
+        period: steps of the fastest rank between two averages, 1 or more.
+        contraction: by how much a step shrinks the distance to the solution: above 0 and at most 1. 1 is the plain average
+            of unequal work; for a loss with strong convexity lambda and a step eta at most 1 - lambda * eta.
+            `hvd.estimate_contraction` measures it.
+        average: as in `GroupAverage`.
+    """
+
+    period: int
+    contraction: float
+    average: tuple[str, ...] = ("parameters",)
+
+    def __post_init__(self) -> None:
+        _check_count("period", self.period, 1)
+        _check_contraction(self.contraction)
+        object.__setattr__(self, "average", _check_average(self.average))
+
+
+def _check_contraction(contraction: float) -> None:
+    if not 0.0 < contraction <= 1.0:
+        raise ValueError(f"contraction must be above 0 and at most 1, not {contraction}")
+
+
+GradientPolicy = Full | Solo | Majority | Quorum
+ModelPolicy = GroupAverage | PartialReduce | WeightedAverage
+Policy = GradientPolicy | ModelPolicy
 
 
 def parse(text: str) -> Policy:
-    """The policy that `text` names: `full`, `solo`, `majority`, `majority:random`, `quorum:3` or `quorum:0.75`."""
+    """The policy that `text` names.
+
+    `full`, `solo`, `majority`, `majority:random`, `quorum:3`, `quorum:0.75`, `group_average`, `group_average:4`,
+    `partial_reduce:4`, `weighted_average:8:0.999`.
+    """
     name, _, argument = text.strip().lower().partition(":")
     try:
         if name == "full" and not argument:
@@ -77,11 +289,18 @@ def parse(text: str) -> Policy:
             return Majority(initiator=argument or None)
         if name == "quorum" and argument:
             return Quorum(int(argument) if argument.isdigit() else float(argument))
+        if name == "group_average":
+            return GroupAverage(size=int(argument) if argument else None)
+        if name == "partial_reduce" and argument:
+            return PartialReduce(int(argument))
+        if name == "weighted_average" and argument:
+            period, _, contraction = argument.partition(":")
+            return WeightedAverage(int(period), float(contraction))
     except ValueError as error:
         raise ValueError(f"invalid sync policy {text!r}: {error}") from None
     raise ValueError(
-        f"unknown sync policy {text!r}; known are full, solo, majority, majority:random, and quorum:N with a number of "
-        "ranks or a share of them"
+        f"unknown sync policy {text!r}; known are full, solo, majority, majority:random, quorum:N with a number of "
+        "ranks or a share of them, group_average:N, partial_reduce:N, and weighted_average:PERIOD:CONTRACTION"
     )
 
 
@@ -90,23 +309,43 @@ def resolve(sync: Policy | str | None, default: Policy | str) -> Policy:
     chosen = default if sync is None else sync
     if isinstance(chosen, str):
         return parse(chosen)
-    if not isinstance(chosen, (Full, Solo, Majority, Quorum)):
+    if not isinstance(chosen, Policy):
         raise TypeError(f"sync must be a policy such as hvd.Majority(), or its name, not {chosen!r}")
     return chosen
 
 
+_NO_GROUPS: dict[str, Any] = {"schedule": "none", "group_size": 0, "table": [], "period": 0, "window": 0}
+
+
 def rule(policy: Policy, size: int) -> dict[str, Any]:
-    """What the core needs to know of a partial policy on `size` ranks."""
+    """What the core needs to know of a policy on `size` ranks, but for the weights of models."""
+    quorum = {"rule": "quorum", "quorum": 1, "seed": 0, **_NO_GROUPS}
     match policy:
         case Solo():
-            return {"rule": "quorum", "quorum": 1, "seed": 0}
+            return quorum
         case Majority(initiator="random", seed=seed):
-            return {"rule": "initiator", "quorum": 1, "seed": seed}
+            return {**quorum, "rule": "initiator", "seed": seed}
         case Majority():
-            return {"rule": "quorum", "quorum": math.ceil(size / 2), "seed": 0}
+            return {**quorum, "quorum": math.ceil(size / 2)}
         case Quorum(ranks=int(ranks)):
-            return {"rule": "quorum", "quorum": min(ranks, size), "seed": 0}
+            return {**quorum, "quorum": min(ranks, size)}
         case Quorum(ranks=ranks):
             # 0.55 of 20 ranks is 11, although the product is a little more.
-            return {"rule": "quorum", "quorum": max(1, math.ceil(round(ranks * size, 9))), "seed": 0}
+            return {**quorum, "quorum": max(1, math.ceil(round(ranks * size, 9)))}
+        case GroupAverage(period=period):
+            return {**quorum, **policy.schedule_for(size).arguments(size), "period": period or 0}
+        case PartialReduce(size=group_size, window=window):
+            groups = {"group_size": min(group_size, size), "window": window or 2 * size}
+            return {**quorum, "rule": "ready", **groups}
+        case WeightedAverage():
+            return {**quorum, "quorum": size}
     raise TypeError(f"{policy!r} has no rounds: it is Horovod's own collective")
+
+
+def describe(policy: Policy, size: int) -> str:
+    """A policy in words, which differ where two ranks mean different things."""
+    schedule = getattr(policy, "schedule", None)
+    if isinstance(schedule, Schedule):  # a function's own words tell its address
+        digest = hashlib.sha256(repr(schedule.arguments(size)["table"]).encode()).hexdigest()[:8]
+        return repr(policy).replace(repr(schedule), f"Schedule(rounds={schedule.rounds}, groups {digest})")
+    return repr(policy)

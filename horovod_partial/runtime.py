@@ -137,15 +137,15 @@ class Runtime:
     # --- Operations ----------------------------------------------------------------------------------------------
 
     def submit(
-        self, process_set: int, name: str, config: _attach.BucketConfig, source: int, target: int, stream: int
+        self, process_set: int, name: str, config: _attach.BucketConfig, source: int, target: int, work: int, stream: int
     ) -> HANDLE:
-        """Arrives at a bucket's open round with one gradient.
+        """Arrives at a bucket's open round with one gradient, or one model.
 
-        `source` and `target` are addresses of the bucket's size; `stream` is the device's stream on which the source is
-        being made, 0 on the host.
+        `source` and `target` are addresses of the bucket's size; `work` is what a model's weight follows from; `stream`
+        is the device's stream on which the source is being made, 0 on the host.
         """
         self._use(process_set)
-        return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, 1, stream)
+        return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
 
     def wait(self, handle: HANDLE) -> None:
         """Blocks until the arrival's result is there."""

@@ -13,8 +13,10 @@ def summarise(raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         without that rank's fresh contribution); `fresh_mean` and `fresh_histogram` (number of fresh contributors to
         rounds); `staleness_histogram` (rounds since a rank's contribution before, 0 if there was one in the previous
         round, to contributions); `waited_seconds` (by this rank, for results); `dropped` (contributions and
-        missed results of this rank that were not finite); `bytes_held` (buffers for what is pending and missed); and on
-        rank 0 `arrival_offset_seconds` (list, by rank: mean time behind the first rank to arrive).
+        missed results of this rank that were not finite); `bytes_held` (buffers for what is pending and missed);
+        `groups_made` and `setup_seconds` (communicators that this rank has made for groups, and what that took: it is no
+        part of later rounds); and on rank 0 `arrival_offset_seconds` (list, by rank: mean time behind the first rank to
+        arrive) and, with `PartialReduce`, `unconnected_windows` (how often the last groups did not connect all ranks).
     """
     return {name: _summarise_bucket(bucket) for name, bucket in sorted(raw.items())}
 
@@ -33,7 +35,10 @@ def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
         "waited_seconds": raw["waited_seconds"],
         "dropped": raw["dropped"],
         "bytes_held": raw["bytes_held"],
+        "groups_made": raw["groups_made"],
+        "setup_seconds": raw["setup_seconds"],
     }
-    if "arrival_offset_seconds" in raw:
-        summary["arrival_offset_seconds"] = list(raw["arrival_offset_seconds"])
+    for key in ("arrival_offset_seconds", "unconnected_windows"):
+        if key in raw:
+            summary[key] = raw[key]
     return summary

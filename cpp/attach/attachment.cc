@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "attach/envelope.h"
 #include "attach/horovod.h"
 #include "attach/library.h"
 #include "attach/tensors.h"
@@ -132,7 +133,12 @@ struct Hooks {
           Sessions().FindForHook(*state.process_set_table.Get(id).controller);
       }
     }
-    return originals.execute(operation, entries, response);
+    const auto reduce = [&](const hvd::Response& what) { return originals.execute(operation, entries, what); };
+    if (!IsOurs(response) || entries.empty()) return reduce(response);
+    hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
+    auto& controller = *state.process_set_table.Get(entries[0].process_set_id).controller;
+    const auto session = Sessions().Find(controller);
+    return session == nullptr ? reduce(response) : session->Execute(entries, response, Transport::kCarrier, reduce);
   }
 };
 template <class Transport>
@@ -155,10 +161,9 @@ void Prepare(std::vector<Prepared>& prepared, const Library& library, const std:
 }
 
 template <class Transport>
-void PrepareTransport(std::vector<Prepared>& prepared, const Library& library) {
+void PrepareController(std::vector<Prepared>& prepared, const Library& library) {
   using H = Hooks<Transport>;
   const std::string controller = std::string(Transport::kName) + "Controller";
-  const std::string allreduce = std::string(Transport::kName) + "Allreduce";
   Originals& originals = H::originals;
   Prepare(prepared, library, controller, "16DoInitializationEv", &H::DoInitialization, originals.do_initialization);
   Prepare(prepared, library, controller, "19CrossRankBitwiseAndERSt6vectorIxSaIxEEi", &H::CrossRankBitwiseAnd,
@@ -173,15 +178,27 @@ void PrepareTransport(std::vector<Prepared>& prepared, const Library& library) {
           originals.send_final_tensors);
   Prepare(prepared, library, controller, "16RecvFinalTensorsERNS0_12ResponseListE", &H::RecvFinalTensors,
           originals.recv_final_tensors);
-  Prepare(prepared, library, allreduce, "7ExecuteERSt6vectorINS0_16TensorTableEntryESaIS3_EERKNS0_8ResponseE",
-          &H::Execute, originals.execute);
+}
+
+template <class Transport>
+void PrepareOperation(std::vector<Prepared>& prepared, const Library& library) {
+  using H = Hooks<Transport>;
+  Prepare(prepared, library, std::string(Transport::kName) + "Allreduce",
+          "7ExecuteERSt6vectorINS0_16TensorTableEntryESaIS3_EERKNS0_8ResponseE", &H::Execute, H::originals.execute);
 }
 
 struct Gloo {
   static constexpr const char* kName = "Gloo";
+  static constexpr Carrier kCarrier = Carrier::kGloo;
 };
 struct Mpi {
   static constexpr const char* kName = "MPI";
+  static constexpr Carrier kCarrier = Carrier::kMpi;
+};
+// Carries data only: the controller is one of the others.
+struct Nccl {
+  static constexpr const char* kName = "NCCL";
+  static constexpr Carrier kCarrier = Carrier::kNccl;
 };
 
 // --- Attached libraries
@@ -203,7 +220,7 @@ std::map<std::string, Attached>& AttachedLibraries() {
 }
 
 // The sum over all ranks of the fingerprint of what must be the same on them: the format of our messages.
-constexpr std::int64_t kFingerprint = 2;
+constexpr std::int64_t kFingerprint = 3;
 constexpr auto kPollInterval = std::chrono::milliseconds(100);  // of Ctrl-C, in a wait
 
 hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
@@ -265,10 +282,15 @@ void Attach(const std::string& library_path) {
   attached.is_initialized = reinterpret_cast<int (*)()>(library.Symbol("horovod_is_initialized"));
   std::vector<Prepared> prepared;
 #if HAVE_GLOO
-  PrepareTransport<Gloo>(prepared, library);
+  PrepareController<Gloo>(prepared, library);
+  PrepareOperation<Gloo>(prepared, library);
 #endif
 #if HAVE_MPI
-  PrepareTransport<Mpi>(prepared, library);
+  PrepareController<Mpi>(prepared, library);
+  PrepareOperation<Mpi>(prepared, library);
+#endif
+#if HAVE_NCCL
+  PrepareOperation<Nccl>(prepared, library);
 #endif
   for (const auto& [slot, hook] : prepared) slot.MakeWritable();
   for (const auto& [slot, hook] : prepared) slot.Set(hook);  // nothing can fail any more: only now is anything changed

@@ -14,6 +14,8 @@ namespace hvd = horovod::common;
 // A derived class may name its base's protected members. No object is ever of these classes: they only lend access.
 struct ControllerAccess : hvd::Controller {
   using hvd::Controller::message_table_;
+  using hvd::Controller::rank_;
+  using hvd::Controller::size_;
   using hvd::Controller::tensor_queue_;
   static ControllerAccess& Of(hvd::Controller& controller) { return static_cast<ControllerAccess&>(controller); }
 };

@@ -68,6 +68,7 @@ void Session::Retire() {
 void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id) {
   process_set_id_ = process_set_id;
   process_set_ = &state.process_set_table.Get(process_set_id);
+  communicators_ = std::make_unique<GroupCommunicators>(state, *process_set_, rank_, size_);
   if (coordinator_ != nullptr && process_set_id == 0 && !decision_log_path_.empty()) {
     decision_file_.open(decision_log_path_);
     if (!decision_file_) Log(LogLevel::kWarning, rank_, "cannot write the decision log " + decision_log_path_);
@@ -91,6 +92,11 @@ std::string Session::MissingHooks() const {
 std::map<std::string, Coordinator::Offsets> Session::ArrivalOffsets() const {
   std::lock_guard<std::mutex> lock(coordinator_mutex_);
   return coordinator_ == nullptr ? std::map<std::string, Coordinator::Offsets>() : coordinator_->ArrivalOffsets();
+}
+
+std::map<std::string, std::int64_t> Session::UnconnectedWindows() const {
+  std::lock_guard<std::mutex> lock(coordinator_mutex_);
+  return coordinator_ == nullptr ? std::map<std::string, std::int64_t>() : coordinator_->UnconnectedWindows();
 }
 
 // Horovod would catch what a hook throws, and go on with half a cycle done.
@@ -228,9 +234,14 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
     std::vector<Closing> begun;
     std::vector<hvd::Request> rows;
     for (auto& closing : closings) {
-      if (CloseRound(closing, rows)) begun.push_back(closing);
+      const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
+      const std::string refusal = grouped ? GroupCommunicators::Refusal(*state_) : "";
+      if (closing.error.empty() && !refusal.empty())
+        closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
+      const bool begins = CloseRound(closing, rows);
+      if (begins) begun.push_back(closing);
       const std::string name = WireName(closing.bucket);
-      closed_[name] = std::move(closing);
+      closed_[name] = {std::move(closing), begins};
     }
     if (!rows.empty() && size_ > 1) {
       // Before a JOIN that the same list may hold: Horovod calls a row ready when it has as many requests as there are
@@ -241,7 +252,7 @@ void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
     }
     engine_.Begin(begun);
     if (joined_[0]) return;
-    for (const auto& [name, closing] : closed_) {
+    for (const auto& [name, closed] : closed_) {
       std::int64_t elements = 1;
       const hvd::Request& request = requests_[name].last;
       for (const std::int64_t dimension : request.tensor_shape()) elements *= dimension;
@@ -290,8 +301,10 @@ namespace {
 // as this the copies cost more (4 ranks on one machine: from 256 KiB on over MPI, from 4 MiB on over Gloo).
 constexpr std::int64_t kLargeBytes = 4 << 20;
 
-// Ours, with large tensors taken out of fused responses: they are reduced where they lie.
-std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses) {
+// Ours, with large tensors taken out of fused responses: they are reduced where they lie. What stays together has the
+// same groups.
+template <class GroupsOfTensor>
+std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses, const GroupsOfTensor& groups_of) {
   std::vector<hvd::Response> list;
   for (const auto& response : responses) {
     if (!IsOurs(response) || response.tensor_names().size() < 2) {
@@ -299,23 +312,22 @@ std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses) 
       continue;
     }
     const auto element_bytes = static_cast<std::int64_t>(SizeOf(static_cast<DataType>(response.tensor_type())));
-    hvd::Response rest = response;
-    rest.set_tensor_names({});
-    rest.set_tensor_sizes({});
+    std::map<Partition, std::size_t> together;  // where in the list tensors with these groups are
     for (std::size_t i = 0; i < response.tensor_names().size(); ++i) {
       const std::string& name = response.tensor_names()[i];
       const std::int64_t elements = response.tensor_sizes()[i];
-      if (elements * element_bytes < kLargeBytes) {
-        rest.add_tensor_name(name);
-        rest.add_tensor_size(elements);
-      } else {
-        hvd::Response alone = response;
-        alone.set_tensor_names({name});
-        alone.set_tensor_sizes({elements});
-        list.push_back(std::move(alone));
+      const bool alone = elements * element_bytes >= kLargeBytes;
+      const auto known = alone ? together.end() : together.find(groups_of(name));
+      if (known != together.end()) {
+        list[known->second].add_tensor_name(name);
+        list[known->second].add_tensor_size(elements);
+        continue;
       }
+      if (!alone) together[groups_of(name)] = list.size();
+      list.push_back(response);
+      list.back().set_tensor_names({name});
+      list.back().set_tensor_sizes({elements});
     }
-    if (!rest.tensor_names().empty()) list.push_back(std::move(rest));
   }
   return list;
 }
@@ -331,19 +343,20 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
     for (const auto& response : responses.responses())
       if (response.response_type() == hvd::Response::JOIN) joined_.assign(joined_.size(), false);
     if (!HasOurs(responses)) return;
-    std::vector<hvd::Response> list = Unfused(responses.responses());
+    std::vector<hvd::Response> list = Unfused(
+        responses.responses(), [&](const std::string& name) { return closed_.at(name).closing.groups; });
     for (auto& response : list) {
       if (!IsOurs(response)) continue;
       if (response.response_type() == hvd::Response::ERROR) {
         const std::string& name = response.tensor_names()[0];
-        const std::string& error = closed_.at(name).error;
+        const std::string& error = closed_.at(name).closing.error;
         if (!error.empty()) response.set_error_message(error);
         coordinator_->Forget(BucketName(name));
         if (decision_log_ != nullptr) decision_log_->Forget(BucketName(name));
         continue;
       }
       std::vector<Closing> closings;
-      for (const auto& name : response.tensor_names()) closings.push_back(closed_.at(name));
+      for (const auto& name : response.tensor_names()) closings.push_back(closed_.at(name).closing);
       Enclose(closings, response);
     }
     responses.set_responses(list);
@@ -372,11 +385,13 @@ void Unwrap(hvd::ResponseList& responses, int size) {
 void Session::AfterSendFinal(hvd::ResponseList& responses) {
   if (state_ == nullptr || !HasOurs(responses)) return;
   Guard("SendFinalTensors", [&] {
+    NoteGroups(responses);
     std::vector<Closing> own;  // the others have begun already
     for (const auto& response : responses.responses()) {
       if (!IsOurs(response) || response.response_type() == hvd::Response::ERROR) continue;
       for (auto& closing : Open(response, size_))
-        if (closing.contributions[0].fresh) own.push_back(std::move(closing));
+        if (closing.contributions[0].fresh && !closed_.at(WireName(closing.bucket)).begun)
+          own.push_back(std::move(closing));
     }
     if (!process_set_->joined) engine_.Begin(own);
   });
@@ -389,6 +404,7 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   hooks_run_ |= kRecvFinalTensors;
   if (state_ == nullptr || !HasOurs(responses)) return;
   Guard("RecvFinalTensors", [&] {
+    NoteGroups(responses);
     if (process_set_->joined) return;
     std::vector<Closing> begun;
     for (const auto& response : responses.responses()) {
@@ -405,6 +421,67 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   });
   Unwrap(responses, size_);
   FillMissing(responses);
+}
+
+void Session::NoteGroups(const hvd::ResponseList& responses) {
+  if (!grouped_.empty())
+    throw std::runtime_error(grouped_.begin()->first +
+                             " has groups, and Horovod reduced it over all ranks, with an operation that horovod-partial "
+                             "does not know. Turn hierarchical and torus allreduce off");
+  for (const auto& response : responses.responses()) {
+    if (!IsOurs(response) || response.response_type() == hvd::Response::ERROR) continue;
+    for (auto& closing : Open(response, size_)) {
+      const std::string name = WireName(closing.bucket);
+      if (!closing.groups.empty() || !closing.upcoming.empty()) grouped_[name] = std::move(closing);
+    }
+  }
+}
+
+hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response,
+                             Carrier carrier, const Reduce& reduce) {
+  std::vector<Closing> closings;
+  for (const auto& name : response.tensor_names())
+    if (auto noted = grouped_.extract(name)) closings.push_back(std::move(noted.mapped()));
+  if (closings.empty()) return reduce(response);
+
+  const Partition groups = closings[0].groups;
+  for (const Closing& closing : closings)
+    if (closing.groups != groups || closings.size() != response.tensor_names().size())
+      return hvd::Status::UnknownError("internal error: tensors of different groups were fused");
+  const int made = communicators_->made();
+  const auto setup = communicators_->setup();
+  hvd::Status status = hvd::Status::OK();
+  if (groups.empty()) {
+    status = reduce(response);
+  } else {
+    communicators_->Use(groups, carrier);
+    const Members members = GroupOf(groups, rank_, size_);
+    if (members.size() > 1) {
+      const GroupCommunicators::Scope scope(*communicators_, members, carrier);
+      hvd::Response mine = response;  // NCCL's communicators are kept by the list of devices
+      if (carrier == Carrier::kNccl) {
+        std::vector<std::int32_t> devices = members;
+        for (const Rank member : members) devices.push_back(response.devices()[static_cast<std::size_t>(member)]);
+        mine.set_devices(devices);
+      }
+      status = reduce(mine);
+    } else if (!members.empty()) {
+      for (const auto& entry : entries)
+        if (entry.tensor->data() != entry.output->data())
+          MemoryOf(entry.device).Copy(const_cast<void*>(entry.output->data()), entry.tensor->data(),
+                                      static_cast<std::size_t>(entry.tensor->size()));
+    }
+  }
+  for (const Closing& closing : closings)
+    for (const Partition& partition : closing.upcoming) communicators_->Use(partition, carrier);
+  if (communicators_->made() > made) {
+    if (const auto bucket = engine_.Find(closings[0].bucket)) {
+      std::lock_guard<std::mutex> lock(bucket->mutex);
+      bucket->statistics.groups_made += communicators_->made() - made;
+      bucket->statistics.setup_seconds += std::chrono::duration<double>(communicators_->setup() - setup).count();
+    }
+  }
+  return status;
 }
 
 // Horovod takes for granted that each tensor of a response has an entry. Where the engine has made none (the bucket was
@@ -466,9 +543,14 @@ hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<BucketHandle>& bu
   made.tensor_name = WireName(bucket->core.name());
   made.context = std::make_shared<BucketContext>(bucket->core.memory());
   made.device = bucket->core.memory().device();
+  made.process_set_id = process_set_id_;
+  if (!entry.member) {
+    made.tensor = made.output = std::make_shared<TensorView>(nullptr, type, std::vector<std::int64_t>{0}, 0);
+    made.callback = [](const hvd::Status&) {};
+    return made;
+  }
   made.tensor = std::make_shared<TensorView>(entry.input, type, config.shape, bytes);
   made.output = std::make_shared<TensorView>(entry.output, type, config.shape, bytes);
-  made.process_set_id = process_set_id_;
   made.callback = [self = shared_from_this(), bucket](const hvd::Status& status) {
     const std::string error = status.ok() ? "" : status.reason();
     self->engine_.Finished(bucket, error.empty() && !status.ok() ? "the reduction failed" : error);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attach/group_communicators.h"
 #include "attach/horovod.h"
 #include "core/coordinator.h"
 #include "core/decision_log.h"
@@ -51,6 +52,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   // What the handshake has to find, as a text that names the hooks that did not run, or "".
   std::string MissingHooks() const;
   std::map<std::string, Coordinator::Offsets> ArrivalOffsets() const;
+  std::map<std::string, std::int64_t> UnconnectedWindows() const;
 
   // --- Background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
@@ -59,6 +61,10 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void BeforeSendFinal(hvd::ResponseList& responses);
   void AfterSendFinal(hvd::ResponseList& responses);
   void AfterRecvFinal(hvd::ResponseList& responses);
+  // `reduce` is the operation's own execution of a response; ours runs in this rank's group.
+  using Reduce = std::function<hvd::Status(const hvd::Response&)>;
+  hvd::Status Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
+                      const Reduce& reduce);
 
   // --- Transport
   std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
@@ -76,6 +82,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements, int device);
   bool CloseRound(const Closing& closing, std::vector<hvd::Request>& rows);
   void FillMissing(const hvd::ResponseList& responses);
+  void NoteGroups(const hvd::ResponseList& responses);
   Time ForeignSince(Time now);
   void Guard(const char* hook, const std::function<void()>& body);
   void WarnAboutWaits(Time now);
@@ -103,7 +110,13 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
     bool own_reported = false;
   };
   std::map<std::string, Requests> requests_;  // coordinator, by wire name
-  std::map<std::string, Closing> closed_;     // coordinator: decided in this cycle, by wire name
+  struct Closed {
+    Closing closing;
+    bool begun = false;  // on this rank, before the responses are known
+  };
+  std::map<std::string, Closed> closed_;      // coordinator: decided in this cycle, by wire name
+  std::map<std::string, Closing> grouped_;    // rounds with groups, now or later, that have not been executed yet
+  std::unique_ptr<GroupCommunicators> communicators_;
   std::vector<bool> joined_;                  // coordinator
   Time last_warning_{0};
   std::string warned_;

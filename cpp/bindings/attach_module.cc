@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <optional>
 
 #include "attach/attachment.h"
@@ -50,7 +51,7 @@ class Handle {
 
 // `stream` is the device's, on which the framework has queued what makes the input; 0 on the host.
 Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
-              std::uintptr_t input, std::uintptr_t output, int gradients, std::uintptr_t stream) {
+              std::uintptr_t input, std::uintptr_t output, int work, std::uintptr_t stream) {
   py::gil_scoped_release release;
   static char nothing;  // the address of a tensor without elements may be null, which means no tensor at all
   const auto address = [](std::uintptr_t pointer) {
@@ -59,8 +60,8 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   auto session = attach::SessionOf(library, process_set);
   auto bucket = session->engine().Declare(name, config);
   auto ready = attach::RecordReadyEvent(config.options.memory->device(), stream);
-  auto work = session->engine().Arrive(bucket, {address(input), address(output), gradients}, std::move(ready));
-  return {std::move(session), std::move(bucket), std::move(work)};
+  auto arrived = session->engine().Arrive(bucket, {address(input), address(output), 1, work}, std::move(ready));
+  return {std::move(session), std::move(bucket), std::move(arrived)};
 }
 
 // The results that this rank has missed, or nothing; `pointer` has room for the whole bucket.
@@ -85,34 +86,59 @@ Round Completed(const std::string& library, std::int32_t process_set, const std:
   return bucket->core.completed();
 }
 
-BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, const std::string& rule, int quorum,
-                        std::uint64_t seed, Round max_staleness, double grace_seconds, const std::string& description,
-                        const std::string& missed, bool divide_by_contributors, bool discard_late, bool drop_nonfinite,
-                        bool drop_nonfinite_results, double prescale, double postscale, int device) {
+// A value of an enumeration by its name.
+template <class Value>
+Value ByName(const char* what, const std::string& name, const std::map<std::string, Value>& values) {
+  const auto it = values.find(name);
+  if (it == values.end()) throw py::value_error(std::string("unknown ") + what + " '" + name + "'");
+  return it->second;
+}
+
+Policy MakePolicy(const std::string& rule, int quorum, std::uint64_t seed, Round max_staleness, double grace_seconds,
+                  const std::string& schedule, int group_size, const std::vector<Partition>& table, Round period,
+                  int window, const std::string& description) {
+  Policy policy;
+  policy.rule = ByName<Policy::Rule>("rule", rule,
+                                     {{"quorum", Policy::Rule::kQuorum},
+                                      {"initiator", Policy::Rule::kInitiator},
+                                      {"ready", Policy::Rule::kReady}});
+  policy.quorum = quorum;
+  policy.seed = seed;
+  policy.max_staleness = max_staleness;
+  policy.grace = grace_seconds < 0
+                     ? Policy::kAutomaticGrace
+                     : std::chrono::duration_cast<Time>(std::chrono::duration<double>(grace_seconds));
+  policy.schedule.kind = ScheduleKindFromName(schedule);
+  policy.schedule.table = table;
+  (policy.rule == Policy::Rule::kReady ? policy.group_size : policy.schedule.group_size) = group_size;
+  policy.period = period;
+  policy.window = window;
+  policy.description = description;
+  return policy;
+}
+
+BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, int device, const Policy& policy,
+                        const std::string& missed, const std::string& late, bool divide_by_contributors,
+                        bool drop_nonfinite, bool drop_nonfinite_results, const std::string& weights,
+                        double weight_parameter, double prescale, double postscale) {
   BucketConfig config;
   config.options.memory = &attach::MemoryOf(device);
   config.options.type = static_cast<DataType>(type);
   config.options.elements = 1;
   for (const std::int64_t dimension : shape) config.options.elements *= static_cast<std::size_t>(dimension);
   config.options.missed = MissedFromName(missed);
+  config.options.late = ByName<Late>(
+      "late", late, {{"accumulate", Late::kAccumulate}, {"keep", Late::kKeep}, {"discard", Late::kDiscard}});
   config.options.divisor = divide_by_contributors ? Divisor::kContributors : Divisor::kNone;
-  config.options.discard_late = discard_late;
   config.options.drop_nonfinite = drop_nonfinite;
   config.options.drop_nonfinite_results = drop_nonfinite_results;
-  if (rule == "quorum") {
-    config.policy.rule = Policy::Rule::kQuorum;
-  } else if (rule == "initiator") {
-    config.policy.rule = Policy::Rule::kInitiator;
-  } else {
-    throw py::value_error("rule must be 'quorum' or 'initiator', not '" + rule + "'");
-  }
-  config.policy.quorum = quorum;
-  config.policy.seed = seed;
-  config.policy.max_staleness = max_staleness;
-  config.policy.grace = grace_seconds < 0
-                            ? Policy::kAutomaticGrace
-                            : std::chrono::duration_cast<Time>(std::chrono::duration<double>(grace_seconds));
-  config.policy.description = description;
+  config.options.weights = ByName<Weights>("weights", weights,
+                                           {{"uniform", Weights::kUniform},
+                                            {"contraction", Weights::kContraction},
+                                            {"staleness", Weights::kStaleness}});
+  config.options.weight_parameter = weight_parameter;
+  config.options.by_notice = policy.rule == Policy::Rule::kReady;
+  config.policy = policy;
   config.shape = shape;
   config.prescale_factor = prescale;
   config.postscale_factor = postscale;
@@ -135,6 +161,8 @@ py::dict Describe(const BucketHandle& bucket) {
   result["fresh"] = statistics.fresh;
   result["staleness"] = staleness;
   result["waited_seconds"] = statistics.waited_seconds;
+  result["groups_made"] = statistics.groups_made;
+  result["setup_seconds"] = statistics.setup_seconds;
   result["dropped"] = statistics.dropped;
   result["bytes_held"] = bucket.core.held_bytes();
   return result;
@@ -148,6 +176,7 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
   }
   if (session == nullptr) return py::dict();
   const auto offsets = session->ArrivalOffsets();
+  const auto unconnected = session->UnconnectedWindows();
   py::dict result;
   for (const auto& bucket : session->engine().Buckets()) {
     py::dict description = Describe(*bucket);
@@ -160,6 +189,8 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
       }
       description["arrival_offset_seconds"] = means;
     }
+    if (const auto found = unconnected.find(bucket->core.name()); found != unconnected.end())
+      description["unconnected_windows"] = found->second;
     result[py::str(bucket->core.name())] = description;
   }
   return result;
@@ -196,7 +227,9 @@ PYBIND11_MODULE(_attach, m) {
       .def_readonly("fresh", &RoundInfo::fresh)
       .def_readonly("gradients", &RoundInfo::gradients)
       .def_readonly("staleness", &RoundInfo::staleness)
-      .def_readonly("empty", &RoundInfo::empty);
+      .def_readonly("empty", &RoundInfo::empty)
+      .def_readonly("members", &RoundInfo::members)
+      .def_readonly("work", &RoundInfo::work);
 
   py::class_<Handle>(m, "Handle")
       .def("poll", &Handle::Poll)
@@ -205,12 +238,16 @@ PYBIND11_MODULE(_attach, m) {
       .def("replay_count", &Handle::ReplayCount)
       .def("copy_replay", &Handle::CopyReplay, py::arg("index"), py::arg("pointer"));
 
+  py::class_<Policy>(m, "Policy")
+      .def(py::init(&MakePolicy), py::kw_only(), py::arg("rule"), py::arg("quorum"), py::arg("seed"),
+           py::arg("max_staleness"), py::arg("grace_seconds"), py::arg("schedule"), py::arg("group_size"),
+           py::arg("table"), py::arg("period"), py::arg("window"), py::arg("description"));
+
   py::class_<BucketConfig>(m, "BucketConfig")
-      .def(py::init(&MakeConfig), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("rule"), py::arg("quorum"),
-           py::arg("seed"), py::arg("max_staleness"), py::arg("grace_seconds"), py::arg("description"),
-           py::arg("missed"), py::arg("divide_by_contributors"), py::arg("discard_late"), py::arg("drop_nonfinite"),
-           py::arg("drop_nonfinite_results"), py::arg("prescale_factor"), py::arg("postscale_factor"),
-           py::arg("device"));
+      .def(py::init(&MakeConfig), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("device"),
+           py::arg("policy"), py::arg("missed"), py::arg("late"), py::arg("divide_by_contributors"),
+           py::arg("drop_nonfinite"), py::arg("drop_nonfinite_results"), py::arg("weights"),
+           py::arg("weight_parameter"), py::arg("prescale_factor"), py::arg("postscale_factor"));
 
   m.def("attach", &attach::Attach, py::arg("library"));
   m.def(
@@ -230,7 +267,7 @@ PYBIND11_MODULE(_attach, m) {
       },
       py::arg("waiting_seconds"), py::arg("parked_seconds"), py::arg("decision_log"));
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
-        py::arg("input"), py::arg("output"), py::arg("gradients"), py::arg("stream"));
+        py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));
   m.def("completed", &Completed, py::arg("library"), py::arg("process_set"), py::arg("name"));
   m.def("deliver", &Call<&Engine::Deliver>, py::arg("library"), py::arg("process_set"));

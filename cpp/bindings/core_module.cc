@@ -5,7 +5,9 @@
 #include <fstream>
 
 #include "core/decision_log.h"
+#include "core/schedule.h"
 #include "core/simulation.h"
+#include "core/weights.h"
 #include "engine/log.h"
 
 namespace py = pybind11;
@@ -46,6 +48,21 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "log", [](int level, Rank rank, const std::string& text) { Log(static_cast<LogLevel>(level), rank, text); },
       py::arg("level"), py::arg("rank"), py::arg("text"));
+
+  m.def(
+      "groups_of",
+      [](const std::string& schedule, int group_size, const std::vector<Partition>& table, Round round, int size) {
+        return GroupsOf(GroupsOf(Schedule{ScheduleKindFromName(schedule), group_size, table}, round, size));
+      },
+      py::arg("schedule"), py::arg("group_size"), py::arg("table"), py::arg("round"), py::arg("size"));
+  m.def(
+      "cycle_of",
+      [](const std::string& schedule, int group_size, const std::vector<Partition>& table, int size) {
+        return CycleOf(Schedule{ScheduleKindFromName(schedule), group_size, table}, size);
+      },
+      py::arg("schedule"), py::arg("group_size"), py::arg("table"), py::arg("size"));
+  m.def("contraction_weights", &ContractionWeights, py::arg("steps"), py::arg("contraction"));
+  m.def("staleness_weights", &StalenessWeights, py::arg("iterations"), py::arg("alpha"));
 
   py::class_<Replay>(m, "Replay")
       .def_readonly("decisions", &Replay::decisions)

@@ -1,5 +1,6 @@
 #include "core/bucket.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -9,7 +10,7 @@ Bucket::Bucket(std::string name, const BucketOptions& options)
     : name_(std::move(name)), options_(options), missed_(options.missed) {}
 
 void Bucket::AddPending(const Arrival& arrival) {
-  if (arrival.input == nullptr || options_.discard_late) return;
+  if (arrival.input == nullptr || options_.late != Late::kAccumulate) return;
   if (options_.drop_nonfinite && !memory().AllFinite(options_.type, arrival.input, options_.elements)) {
     ++dropped_;
     return;
@@ -23,6 +24,12 @@ void Bucket::AddPending(const Arrival& arrival) {
   incoming_gradients_ += arrival.gradients;
 }
 
+void Bucket::Keep(const void* model) {
+  incoming_.Reserve(bytes(), memory());
+  memory().Copy(incoming_.data(), model, bytes());
+  incoming_gradients_ = 1;
+}
+
 void Bucket::MergePendingInto(Arrival& arrival) {
   if (!HasPending()) return;
   if (outgoing_gradients_ > 0) memory().Add(options_.type, arrival.output, outgoing_.data(), options_.elements);
@@ -33,21 +40,21 @@ void Bucket::MergePendingInto(Arrival& arrival) {
 
 Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
   if (state_ == State::kArrived || (state_ == State::kRunning && on_time_)) return Arrived::kBusy;
-  if (state_ == State::kRunning) {
-    AddPending(arrival);
-    return Arrived::kWaiting;
-  }
   only_delivers_ = arrival.input == nullptr;
-  if (HasMissed() && !only_delivers_) {
+  if (options_.late == Late::kKeep && !only_delivers_) Keep(arrival.input);
+  if (state_ == State::kRunning || (HasMissed() && !only_delivers_)) {
     AddPending(arrival);
-    return Arrived::kLate;
+    ++incoming_late_;
+    return state_ == State::kRunning ? Arrived::kWaiting : Arrived::kLate;
   }
   arrival_ = arrival;
+  if (options_.weights == Weights::kStaleness) arrival_.work = ++iteration_;
   if (only_delivers_) {
     memory().Zero(arrival_.output, bytes());
     arrival_.input = arrival_.output;
-  } else if (HasPending() && arrival_.input != arrival_.output) {
-    // What is pending will be added where the contribution lies, and the application's input is not ours to change.
+  } else if ((HasPending() || options_.weights != Weights::kUniform) && arrival_.input != arrival_.output) {
+    // What is pending will be added where the contribution lies, or that is multiplied by its weight, and the
+    // application's input is not ours to change.
     memory().Copy(arrival_.output, arrival_.input, bytes());
     arrival_.input = arrival_.output;
   }
@@ -57,12 +64,23 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
 }
 
 std::deque<Buffer> Bucket::TakeMissed(void* output) {
+  const bool kept = options_.late == Late::kKeep;
+  const Buffer& own = incoming_gradients_ > 0 ? incoming_ : outgoing_;
   std::deque<Buffer> results = missed_.Take();
   if (results.empty()) {  // only rounds without a gradient were missed
-    memory().Zero(output, bytes());
+    if (kept && options_.divisor == Divisor::kContributors) {
+      memory().Copy(output, own.data(), bytes());  // an average with nobody else
+    } else {
+      memory().Zero(output, bytes());
+    }
     return results;
   }
   memory().Copy(output, results.back().data(), bytes());
+  if (kept && options_.divisor == Divisor::kContributors) {
+    // WAGMA-SGD, Algorithm 2: the sum has an older model of this rank, or none; the new one counts as one more.
+    memory().Add(options_.type, output, own.data(), options_.elements);
+    memory().Scale(options_.type, output, options_.elements, 1.0 / (missed_gradients_ + 1));
+  }
   missed_.Recycle(std::move(results.back()));
   results.pop_back();
   return results;
@@ -77,6 +95,15 @@ int Bucket::ReportArrival() {
 int Bucket::ReportPending() {
   if (state_ == State::kRunning) return 0;  // outgoing_ is in use; what came since is announced afterwards
   if (reported()) return 0;
+  if (options_.late == Late::kKeep) {
+    // An arrival that has slipped in is either on time for its round or not in it.
+    if (incoming_gradients_ > 0 && state_ != State::kArrived) {
+      std::swap(outgoing_, incoming_);
+      outgoing_gradients_ = std::exchange(incoming_gradients_, 0);
+      outgoing_late_ += std::exchange(incoming_late_, 0);
+    }
+    return outgoing_gradients_;
+  }
   if (incoming_gradients_ > 0) {
     if (outgoing_gradients_ == 0) {
       std::swap(outgoing_, incoming_);
@@ -88,20 +115,54 @@ int Bucket::ReportPending() {
   return outgoing_gradients_;
 }
 
+// What the closing says of this rank's weight, where it is fresh; the sum is the average then.
+void Bucket::Weigh(Rank rank) {
+  std::vector<int> work;
+  std::size_t mine = 0;
+  for (const Rank member : last_.members(rank)) {
+    const auto& contribution = last_.contributions[static_cast<std::size_t>(member)];
+    if (member == rank) mine = work.size();
+    if (contribution.fresh) work.push_back(contribution.work);
+  }
+  const auto weights = options_.weights == Weights::kStaleness ? StalenessWeights(work, options_.weight_parameter)
+                                                               : ContractionWeights(work, options_.weight_parameter);
+  memory().Scale(options_.type, arrival_.output, options_.elements, weights.at(mine));
+  if (options_.weights == Weights::kStaleness) iteration_ = *std::max_element(work.begin(), work.end());
+}
+
 Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   const auto& mine = closing.contributions.at(static_cast<std::size_t>(rank));
   const bool announced = reported();
+  Entry entry;
+  if (!closing.Includes(rank)) {
+    entry.member = false;
+    completed_ = std::max(completed_, closing.round);
+    if (state_ == State::kArrived && !announces()) {
+      entry.retract = true;
+      state_ = State::kIdle;
+      last_ = closing;
+    }
+    return entry;
+  }
   const int gradients = announced ? arrival_.gradients : outgoing_gradients_;
-  if (state_ == State::kRunning || mine.fresh != announced || mine.gradients != gradients) {
+  // A model that was announced may be too old for the round, or have been cleared since.
+  const bool kept = options_.late == Late::kKeep && !announced && (mine.gradients == 0 || !outgoing_.empty());
+  if (state_ == State::kRunning || mine.fresh != announced || (mine.gradients != gradients && !kept)) {
     throw std::logic_error("round " + std::to_string(closing.round) + " of " + name_ + " on rank " +
                            std::to_string(rank) + " was closed with another contribution than the rank announced");
   }
   last_ = closing;
   declared_ = true;
-  Entry entry;
+  members_gradients_ = closing.gradients(rank);
   if (announced) {
     wants_full_round_ = false;
     on_time_ = true;
+    if (options_.weights != Weights::kUniform) Weigh(rank);
+    if (options_.late == Late::kKeep && !only_delivers_) {
+      std::swap(outgoing_, incoming_);
+      outgoing_gradients_ = std::exchange(incoming_gradients_, 0);
+      outgoing_late_ = incoming_late_ = 0;
+    }
     entry.own = true;
     entry.input = arrival_.input;
     entry.output = arrival_.output;
@@ -109,45 +170,56 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     on_time_ = false;
     if (state_ == State::kArrived) {
       entry.retract = true;
+      ++incoming_late_;
       if (!only_delivers_) AddPending(arrival_);
     }
-    outgoing_.Reserve(bytes(), memory());
-    if (outgoing_gradients_ == 0) outgoing_.Zero();
-    entry.input = entry.output = outgoing_.data();
+    Buffer& output = options_.late == Late::kKeep ? scratch_ : outgoing_;
+    output.Reserve(bytes(), memory());
+    if (mine.gradients == 0) output.Zero();
+    entry.output = output.data();
+    entry.input = mine.gradients == 0 ? output.data() : outgoing_.data();
+    outgoing_late_ = 0;
   }
   state_ = State::kRunning;
   return entry;
 }
 
 bool Bucket::Finish() {
-  void* result = on_time_ ? arrival_.output : outgoing_.data();
-  if (options_.divisor == Divisor::kContributors && last_.gradients() > 1)
-    memory().Scale(options_.type, result, options_.elements, 1.0 / last_.gradients());
+  const bool kept = options_.late == Late::kKeep;
+  Buffer& late_result = kept ? scratch_ : outgoing_;
+  void* result = on_time_ ? arrival_.output : late_result.data();
+  // A missed average of models is made when it is taken: a newer model counts in it.
+  const bool divides = options_.divisor == Divisor::kContributors && options_.weights == Weights::kUniform;
+  if (divides && !(kept && !on_time_) && members_gradients_ > 1)
+    memory().Scale(options_.type, result, options_.elements, 1.0 / members_gradients_);
   completed_ = last_.round + 1;
   state_ = State::kIdle;
   if (on_time_ && !only_delivers_) return true;
   if (on_time_) {
-    outgoing_.Reserve(bytes(), memory());
-    memory().Copy(outgoing_.data(), arrival_.output, bytes());
-  } else {
+    late_result.Reserve(bytes(), memory());
+    memory().Copy(late_result.data(), arrival_.output, bytes());
+  } else if (!kept) {
     outgoing_gradients_ = 0;
   }
   // A round that only delivered, and had nothing to deliver, is no update: a step with zeros would not be none.
-  if (std::exchange(discard_result_, false) || last_.gradients() == 0) return false;
-  if (options_.drop_nonfinite_results && !memory().AllFinite(options_.type, outgoing_.data(), options_.elements)) {
+  if (std::exchange(discard_result_, false) || members_gradients_ == 0) return false;
+  if (options_.drop_nonfinite_results && !memory().AllFinite(options_.type, late_result.data(), options_.elements)) {
     ++dropped_;
     return false;
   }
-  missed_.Push(outgoing_, options_.type, options_.elements);
+  missed_gradients_ = members_gradients_;
+  missed_.Push(late_result, options_.type, options_.elements);
   return false;
 }
 
 void Bucket::Clear() {
   incoming_gradients_ = 0;
   missed_.Clear();
-  if (state_ == State::kRunning) {
-    discard_result_ = !on_time_;
-  } else if (outgoing_gradients_ > 0) {
+  iteration_ = 0;
+  if (state_ == State::kRunning) discard_result_ = !on_time_;
+  if (options_.late == Late::kKeep) {
+    outgoing_gradients_ = 0;  // announced perhaps; then it is sent once more, as it was
+  } else if (state_ != State::kRunning && outgoing_gradients_ > 0) {
     outgoing_.Zero();  // the coordinator may count on it already: it is delivered, as nothing
   }
   wants_full_round_ = declared_;

@@ -12,6 +12,7 @@
 #include "core/message.h"
 #include "core/missed.h"
 #include "core/types.h"
+#include "core/weights.h"
 
 namespace horovod_partial {
 
@@ -20,13 +21,23 @@ enum class Divisor : std::uint8_t {
   kContributors,  // the number of gradients in the sum, pending ones included
 };
 
+// What becomes of a contribution that comes too late for its round.
+enum class Late : std::uint8_t {
+  kAccumulate,  // it joins what is pending, and is delivered once: gradients
+  kKeep,        // it replaces the one before, and stands in for its rank in every round until a newer one comes: models
+  kDiscard,     // it is not delivered: models, where a newer one comes anyway
+};
+
 struct BucketOptions {
   Memory* memory = &Memory::Host();  // where the contributions and results lie
   DataType type = DataType::kFloat32;
   std::size_t elements = 0;
   Missed missed = Missed::kSum;
   Divisor divisor = Divisor::kNone;
-  bool discard_late = false;    // a late contribution is not delivered: for models, of which the next one is newer
+  Late late = Late::kAccumulate;
+  Weights weights = Weights::kUniform;  // of the fresh contributions; the sum is their weighted average then
+  double weight_parameter = 1;          // contraction or alpha (weights.h)
+  bool by_notice = false;       // after round 0 a report announces arrivals, and no request: not every round takes them
   bool drop_nonfinite = false;  // a late contribution that is not finite is dropped and counted
   bool drop_nonfinite_results = false;  // and so is a missed result: where on-time ranks skip it too, as with a scaler
 };
@@ -41,9 +52,15 @@ struct BucketOptions {
 //       +--------------------------+---------------------------+
 //                  Begin, late entry
 //
+// A round may leave this rank out (its group is empty): then nothing changes, and an arrival goes on waiting, if it was
+// announced by notice. A submitted one, which slipped in, becomes late.
+//
 // Buffers, each as large as the bucket and allocated when first needed, all of them by a late rank only:
 //   outgoing_  the announced pending sum; while a late entry runs it is the reduction's input and output
 //   incoming_  contributions that came after the announcement
+// With Late::kKeep, where every rank has them, these are models: outgoing_ the one that is sent in rounds without an
+// arrival, incoming_ a newer one; and
+//   scratch_   the result of such a round, so that the kept model survives it
 //   missed_    results that the application has not seen (one buffer, or several with Missed::kReplay)
 // A contribution that is on time is sent from where it lies, and its result arrives where the application wants it.
 class Bucket {
@@ -56,6 +73,7 @@ class Bucket {
     const void* input = nullptr;
     void* output = nullptr;
     int gradients = 0;
+    int work = 0;  // what its weight follows from; with Weights::kStaleness the bucket counts by itself
   };
   enum class Arrived : std::uint8_t {
     kOnTime,   // submit a request; Finish will have the result in the arrival's output
@@ -67,6 +85,7 @@ class Bucket {
   struct Entry {
     bool own = false;      // the submitted request is the entry
     bool retract = false;  // it is not: it came too late for this round
+    bool member = true;    // else there is nothing to reduce on this rank
     const void* input = nullptr;
     void* output = nullptr;
   };
@@ -84,6 +103,8 @@ class Bucket {
   int ReportArrival();
   // Announces what is pending; returns how many gradients that is.
   int ReportPending();
+  // Late arrivals in what ReportPending has announced that no round has seen.
+  int ReportLate() const { return options_.late == Late::kKeep ? outgoing_late_ : outgoing_gradients_; }
 
   // Background thread: the round is closed. Returns the entry that takes part on this rank.
   Entry Begin(const Closing& closing, Rank rank);
@@ -102,16 +123,24 @@ class Bucket {
   bool declared() const { return declared_; }                               // a round of this bucket has closed
   bool reported() const { return state_ == State::kArrived && reported_; }  // the coordinator knows of the arrival
   bool wants_full_round() const { return wants_full_round_; }
-  bool HasPending() const { return outgoing_gradients_ + incoming_gradients_ > 0; }
+  bool announces() const { return options_.by_notice && declared_; }  // arrivals come by notice, not by request
+  bool HasPending() const {  // which a round shall deliver
+    return options_.late == Late::kAccumulate && outgoing_gradients_ + incoming_gradients_ > 0;
+  }
   bool HasMissed() const { return !missed_.empty(); }
   int missed_rounds() const { return missed_.rounds(); }
   Round completed() const { return completed_; }  // rounds that have ended here
   const Closing& last() const { return last_; }   // the round that runs, or ran last
   int dropped() const { return dropped_; }        // contributions and results that were not finite
-  std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + missed_.bytes(); }
+  int iteration() const { return iteration_; }
+  std::size_t held_bytes() const {
+    return outgoing_.size() + incoming_.size() + scratch_.size() + missed_.bytes();
+  }
 
  private:
   void AddPending(const Arrival& arrival);
+  void Keep(const void* model);
+  void Weigh(Rank rank);
   void MergePendingInto(Arrival& arrival);
 
   const std::string name_;
@@ -127,11 +156,17 @@ class Bucket {
   bool on_time_ = false;   // kRunning: the entry is the arrival
   bool wants_full_round_ = false;
   bool discard_result_ = false;  // kRunning, late: the result is of before a Clear
+  int members_gradients_ = 0;    // kRunning: in the sum that this rank gets
+  int missed_gradients_ = 0;     // kKeep: in the missed result
+  int incoming_late_ = 0;        // kKeep: late arrivals in incoming_
+  int outgoing_late_ = 0;        // kKeep: late arrivals in outgoing_ that no round has seen
+  int iteration_ = 0;            // Weights::kStaleness: of this rank's model
 
   Buffer outgoing_;
   int outgoing_gradients_ = 0;
   Buffer incoming_;
   int incoming_gradients_ = 0;
+  Buffer scratch_;
   MissedResults missed_;
   int dropped_ = 0;
 };

@@ -10,6 +10,10 @@ namespace {
 // cycle is all that it needs, and a grace that is not zero gives it that.
 constexpr Time kSmallestLag{1};
 
+// Round 0 announces so many partitions of its schedule. More would not be worth the message: a communicator that is not
+// announced is made when it is needed.
+constexpr Round kUpcoming = 64;
+
 std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
 
 }  // namespace
@@ -19,6 +23,12 @@ Coordinator::Coordinator(int size)
 
 bool Coordinator::Bucket::HasArrival() const {
   return std::any_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; });
+}
+
+// Somebody has asked that all ranks come, or the policy does in this round.
+bool Coordinator::Bucket::WantsEverybody() const {
+  return (policy && IsFullRound(*policy, round)) ||
+         std::any_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.full; });
 }
 
 // A bucket has one set of buffers on each rank: its next round waits until the last one has ended everywhere.
@@ -34,8 +44,10 @@ Coordinator::Bucket& Coordinator::Find(const std::string& name) {
     bucket.arrivals.resize(Index(size_));
     bucket.pending.resize(Index(size_));
     bucket.running.resize(Index(size_));
-    bucket.pending_seen.resize(Index(size_));
+    bucket.late.resize(Index(size_));
+    bucket.late_seen.resize(Index(size_));
     bucket.last_contribution.resize(Index(size_), -1);
+    bucket.last_arrival.resize(Index(size_), kNever);
     bucket.offsets.total_seconds.resize(Index(size_));
     bucket.offsets.count.resize(Index(size_));
   }
@@ -53,6 +65,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   if (!report.items.empty()) used_[Index(rank)] = true;
   for (auto& [name, bucket] : buckets_) {
     bucket.pending[Index(rank)] = 0;
+    bucket.late[Index(rank)] = 0;
     bucket.running[Index(rank)] = false;
   }
   for (const auto& item : report.items) {
@@ -64,15 +77,19 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
     }
     if (item.kind == Report::Item::Kind::kPending) {
       bucket.pending[Index(rank)] = item.gradients;
-      int& seen = bucket.pending_seen[Index(rank)];
-      if (item.gradients > seen && bucket.last_first_arrival != kNever) {
+      bucket.late[Index(rank)] = item.late;
+      int& seen = bucket.late_seen[Index(rank)];
+      if (item.late > seen && bucket.last_first_arrival != kNever) {
         RecordOffset(bucket, rank, arrived - bucket.last_first_arrival);
         bucket.grace.RecordLag(std::max(arrived - bucket.last_satisfied, kSmallestLag));
       }
-      seen = std::max(seen, item.gradients);
+      seen = std::max(seen, item.late);
       continue;
     }
-    bucket.arrivals[Index(rank)] = {item.gradients, true, item.full, arrived};
+    Time& last = bucket.last_arrival[Index(rank)];
+    const Time step = last == kNever ? Time(0) : arrived - last;
+    last = arrived;
+    bucket.arrivals[Index(rank)] = {item.gradients, item.work, true, item.full, arrived, step};
     if (item.declares) bucket.declared[rank] = item.policy;
     bucket.first_arrival = std::min(bucket.first_arrival, arrived);
     if (bucket.satisfied != kNever) bucket.grace.RecordLag(std::max(arrived - bucket.satisfied, kSmallestLag));
@@ -94,10 +111,10 @@ bool Coordinator::EverybodyArrived(const Bucket& bucket) const {
   return true;
 }
 
-// Rule 6. A rank with something pending counts as contributing: its sum is about to be delivered.
+// Rule 6. A rank with a late arrival counts as contributing: what it has pending is about to be delivered.
 bool Coordinator::TooStale(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
-    const bool contributes = bucket.arrivals[Index(rank)].present || bucket.pending[Index(rank)] > 0;
+    const bool contributes = bucket.arrivals[Index(rank)].present || bucket.late[Index(rank)] > 0;
     if (contributes || Absent(rank)) continue;
     if (bucket.round - bucket.last_contribution[Index(rank)] > bucket.policy->max_staleness) return true;
   }
@@ -105,9 +122,7 @@ bool Coordinator::TooStale(const Bucket& bucket) const {
 }
 
 bool Coordinator::Satisfied(const Bucket& bucket) const {
-  for (const Arrival& arrival : bucket.arrivals)
-    if (arrival.full) return false;  // only everybody will do
-  if (TooStale(bucket)) return false;
+  if (bucket.WantsEverybody() || TooStale(bucket)) return false;
   if (bucket.policy->rule == Policy::Rule::kInitiator) {
     Rank rank = Initiator(*bucket.policy, bucket.round, size_);
     for (int tries = 0; tries < size_ && joined_[Index(rank)]; ++tries) rank = (rank + 1) % size_;
@@ -180,7 +195,8 @@ std::optional<Closing::Reason> Coordinator::FlushReason() const {
 std::string Coordinator::Disagreement(const Bucket& bucket) const {
   const auto differs = [](const Policy& a, const Policy& b) {
     return a.rule != b.rule || a.quorum != b.quorum || a.seed != b.seed || a.max_staleness != b.max_staleness ||
-           a.grace != b.grace || a.description != b.description;
+           a.grace != b.grace || !(a.schedule == b.schedule) || a.period != b.period || a.group_size != b.group_size ||
+           a.window != b.window || a.description != b.description;
   };
   const Policy& expected = bucket.policy ? *bucket.policy : bucket.declared.begin()->second;
   for (const auto& [rank, policy] : bucket.declared) {
@@ -199,25 +215,95 @@ std::string Coordinator::Disagreement(const Bucket& bucket) const {
   return {};
 }
 
-Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Time now) {
+std::vector<bool> Coordinator::Active() const {
+  std::vector<bool> active;
+  for (Rank rank = 0; rank < size_; ++rank) active.push_back(!Absent(rank));
+  return active;
+}
+
+std::vector<Rank> Coordinator::InOrderOfArrival(const Bucket& bucket) const {
+  std::vector<Rank> ranks;
+  for (Rank rank = 0; rank < size_; ++rank)
+    if (bucket.arrivals[Index(rank)].present) ranks.push_back(rank);
+  std::stable_sort(ranks.begin(), ranks.end(), [&](Rank a, Rank b) {
+    return bucket.arrivals[Index(a)].time < bucket.arrivals[Index(b)].time;
+  });
+  return ranks;
+}
+
+// The groups that form of ready ranks now; empty if none does.
+Partition Coordinator::FormGroups(Bucket& bucket, Time now) {
+  std::vector<ReadyGroups::Candidate> candidates;
+  for (const Rank rank : InOrderOfArrival(bucket)) {
+    const Arrival& arrival = bucket.arrivals[Index(rank)];
+    candidates.push_back({rank, arrival.time + arrival.step});
+  }
+  const auto groups = bucket.ready_groups->Form(std::move(candidates), Active(), now);
+  return groups.empty() ? Partition() : PartitionOf(groups, size_);
+}
+
+// The groups of a round that closes whatever its policy says, or because its policy is satisfied. A flush of models has
+// nothing to deliver: nobody takes part, but all ranks see that it is over.
+Partition Coordinator::GroupsFor(Bucket& bucket, Closing::Reason reason) const {
+  if (!bucket.policy || !bucket.policy->grouped()) return {};
+  if (EverybodyArrived(bucket) && bucket.WantsEverybody()) return {};
+  if (!bucket.HasArrival()) return PartitionOf({}, size_);
+  if (bucket.policy->rule != Policy::Rule::kReady) {
+    if (reason == Closing::Reason::kLiveness && bucket.WantsEverybody()) return {};
+    return GroupsOf(bucket.policy->schedule, bucket.round, size_);
+  }
+  Members left = InOrderOfArrival(bucket);
+  std::sort(left.begin(), left.end());
+  bucket.ready_groups->Add(left, Active());
+  return PartitionOf({left}, size_);
+}
+
+Closing::Contribution Coordinator::ContributionOf(const Bucket& bucket, Rank rank) const {
+  const Arrival& arrival = bucket.arrivals[Index(rank)];
+  Closing::Contribution contribution;
+  if (joined_[Index(rank)]) return contribution;
+  if (arrival.present) return {arrival.gradients, true, false, arrival.work};
+  contribution.gradients = bucket.pending[Index(rank)];
+  if (!bucket.policy || bucket.policy->schedule.kind == Schedule::Kind::kNone) return contribution;
+  // A model that is kept goes into round after round, but not for ever.
+  contribution.stale = bucket.late[Index(rank)] == 0;
+  const Round age = bucket.round - bucket.last_contribution[Index(rank)];
+  if (contribution.stale && age > bucket.policy->max_staleness) contribution = {};
+  return contribution;
+}
+
+// Round 0 closes: from now on the bucket has a policy.
+void Coordinator::Begin(Bucket& bucket, const Policy& policy, Closing& closing) const {
+  bucket.policy = policy;
+  if (policy.rule == Policy::Rule::kReady) bucket.ready_groups.emplace(size_, policy.group_size, policy.window);
+  const Round upcoming = std::min(CycleOf(policy.schedule, size_), kUpcoming);
+  for (Round round = 1; round <= upcoming; ++round)
+    closing.upcoming.push_back(GroupsOf(policy.schedule, round, size_));
+}
+
+Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Partition groups,
+                           Time now) {
   Closing closing;
   closing.bucket = name;
   closing.round = bucket.round;
   closing.reason = reason;
+  closing.groups = std::move(groups);
+  const bool flush = bucket.policy && bucket.policy->grouped() && !bucket.HasArrival();
   for (Rank rank = 0; rank < size_; ++rank) {
-    Arrival& arrival = bucket.arrivals[Index(rank)];
-    Closing::Contribution contribution;
-    if (!joined_[Index(rank)]) {
-      contribution.fresh = arrival.present;
-      contribution.gradients = arrival.present ? arrival.gradients : bucket.pending[Index(rank)];
+    if (!closing.Includes(rank)) {
+      closing.contributions.emplace_back();
+      continue;
     }
+    Arrival& arrival = bucket.arrivals[Index(rank)];
+    const Closing::Contribution contribution = ContributionOf(bucket, rank);
     // Delivering nothing, as a flush may, is no news of this rank: only gradients count against staleness.
-    if (contribution.gradients > 0) bucket.last_contribution[Index(rank)] = bucket.round;
+    if (contribution.gradients > 0 && !contribution.stale) bucket.last_contribution[Index(rank)] = bucket.round;
     closing.contributions.push_back(contribution);
     if (arrival.present) RecordOffset(bucket, rank, arrival.time - bucket.first_arrival);
     arrival = {};
     bucket.pending[Index(rank)] = 0;
-    bucket.pending_seen[Index(rank)] = 0;
+    bucket.late[Index(rank)] = 0;
+    bucket.late_seen[Index(rank)] = 0;
   }
   if (!bucket.declared.empty()) {
     closing.error = Disagreement(bucket);
@@ -226,14 +312,17 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
           "No rank that is missing will ever use this bucket: they have ended, or wait in a flush. "
           "Use a new bucket on every rank, before any of them flushes or ends.";
     }
-    if (!bucket.policy) bucket.policy = bucket.declared.begin()->second;
+    if (!bucket.policy) Begin(bucket, bucket.declared.begin()->second, closing);
     bucket.declared.clear();
   }
+  if (flush) return closing;  // no round
   if (bucket.closed != kNever) bucket.grace.RecordStep(now - bucket.closed);
   bucket.closed = now;
   bucket.last_first_arrival = bucket.first_arrival;
   bucket.last_satisfied = bucket.satisfied == kNever ? now : bucket.satisfied;
   bucket.first_arrival = kNever;
+  for (const Arrival& arrival : bucket.arrivals)
+    if (arrival.present) bucket.first_arrival = std::min(bucket.first_arrival, arrival.time);
   bucket.satisfied = kNever;
   ++bucket.round;
   return closing;
@@ -254,6 +343,15 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     if (!closings.empty()) return closings;
   }
   for (auto& [name, bucket] : buckets_) {
+    const bool ready_groups = bucket.ready_groups && !bucket.WantsEverybody();
+    if (ready_groups && bucket.HasArrival() && !bucket.Running()) {
+      Partition groups = FormGroups(bucket, now);
+      if (!groups.empty()) closings.push_back(Close(name, bucket, Closing::Reason::kQuorum, std::move(groups), now));
+    }
+    if (ready_groups) {
+      again_ = again_ || (bucket.Running() && bucket.HasArrival());
+      continue;
+    }
     if (bucket.policy && bucket.HasArrival()) {
       if (!Satisfied(bucket)) {
         bucket.satisfied = kNever;  // a rank that was exempt is back, and too stale to be left out
@@ -296,8 +394,10 @@ std::vector<Closing> Coordinator::Decide(Time now) {
 Time Coordinator::NextDeadline() const {
   if (again_) return Time::min();
   Time earliest = stuck_since_ == kNever ? kNever : stuck_since_ + kAbandonAfter;
-  for (const auto& [name, bucket] : buckets_)
+  for (const auto& [name, bucket] : buckets_) {
     if (bucket.policy && bucket.satisfied != kNever) earliest = std::min(earliest, bucket.satisfied + bucket.Grace());
+    if (bucket.ready_groups) earliest = std::min(earliest, bucket.ready_groups->hold_until());
+  }
   return earliest;
 }
 
@@ -322,6 +422,13 @@ std::map<std::string, Coordinator::Offsets> Coordinator::ArrivalOffsets() const 
   std::map<std::string, Offsets> offsets;
   for (const auto& [name, bucket] : buckets_) offsets[name] = bucket.offsets;
   return offsets;
+}
+
+std::map<std::string, std::int64_t> Coordinator::UnconnectedWindows() const {
+  std::map<std::string, std::int64_t> unconnected;
+  for (const auto& [name, bucket] : buckets_)
+    if (bucket.ready_groups) unconnected[name] = bucket.ready_groups->unconnected();
+  return unconnected;
 }
 
 }  // namespace horovod_partial

@@ -8,6 +8,7 @@
 
 #include "core/grace.h"
 #include "core/message.h"
+#include "core/ready_groups.h"
 #include "core/types.h"
 
 namespace horovod_partial {
@@ -31,7 +32,8 @@ class Coordinator {
   void SetJoined(std::vector<bool> joined) { joined_ = std::move(joined); }
   std::vector<Closing> Decide(Time now);
 
-  // When Decide should be called again although no rank has news: the earliest end of a grace period, or kNever.
+  // When Decide should be called again although no rank has news: the earliest end of a grace period or of a hold, or
+  // kNever.
   Time NextDeadline() const;
 
   // Horovod refused a round (shapes differ, say): the bucket is as if it had never been used.
@@ -48,6 +50,9 @@ class Coordinator {
   };
   std::map<std::string, Offsets> ArrivalOffsets() const;
 
+  // Of buckets whose groups form of ready ranks: how often the window of the last groups left ranks unconnected.
+  std::map<std::string, std::int64_t> UnconnectedWindows() const;
+
  private:
   struct RankLevel {
     bool blocked = false;
@@ -56,19 +61,24 @@ class Coordinator {
   };
   struct Arrival {
     int gradients = 0;
+    int work = 0;
     bool present = false;
     bool full = false;
     Time time{0};  // when the rank came, by its report's age: up to a reduction earlier than its report
+    Time step{0};  // since this rank's arrival before
   };
   struct Bucket {
     std::optional<Policy> policy;     // set when round 0 has closed
     std::map<Rank, Policy> declared;  // round 0: what each rank that has arrived says
     Round round = 0;                  // the open one
     std::vector<Arrival> arrivals;
-    std::vector<int> pending;       // level, of this cycle
-    std::vector<bool> running;      // likewise: the round before has not ended on this rank
-    std::vector<int> pending_seen;  // the largest since the last closing: growth is a late arrival
+    std::vector<int> pending;    // level, of this cycle
+    std::vector<int> late;       // likewise: late arrivals in what is pending
+    std::vector<bool> running;   // likewise: the round before has not ended on this rank
+    std::vector<int> late_seen;  // the largest since the last closing
     std::vector<Round> last_contribution;
+    std::vector<Time> last_arrival;            // kNever: none yet
+    std::optional<ReadyGroups> ready_groups;  // kReady
     Time first_arrival = kNever;       // of the open round
     Time last_first_arrival = kNever;  // of the round before
     Time satisfied = kNever;           // since when the policy is, as Decide has seen it
@@ -78,6 +88,7 @@ class Coordinator {
     Offsets offsets;
 
     bool HasArrival() const;
+    bool WantsEverybody() const;
     bool Running() const;
     Time Grace() const;
   };
@@ -96,9 +107,19 @@ class Coordinator {
   bool AnythingRuns() const;
   std::string Disagreement(const Bucket& bucket) const;
 
+  std::vector<bool> Active() const;
+  std::vector<Rank> InOrderOfArrival(const Bucket& bucket) const;
+  Closing::Contribution ContributionOf(const Bucket& bucket, Rank rank) const;
+  Partition GroupsFor(Bucket& bucket, Closing::Reason reason) const;
+
   Bucket& Find(const std::string& name);
   void RecordOffset(Bucket& bucket, Rank rank, Time offset);
-  Closing Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Time now);
+  void Begin(Bucket& bucket, const Policy& policy, Closing& closing) const;
+  Partition FormGroups(Bucket& bucket, Time now);
+  Closing Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Partition groups, Time now);
+  Closing Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Time now) {
+    return Close(name, bucket, reason, GroupsFor(bucket, reason), now);
+  }
 
   const int size_;
   std::vector<bool> joined_;

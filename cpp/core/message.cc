@@ -63,10 +63,28 @@ int Closing::fresh() const {
   return count;
 }
 
+int Closing::fresh(Rank rank) const {
+  int count = 0;
+  for (const Rank member : members(rank)) count += contributions[static_cast<std::size_t>(member)].fresh ? 1 : 0;
+  return count;
+}
+
 int Closing::gradients() const {
   int count = 0;
   for (const auto& contribution : contributions) count += contribution.gradients;
   return count;
+}
+
+int Closing::gradients(Rank rank) const {
+  int count = 0;
+  for (const Rank member : members(rank)) count += contributions[static_cast<std::size_t>(member)].gradients;
+  return count;
+}
+
+Members Closing::members(Rank rank) const { return GroupOf(groups, rank, static_cast<int>(contributions.size())); }
+
+bool Closing::Includes(Rank rank) const {
+  return groups.empty() || groups.at(static_cast<std::size_t>(rank)) != kNoGroup;
 }
 
 const char* NameOf(Closing::Reason reason) {
@@ -84,6 +102,8 @@ std::string Encode(const Report& report) {
     out.Put(item.kind);
     out.Put(item.bucket);
     out.Put(static_cast<std::int32_t>(item.gradients));
+    out.Put(static_cast<std::int32_t>(item.late));
+    out.Put(static_cast<std::int32_t>(item.work));
     out.Put(static_cast<std::int64_t>(item.age.count()));
     out.Put(item.full);
     out.Put(item.declares);
@@ -93,6 +113,16 @@ std::string Encode(const Report& report) {
     out.Put(item.policy.seed);
     out.Put(item.policy.max_staleness);
     out.Put(static_cast<std::int64_t>(item.policy.grace.count()));
+    out.Put(item.policy.schedule.kind);
+    out.Put(static_cast<std::int32_t>(item.policy.schedule.group_size));
+    out.Put(static_cast<std::uint32_t>(item.policy.schedule.table.size()));
+    for (const Partition& partition : item.policy.schedule.table) {
+      out.Put(static_cast<std::uint32_t>(partition.size()));
+      for (const int group : partition) out.Put(static_cast<std::int32_t>(group));
+    }
+    out.Put(item.policy.period);
+    out.Put(static_cast<std::int32_t>(item.policy.group_size));
+    out.Put(static_cast<std::int32_t>(item.policy.window));
     out.Put(item.policy.description);
   }
   return out.Take();
@@ -110,6 +140,8 @@ Report DecodeReport(const std::string& bytes) {
     item.kind = in.Get<Report::Item::Kind>();
     item.bucket = in.GetString();
     item.gradients = in.Get<std::int32_t>();
+    item.late = in.Get<std::int32_t>();
+    item.work = in.Get<std::int32_t>();
     item.age = Time(in.Get<std::int64_t>());
     item.full = in.Get<bool>();
     item.declares = in.Get<bool>();
@@ -119,6 +151,16 @@ Report DecodeReport(const std::string& bytes) {
       item.policy.seed = in.Get<std::uint64_t>();
       item.policy.max_staleness = in.Get<Round>();
       item.policy.grace = Time(in.Get<std::int64_t>());
+      item.policy.schedule.kind = in.Get<Schedule::Kind>();
+      item.policy.schedule.group_size = in.Get<std::int32_t>();
+      for (auto partitions = in.Get<std::uint32_t>(); partitions > 0; --partitions) {
+        Partition partition;
+        for (auto ranks = in.Get<std::uint32_t>(); ranks > 0; --ranks) partition.push_back(in.Get<std::int32_t>());
+        item.policy.schedule.table.push_back(std::move(partition));
+      }
+      item.policy.period = in.Get<Round>();
+      item.policy.group_size = in.Get<std::int32_t>();
+      item.policy.window = in.Get<std::int32_t>();
       item.policy.description = in.GetString();
     }
     report.items.push_back(std::move(item));
@@ -127,30 +169,56 @@ Report DecodeReport(const std::string& bytes) {
   return report;
 }
 
+// Layout: ranks, the round in two words, reason, partitions (the round's own first, if it has groups, then the upcoming
+// ones) and whether the first is the round's own; for each rank its contribution in two words; the partitions.
 void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   const auto round = static_cast<std::uint64_t>(closing.round);
+  const bool grouped = !closing.groups.empty();
   words.push_back(static_cast<std::int32_t>(closing.contributions.size()));
   words.push_back(static_cast<std::int32_t>(static_cast<std::uint32_t>(round)));
   words.push_back(static_cast<std::int32_t>(static_cast<std::uint32_t>(round >> 32)));
   words.push_back(static_cast<std::int32_t>(closing.reason));
-  for (const auto& contribution : closing.contributions)
-    words.push_back(contribution.gradients * 2 + (contribution.fresh ? 1 : 0));
+  words.push_back(static_cast<std::int32_t>(closing.upcoming.size()) + (grouped ? 1 : 0));
+  words.push_back(grouped ? 1 : 0);
+  for (const auto& contribution : closing.contributions) {
+    const auto gradients = static_cast<std::uint32_t>(contribution.gradients);  // below 2^30
+    words.push_back(static_cast<std::int32_t>(gradients << 2 | (contribution.stale ? 2u : 0u) |
+                                              (contribution.fresh ? 1u : 0u)));
+    words.push_back(contribution.work);
+  }
+  words.insert(words.end(), closing.groups.begin(), closing.groups.end());
+  for (const Partition& partition : closing.upcoming) words.insert(words.end(), partition.begin(), partition.end());
 }
 
 Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
-  constexpr std::size_t kHeader = 4;
-  if (words.size() < at + kHeader) throw std::runtime_error("a closing is cut short");
-  const auto ranks = static_cast<std::size_t>(words[at]);
-  if (words.size() - at - kHeader < ranks) throw std::runtime_error("a closing is cut short");
+  const auto next = [&] {
+    if (at >= words.size()) throw std::runtime_error("a closing is cut short");
+    return words[at++];
+  };
   Closing closing;
-  closing.round = static_cast<Round>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(words[at + 1])) |
-                                     static_cast<std::uint64_t>(static_cast<std::uint32_t>(words[at + 2])) << 32);
-  closing.reason = static_cast<Closing::Reason>(words[at + 3]);
-  for (std::size_t r = 0; r < ranks; ++r) {
-    const std::int32_t word = words[at + kHeader + r];
-    closing.contributions.push_back({word / 2, word % 2 != 0});
+  const std::int32_t ranks = next();
+  const auto low = static_cast<std::uint32_t>(next());
+  const auto high = static_cast<std::uint32_t>(next());
+  closing.round = static_cast<Round>(std::uint64_t{low} | std::uint64_t{high} << 32);
+  closing.reason = static_cast<Closing::Reason>(next());
+  std::int32_t partitions = next();
+  const bool grouped = next() != 0;
+  if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");
+  for (std::int32_t rank = 0; rank < ranks; ++rank) {
+    const auto word = static_cast<std::uint32_t>(next());
+    const std::int32_t work = next();
+    closing.contributions.push_back({static_cast<int>(word >> 2), (word & 1u) != 0, (word & 2u) != 0, work});
   }
-  at += kHeader + ranks;
+  const auto partition = [&] {
+    Partition groups;
+    for (std::int32_t rank = 0; rank < ranks; ++rank) groups.push_back(next());
+    return groups;
+  };
+  if (grouped) {
+    closing.groups = partition();
+    --partitions;
+  }
+  for (; partitions > 0; --partitions) closing.upcoming.push_back(partition());
   return closing;
 }
 

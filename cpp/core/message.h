@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/groups.h"
 #include "core/policy.h"
 #include "core/types.h"
 
@@ -26,7 +27,9 @@ struct Report {
     };
     Kind kind = Kind::kArrival;
     std::string bucket;
-    int gradients = 0;      // how many are in this contribution; an arrival that only delivers may have none
+    int gradients = 0;      // or models, in this contribution; an arrival that only delivers may have none
+    int late = 0;           // kPending: late arrivals in it that no round has seen; a kept model may have none
+    int work = 0;           // kArrival: what its weight follows from, steps or an iteration
     Time age{0};            // since this rank's last arrival: no report travels while a reduction runs
     bool full = false;      // an arrival whose round must not close before every rank has arrived
     bool declares = false;  // the rank has not yet seen a round of this bucket, so the policy is there
@@ -52,18 +55,27 @@ struct Closing {
     kEnd,        // every rank has ended
   };
   struct Contribution {
-    int gradients = 0;   // in the sum from this rank
+    int gradients = 0;   // or models, in the sum from this rank
     bool fresh = false;  // it arrived; otherwise only what it had pending is in the sum
+    bool stale = false;  // what is in the sum has been in another round's sum already, as a kept model may have been
+    int work = 0;        // as reported
   };
 
   std::string bucket;
   Round round = 0;
   Reason reason = Reason::kQuorum;
   std::vector<Contribution> contributions;  // one for each rank
+  Partition groups;                         // each reduces by itself
+  std::vector<Partition> upcoming;          // round 0 of a schedule: partitions that later rounds will have
   std::string error;                        // not empty: no reduction takes place, every rank gets this text
 
+  // Of the whole round, or of the group that a rank is in.
   int fresh() const;
+  int fresh(Rank rank) const;
   int gradients() const;
+  int gradients(Rank rank) const;
+  Members members(Rank rank) const;
+  bool Includes(Rank rank) const;
 };
 
 const char* NameOf(Closing::Reason reason);

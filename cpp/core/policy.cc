@@ -2,6 +2,8 @@
 
 namespace horovod_partial {
 
+bool IsFullRound(const Policy& policy, Round round) { return policy.period > 0 && (round + 1) % policy.period == 0; }
+
 Rank Initiator(const Policy& policy, Round round, int size) {
   // SplitMix64 of (seed, round): draws of different rounds are independent, and none depends on an earlier one.
   std::uint64_t x = policy.seed + 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(round) + 1);

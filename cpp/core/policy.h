@@ -4,16 +4,19 @@
 #include <cstdint>
 #include <string>
 
+#include "core/schedule.h"
 #include "core/types.h"
 
 namespace horovod_partial {
 
 // What all ranks must agree on for a bucket. Solo is a quorum of 1, Majority a quorum of half the ranks or a random
-// initiator (eager-SGD, PPoPP'20, section 3).
+// initiator (eager-SGD, PPoPP'20, section 3). Group averages are solo with a schedule (WAGMA-SGD); partial reduce is
+// kReady (P-Reduce).
 struct Policy {
   enum class Rule : std::uint8_t {
     kQuorum,     // at least `quorum` ranks have arrived
     kInitiator,  // the rank that is drawn for this round has arrived
+    kReady,      // groups of `group_size` ranks form, first come, first served; the others are not in the round
   };
   static constexpr Time kAutomaticGrace{-1};
 
@@ -22,8 +25,18 @@ struct Policy {
   std::uint64_t seed = 0;        // kInitiator: of the draws
   Round max_staleness = 16;      // rounds that a rank may miss in a row; 0 or more
   Time grace = kAutomaticGrace;  // how long a satisfied round stays open for ranks that are about to arrive
+  Schedule schedule;             // kQuorum, kInitiator: which ranks reduce together; they contribute models
+  Round period = 0;              // with a schedule: every so many rounds one is of all ranks together; 0: none is
+  int group_size = 0;            // kReady: ranks, 1 or more
+  int window = 0;                // kReady: so many groups shall connect all ranks
   std::string description;       // the user's words for all this; compared between the ranks and shown in errors
+
+  // A round may have several groups, or leave ranks out.
+  bool grouped() const { return rule == Rule::kReady || schedule.kind != Schedule::Kind::kNone; }
 };
+
+// A round for all ranks together, which does not close before every one has arrived.
+bool IsFullRound(const Policy& policy, Round round);
 
 // The rank drawn for `round`: uniform, and the same wherever it is computed.
 Rank Initiator(const Policy& policy, Round round, int size);

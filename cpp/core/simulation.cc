@@ -64,6 +64,7 @@ std::vector<Closing> Simulation::Cycle(Time now) {
       } else {
         item.kind = Report::Item::Kind::kPending;
         item.gradients = local.bucket->ReportPending();
+        item.late = local.bucket->ReportLate();
         if (item.gradients == 0) continue;
       }
       report.items.push_back(std::move(item));

@@ -4,6 +4,7 @@ namespace horovod_partial {
 
 void BucketStatistics::Record(const Closing& closing) {
   const std::size_t size = closing.contributions.size();
+  if (!closing.groups.empty() && GroupsOf(closing.groups).empty()) return;  // a flush, in which nothing was delivered
   if (on_time.empty()) {
     on_time.resize(size);
     late.resize(size);
@@ -14,9 +15,10 @@ void BucketStatistics::Record(const Closing& closing) {
   ++by_reason[static_cast<std::size_t>(closing.reason)];
   ++fresh[static_cast<std::size_t>(closing.fresh())];
   for (std::size_t rank = 0; rank < size; ++rank) {
+    if (!closing.Includes(static_cast<Rank>(rank))) continue;
     const auto& contribution = closing.contributions[rank];
     ++(contribution.fresh ? on_time : late)[rank];
-    if (contribution.gradients == 0) continue;
+    if (contribution.gradients == 0 || contribution.stale) continue;
     ++staleness[closing.round - 1 - last_contribution_[rank]];
     last_contribution_[rank] = closing.round;
   }

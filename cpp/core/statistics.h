@@ -12,7 +12,7 @@
 namespace horovod_partial {
 
 struct BucketStatistics {
-  // A rank is on time in a round if its fresh contribution is in it. Staleness: the rounds since the rank's last
+  // A rank is on time in a round if its fresh contribution is in it; neither that nor late if it is in no group. Staleness: the rounds since the rank's last
   // contribution before this one, 0 if that was the previous round; counted for each contribution.
   void Record(const Closing& closing);
 
@@ -23,6 +23,8 @@ struct BucketStatistics {
   std::vector<std::int64_t> fresh;          // fresh[n]: rounds with n fresh contributors
   std::map<Round, std::int64_t> staleness;  // rounds -> contributions
   double waited_seconds = 0;                // by this rank's application, for results
+  double setup_seconds = 0;                 // by this rank, to make groups' communicators: not part of any round
+  std::int64_t groups_made = 0;             // communicators that it took
   std::int64_t dropped = 0;                 // contributions and missed results of this rank that were not finite
 
  private:

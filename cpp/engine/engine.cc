@@ -20,7 +20,9 @@ Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 bool BucketConfig::operator==(const BucketConfig& other) const {
   return options.memory == other.options.memory && options.type == other.options.type &&
          options.elements == other.options.elements && options.missed == other.options.missed &&
-         options.divisor == other.options.divisor && options.discard_late == other.options.discard_late &&
+         options.divisor == other.options.divisor && options.late == other.options.late &&
+         options.weights == other.options.weights && options.weight_parameter == other.options.weight_parameter &&
+         options.by_notice == other.options.by_notice &&
          options.drop_nonfinite == other.options.drop_nonfinite &&
          options.drop_nonfinite_results == other.options.drop_nonfinite_results && shape == other.shape &&
          policy.description == other.policy.description && prescale_factor == other.prescale_factor &&
@@ -79,8 +81,12 @@ void Engine::ArriveNow(const std::shared_ptr<BucketHandle>& bucket, const std::s
   bucket->arrived = Now();
   switch (bucket->core.Arrive(work->arrival)) {
     case Bucket::Arrived::kOnTime: {
+      if (bucket->core.announces()) {
+        news_ = true;
+        break;
+      }
       const Bucket::Arrival& submitted = bucket->core.arrival();
-      const std::string error = transport_.Submit(bucket, {true, false, submitted.input, submitted.output});
+      const std::string error = transport_.Submit(bucket, {true, false, true, submitted.input, submitted.output});
       if (error.empty()) break;
       bucket->poison = work->error = error;
       bucket->work = nullptr;
@@ -271,9 +277,11 @@ Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time 
     Report::Item item;
     item.bucket = core.name();
     item.age = std::max(now - bucket->arrived, Time(0));
-    if (std::find(sent.begin(), sent.end(), core.name()) != sent.end()) {
+    const bool announced = core.announces() && core.state() == Bucket::State::kArrived && !core.reported();
+    if (announced || std::find(sent.begin(), sent.end(), core.name()) != sent.end()) {
       item.kind = Report::Item::Kind::kArrival;
       item.gradients = core.ReportArrival();
+      item.work = core.arrival().work;
       item.full = core.wants_full_round();
       item.declares = !core.declared();
       if (item.declares) item.policy = bucket->config.policy;
@@ -288,7 +296,10 @@ Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time 
       // An arrival whose request is still in the queue: this rank waits for a round that it is about to reach.
       if (core.state() == Bucket::State::kArrived && !core.reported()) report.waiting = reported_waiting_ = false;
       item.gradients = core.ReportPending();
-      if (item.gradients == 0) continue;
+      item.late = core.ReportLate();
+      // Who will not train any more does not hold the others' models back with its own.
+      const bool leaves = report.flush == Report::Flush::kEnding && core.options().late == Late::kKeep;
+      if (item.gradients == 0 || leaves) continue;
     }
     report.items.push_back(std::move(item));
   }
@@ -304,12 +315,14 @@ void Engine::Begin(const std::vector<Closing>& closings) {
     const auto bucket = Find(closing.bucket);
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!bucket->poison.empty()) continue;  // the transport sends zeros
+    const bool announces = bucket->core.announces();
     const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
-    bucket->flush_round = flush;
-    flush_rounds += flush ? 1 : 0;
+    bucket->flush_round = flush && entry.member;
+    flush_rounds += bucket->flush_round ? 1 : 0;
     bucket->statistics.Record(closing);
     if (entry.retract) transport_.Retract(*bucket);
-    if (!entry.own) transport_.Place(bucket, entry);
+    if (!entry.own || announces) transport_.Place(bucket, entry);
+    if (entry.retract && !entry.member) Complete(*bucket, *std::exchange(bucket->work, nullptr), true);
   }
   if (!flush_reason) return;
   std::lock_guard<std::mutex> lock(flush_mutex_);
@@ -323,8 +336,10 @@ void Engine::Begin(const std::vector<Closing>& closings) {
 void Engine::Refuse(const std::string& name) {
   const auto bucket = Find(name);
   std::lock_guard<std::mutex> lock(bucket->mutex);
-  if (!bucket->poison.empty() || bucket->core.reported()) return;  // its own entry, if it has one, gets the error
-  if (bucket->core.state() == Bucket::State::kArrived) transport_.Retract(*bucket);
+  const bool announces = bucket->core.announces();  // then there is neither entry nor request
+  // Its own entry, if it has one, gets the error.
+  if (!bucket->poison.empty() || (bucket->core.reported() && !announces)) return;
+  if (bucket->core.state() == Bucket::State::kArrived && !announces) transport_.Retract(*bucket);
   transport_.Place(bucket, {});
 }
 
@@ -339,8 +354,14 @@ void Engine::Complete(BucketHandle& bucket, Work& work, bool late) {
   const Closing& closing = bucket.core.last();
   work.info.round = closing.round;
   work.info.late = late;
-  work.info.fresh = closing.fresh();
-  work.info.gradients = closing.gradients();
+  work.info.fresh = closing.fresh(rank_);
+  work.info.gradients = closing.gradients(rank_);
+  for (const Rank member : closing.members(rank_)) {
+    const auto& contribution = closing.contributions[static_cast<std::size_t>(member)];
+    if (contribution.gradients == 0) continue;
+    work.info.members.push_back(member);
+    work.info.work.push_back(contribution.work);
+  }
   if (late && work.arrival.input != nullptr) {
     work.info.staleness = bucket.core.missed_rounds();
     work.info.empty = !bucket.core.HasMissed();

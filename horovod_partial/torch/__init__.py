@@ -13,7 +13,35 @@ from horovod.torch.compression import Compression as Compression
 from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
 import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
-from horovod_partial.policies import Full, Majority, Quorum, Solo
+from horovod_partial.policies import (
+    Butterfly,
+    Full,
+    GroupAverage,
+    Majority,
+    PartialReduce,
+    Quorum,
+    Ring,
+    Schedule,
+    Solo,
+    WeightedAverage,
+)
+from horovod_partial.torch.model_operations import (
+    average_converges,
+    average_is_useful,
+    estimate_contraction,
+    group_allreduce,
+    group_allreduce_,
+    group_allreduce_async,
+    group_allreduce_async_,
+    partial_reduce,
+    partial_reduce_,
+    partial_reduce_async,
+    partial_reduce_async_,
+    weighted_average,
+    weighted_average_,
+    weighted_average_async,
+    weighted_average_async_,
+)
 from horovod_partial.torch.operations import (
     RoundInfo,
     flush,
@@ -32,25 +60,46 @@ from horovod_partial.torch.operations import (
 from horovod_partial.torch.optimizer import DistributedOptimizer
 
 __all__ = [
+    "Butterfly",
     "DistributedOptimizer",
     "Full",
+    "GroupAverage",
     "Majority",
+    "PartialReduce",
     "Quorum",
+    "Ring",
     "RoundInfo",
+    "Schedule",
     "Solo",
+    "WeightedAverage",
+    "average_converges",
+    "average_is_useful",
     "elastic",
+    "estimate_contraction",
     "flush",
+    "group_allreduce",
+    "group_allreduce_",
+    "group_allreduce_async",
+    "group_allreduce_async_",
     "init",
     "join",
     "partial_allreduce",
     "partial_allreduce_",
     "partial_allreduce_async",
     "partial_allreduce_async_",
+    "partial_reduce",
+    "partial_reduce_",
+    "partial_reduce_async",
+    "partial_reduce_async_",
     "partial_stats",
     "poll",
     "round_info",
     "shutdown",
     "synchronize",
+    "weighted_average",
+    "weighted_average_",
+    "weighted_average_async",
+    "weighted_average_async_",
 ]
 # All of Horovod's public names too, so that `import *` gives a superset as well.
 __all__.extend(name for name in dir(horovod.torch) if not name.startswith("_") and name not in __all__)

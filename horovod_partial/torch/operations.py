@@ -14,7 +14,7 @@ from horovod.torch import mpi_lib_v2, mpi_ops
 from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial import _attach, policies, statistics
-from horovod_partial.policies import Full, Policy
+from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.runtime import Runtime, library_of
 from horovod_partial.settings import settings
 
@@ -31,9 +31,12 @@ class RoundInfo:
     Attributes:
         round: the round whose result the caller got; of several missed ones the newest. -1 under `Full`, which has none.
         late: the contribution was too late for that round, and travels with the next.
-        fresh: ranks whose contribution was on time for that round; -1 under `Full`: all of them.
-        gradients: contributions in that round's sum, earlier late ones included; -1 under `Full`.
+        fresh: ranks whose contribution was on time for that round (in the caller's group, if it has groups); -1 under
+            `Full`: all of them.
+        gradients: contributions in the sum that the caller got, earlier late ones included; -1 under `Full`.
         staleness: rounds whose results the caller had missed before it arrived.
+        members: the ranks whose contributions are in that sum; empty under `Full`.
+        work: what each member's weight followed from, if there were weights: steps, or an iteration.
     """
 
     round: int
@@ -41,6 +44,8 @@ class RoundInfo:
     fresh: int
     gradients: int
     staleness: int
+    members: tuple[int, ...] = ()
+    work: tuple[int, ...] = ()
 
 
 # Tensors of an operation in flight must live, also when its handle does not.
@@ -72,7 +77,9 @@ class PartialHandle:
 
     def info(self) -> RoundInfo:
         info = self.handle.info()
-        return RoundInfo(info.round, info.late, info.fresh, info.gradients, info.staleness)
+        return RoundInfo(
+            info.round, info.late, info.fresh, info.gradients, info.staleness, tuple(info.members), tuple(info.work)
+        )
 
 
 def init(*args: Any, **kwargs: Any) -> None:
@@ -96,7 +103,7 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     Afterwards results that a rank has missed wait for its next operation; an optimizer's own `flush` applies them.
     Ranks that have joined need not come.
     """
-    _check_initialized()
+    check_initialized()
     runtime.flush(process_set.process_set_id)
 
 
@@ -105,7 +112,7 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
     return statistics.summarise(runtime.statistics(process_set.process_set_id))
 
 
-@functools.cache  # one for each bucket; called in every round
+@functools.lru_cache(maxsize=4096)  # one for each bucket; called in every round
 def make_config(
     *,
     dtype: torch.dtype,
@@ -120,9 +127,11 @@ def make_config(
     grace_ms: float | str | None = None,
     missed: str = "sum",
     divisor: str = "ranks",
-    discard_late: bool = False,
+    late: str = "accumulate",
     drop_nonfinite: bool = False,
     drop_nonfinite_results: bool = False,
+    weights: str = "uniform",
+    weight_parameter: float = 1.0,
 ) -> _attach.BucketConfig:
     """What the core is told of a bucket, after checking it. `dtype` is that of the wire."""
     if op not in (Average, Sum):
@@ -142,26 +151,31 @@ def make_config(
     if not isinstance(grace, str) and not 0 <= grace < math.inf:
         raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, 0 or more, not {grace}")
     average = op == Average
-    words = [repr(sync), f"op={'Average' if average else 'Sum'}", f"max_staleness={staleness}", f"grace_ms={grace}"]
+    words = [policies.describe(sync, size), f"op={'Average' if average else 'Sum'}", f"max_staleness={staleness}", f"grace_ms={grace}"]
     if missed != "sum":
         words.append(f"missed={missed}")
     if average:
         words.append(f"divisor={divisor}")
-    return _attach.BucketConfig(
-        dtype=_DTYPES[dtype],
-        shape=list(shape),
+    policy = _attach.Policy(
         **policies.rule(sync, size),
         max_staleness=staleness,
         grace_seconds=-1.0 if isinstance(grace, str) else grace / 1e3,
         description=" ".join(words),
+    )
+    return _attach.BucketConfig(
+        dtype=_DTYPES[dtype],
+        shape=list(shape),
+        device=device,
+        policy=policy,
         missed=missed,
+        late=late,
         divide_by_contributors=average and divisor == "contributors",
-        discard_late=discard_late,
         drop_nonfinite=drop_nonfinite,
         drop_nonfinite_results=drop_nonfinite_results,
+        weights=weights,
+        weight_parameter=weight_parameter,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor / size if average and divisor == "ranks" else postscale_factor,
-        device=device,
     )
 
 
@@ -303,7 +317,8 @@ def partial_allreduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
     return synchronize(partial_allreduce_async(tensor, *args, **kwargs))
 
 
-def _check_initialized() -> None:
+def check_initialized() -> None:
+    """Raise ValueError where Horovod is not up."""
     if not mpi_ops.is_initialized():
         raise ValueError("Horovod has not been initialized; use hvd.init().")
 
@@ -332,16 +347,15 @@ def _submit(
         raise ValueError(
             f"missed must be 'sum' or 'latest' here, not {missed!r}: one tensor cannot hold several results"
         )
-    _check_initialized()
+    if isinstance(policy, ModelPolicy):
+        raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
+            f"{policy!r} averages models: use hvd.group_allreduce, hvd.partial_reduce or hvd.weighted_average, or pass it "
+            "to hvd.DistributedOptimizer"
+        )
     if isinstance(policy, Full):
+        check_initialized()
         return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
-    if not name:
-        raise ValueError("a partial collective needs a name, the same in every round: pass name=")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise ValueError("partial collectives are not differentiable; pass tensor.detach(), or use hvd.allreduce")
-    check_device(tensor.device)
-    if not tensor.is_contiguous():
-        raise ValueError("Tensor is required to be contiguous.")
+    name = check_arguments(tensor, name)
     config = make_config(
         dtype=wire_dtype(tensor.dtype),
         shape=tuple(tensor.shape),
@@ -359,21 +373,45 @@ def _submit(
     return submit(tensor, output, name, process_set, config)
 
 
+def check_arguments(tensor: torch.Tensor, name: str | None) -> str:
+    """Refuse what no partial collective takes; returns the name."""
+    check_initialized()
+    if not name:
+        raise ValueError("a partial collective needs a name, the same in every round: pass name=")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError("partial collectives are not differentiable; pass tensor.detach(), or use hvd.allreduce")
+    check_device(tensor.device)
+    if not tensor.is_contiguous():
+        raise ValueError("Tensor is required to be contiguous.")
+    return name
+
+
 def submit(
-    tensor: torch.Tensor, output: torch.Tensor, name: str, process_set: ProcessSet, config: _attach.BucketConfig
+    tensor: torch.Tensor,
+    output: torch.Tensor,
+    name: str,
+    process_set: ProcessSet,
+    config: _attach.BucketConfig,
+    work: int = 0,
 ) -> PartialHandle:
     """Arrive at a bucket's open round with a contiguous tensor, widened if its type does not travel."""
     wire = wire_dtype(tensor.dtype)
     source = tensor.to(wire)
-    work = output if wire == output.dtype else torch.empty_like(source)
-    return PartialHandle(arrive(process_set.process_set_id, name, config, source, work), source, work, output)
+    target = output if wire == output.dtype else torch.empty_like(source)
+    handle = arrive(process_set.process_set_id, name, config, source, target, work)
+    return PartialHandle(handle, source, target, output)
 
 
 def arrive(
-    process_set: int, name: str, config: _attach.BucketConfig, source: torch.Tensor, target: torch.Tensor
+    process_set: int,
+    name: str,
+    config: _attach.BucketConfig,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    work: int = 0,
 ) -> Any:
     """Arrive with tensors of the bucket's own shape and dtype; returns the core's handle."""
-    return runtime.submit(process_set, name, config, source.data_ptr(), target.data_ptr(), _stream(source.device))
+    return runtime.submit(process_set, name, config, source.data_ptr(), target.data_ptr(), work, _stream(source.device))
 
 
 def synchronize(handle: PartialHandle | int) -> torch.Tensor:

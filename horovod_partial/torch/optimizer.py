@@ -12,9 +12,9 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import policies
-from horovod_partial.policies import Full, Policy
+from horovod_partial.policies import Full, GroupAverage, ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.torch import full_optimizer, partial_optimizer
+from horovod_partial.torch import full_optimizer, model_optimizer, partial_optimizer
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -36,12 +36,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     grace_ms: float | str | None = None,
     model_sync_every: int | None = None,
     grad_scaler: torch.amp.GradScaler | None = None,
+    named_buffers: Iterable[tuple[str, torch.Tensor]] | None = None,
 ) -> torch.optim.Optimizer:
-    """Wrap an optimizer so that gradients are combined over the ranks before they are applied.
+    """Wrap an optimizer so that gradients are combined over the ranks before they are applied, or models after.
 
     The arguments before `sync` are those of `horovod.torch.DistributedOptimizer`. So are the methods `synchronize`,
     `skip_synchronize`, `set_backward_passes_per_step` and the errors. With a partial policy gradients are packed into
     buckets, each of which arrives at its open round as soon as backward has made its gradients (docs/protocol.md).
+
+    With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
+    gradients, then averages its model with others. Arguments about gradients do not apply; `max_staleness` and `grace_ms`
+    do with `GroupAverage`. Let all ranks start from the same model (`hvd.broadcast_parameters`), and call `flush` on all
+    of them before an evaluation or a checkpoint. The learning rate is that of one rank, not multiplied by their number.
 
     Args:
         optimizer: any optimizer of PyTorch whose step needs no repeated closure; its state and parameter groups are
@@ -55,8 +61,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: as in Horovod; under a partial policy each group is a bucket.
         sparse_as_dense: as in Horovod; a partial policy needs it where gradients are sparse.
         process_set: as in Horovod.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, or the policy's name; None takes
-            `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the policy's name; None
+            takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 16).
         missed: what a late rank gets of the results that it missed. `"sum"`: added up; `"replay"`: each applied in a step
             of its own, up to 8; `"latest"`: only the newest, as in eager-SGD, which loses updates; `"auto"`, the default:
@@ -68,6 +74,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         model_sync_every: average the model over all ranks whenever that many rounds have passed; None never does.
         grad_scaler: the GradScaler that the training uses, if any. Contributions are then kept unscaled, so that late ones
             do not meet another scale, and `unscale_` synchronizes first.
+        named_buffers: `model.named_buffers()`, for a model policy that averages them.
 
     Returns:
         An instance of the optimizer's class with the methods above and `flush()`, `rounds`.
@@ -87,6 +94,35 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             stacklevel=2,
         )
         groups = num_groups if groups is None else groups
+    if isinstance(policy, ModelPolicy):
+        unfit = {
+            "compression": compression is not Compression.none,
+            "op": op != Average,
+            "gradient_predivide_factor": gradient_predivide_factor != 1.0,
+            "groups": groups is not None,
+            "missed": missed is not None,
+            "divisor": divisor != "ranks",
+            "model_sync_every": model_sync_every is not None,
+        }
+        if not isinstance(policy, GroupAverage):
+            unfit.update(max_staleness=max_staleness is not None, grace_ms=grace_ms is not None)
+        if any(unfit.values()):
+            raise ValueError(
+                f"{', '.join(name for name, given in unfit.items() if given)} cannot be used with {policy!r}, which averages "
+                "models and no gradients"
+            )
+        if "buffers" in policy.average and named_buffers is None:
+            raise ValueError('average="buffers" needs named_buffers=model.named_buffers()')
+        return model_optimizer.wrap(
+            optimizer,
+            names=partial_optimizer.check_names(optimizer, named_parameters),
+            named_buffers=named_buffers,
+            backward_passes_per_step=backward_passes_per_step,
+            process_set=process_set,
+            policy=policy,
+            max_staleness=max_staleness,
+            grace_ms=grace_ms,
+        )
     missed = settings().missed if missed is None else missed
     if missed not in ("auto", "sum", "replay", "latest"):
         raise ValueError(f"missed must be 'auto', 'sum', 'replay' or 'latest', not {missed!r}")

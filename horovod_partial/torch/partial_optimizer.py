@@ -16,12 +16,12 @@ from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 from horovod.torch.mpi_ops import Average
 
-from horovod_partial.policies import Quorum
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.full_optimizer import synchronize_before_unscaling, unwrapped
-from horovod_partial.torch.operations import PartialHandle, device_number, make_config, runtime, submit, wire_dtype
+from horovod_partial.torch.model_operations import average_over_all_
+from horovod_partial.torch.operations import device_number, make_config, runtime
 
 
 def wrap(
@@ -376,7 +376,7 @@ class _Methods(torch.optim.Optimizer):
             for bucket in self._buckets:
                 sizes = [p.numel() for p in bucket.parameters]
                 model = torch.cat([p.detach().reshape(-1) for p in bucket.parameters])
-                handle = partial_model_average_(model, f"{bucket.name}.model", self.process_set)
+                handle = average_over_all_(model, f"{bucket.name}.model", self.process_set)
                 if handle.info().late:
                     continue  # an average of older models, made while this rank was out of training
                 for parameter, average in zip(bucket.parameters, torch.split(model, sizes), strict=True):
@@ -413,28 +413,6 @@ class _Methods(torch.optim.Optimizer):
 
 # PyTorch wraps the step of every class that has not this mark, and would run the step's hooks twice.
 _Methods.step.hooked = True  # type: ignore[attr-defined]
-
-
-def partial_model_average_(model: torch.Tensor, name: str, process_set: ProcessSet) -> PartialHandle:
-    """Average a model over all ranks in place; ranks out of training are left out, and do not count."""
-    handle = submit(
-        model,
-        model,
-        name,
-        process_set,
-        make_config(
-            dtype=wire_dtype(model.dtype),
-            shape=tuple(model.shape),
-            device=device_number(model.device),
-            sync=Quorum(1.0),
-            size=process_set.size(),
-            missed="latest",
-            divisor="contributors",
-            discard_late=True,
-        ),
-    )
-    handle.synchronize()
-    return handle
 
 
 def _remove(hooks: list[Any]) -> None:

@@ -567,7 +567,7 @@ class DiscardLateTest : public BucketTest {};
 
 TEST_F(DiscardLateTest, ALateContributionIsNotDelivered) {
   BucketOptions options = Options();
-  options.discard_late = true;
+  options.late = Late::kDiscard;
   Bucket models("models", options);
   Reduce(models.Begin(Close({0, false}), kRank), 5);
   models.Finish();

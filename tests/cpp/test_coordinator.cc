@@ -107,7 +107,7 @@ class Puppets {
     Report::Item item;
     item.kind = Report::Item::Kind::kPending;
     item.bucket = bucket;
-    item.gradients = 1;
+    item.gradients = item.late = 1;
     item.age = age;
     report.items.push_back(item);
   }

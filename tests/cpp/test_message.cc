@@ -19,6 +19,12 @@ void ExpectEqual(const Policy& a, const Policy& b) {
   EXPECT_EQ(a.seed, b.seed);
   EXPECT_EQ(a.max_staleness, b.max_staleness);
   EXPECT_EQ(a.grace, b.grace);
+  EXPECT_EQ(a.schedule.kind, b.schedule.kind);
+  EXPECT_EQ(a.schedule.group_size, b.schedule.group_size);
+  EXPECT_EQ(a.schedule.table, b.schedule.table);
+  EXPECT_EQ(a.period, b.period);
+  EXPECT_EQ(a.group_size, b.group_size);
+  EXPECT_EQ(a.window, b.window);
   EXPECT_EQ(a.description, b.description);
 }
 
@@ -32,6 +38,8 @@ void ExpectEqual(const Report& a, const Report& b) {
     EXPECT_EQ(a.items[i].kind, b.items[i].kind);
     EXPECT_EQ(a.items[i].bucket, b.items[i].bucket);
     EXPECT_EQ(a.items[i].gradients, b.items[i].gradients);
+    EXPECT_EQ(a.items[i].late, b.items[i].late);
+    EXPECT_EQ(a.items[i].work, b.items[i].work);
     EXPECT_EQ(a.items[i].age, b.items[i].age);
     EXPECT_EQ(a.items[i].full, b.items[i].full);
     ASSERT_EQ(a.items[i].declares, b.items[i].declares);
@@ -50,13 +58,23 @@ Report FullReport() {
   declaring.gradients = 3;
   declaring.full = true;
   declaring.declares = true;
-  declaring.policy = {Policy::Rule::kInitiator, 2147483647,
-                      ~std::uint64_t{0},        Round{1} << 40,
-                      Policy::kAutomaticGrace,  "Majority(initiator='random')"};
+  declaring.work = 2147483647;
+  Policy& policy = declaring.policy;
+  policy.rule = Policy::Rule::kInitiator;
+  policy.quorum = 2147483647;
+  policy.seed = ~std::uint64_t{0};
+  policy.max_staleness = Round{1} << 40;
+  policy.grace = Policy::kAutomaticGrace;
+  policy.schedule = {Schedule::Kind::kTable, 7, {{0, 0, 1}, {}, {2147483647, kNoGroup}}};
+  policy.period = Round{1} << 40;
+  policy.group_size = 2147483647;
+  policy.window = 5;
+  policy.description = "Majority(initiator='random')";
   Report::Item pending;
   pending.kind = Report::Item::Kind::kPending;
   pending.bucket = std::string("a name with \0 and \n in it", 25);
   pending.gradients = 1 << 30;
+  pending.late = 3;
   pending.age = std::chrono::hours(1);
   report.items = {declaring, pending, Report::Item{}};
   return report;
@@ -66,7 +84,9 @@ Closing FullClosing() {
   Closing closing;
   closing.round = (Round{1} << 40) + 5;
   closing.reason = Closing::Reason::kLiveness;
-  closing.contributions = {{3, true}, {0, true}, {2, false}, {0, false}, {(1 << 30) - 1, true}};
+  closing.contributions = {{3, true}, {0, true, false, 9}, {2, false, true}, {0, false}, {(1 << 30) - 1, true}};
+  closing.groups = {0, 1, 0, kNoGroup, 1};
+  closing.upcoming = {{0, 0, 0, 0, 0}, {4, 3, 2, 1, 0}};
   return closing;
 }
 
@@ -135,7 +155,11 @@ TEST(ClosingTest, SurvivesTheJourneyBehindOthers) {
   for (std::size_t rank = 0; rank < sent.contributions.size(); ++rank) {
     EXPECT_EQ(got.contributions[rank].gradients, sent.contributions[rank].gradients) << rank;
     EXPECT_EQ(got.contributions[rank].fresh, sent.contributions[rank].fresh) << rank;
+    EXPECT_EQ(got.contributions[rank].stale, sent.contributions[rank].stale) << rank;
+    EXPECT_EQ(got.contributions[rank].work, sent.contributions[rank].work) << rank;
   }
+  EXPECT_EQ(got.groups, sent.groups);
+  EXPECT_EQ(got.upcoming, sent.upcoming);
   EXPECT_EQ(DecodeClosing(words, at).contributions.size(), 0u);
   EXPECT_EQ(at, words.size());
 }
@@ -171,6 +195,16 @@ TEST(ClosingTest, Counts) {
   const Closing closing = FullClosing();
   EXPECT_EQ(closing.fresh(), 3);
   EXPECT_EQ(closing.gradients(), 3 + 2 + (1 << 30) - 1);
+}
+
+TEST(ClosingTest, CountsInAGroup) {
+  const Closing closing = FullClosing();
+  EXPECT_THAT(closing.members(2), ElementsAre(0, 2));
+  EXPECT_EQ(closing.fresh(2), 1);
+  EXPECT_EQ(closing.gradients(2), 5);
+  EXPECT_TRUE(closing.members(3).empty());
+  EXPECT_FALSE(closing.Includes(3));
+  EXPECT_TRUE(closing.Includes(4));
 }
 
 TEST(ClosingTest, ReasonsHaveNames) {

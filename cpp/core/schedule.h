@@ -1,0 +1,48 @@
+// Groups that follow from the number of the round.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/groups.h"
+#include "core/types.h"
+
+namespace horovod_partial {
+
+struct Schedule {
+  enum class Kind : std::uint8_t {
+    kNone,       // all ranks together
+    kButterfly,  // WAGMA-SGD's dynamic grouping (IEEE TPDS 2021, section 3.2)
+    kRing,       // neighbours, shifted by half a group in each round
+    kTable,      // one partition after the other, and from the start again
+  };
+  Kind kind = Kind::kNone;
+  int group_size = 0;            // kButterfly, kRing: 1 or more
+  std::vector<Partition> table;  // kTable: each as long as there are ranks, every rank in a group
+
+  bool operator==(const Schedule& other) const {
+    return kind == other.kind && group_size == other.group_size && table == other.table;
+  }
+};
+
+// From "none", "butterfly", "ring" or "table"; throws std::invalid_argument.
+Schedule::Kind ScheduleKindFromName(const std::string& name);
+
+// After how many rounds the groups are the same again; 0 for kNone.
+Round CycleOf(const Schedule& schedule, int size);
+
+// The groups of a round among `size` ranks; empty for kNone.
+//
+// kButterfly, where size and group_size are powers of two: round t combines log2(group_size) bits of the rank, from bit
+// (t * log2(group_size)) mod log2(size) on, cyclically. So a change on one rank has reached all others after
+// log(size) / log(group_size) rounds. (The paper's Algorithm 1 shifts its mask by that much in every round, which its
+// own example contradicts; the mask is 1 << shift.) Other sizes: ranks are written with K digits, K the fewest with
+// which group_size^K is not below size, in the smallest base that needs no more; round t combines the ranks that differ
+// in digit t mod K only. Groups then differ in size, and none is above group_size.
+//
+// kRing: group_size neighbours on the ring of ranks, beginning (t * max(1, group_size / 2)) mod size further in round t;
+// the last group is smaller if group_size does not divide size.
+Partition GroupsOf(const Schedule& schedule, Round round, int size);
+
+}  // namespace horovod_partial

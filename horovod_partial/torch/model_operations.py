@@ -1,0 +1,332 @@
+"""Averages of models: of groups, of the ranks that are ready first, and by the work behind each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch.mpi_ops import Average, Sum
+
+from horovod_partial.policies import Butterfly, GroupAverage, ModelPolicy, PartialReduce, Quorum, Ring, Schedule, WeightedAverage
+from horovod_partial.torch.operations import (
+    PartialHandle,
+    check_arguments,
+    device_number,
+    make_config,
+    submit,
+    synchronize,
+    wire_dtype,
+)
+
+
+def group_allreduce_async_(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    schedule: Butterfly | Ring | Schedule | None = None,
+    period: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+) -> PartialHandle:
+    """Average a model with the group that this round gives the rank; in place, and without waiting for slow ranks.
+
+    The first rank that arrives starts the round for all groups, each of which reduces by itself (WAGMA-SGD, IEEE TPDS
+    2021, section 3.1). A rank that is too late gets the sum of its group's last round at once; in the rounds that close
+    without it its last model stands in for it. The first round of a name is of all ranks together.
+
+    Args:
+        tensor: the model: contiguous, of the types that `hvd.partial_allreduce` takes. Holds the result afterwards.
+        name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
+        op: `hvd.Average`: sum / n of the n models of the group, or (sum + own) / (n + 1) where this rank was late.
+            `hvd.Sum`: the sum as it is, own model included if `hvd.round_info(handle).late` is False.
+        schedule: `hvd.Butterfly(size)`, `hvd.Ring(size)` or `hvd.Schedule(function, rounds)`, the same on every rank; None
+            takes a butterfly of the largest power of two that is not above the square root of the number of ranks.
+        period: every so many rounds one is of all ranks together, and all wait for it; None never.
+        process_set: the ranks that take part.
+        max_staleness: as in `hvd.DistributedOptimizer`.
+        grace_ms: as in `hvd.DistributedOptimizer`.
+
+    Returns:
+        A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`, which names the members of the group.
+
+    Raises:
+        ValueError: an argument is wrong, or the name is bound to another shape, dtype or schedule, or in use.
+        HorovodInternalError: Horovod has failed or was shut down; or the ranks disagree about the bucket; or Horovod reduces
+            with an operation that knows no groups (hierarchical, torus, oneCCL), which the text names.
+    """
+    return _group_allreduce(tensor, tensor, name, op, schedule, period, process_set, max_staleness, grace_ms)
+
+
+def group_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    schedule: Butterfly | Ring | Schedule | None = None,
+    period: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+) -> PartialHandle:
+    """As `group_allreduce_async_`, with the result in a new tensor."""
+    output = torch.empty_like(tensor)
+    return _group_allreduce(tensor, output, name, op, schedule, period, process_set, max_staleness, grace_ms)
+
+
+def group_allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As `group_allreduce_async_`, and waits for the result."""
+    return synchronize(group_allreduce_async_(tensor, *args, **kwargs))
+
+
+def group_allreduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As `group_allreduce_async`, and waits for the result."""
+    return synchronize(group_allreduce_async(tensor, *args, **kwargs))
+
+
+def partial_reduce_async_(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    size: int = 2,
+    weights: str = "constant",
+    alpha: float = 0.9,
+    window: int | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> PartialHandle:
+    """Average a model with the first ranks that are ready; in place (P-Reduce, SIGMOD'21).
+
+    As soon as `size` ranks have arrived they average among themselves, and go on; the others are not disturbed. The
+    groups of one moment are disjoint and run side by side. The first round of a name is of all ranks together. If fewer
+    than `size` ranks are left, because others have ended, joined or wait elsewhere, those average.
+
+    Args:
+        tensor: the model: contiguous, float16, float32, float64 or bfloat16, which travels as float32.
+        name: names the bucket; the same on every rank and every time.
+        size: ranks in a group, 2 or more. More ranks than there are means all of them.
+        weights: as in `hvd.PartialReduce`; the iteration of a rank is how often it has called this with `name`, taken to
+            the group's newest after each average.
+        alpha: as in `hvd.PartialReduce`.
+        window: as in `hvd.PartialReduce`.
+        process_set: the ranks that take part.
+
+    Returns:
+        A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`, which names the members of the group.
+
+    Raises:
+        As `hvd.group_allreduce_async_`.
+    """
+    policy = PartialReduce(size, weights, alpha, window)
+    return average_async(tensor, tensor, name, policy, process_set)
+
+
+def partial_reduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    size: int = 2,
+    weights: str = "constant",
+    alpha: float = 0.9,
+    window: int | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> PartialHandle:
+    """As `partial_reduce_async_`, with the result in a new tensor."""
+    policy = PartialReduce(size, weights, alpha, window)
+    return average_async(tensor, torch.empty_like(tensor), name, policy, process_set)
+
+
+def partial_reduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As `partial_reduce_async_`, and waits for the result."""
+    return synchronize(partial_reduce_async_(tensor, *args, **kwargs))
+
+
+def partial_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As `partial_reduce_async`, and waits for the result."""
+    return synchronize(partial_reduce_async(tensor, *args, **kwargs))
+
+
+def weighted_average_async_(
+    tensor: torch.Tensor,
+    steps: int,
+    contraction: float,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> PartialHandle:
+    """Average a model over all ranks, weighted by the steps behind it; in place (WP-SGD, section 4.1).
+
+    Waits for every rank. A rank that has taken T steps fewer than the fastest counts with contraction^T. (The paper counts
+    T over the whole run, where a slow rank's weight vanishes in time; pass the steps since the last average.)
+
+    Args:
+        tensor: the model: contiguous, float16, float32, float64 or bfloat16, which travels as float32.
+        steps: that this rank has taken since the last average, 0 or more.
+        contraction: above 0 and at most 1, the same on every rank.
+        name: names the bucket; the same on every rank and every time.
+        process_set: the ranks that take part.
+
+    Returns:
+        A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`, whose `work` has the steps of all ranks.
+
+    Raises:
+        As `hvd.group_allreduce_async_`.
+    """
+    return average_async(tensor, tensor, name, WeightedAverage(1, contraction), process_set, steps)
+
+
+def weighted_average_async(
+    tensor: torch.Tensor,
+    steps: int,
+    contraction: float,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> PartialHandle:
+    """As `weighted_average_async_`, with the result in a new tensor."""
+    return average_async(tensor, torch.empty_like(tensor), name, WeightedAverage(1, contraction), process_set, steps)
+
+
+def weighted_average_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As `weighted_average_async_`, and waits for the result."""
+    return synchronize(weighted_average_async_(tensor, *args, **kwargs))
+
+
+def weighted_average(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As `weighted_average_async`, and waits for the result."""
+    return synchronize(weighted_average_async(tensor, *args, **kwargs))
+
+
+def average_is_useful(steps: Sequence[int], contraction: float) -> bool:
+    """Whether the weighted average has a better bound than the fastest rank's model alone (WP-SGD, section 4.2).
+
+    True if 2 * sum(contraction^T) > sqrt(k) + k, for k ranks that have taken T steps fewer than the fastest.
+    """
+    missed = [max(steps) - taken for taken in steps]
+    return 2 * sum(contraction**t for t in missed) > math.sqrt(len(missed)) + len(missed)
+
+
+def average_converges(steps: Sequence[int], contraction: float) -> bool:
+    """Whether averages of this kind, again and again, keep the bound of WP-SGD (section 4.3).
+
+    True if sqrt(k) < sum(contraction^T) and k * contraction^s < sum(contraction^T), with s the steps of the fastest. (The
+    paper states the first only; its factor for the mean needs the second.)
+    """
+    missed = [max(steps) - taken for taken in steps]
+    total = sum(contraction**t for t in missed)
+    return math.sqrt(len(missed)) < total and len(missed) * contraction ** max(steps) < total
+
+
+def estimate_contraction(losses: Sequence[float]) -> float:
+    """The contraction of a step, from the losses of successive steps of one rank.
+
+    Fits an exponential with an unknown floor, from the means of the first, second and last third; near a minimum the loss
+    follows the square of the distance, so the step's contraction is the square root of the loss's.
+
+    Args:
+        losses: of 6 or more successive steps, before the loss has stopped falling.
+
+    Raises:
+        ValueError: the losses do not fall like an exponential.
+    """
+    third = len(losses) // 3
+    if third < 2:
+        raise ValueError(f"6 or more losses are needed, not {len(losses)}")
+    first, second, last = (sum(losses[i * third : (i + 1) * third]) / third for i in range(3))
+    if not first > second > last or not first - second > second - last:
+        raise ValueError(
+            f"the losses do not decay exponentially: the means of their thirds are {first:g}, {second:g}, {last:g}"
+        )
+    return float(((second - last) / (first - second)) ** (1 / (2 * third)))
+
+
+def _group_allreduce(
+    tensor: torch.Tensor,
+    output: torch.Tensor,
+    name: str | None,
+    op: int,
+    schedule: Butterfly | Ring | Schedule | None,
+    period: int | None,
+    process_set: ProcessSet,
+    max_staleness: int | None,
+    grace_ms: float | str | None,
+) -> PartialHandle:
+    if op not in (Average, Sum):
+        raise ValueError("groups reduce with op=hvd.Average or hvd.Sum, not with Adasum, Min, Max or Product")
+    name = check_arguments(tensor, name)
+    policy = GroupAverage(schedule=schedule, period=period)
+    config = _config(tensor, policy, process_set, op, max_staleness, grace_ms)
+    return submit(tensor, output, name, process_set, config)
+
+
+def average_async(
+    tensor: torch.Tensor,
+    output: torch.Tensor,
+    name: str | None,
+    policy: ModelPolicy,
+    process_set: ProcessSet,
+    steps: int = 0,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+) -> PartialHandle:
+    """Arrive with a model at a policy's bucket."""
+    name = check_arguments(tensor, name)
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise TypeError(f"steps must be an int, not {steps!r}")
+    if not 0 <= steps < 2**31:
+        raise ValueError(f"steps must be 0 or more, and below 2**31, not {steps}")
+    if not tensor.dtype.is_floating_point:
+        raise ValueError(f"an average of models needs floating-point tensors, not {tensor.dtype}")
+    config = _config(tensor, policy, process_set, Average, max_staleness, grace_ms)
+    return submit(tensor, output, name, process_set, config, steps)
+
+
+def average_over_all_(model: torch.Tensor, name: str, process_set: ProcessSet) -> PartialHandle:
+    """Average a model over all ranks in place; ranks out of training are left out, and do not count."""
+    handle = submit(
+        model,
+        model,
+        name,
+        process_set,
+        make_config(
+            dtype=wire_dtype(model.dtype),
+            shape=tuple(model.shape),
+            device=device_number(model.device),
+            sync=Quorum(1.0),
+            size=process_set.size(),
+            missed="latest",
+            divisor="contributors",
+            late="discard",
+        ),
+    )
+    handle.synchronize()
+    return handle
+
+
+def _config(
+    tensor: torch.Tensor,
+    policy: ModelPolicy,
+    process_set: ProcessSet,
+    op: int,
+    max_staleness: int | None,
+    grace_ms: float | str | None,
+) -> Any:
+    weights: dict[str, Any] = {}
+    match policy:
+        case WeightedAverage(contraction=contraction):
+            weights = {"weights": "contraction", "weight_parameter": contraction}
+        case PartialReduce(weights="staleness", alpha=alpha):
+            weights = {"weights": "staleness", "weight_parameter": alpha}
+    return make_config(
+        dtype=wire_dtype(tensor.dtype),
+        shape=tuple(tensor.shape),
+        device=device_number(tensor.device),
+        sync=policy,
+        size=process_set.size(),
+        op=op,
+        max_staleness=max_staleness,
+        grace_ms=grace_ms,
+        missed="latest",
+        divisor="contributors",
+        late="keep" if isinstance(policy, GroupAverage) else "discard",
+        **weights,
+    )

@@ -1,0 +1,280 @@
+"""The optimizer of the model policies: a local step, then an average of models.
+
+WAGMA-SGD (IEEE TPDS 2021), P-Reduce (SIGMOD'21) and WP-SGD, as `hvd.GroupAverage`, `hvd.PartialReduce` and
+`hvd.WeightedAverage`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from horovod.common.process_sets import ProcessSet
+
+from horovod_partial import _core
+from horovod_partial.policies import ModelPolicy, Solo, WeightedAverage
+from horovod_partial.torch.full_optimizer import unwrapped
+from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
+from horovod_partial.torch.model_operations import (
+    average_async,
+    average_converges,
+    average_is_useful,
+    average_over_all_,
+)
+from horovod_partial.torch.operations import RoundInfo, make_config, runtime, submit
+
+_FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
+
+
+@dataclass(frozen=True)
+class WeightedAverageInfo:
+    """What an average by `hvd.WeightedAverage` was made of.
+
+    Attributes:
+        steps: by rank, taken since the average before.
+        weights: by rank; the same bits on every rank.
+        useful: the average has a better bound than the fastest rank's model alone (`hvd.average_is_useful`).
+        converges: averages like this one, again and again, keep the bound (`hvd.average_converges`).
+    """
+
+    steps: tuple[int, ...]
+    weights: tuple[float, ...]
+    useful: bool
+    converges: bool
+
+
+def wrap(
+    optimizer: torch.optim.Optimizer,
+    *,
+    names: dict[torch.nn.Parameter, str],
+    named_buffers: Iterable[tuple[str, torch.Tensor]] | None,
+    backward_passes_per_step: int,
+    process_set: ProcessSet,
+    policy: ModelPolicy,
+    max_staleness: int | None,
+    grace_ms: float | str | None,
+) -> torch.optim.Optimizer:
+    """An instance of a subclass of the optimizer's class that shares its state and parameter groups."""
+    base = type(optimizer)
+    # Horovod's broadcast_optimizer_state knows a wrapper, whose step would reduce, by this module's name.
+    members = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base}
+    instance: Any = object.__new__(type(base.__name__, (base,), members))
+    # A scheduler that was made before has put its own `step` on the instance, and would go on calling the bare one.
+    instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    instance._start(
+        names=names,
+        named_buffers=named_buffers,
+        backward_passes_per_step=backward_passes_per_step,
+        process_set=process_set,
+        policy=policy,
+        max_staleness=max_staleness,
+        grace_ms=grace_ms,
+    )
+    return instance
+
+
+class _Methods(torch.optim.Optimizer):
+    """Never made: becomes the body of a subclass of the wrapped optimizer's class, which is `_base`.
+
+    Used by one thread at a time, as any optimizer.
+    """
+
+    is_horovod_partial = True
+    _base: Any  # the wrapped optimizer's class
+    _instances: ClassVar[Counter[str]] = Counter()  # by what makes optimizers alike; the ranks make those in one order
+
+    def _start(
+        self,
+        *,
+        names: dict[torch.nn.Parameter, str],
+        named_buffers: Iterable[tuple[str, torch.Tensor]] | None,
+        backward_passes_per_step: int,
+        process_set: ProcessSet,
+        policy: ModelPolicy,
+        max_staleness: int | None,
+        grace_ms: float | str | None,
+    ) -> None:
+        self.process_set = process_set
+        self.backward_passes_per_step = backward_passes_per_step
+        self._policy = policy
+        self._max_staleness = max_staleness
+        self._grace_ms = grace_ms
+        self._named_buffers = list(named_buffers or ())
+        self._name = self._make_name([names[p] for group in self.param_groups for p in group["params"]])
+        self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
+        self._local_steps = 0
+        self._generation = 0  # of Horovod; the next two begin again with it
+        self._averages = 0
+        self._steps_since_average = 0
+        self.last_round: RoundInfo | None = None
+        self.last_average: WeightedAverageInfo | None = None
+
+    def _make_name(self, members: list[str]) -> str:
+        # The same on all ranks whatever other optimizers they make, and another one where the parameters differ.
+        digest = hashlib.sha256(f"{self.process_set.process_set_id} {members}".encode()).hexdigest()[:8]
+        _Methods._instances[digest] += 1
+        return f"DistributedOptimizer.{digest}.{_Methods._instances[digest]}.model"
+
+    @property
+    def _averages_models(self) -> bool:
+        elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+        return self.process_set.included() and (self.process_set.size() > 1 or elastic)
+
+    # --- Step ----------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The wrapped optimizer's step with this rank's own gradients, then the average that the policy asks for."""
+        loss = self._base.step(self, closure)
+        self._local_steps += 1
+        if not self._averages_models:
+            return loss
+        if self._generation != runtime.generation:
+            self._generation = runtime.generation
+            self._averages = self._steps_since_average = 0
+        self._steps_since_average += 1
+        if not isinstance(self._policy, WeightedAverage):
+            self._average(self._policy)
+        elif self._is_period_over(self._policy):
+            self._average(self._policy)
+            self._averages += 1
+            self._steps_since_average = 0
+        return loss
+
+    def _average(self, policy: ModelPolicy) -> None:
+        bucket = self._packed()
+        staleness = _FOR_EVER if isinstance(policy, WeightedAverage) else self._max_staleness
+        handle = average_async(
+            bucket.flat,
+            bucket.flat,
+            self._name,
+            policy,
+            self.process_set,
+            self._steps_since_average,
+            staleness,
+            self._grace_ms,
+        )
+        handle.synchronize()
+        info = handle.info()
+        late_average = isinstance(policy, WeightedAverage) and info.late  # of others' models, made without this rank
+        if not late_average:
+            bucket.unpack()
+        self.last_round = info
+        if isinstance(policy, WeightedAverage) and not late_average:
+            self.last_average = WeightedAverageInfo(
+                steps=info.work,
+                weights=tuple(_core.contraction_weights(list(info.work), policy.contraction)),
+                useful=average_is_useful(info.work, policy.contraction),
+                converges=average_converges(info.work, policy.contraction),
+            )
+
+    def _packed(self) -> ModelBucket:
+        tensors = averaged_tensors(self, self._policy.average, self._named_buffers)
+        known = self._bucket.tensors if self._bucket is not None else []
+        if len(known) != len(tensors) or any(a is not b for a, b in zip(known, tensors, strict=True)):
+            self._bucket = ModelBucket(tensors)  # in the first step, or after loading
+        assert self._bucket is not None
+        self._bucket.pack()
+        return self._bucket
+
+    def _is_period_over(self, policy: WeightedAverage) -> bool:
+        """Whether some rank has taken all the steps of this period.
+
+        A round for each period tells: the first rank to come to its end closes it, and nobody waits. Round 0, in which
+        all ranks take part, is before the first period.
+        """
+        process_set, name = self.process_set.process_set_id, f"{self._name}.period"
+        if self._averages == 0 and self._steps_since_average == 1:
+            self._end_period(name)
+        over = self._averages + 2
+        while self._steps_since_average >= policy.period and runtime.completed(process_set, name) < over:
+            self._end_period(name)  # once more if it only told of an earlier period, to which another rank came first
+        return runtime.completed(process_set, name) >= over
+
+    def _end_period(self, name: str) -> None:
+        signal = torch.zeros(1)
+        config = make_config(
+            dtype=torch.float32,
+            shape=(1,),
+            sync=Solo(),
+            size=self.process_set.size(),
+            max_staleness=_FOR_EVER,
+            grace_ms=0.0,
+            missed="latest",
+            late="discard",
+        )
+        submit(signal, signal, name, self.process_set, config).synchronize()
+
+    # --- As Horovod's --------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: gradients stay on their rank under a model policy."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """As Horovod's; it changes nothing under a model policy."""
+        yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """As Horovod's; gradients accumulate on their rank until `step` anyway."""
+        self.backward_passes_per_step = passes
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's."""
+        self._base.zero_grad(self, set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not after wrapping: the new parameters would not be averaged.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("add parameter groups before wrapping the optimizer: later ones would not be averaged")
+
+    # --- Rounds --------------------------------------------------------------------------------------------------
+
+    @property
+    def rounds(self) -> int:
+        """Averages that have been made: the clock that the ranks share, for schedules and for stopping."""
+        if not self._averages_models:
+            return self._local_steps  # alone, every step is a round
+        return runtime.completed(self.process_set.process_set_id, self._name)
+
+    def flush(self) -> None:
+        """Average what the policy averages over all ranks, which all must flush: then the models are equal.
+
+        Call it on every rank before an evaluation or a checkpoint, and at the end of training; ranks that have ended or
+        joined need not come.
+        """
+        if not self._averages_models:
+            return
+        runtime.flush(self.process_set.process_set_id)
+        bucket = self._packed()
+        while average_over_all_(bucket.flat, f"{self._name}.flush", self.process_set).info().late:
+            bucket.pack()  # that average was made without this rank, while it was out of training
+        bucket.unpack()
+
+    # --- State ---------------------------------------------------------------------------------------------------
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the wrapped optimizer's; what stands in for this rank in groups is forgotten."""
+        runtime.clear(self.process_set.process_set_id, self._name)
+        state, groups = self.state, self.param_groups
+        self._base.load_state_dict(self, state_dict)
+        # The wrapped optimizer, and schedulers that were made for it, share these.
+        state.clear()
+        state.update(self.state)
+        groups[:] = self.param_groups
+        self.state, self.param_groups = state, groups
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unwrapped(self, self._base)
+
+
+# PyTorch wraps the step of every class that has not this mark, and would run the step's hooks twice.
+_Methods.step.hooked = True  # type: ignore[attr-defined]
