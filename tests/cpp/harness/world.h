@@ -638,7 +638,7 @@ class World {
       } else {
         item.kind = Report::Item::Kind::kPending;
         item.gradients = Change(rank, b).ReportPending();
-        item.late = ranks_[Index(rank)].replicas[Index(b)]->bucket().ReportLate();
+        item.late = rank.replicas[Index(b)]->bucket().ReportLate();
         if (item.gradients == 0 || job_->bug == Bug::kPendingIsNotReported) continue;
       }
       report.items.push_back(std::move(item));
