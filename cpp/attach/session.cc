@@ -446,7 +446,7 @@ hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const 
 
   const Partition groups = closings[0].groups;
   for (const Closing& closing : closings)
-    if (closing.groups != groups || closings.size() != response.tensor_names().size())
+    if (closing.groups != groups || (!groups.empty() && closings.size() != response.tensor_names().size()))
       return hvd::Status::UnknownError("internal error: tensors of different groups were fused");
   const int made = communicators_->made();
   const auto setup = communicators_->setup();

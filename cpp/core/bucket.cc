@@ -136,7 +136,8 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   Entry entry;
   if (!closing.Includes(rank)) {
     entry.member = false;
-    completed_ = std::max(completed_, closing.round);
+    const bool nobody = GroupsOf(closing.groups).empty();  // then it is no round: a flush of models delivers nothing
+    completed_ = std::max(completed_, closing.round + (nobody ? 0 : 1));
     if (state_ == State::kArrived && !announces()) {
       entry.retract = true;
       state_ = State::kIdle;

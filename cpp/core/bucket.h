@@ -127,6 +127,7 @@ class Bucket {
   bool HasPending() const {  // which a round shall deliver
     return options_.late == Late::kAccumulate && outgoing_gradients_ + incoming_gradients_ > 0;
   }
+  bool HasUnannounced() const { return incoming_gradients_ > 0; }
   bool HasMissed() const { return !missed_.empty(); }
   int missed_rounds() const { return missed_.rounds(); }
   Round completed() const { return completed_; }  // rounds that have ended here

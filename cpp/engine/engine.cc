@@ -126,10 +126,12 @@ void Engine::Wait(BucketHandle& bucket, Work& work) {
         if (bucket.finished.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
         lock.unlock();
         transport_.Interrupt();
-        // A shutdown calls every entry back; one that does not has lost it. What a device still makes has none yet.
+        // A shutdown calls every entry back; one that does not has lost it. What a device still makes has none yet, and
+        // what a notice announces has none before its round.
         dead = transport_.Alive() ? 0 : dead + 1;
         lock.lock();
-        if (!work.done && dead > (bucket.awaited == nullptr ? kDeadWatches : 0)) throw TransportError(kShutDown);
+        const bool has_entry = bucket.awaited == nullptr && !bucket.core.announces();
+        if (!work.done && dead > (has_entry ? kDeadWatches : 0)) throw TransportError(kShutDown);
       }
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
@@ -390,7 +392,7 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
     failure = exception.what();
   }
   if (failure.empty()) {
-    if (bucket->core.HasPending()) news_ = true;  // it could not be announced while the round was running
+    if (bucket->core.HasUnannounced()) news_ = true;  // it could not be announced while the round was running
     bucket->statistics.dropped = bucket->core.dropped();
     if (work != nullptr) Complete(*bucket, *work, !on_time);
   } else {
