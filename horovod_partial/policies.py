@@ -182,12 +182,15 @@ class GroupAverage:
         average: what is averaged: `"parameters"`; `"buffers"`, floating-point ones such as BatchNorm's statistics (pass
             `named_buffers` to the optimizer); `"state"`, the optimizer's tensors of a parameter's shape, such as
             momentum. What is not averaged stays the rank's own.
+        overlap: `step` does not wait for the average: the next forward pass of any module does, or `synchronize`. So it
+            runs beside loading data. Whoever reads parameters in between sees them before the average.
     """
 
     size: int | None = None
     period: int | None = 10
     schedule: Butterfly | Ring | Schedule | None = None
     average: tuple[str, ...] = ("parameters",)
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         if self.size is not None:
@@ -219,6 +222,7 @@ class PartialReduce:
         alpha: of the moving average, above 0 and at most 1; nearer to 0 punishes stale models harder.
         window: so many groups, the last ones, shall connect all ranks, so that no cliques form; None: two for each rank.
         average: as in `GroupAverage`.
+        overlap: as in `GroupAverage`.
     """
 
     size: int
@@ -226,6 +230,7 @@ class PartialReduce:
     alpha: float = 0.9
     window: int | None = None
     average: tuple[str, ...] = ("parameters",)
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         _check_count("size", self.size, 2)
@@ -251,11 +256,13 @@ class WeightedAverage:
             of unequal work; for a loss with strong convexity lambda and a step eta at most 1 - lambda * eta.
             `hvd.estimate_contraction` measures it.
         average: as in `GroupAverage`.
+        overlap: as in `GroupAverage`.
     """
 
     period: int
     contraction: float
     average: tuple[str, ...] = ("parameters",)
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         _check_count("period", self.period, 1)

@@ -137,7 +137,14 @@ class Runtime:
     # --- Operations ----------------------------------------------------------------------------------------------
 
     def submit(
-        self, process_set: int, name: str, config: _attach.BucketConfig, source: int, target: int, work: int, stream: int
+        self,
+        process_set: int,
+        name: str,
+        config: _attach.BucketConfig,
+        source: int,
+        target: int,
+        work: int,
+        stream: int,
     ) -> HANDLE:
         """Arrives at a bucket's open round with one gradient, or one model.
 

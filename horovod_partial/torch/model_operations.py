@@ -10,7 +10,16 @@ import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.mpi_ops import Average, Sum
 
-from horovod_partial.policies import Butterfly, GroupAverage, ModelPolicy, PartialReduce, Quorum, Ring, Schedule, WeightedAverage
+from horovod_partial.policies import (
+    Butterfly,
+    GroupAverage,
+    ModelPolicy,
+    PartialReduce,
+    Quorum,
+    Ring,
+    Schedule,
+    WeightedAverage,
+)
 from horovod_partial.torch.operations import (
     PartialHandle,
     check_arguments,

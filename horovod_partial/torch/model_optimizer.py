@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from horovod.common.process_sets import ProcessSet
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from horovod_partial import _core
 from horovod_partial.policies import ModelPolicy, Solo, WeightedAverage
@@ -27,7 +28,7 @@ from horovod_partial.torch.model_operations import (
     average_is_useful,
     average_over_all_,
 )
-from horovod_partial.torch.operations import RoundInfo, make_config, runtime, submit
+from horovod_partial.torch.operations import PartialHandle, RoundInfo, make_config, runtime, submit
 
 _FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
 
@@ -108,6 +109,8 @@ class _Methods(torch.optim.Optimizer):
         self._named_buffers = list(named_buffers or ())
         self._name = self._make_name([names[p] for group in self.param_groups for p in group["params"]])
         self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
+        self._in_flight: PartialHandle | None = None
+        self._forward_hook: Any = None
         self._local_steps = 0
         self._generation = 0  # of Horovod; the next two begin again with it
         self._averages = 0
@@ -130,6 +133,7 @@ class _Methods(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The wrapped optimizer's step with this rank's own gradients, then the average that the policy asks for."""
+        self.synchronize()
         loss = self._base.step(self, closure)
         self._local_steps += 1
         if not self._averages_models:
@@ -139,38 +143,51 @@ class _Methods(torch.optim.Optimizer):
             self._averages = self._steps_since_average = 0
         self._steps_since_average += 1
         if not isinstance(self._policy, WeightedAverage):
-            self._average(self._policy)
+            self._start_average()
         elif self._is_period_over(self._policy):
-            self._average(self._policy)
+            self._start_average()
             self._averages += 1
             self._steps_since_average = 0
+        if not self._policy.overlap:
+            self.synchronize()
         return loss
 
-    def _average(self, policy: ModelPolicy) -> None:
-        bucket = self._packed()
-        staleness = _FOR_EVER if isinstance(policy, WeightedAverage) else self._max_staleness
-        handle = average_async(
-            bucket.flat,
-            bucket.flat,
+    def _start_average(self) -> None:
+        flat = self._packed().flat
+        self._in_flight = average_async(
+            flat,
+            flat,
             self._name,
-            policy,
+            self._policy,
             self.process_set,
             self._steps_since_average,
-            staleness,
+            _FOR_EVER if isinstance(self._policy, WeightedAverage) else self._max_staleness,
             self._grace_ms,
         )
+        if self._policy.overlap:
+            self._forward_hook = register_module_forward_pre_hook(lambda *_: self.synchronize())
+
+    def synchronize(self) -> None:
+        """Wait for an average that is under way, as `overlap` leaves it; gradients stay on their rank."""
+        handle, self._in_flight = self._in_flight, None
+        bucket = self._bucket
+        if handle is None or bucket is None:
+            return
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+            self._forward_hook = None
         handle.synchronize()
         info = handle.info()
-        late_average = isinstance(policy, WeightedAverage) and info.late  # of others' models, made without this rank
-        if not late_average:
-            bucket.unpack()
         self.last_round = info
-        if isinstance(policy, WeightedAverage) and not late_average:
+        if not isinstance(self._policy, WeightedAverage):
+            bucket.unpack()
+        elif not info.late:  # else it is of others' models, made without this rank
+            bucket.unpack()
             self.last_average = WeightedAverageInfo(
                 steps=info.work,
-                weights=tuple(_core.contraction_weights(list(info.work), policy.contraction)),
-                useful=average_is_useful(info.work, policy.contraction),
-                converges=average_converges(info.work, policy.contraction),
+                weights=tuple(_core.contraction_weights(list(info.work), self._policy.contraction)),
+                useful=average_is_useful(info.work, self._policy.contraction),
+                converges=average_converges(info.work, self._policy.contraction),
             )
 
     def _packed(self) -> ModelBucket:
@@ -212,9 +229,6 @@ class _Methods(torch.optim.Optimizer):
 
     # --- As Horovod's --------------------------------------------------------------------------------------------
 
-    def synchronize(self) -> None:
-        """Nothing to wait for: gradients stay on their rank under a model policy."""
-
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """As Horovod's; it changes nothing under a model policy."""
@@ -251,6 +265,7 @@ class _Methods(torch.optim.Optimizer):
         Call it on every rank before an evaluation or a checkpoint, and at the end of training; ranks that have ended or
         joined need not come.
         """
+        self.synchronize()
         if not self._averages_models:
             return
         runtime.flush(self.process_set.process_set_id)
@@ -261,8 +276,16 @@ class _Methods(torch.optim.Optimizer):
 
     # --- State ---------------------------------------------------------------------------------------------------
 
+    def state_dict(self) -> dict[str, Any]:
+        """As the wrapped optimizer's."""
+        self.synchronize()
+        return self._base.state_dict(self)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the wrapped optimizer's; what stands in for this rank in groups is forgotten."""
+        if runtime.failed or not runtime.is_initialized():
+            self._abandon()
+        self.synchronize()
         runtime.clear(self.process_set.process_set_id, self._name)
         state, groups = self.state, self.param_groups
         self._base.load_state_dict(self, state_dict)
@@ -271,6 +294,14 @@ class _Methods(torch.optim.Optimizer):
         state.update(self.state)
         groups[:] = self.param_groups
         self.state, self.param_groups = state, groups
+
+    def _abandon(self) -> None:
+        """Forget an average under way, whose Horovod is gone or about to go."""
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+            self._forward_hook = None
+        self._in_flight = None
+        self._bucket = None  # Horovod may go on reading and writing the old one, which the handle keeps alive
 
     def __reduce__(self) -> tuple[Any, ...]:
         return unwrapped(self, self._base)

@@ -151,7 +151,12 @@ def make_config(
     if not isinstance(grace, str) and not 0 <= grace < math.inf:
         raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, 0 or more, not {grace}")
     average = op == Average
-    words = [policies.describe(sync, size), f"op={'Average' if average else 'Sum'}", f"max_staleness={staleness}", f"grace_ms={grace}"]
+    words = [
+        policies.describe(sync, size),
+        f"op={'Average' if average else 'Sum'}",
+        f"max_staleness={staleness}",
+        f"grace_ms={grace}",
+    ]
     if missed != "sum":
         words.append(f"missed={missed}")
     if average:
