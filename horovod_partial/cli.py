@@ -56,7 +56,7 @@ def check() -> None:
     for transport, feature in (("MPI", "mpi"), ("Gloo", "gloo")):
         table.add_row(f"rounds over {transport}", mark(feature in built.FEATURES))
     table.add_row("rounds of GPU tensors", "experimental" if "cuda" in built.FEATURES else "no")
-    for policy in ("Full", "Solo", "Majority", "Quorum"):
+    for policy in ("Full", "Solo", "Majority", "Quorum", "GroupAverage", "PartialReduce", "WeightedAverage"):
         table.add_row(f"policy {policy}", "yes")
     failure = _self_test()
     table.add_row("attach self-test", "FAILED" if failure else "passed")
