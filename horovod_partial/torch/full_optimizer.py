@@ -9,6 +9,7 @@ import horovod.torch.optimizer as horovod_optimizer
 import torch
 
 from horovod_partial.torch.buckets import Widened
+from horovod_partial.torch.wrapping import unwrapped
 
 
 def wrap(
@@ -68,12 +69,6 @@ def synchronize_before_unscaling(scaler: torch.amp.GradScaler, wrapped: Any) -> 
         unscale(optimizer)
 
     scaler.unscale_ = synchronize_and_unscale  # type: ignore[method-assign]
-
-
-def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
-    """For `__reduce__`: the optimizer as an instance of its own class; hooks and handles do not travel."""
-    state = {"defaults": optimizer.defaults, "state": optimizer.state, "param_groups": optimizer.param_groups}
-    return base.__new__, (base,), state
 
 
 def _widening(compression: Any) -> type:

@@ -6,13 +6,11 @@ WAGMA-SGD (IEEE TPDS 2021), P-Reduce (SIGMOD'21) and WP-SGD, as `hvd.GroupAverag
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from horovod.common.process_sets import ProcessSet
@@ -20,7 +18,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from horovod_partial import _core
 from horovod_partial.policies import ModelPolicy, Solo, WeightedAverage
-from horovod_partial.torch.full_optimizer import unwrapped
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import (
     average_async,
@@ -29,6 +26,7 @@ from horovod_partial.torch.model_operations import (
     average_over_all_,
 )
 from horovod_partial.torch.operations import PartialHandle, RoundInfo, make_config, runtime, submit
+from horovod_partial.torch.wrapping import bucket_name, load_shared, unwrapped, wrapper
 
 _FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
 
@@ -62,12 +60,7 @@ def wrap(
     grace_ms: float | str | None,
 ) -> torch.optim.Optimizer:
     """An instance of a subclass of the optimizer's class that shares its state and parameter groups."""
-    base = type(optimizer)
-    # Horovod's broadcast_optimizer_state knows a wrapper, whose step would reduce, by this module's name.
-    members = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base}
-    instance: Any = object.__new__(type(base.__name__, (base,), members))
-    # A scheduler that was made before has put its own `step` on the instance, and would go on calling the bare one.
-    instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    instance = wrapper(optimizer, _Methods)
     instance._start(
         names=names,
         named_buffers=named_buffers,
@@ -88,7 +81,6 @@ class _Methods(torch.optim.Optimizer):
 
     is_horovod_partial = True
     _base: Any  # the wrapped optimizer's class
-    _instances: ClassVar[Counter[str]] = Counter()  # by what makes optimizers alike; the ranks make those in one order
 
     def _start(
         self,
@@ -107,7 +99,8 @@ class _Methods(torch.optim.Optimizer):
         self._max_staleness = max_staleness
         self._grace_ms = grace_ms
         self._named_buffers = list(named_buffers or ())
-        self._name = self._make_name([names[p] for group in self.param_groups for p in group["params"]])
+        members = [names[p] for group in self.param_groups for p in group["params"]]
+        self._name = f"{bucket_name(process_set, members)}.model"
         self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
@@ -117,12 +110,6 @@ class _Methods(torch.optim.Optimizer):
         self._steps_since_average = 0
         self.last_round: RoundInfo | None = None
         self.last_average: WeightedAverageInfo | None = None
-
-    def _make_name(self, members: list[str]) -> str:
-        # The same on all ranks whatever other optimizers they make, and another one where the parameters differ.
-        digest = hashlib.sha256(f"{self.process_set.process_set_id} {members}".encode()).hexdigest()[:8]
-        _Methods._instances[digest] += 1
-        return f"DistributedOptimizer.{digest}.{_Methods._instances[digest]}.model"
 
     @property
     def _averages_models(self) -> bool:
@@ -287,13 +274,7 @@ class _Methods(torch.optim.Optimizer):
             self._abandon()
         self.synchronize()
         runtime.clear(self.process_set.process_set_id, self._name)
-        state, groups = self.state, self.param_groups
-        self._base.load_state_dict(self, state_dict)
-        # The wrapped optimizer, and schedulers that were made for it, share these.
-        state.clear()
-        state.update(self.state)
-        groups[:] = self.param_groups
-        self.state, self.param_groups = state, groups
+        load_shared(self, self._base, state_dict)
 
     def _abandon(self) -> None:
         """Forget an average under way, whose Horovod is gone or about to go."""

@@ -15,6 +15,7 @@ from horovod_partial import policies
 from horovod_partial.policies import Full, GroupAverage, ModelPolicy, Policy
 from horovod_partial.settings import settings
 from horovod_partial.torch import full_optimizer, model_optimizer, partial_optimizer
+from horovod_partial.torch.wrapping import check_names
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -115,7 +116,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             raise ValueError('average="buffers" needs named_buffers=model.named_buffers()')
         return model_optimizer.wrap(
             optimizer,
-            names=partial_optimizer.check_names(optimizer, named_parameters),
+            names=check_names(optimizer, named_parameters),
             named_buffers=named_buffers,
             backward_passes_per_step=backward_passes_per_step,
             process_set=process_set,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from horovod.common.process_sets import ProcessSet
@@ -19,9 +17,10 @@ from horovod.torch.mpi_ops import Average
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
-from horovod_partial.torch.full_optimizer import synchronize_before_unscaling, unwrapped
+from horovod_partial.torch.full_optimizer import synchronize_before_unscaling
 from horovod_partial.torch.model_operations import average_over_all_
 from horovod_partial.torch.operations import device_number, make_config, runtime
+from horovod_partial.torch.wrapping import bucket_name, check_names, load_shared, unwrapped, wrapper
 
 
 def wrap(
@@ -44,17 +43,8 @@ def wrap(
             "LBFGS evaluates its closure several times a step, which a partial policy cannot follow; use Full()"
         )
     names = check_names(optimizer, named_parameters)
-    # Horovod's broadcast_optimizer_state knows a wrapper, whose step would reduce, by this module's name.
     # A fused step would unscale by itself, before the reduction and for this rank only.
-    members = {
-        **vars(_Methods),
-        "__module__": "horovod.torch.optimizer",
-        "_base": base,
-        "_step_supports_amp_scaling": False,
-    }
-    instance: Any = object.__new__(type(base.__name__, (base,), members))
-    # A scheduler that was made before has put its own `step` on the instance, and would go on calling the bare one.
-    instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    instance = wrapper(optimizer, _Methods, _step_supports_amp_scaling=False)
     instance._start(
         names=names,
         compression=compression,
@@ -69,34 +59,6 @@ def wrap(
     return instance
 
 
-def check_names(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
-) -> dict[torch.nn.Parameter, str]:
-    """Horovod's checks of `named_parameters`, with its messages. Returns the names, which may be positions."""
-    if named_parameters is None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        return {parameter: str(index) for index, parameter in enumerate(parameters)}
-    named = list(named_parameters)
-    if any(not isinstance(pair, tuple) for pair in named):
-        raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
-        )
-    names = [name for name, _ in named]
-    duplicates = sorted({name for name in names if names.count(name) > 1})
-    if duplicates:
-        raise ValueError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
-        )
-    known = {id(parameter) for _, parameter in named}
-    unnamed = [id(p) for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
-    if unnamed:
-        raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
-            f"{', '.join(map(str, unnamed))}"
-        )
-    return {parameter: name for name, parameter in named}
-
-
 class _Methods(torch.optim.Optimizer):
     """Never made: becomes the body of a subclass of the wrapped optimizer's class, which is `_base`.
 
@@ -106,7 +68,6 @@ class _Methods(torch.optim.Optimizer):
 
     is_horovod_partial = True
     _base: Any  # the wrapped optimizer's class
-    _instances: ClassVar[Counter[str]] = Counter()  # by what makes optimizers alike; the ranks make those in one order
 
     def _start(
         self,
@@ -141,7 +102,7 @@ class _Methods(torch.optim.Optimizer):
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
-        name = self._make_name([[names[p] for p in members] for members in planned])
+        name = bucket_name(process_set, [[names[p] for p in members] for members in planned])
         self._buckets = [
             GradientBucket(f"{name}.{index}", members, compression) for index, members in enumerate(planned)
         ]
@@ -153,13 +114,6 @@ class _Methods(torch.optim.Optimizer):
             self._register_hooks()
         if grad_scaler is not None:
             synchronize_before_unscaling(grad_scaler, self)
-
-    def _make_name(self, members: list[list[str]]) -> str:
-        # The same on all ranks whatever other optimizers they make, and another one where the parameters differ.
-        text = f"{self.process_set.process_set_id} {members}"
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        _Methods._instances[digest] += 1
-        return f"DistributedOptimizer.{digest}.{_Methods._instances[digest]}"
 
     def _config(self, bucket: GradientBucket) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
@@ -399,13 +353,7 @@ class _Methods(torch.optim.Optimizer):
             runtime.clear(self.process_set.process_set_id, bucket.name)
         self._should_synchronize = True
         self._restart()
-        state, groups = self.state, self.param_groups
-        self._base.load_state_dict(self, state_dict)
-        # The wrapped optimizer, and schedulers that were made for it, share these.
-        state.clear()
-        state.update(self.state)
-        groups[:] = self.param_groups
-        self.state, self.param_groups = state, groups
+        load_shared(self, self._base, state_dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return unwrapped(self, self._base)
