@@ -1,6 +1,6 @@
 """What benchmarks and examples share: starting ranks, delaying them, and reporting figures."""
 
-from harness.delays import Delays, LinearSkew, RandomVictims, Rotating
+from harness.delays import Delays, LinearSkew, RandomVictims, Rotating, SlowRank
 from harness.launch import LaunchError, Transport, default_transport, launch
 from harness.progress import progress
 from harness.report import arguments, print_table, write_json
@@ -11,6 +11,7 @@ __all__ = [
     "LinearSkew",
     "RandomVictims",
     "Rotating",
+    "SlowRank",
     "Transport",
     "arguments",
     "default_transport",

@@ -62,3 +62,15 @@ class LinearSkew(Delays):
 
     def draw(self, step: int) -> Sequence[float]:
         return [rank * self.seconds for rank in range(self.ranks)]
+
+
+@dataclass(frozen=True)
+class SlowRank(Delays):
+    """One rank is delayed by `seconds` in every step."""
+
+    ranks: int
+    rank: int
+    seconds: float
+
+    def draw(self, step: int) -> Sequence[float]:
+        return [self.seconds if rank == self.rank else 0.0 for rank in range(self.ranks)]

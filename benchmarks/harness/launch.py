@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,8 @@ def launch(
     transport: Transport,
     timeout: float = 1800.0,
     environment: Mapping[str, str] | None = None,
+    process_sets: Sequence[Sequence[int]] = (),
+    command: Sequence[str] | None = None,
     **arguments: Any,
 ) -> Any:
     """Run `function(**arguments)` on `ranks` ranks, with Horovod initialised, and show its progress.
@@ -49,6 +51,8 @@ def launch(
         transport: what Horovod's controller and its reductions use.
         timeout: seconds after which the job is ended.
         environment: variables that the ranks get beside ours.
+        process_sets: the ranks of each; if there are any, the function gets them, made by `init`, as `process_sets`.
+        command: what starts the ranks, if not `horovodrun`; their program is added to it.
         arguments: for the function; they travel as JSON, and so does its result.
 
     Returns:
@@ -61,11 +65,12 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="horovod-partial-") as folder:
         channel = Path(folder)
         request = {"script": inspect.getfile(function), "function": function.__name__, "arguments": arguments}
+        request["process_sets"] = [list(members) for members in process_sets]
         (channel / "request.json").write_text(json.dumps(request))
         output = channel / "output.txt"
         with output.open("wb") as sink:
             process = subprocess.Popen(
-                [*_horovodrun(ranks, transport), sys.executable, "-m", "harness.rank"],
+                [*(command or _horovodrun(ranks, transport)), sys.executable, "-m", "harness.rank"],
                 env=_environment(channel, environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,

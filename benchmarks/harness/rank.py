@@ -20,9 +20,11 @@ def main() -> None:
     channel = Path(os.environ[CHANNEL])
     request = json.loads((channel / "request.json").read_text())
     torch.set_num_threads(1)
-    hvd.init()
+    process_sets = [hvd.ProcessSet(members) for members in request["process_sets"]]
+    hvd.init(process_sets=process_sets)
+    arguments = request["arguments"] | ({"process_sets": process_sets} if process_sets else {})
     function = getattr(_load(Path(request["script"])), request["function"])
-    result = function(**request["arguments"])
+    result = function(**arguments)
     if hvd.rank() == 0:
         (channel / "result.json").write_text(json.dumps(result))
 

@@ -1,4 +1,4 @@
-"""The plots of `digits.py`."""
+"""The plots of `digits.py` and `sequence.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -20,12 +21,18 @@ STYLES = {
     "solo": ("#D55E00", "-"),
     "majority": ("#0072B2", "--"),
     "solo_latest": ("#CC79A7", ":"),
+    "quorum": ("#56B4E9", "-."),
+    "group_average": ("#009E73", "-"),
+    "partial_reduce": ("#E69F00", "--"),
+    "weighted_average": ("#CC79A7", ":"),
 }
 COMPUTING, WAITING, LATE = "#56B4E9", "#D55E00", "#E69F00"
 
 
-def accuracy(results: Mapping[str, Any], labels: Mapping[str, str], file: Path) -> None:
-    """Test accuracy of rank 0's replica against wall-clock time, one line per policy."""
+def accuracy(
+    results: Mapping[str, Any], labels: Mapping[str, str], file: Path, *, title: str, ylabel: str, lowest: float
+) -> None:
+    """Accuracy against wall-clock time, one line per policy; the axis begins at `lowest` percent."""
     figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
     for name, result in results.items():
         seconds, values = zip(*result["curve"], strict=True)
@@ -35,10 +42,10 @@ def accuracy(results: Mapping[str, Any], labels: Mapping[str, str], file: Path) 
         axes.plot(seconds, percent, dashes, color=colour, label=label, linewidth=2)
         axes.plot(seconds[-1], percent[-1], "o", color=colour, markersize=7)
     axes.set(
-        title="Digits, 4 ranks that are slow in turn: the same work, done sooner",
+        title=title,
         xlabel="wall-clock time in seconds",
-        ylabel="test accuracy of rank 0 in %",
-        ylim=(70, 100),
+        ylabel=ylabel,
+        ylim=(lowest, 100),
         xlim=(0, None),
     )
     axes.grid(alpha=0.3)
@@ -82,5 +89,33 @@ def arrivals(results: Mapping[str, Any], labels: Mapping[str, str], steps: int, 
         loc="outside lower center",
         ncols=5,
     )
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+def lengths(frames: np.ndarray, step_ms: np.ndarray, file: Path) -> None:
+    """How long sequences are, and what that makes of steps: `step_ms` has a row for each step, a column for each rank."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    left.hist(frames, bins=60, color=COMPUTING)
+    left.axvline(frames.mean(), color="black", label=f"mean {frames.mean():.0f}")
+    left.set(title=f"Lengths of {len(frames):,} sequences: {frames.min()} to {frames.max()} frames")
+    left.set(xlabel="length in frames", ylabel="sequences", xlim=(0, None))
+    slowest = step_ms.max(axis=1)
+    edges = np.linspace(0, step_ms.max(), 41)
+    right.hist(step_ms.ravel(), bins=edges, density=True, color=COMPUTING, label=f"a rank's, mean {step_ms.mean():.0f}")
+    right.hist(
+        slowest,
+        bins=edges,
+        density=True,
+        histtype="step",
+        color=WAITING,
+        linewidth=2,
+        label=f"the slowest rank's, mean {slowest.mean():.0f}",
+    )
+    right.set(title="Time of a step, from the padded length of its batch")
+    right.set(xlabel="milliseconds", ylabel="share of steps per millisecond", xlim=(0, None))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
     figure.savefig(file, dpi=150)
     plt.close(figure)

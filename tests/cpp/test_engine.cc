@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -605,6 +606,389 @@ TEST_F(RanksTest, AClearBetweenAnnouncementAndRoundIsNoError) {
   EXPECT_THAT(At(0).At(0).got.back().results, ElementsAre(Contribution(0, 0, 2)));
 }
 
+// --- Groups of ranks
+
+Schedule ButterflyOf(int group_size) {
+  Schedule schedule;
+  schedule.kind = Schedule::Kind::kButterfly;
+  schedule.group_size = group_size;
+  return schedule;
+}
+
+class GroupsTest : public RanksTest {
+ protected:
+  // These ranks arrive, and are reported in the same cycle.
+  void ArriveTogether(const Members& ranks) {
+    for (const Rank rank : ranks) At(rank).Arrive(0);
+    Cycle();
+  }
+  void WaitFor(const Members& ranks) {
+    for (const Rank rank : ranks) At(rank).Wait(0);
+  }
+  const Application::Got& LastOf(Rank rank) { return At(rank).At(0).got.back(); }
+  // The mean of these models: of a rank the one of a step.
+  static Floats Mean(const std::vector<std::pair<Rank, int>>& models) {
+    Floats mean(kElements);
+    for (const auto& [rank, step] : models) AddTo(mean, Contribution(rank, 0, step));
+    for (float& value : mean) value /= static_cast<float>(models.size());
+    return mean;
+  }
+  static auto Near(const Floats& values) { return ElementsAre(testing::Pointwise(testing::FloatEq(), values)); }
+  // While these ranks have ended, calls `body`; then the others end too.
+  void WhileEnded(const Members& ranks, const std::function<void()>& body) {
+    std::vector<std::future<void>> threads;
+    for (const Rank rank : ranks) threads.push_back(Begin([this, rank] { EngineOf(rank).End(); }));
+    for (const Rank rank : ranks)
+      while (EngineOf(rank).BuildReport({}, Now(), kNever).flush != Report::Flush::kEnding) std::this_thread::yield();
+    body();
+    for (Rank rank = 0; rank < horovod_->size(); ++rank)
+      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
+        threads.push_back(Begin([this, rank] { EngineOf(rank).End(); }));
+    CycleUntilDone(std::move(threads));
+  }
+  // Round 0 without these ranks; then they are back.
+  void RunRoundZeroWithout(const Members& joined) {
+    Members others;
+    for (Rank rank = 0; rank < horovod_->size(); ++rank)
+      if (std::find(joined.begin(), joined.end(), rank) == joined.end()) others.push_back(rank);
+    for (const Rank rank : joined) horovod_->Join(rank);
+    ArriveTogether(others);
+    WaitFor(others);
+    for (const Rank rank : others) horovod_->Join(rank);
+    Cycle();
+  }
+  std::size_t HeldBytes(Rank rank) {
+    const BucketHandle& handle = *At(rank).At(0).handle;
+    std::lock_guard<std::mutex> lock(handle.mutex);
+    return handle.core.held_bytes();
+  }
+};
+
+// C3: a rank that is frozen for a round, among 4 in groups of 2.
+TEST_F(GroupsTest, ALateRanksLastModelStandsInForIt) {
+  Start(4, {ModelConfig(ButterflyOf(2))});
+  RunRoundZero();
+  ArriveTogether({0, 2, 3});
+  EXPECT_THAT(LastRound().closing.groups, ElementsAre(0, 1, 0, 1));
+  WaitFor({0, 2, 3});
+  EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 1}, {2, 1}})));
+  EXPECT_EQ(LastOf(0).results, LastOf(2).results);
+  EXPECT_THAT(LastOf(3).results, Near(Mean({{1, 0}, {3, 1}})));
+  At(1).Arrive(0);
+  EXPECT_TRUE(At(1).IsDone(0));
+  WaitFor({1});
+  EXPECT_THAT(LastOf(1).results, Near(Mean({{1, 0}, {3, 1}, {1, 1}})));
+  EXPECT_TRUE(LastOf(1).info.late);
+  EXPECT_THAT(LastOf(1).info.members, ElementsAre(1, 3));
+  EXPECT_EQ(LastOf(1).info.fresh, 1);
+  EXPECT_EQ(LastOf(1).info.gradients, 2);
+}
+
+TEST_F(GroupsTest, AKeptModelStandsInRoundAfterRound) {
+  Start(2, {ModelConfig(ButterflyOf(2))});
+  RunRoundZero();
+  for (int step = 1; step < 4; ++step) {
+    ArriveTogether({0});
+    WaitFor({0});
+    EXPECT_THAT(LastOf(0).results, Near(Mean({{0, step}, {1, 0}})));
+    EXPECT_EQ(LastRound().closing.contributions[1].stale, true);
+  }
+  ArriveTogether({1});
+  WaitFor({1});
+  EXPECT_EQ(LastOf(1).info.staleness, 3);
+  EXPECT_THAT(LastOf(1).results, Near(Mean({{0, 3}, {1, 0}, {1, 1}})));
+  ArriveTogether({0});
+  WaitFor({0});
+  EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 4}, {1, 1}})));
+  EXPECT_FALSE(LastRound().closing.contributions[1].stale) << "a newer one";
+}
+
+TEST_F(GroupsTest, AnArrivalWhileRunningReplacesTheKeptModelBehindItsBack) {
+  Start(2, {ModelConfig(ButterflyOf(2))});
+  RunRoundZero();
+  At(0).Arrive(0);
+  bool arrived = false;
+  Cycle([&] {
+    if (arrived || StateOf(*At(1).At(0).handle) != Bucket::State::kRunning) return;
+    arrived = true;
+    At(1).Arrive(0);
+  });
+  ASSERT_TRUE(arrived);
+  WaitFor({0, 1});
+  EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 1}, {1, 0}})));
+  EXPECT_THAT(LastOf(1).results, Near(Mean({{0, 1}, {1, 0}, {1, 1}})));
+  EXPECT_TRUE(EngineOf(1).WantsCycle(Now(), kNever)) << "the coordinator does not know of the new model yet";
+  ArriveTogether({0});
+  WaitFor({0});
+  EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 2}, {1, 1}})));
+}
+
+TEST_F(GroupsTest, AnEndedRanksModelIsLeftOut) {
+  Start(2, {ModelConfig(ButterflyOf(2))});
+  RunRoundZero();
+  WhileEnded({1}, [&] {
+    ArriveTogether({0});
+    WaitFor({0});
+    EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 1}})));
+    EXPECT_EQ(LastOf(0).info.gradients, 1);
+  });
+}
+
+TEST_F(GroupsTest, AFullRoundWaitsForAll) {
+  Start(4, {ModelConfig(ButterflyOf(2), 2)});
+  RunRoundZero();
+  ArriveTogether({0, 1, 3});
+  EXPECT_EQ(Rounds(), 1u);
+  ArriveTogether({2});
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kEverybody);
+  WaitFor({0, 1, 2, 3});
+  for (const Rank rank : {0, 1, 2, 3})
+    EXPECT_THAT(LastOf(rank).results, Near(Mean({{0, 1}, {1, 1}, {2, 1}, {3, 1}}))) << rank;
+  ArriveTogether({0});
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kQuorum);
+}
+
+TEST_F(GroupsTest, AFlushOfModelsIsNoRound) {
+  Start(3, {ModelConfig(ButterflyOf(2)), ReadyConfig(2), Config(1)});
+  RunRoundZero();
+  for (int flush = 0; flush < 2; ++flush) {
+    std::vector<std::future<void>> threads;
+    for (const Rank rank : {0, 1, 2}) threads.push_back(Begin([this, rank] { EngineOf(rank).Flush(); }));
+    CycleUntilDone(std::move(threads));
+  }
+  for (int bucket = 0; bucket < 3; ++bucket) {
+    for (const Rank rank : {0, 1, 2}) At(rank).Arrive(bucket);
+    Cycle();
+    for (const Rank rank : {0, 1, 2}) {
+      const bool grouped_by_readiness = bucket == 1 && !At(rank).IsDone(bucket);
+      if (grouped_by_readiness) continue;  // one of three is left over
+      At(rank).Wait(bucket);
+      EXPECT_EQ(At(rank).At(bucket).got.back().info.round, bucket == 2 ? 3 : 1);
+      EXPECT_EQ(At(rank).At(bucket).handle->statistics.rounds, bucket == 2 ? 4 : 2);
+    }
+  }
+}
+
+TEST_F(GroupsTest, SeveralGroupsOfReadyRanksFormAtOnce) {
+  Start(5, {ReadyConfig(2)});
+  RunRoundZero();
+  ArriveTogether({0, 1, 2, 3});
+  EXPECT_EQ(Rounds(), 2u) << "in one round";
+  const auto groups = GroupsOf(LastRound().closing.groups);
+  ASSERT_EQ(groups.size(), 2u);
+  WaitFor({0, 1, 2, 3});
+  for (const Members& group : groups) {
+    ASSERT_EQ(group.size(), 2u);
+    for (const Rank rank : group) {
+      EXPECT_THAT(LastOf(rank).results, Near(Mean({{group[0], 1}, {group[1], 1}}))) << rank;
+      EXPECT_EQ(LastOf(rank).info.members, group);
+      EXPECT_FALSE(LastOf(rank).info.late);
+    }
+  }
+  EXPECT_EQ(LastRound().inputs[4], nullptr);
+  EXPECT_EQ(StateOf(*At(4).At(0).handle), Bucket::State::kIdle);
+  for (const Rank rank : {0, 1, 2, 3, 4}) EXPECT_EQ(HeldBytes(rank), 0u) << "nothing is copied, nothing allocated";
+}
+
+TEST_F(GroupsTest, WhoIsInNoGroupGoesOnWaiting) {
+  Start(3, {ReadyConfig(2)});
+  RunRoundZero();
+  ArriveTogether({2});
+  EXPECT_FALSE(At(2).IsDone(0));
+  EXPECT_FALSE(horovod_->engine(2).WantsCycle(Now(), kNever)) << "it has been reported";
+  ArriveTogether({0});
+  WaitFor({0, 2});
+  EXPECT_THAT(LastOf(2).results, Near(Mean({{0, 1}, {2, 1}})));
+  ArriveTogether({0, 1, 2});
+  const Rank left = LastRound().closing.groups == Partition{0, 0, kNoGroup}   ? 2
+                    : LastRound().closing.groups == Partition{0, kNoGroup, 0} ? 1
+                                                                              : 0;
+  EXPECT_FALSE(At(left).IsDone(0));
+  const Rank other = (left + 1) % 3;
+  WaitFor({other});
+  ArriveTogether({other});
+  WaitFor({left, other});
+  EXPECT_EQ(LastOf(left).results, LastOf(other).results);
+}
+
+TEST_F(GroupsTest, AnArrivalByNoticeBetweenReportAndRoundIsNotTakenBack) {
+  for (const Rank slipped : {0, 2}) {
+    applications_.clear();
+    Start(3, {ReadyConfig(2)});
+    RunRoundZero();
+    Members others = {0, 1, 2};
+    others.erase(others.begin() + slipped);
+    for (const Rank rank : others) At(rank).Arrive(0);
+    bool arrived = false;
+    Cycle([&] {
+      if (arrived || StateOf(*At(others[1]).At(0).handle) != Bucket::State::kRunning) return;
+      arrived = true;  // the round may or may not have begun on the rank that slips in
+      At(slipped).Arrive(0);
+    });
+    ASSERT_TRUE(arrived);
+    EXPECT_FALSE(At(slipped).IsDone(0));
+    WaitFor(others);
+    ArriveTogether({others[0]});
+    WaitFor({slipped, others[0]});
+    EXPECT_FALSE(LastOf(slipped).info.late);
+    EXPECT_EQ(LastOf(slipped).results, LastOf(others[0]).results);
+    EXPECT_EQ(horovod_->complaint(), "");
+    Shutdown();
+  }
+}
+
+TEST_F(GroupsTest, TheLastRanksAverageAmongThemselves) {
+  Start(4, {ReadyConfig(3)});
+  RunRoundZero();
+  WhileEnded({1, 3}, [&] {
+    ArriveTogether({0});
+    EXPECT_FALSE(At(0).IsDone(0)) << "rank 2 may come";
+    ArriveTogether({2});
+    WaitFor({0, 2});
+    EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kLiveness);
+    EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 1}, {2, 1}})));
+    EXPECT_EQ(LastOf(0).results, LastOf(2).results);
+  });
+}
+
+TEST_F(GroupsTest, ALoneRankKeepsItsModel) {
+  Start(3, {ReadyConfig(2)});
+  RunRoundZero();
+  WhileEnded({0, 1}, [&] {
+    ArriveTogether({2});
+    WaitFor({2});
+    EXPECT_THAT(LastOf(2).results, ElementsAre(Contribution(2, 0, 1)));
+    EXPECT_FALSE(LastOf(2).info.late);
+  });
+}
+
+TEST_F(GroupsTest, ClearAsksForAFullRoundOfReadyRanks) {
+  Start(3, {ReadyConfig(2)});
+  RunRoundZero();
+  EngineOf(1).Clear(BucketName(0));
+  ArriveTogether({0, 1});
+  EXPECT_EQ(Rounds(), 1u);
+  ArriveTogether({2});
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kEverybody);
+  EXPECT_TRUE(LastRound().closing.groups.empty());
+  WaitFor({0, 1, 2});
+  EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 1}, {1, 1}, {2, 1}})));
+  ArriveTogether({0, 1});
+  WaitFor({0, 1});
+}
+
+TEST_F(GroupsTest, AShutdownEndsWaitsByNotice) {
+  Start(3, {ReadyConfig(3)});
+  RunRoundZero();
+  ArriveTogether({0, 1});
+  std::vector<std::future<void>> threads;
+  for (const Rank rank : {0, 1})
+    threads.push_back(Begin([&, rank] { EXPECT_THROW(At(rank).Wait(0), TransportError); }));
+  Shutdown();
+  CycleUntilDone(std::move(threads));
+}
+
+TEST_F(GroupsTest, AnErrorInAGroupIsItsMembers) {
+  FakeHorovod::Settings settings;
+  settings.fault = [](const Closing& closing, Rank rank) {
+    return closing.round == 1 && closing.Includes(rank) ? "the cable was cut" : "";
+  };
+  Start(4, {ReadyConfig(2)}, settings);
+  RunRoundZero();
+  ArriveTogether({0, 1});
+  for (const Rank rank : {0, 1})
+    EXPECT_THAT([&] { At(rank).Wait(0); }, ThrowsMessage<TransportError>("the cable was cut"));
+  ArriveTogether({2, 3});
+  WaitFor({2, 3});
+  EXPECT_THAT(LastOf(2).results, Near(Mean({{2, 1}, {3, 1}})));
+}
+
+// Its first arrival is a request with the policy in it, as in round 0, but the others have long come by notice.
+TEST_F(GroupsTest, ARankThatHadJoinedInRoundZeroFindsAGroup) {
+  for (const Rank joined : {2, 0}) {
+    SCOPED_TRACE("rank " + std::to_string(joined));
+    applications_.clear();
+    Start(3, {ReadyConfig(2)});
+    RunRoundZeroWithout({joined});
+    Members others = {0, 1, 2};
+    others.erase(others.begin() + joined);
+    for (const Rank rank : others) At(rank).Arrive(0);  // first come, first served
+    At(joined).Arrive(0);
+    for (int i = 0; i < 5; ++i) Cycle();
+    for (const Rank rank : others) {
+      if (!At(rank).IsDone(0)) continue;
+      WaitFor({rank});
+      At(rank).Arrive(0);
+    }
+    for (int i = 0; i < 5; ++i) Cycle();
+    ASSERT_EQ(horovod_->complaint(), "");
+    ASSERT_TRUE(At(joined).IsDone(0));
+    WaitFor({joined});
+    const Application::Got& got = LastOf(joined);
+    EXPECT_FALSE(got.info.late);
+    EXPECT_GE(got.info.gradients, 2);
+    Shutdown();
+  }
+}
+
+TEST_F(GroupsTest, ARankThatHadJoinedInRoundZeroDoesNotLoseItsModelWhenItSlipsIn) {
+  Start(3, {ReadyConfig(2)});
+  RunRoundZeroWithout({2});
+  At(2).At(0).handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(2));
+  for (const Rank rank : {0, 1}) At(rank).Arrive(0);
+  bool arrived = false;
+  Cycle([&] {
+    if (arrived || Rounds() < 2) return;
+    arrived = true;
+    At(2).Arrive(0);
+  });
+  ASSERT_TRUE(arrived);
+  WaitFor({0, 1});
+  for (int i = 0; i < 5 && !At(2).IsDone(0); ++i) {
+    if (At(0).At(0).work == nullptr) At(0).Arrive(0);
+    Cycle();
+  }
+  ASSERT_TRUE(At(2).IsDone(0));
+  WaitFor({2});
+  EXPECT_THAT(LastOf(2).results[0], testing::Contains(testing::Gt(1)).Times(kElements)) << "not zeros";
+}
+
+TEST_F(GroupsTest, ADisagreementReachesWhoWaitsByNotice) {
+  Start(3, {ReadyConfig(2)});
+  RunRoundZeroWithout({2});
+  ArriveTogether({0});
+  const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
+  Floats model(kElements);
+  const auto work = EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
+  for (int i = 0; i < 5; ++i) Cycle();
+  const auto message = AllOf(HasSubstr("PartialReduce(2)"), HasSubstr("rank 2 asked for PartialReduce(3)"));
+  EXPECT_THAT([&] { EngineOf(2).Wait(*handle, *work); }, ThrowsMessage<TransportError>(message));
+  ASSERT_TRUE(At(0).IsDone(0));
+  EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<TransportError>(message));
+  EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<TransportError>(message));
+}
+
+TEST_F(GroupsTest, WeightedAveragesCountTheWorkBehindAModel) {
+  BucketConfig config = Config(3, Missed::kLatest);
+  config.options.late = Late::kDiscard;
+  config.options.divisor = Divisor::kContributors;
+  config.options.weights = Weights::kContraction;
+  config.options.weight_parameter = 0.5;
+  Start(3, {config});
+  for (int round = 0; round < 2; ++round) {
+    for (const Rank rank : {0, 1, 2})
+      At(rank).ArriveWith(0, Floats(kElements, static_cast<float>(rank)), rank == 1, 0, 5 - rank);
+    Cycle();
+    WaitFor({0, 1, 2});
+    for (const Rank rank : {0, 1, 2}) {
+      EXPECT_THAT(LastOf(rank).results[0], Each(testing::FloatEq((0 * 4 + 1 * 2 + 2 * 1) / 7.F)));
+      EXPECT_THAT(LastOf(rank).info.work, ElementsAre(5, 4, 3));
+      EXPECT_TRUE(rank == 1 || At(rank).At(0).input == Floats(kElements, static_cast<float>(rank)))
+          << "the application's own is not scaled";
+    }
+  }
+}
+
 // --- One engine, and a transport that does as it is told
 
 class MockTransport : public Transport {
@@ -786,6 +1170,80 @@ TEST_F(OneEngineTest, ALateContributionWantsACycleAndIsReportedInEach) {
     EXPECT_EQ(report.items[0].gradients, 1);
     EXPECT_FALSE(engine_.WantsCycle(Now(), kNever)) << "once is enough, if nothing else happens";
   }
+}
+
+class ByNoticeTest : public OneEngineTest {
+ protected:
+  // Round 0 is over; returns the arrival after that.
+  std::shared_ptr<Work> ArriveByNotice() {
+    handle_ = engine_.Declare("bucket", ReadyConfig(2));
+    engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
+    engine_.BuildReport({"bucket"}, Now(), kNever);
+    CloseRound(true, 1);
+    engine_.Finished(handle_, "");
+    ReportAt(Now());
+    return engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
+  }
+  // A group of these ranks.
+  void CloseGroup(const Partition& groups) {
+    Closing closing;
+    closing.bucket = "bucket";
+    closing.round = round_++;
+    closing.reason = Closing::Reason::kQuorum;
+    for (const int group : groups) closing.contributions.push_back({group == kNoGroup ? 0 : 1, group != kNoGroup});
+    closing.groups = groups;
+    engine_.Begin({closing});
+  }
+};
+
+TEST_F(ByNoticeTest, OnlyRoundZeroHasARequest) {
+  EXPECT_CALL(transport_, Submit).Times(1);
+  const auto work = ArriveByNotice();
+  EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
+  const Report report = ReportAt(Now());
+  ASSERT_EQ(report.items.size(), 1u);
+  EXPECT_EQ(report.items[0].kind, Report::Item::Kind::kArrival);
+  EXPECT_FALSE(report.items[0].declares);
+  EXPECT_FALSE(engine_.WantsCycle(Now(), kNever));
+  EXPECT_TRUE(ReportAt(Now()).items.empty()) << "an arrival is an event";
+}
+
+TEST_F(ByNoticeTest, AMembersEntryIsPlacedWhenItsRoundBegins) {
+  const auto work = ArriveByNotice();
+  ReportAt(Now());
+  EXPECT_CALL(transport_, Place(_, testing::AllOf(testing::Field(&Bucket::Entry::member, true),
+                                                  testing::Field(&Bucket::Entry::input, values_.data()),
+                                                  testing::Field(&Bucket::Entry::output, values_.data()))));
+  CloseGroup({0, 0});
+  engine_.Finished(handle_, "");
+  EXPECT_TRUE(work->done);
+}
+
+TEST_F(ByNoticeTest, WhoIsNoMemberGetsAnEntryWithoutData) {
+  const auto work = ArriveByNotice();
+  ReportAt(Now());
+  EXPECT_CALL(transport_, Retract).Times(0);
+  EXPECT_CALL(transport_, Place(_, testing::AllOf(testing::Field(&Bucket::Entry::member, false),
+                                                  testing::Field(&Bucket::Entry::input, testing::IsNull()))));
+  CloseGroup({kNoGroup, 0});
+  EXPECT_FALSE(work->done);
+  testing::Mock::VerifyAndClearExpectations(&transport_);
+  EXPECT_CALL(transport_, Place(_, testing::Field(&Bucket::Entry::member, true)));
+  CloseGroup({0, kNoGroup});
+  engine_.Finished(handle_, "");
+  EXPECT_TRUE(work->done);
+  EXPECT_EQ(work->info.round, 2);
+}
+
+TEST_F(ByNoticeTest, AWaitEndsSoonAfterAShutdown) {
+  const auto work = ArriveByNotice();
+  int looks = 0;
+  EXPECT_CALL(transport_, Alive).WillRepeatedly([&] {
+    ++looks;
+    return false;
+  });
+  EXPECT_THAT([&] { engine_.Wait(*handle_, *work); }, ThrowsMessage<TransportError>(HasSubstr("shut down")));
+  EXPECT_LE(looks, 3) << "there is no entry that somebody would call back";
 }
 
 TEST_F(OneEngineTest, AFlushOfAnEngineWithoutARoundReturnsAtOnce) {

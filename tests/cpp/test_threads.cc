@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -43,6 +45,7 @@ struct Draw {
   int shutdown_after = -1;            // cycles
   bool device = false;                // reductions end some cycles after they began, on each rank at its own time
   bool patient = false;               // for the hooks every wait has lasted long enough to count, not just every second
+  bool trains = false;                // what a rank contributes is what it got last, and a step from there
 };
 
 Draw DrawJob(Random& random) {
@@ -116,8 +119,8 @@ class Job {
     FakeHorovod::Settings settings;
     settings.size = draw_.size;
     settings.fused = 0;
-    // For a hook either no wait has lasted long enough to count, or each has.
-    settings.clock = [this](Rank) { return Now() + (draw_.patient || Below(script_.random(), 2) == 0 ? 1h : -1h); };
+    // For a hook either no wait has lasted long enough to count, or each has; and no arrival is old.
+    settings.clock = [this](Rank) { return Now() + (draw_.patient || Below(script_.random(), 2) == 0 ? 1ms : -1h); };
     settings.coordinator_clock = [this] { return time_ += 1ms; };
     if (draw_.device) settings.device_cycles = [this](Rank) { return Below(script_.random(), 4); };
     return settings;
@@ -172,12 +175,25 @@ class Job {
     std::shuffle(order.begin(), order.end(), random);
     for (const int bucket : order) {
       script_.Yield();
-      application.Arrive(bucket, Below(random, 2) == 0, draw_.device ? Below(random, 5) : 0);
+      const bool in_place = Below(random, 2) == 0;
+      const int polls = draw_.device ? Below(random, 5) : 0;
+      if (draw_.trains) {
+        application.ArriveWith(bucket, Train(application, bucket, random), in_place, polls);
+      } else {
+        application.Arrive(bucket, in_place, polls);
+      }
       if (!together) Wait(application, bucket);
     }
     if (!together) return;
     std::shuffle(order.begin(), order.end(), random);
     for (const int bucket : order) Wait(application, bucket);
+  }
+
+  static Floats Train(Application& application, int bucket, Random& random) {
+    const auto& got = application.At(bucket).got;
+    Floats model = got.empty() ? Floats(kElements) : got.back().results.back();
+    for (float& weight : model) weight += std::uniform_real_distribution<float>(-1, 1)(random);
+    return model;
   }
 
   void Wait(Application& application, int bucket) {
@@ -205,10 +221,10 @@ class InvariantsTest : public testing::Test {
  protected:
   // Runs a job for each seed, and checks it. `adapt` changes what was drawn.
   void ForEachSeed(
-      const std::function<void(Job&)>& check,
-      const std::function<void(Draw&, Random&)>& adapt = [](Draw&, Random&) {}) {
+      const std::function<void(Job&)>& check, const std::function<void(Draw&, Random&)>& adapt = [](Draw&, Random&) {},
+      std::uint64_t default_count = kSanitized ? 60 : 600) {
     const std::uint64_t only = FromEnvironment("HOROVOD_PARTIAL_TEST_SEED", 0);
-    const std::uint64_t count = only != 0 ? 1 : FromEnvironment("HOROVOD_PARTIAL_TEST_COUNT", kSanitized ? 60 : 600);
+    const std::uint64_t count = only != 0 ? 1 : FromEnvironment("HOROVOD_PARTIAL_TEST_COUNT", default_count);
     const std::uint64_t first = only != 0 ? only : 1;
     std::printf("seeds %llu to %llu\n", static_cast<unsigned long long>(first),
                 static_cast<unsigned long long>(first + count - 1));
@@ -237,11 +253,13 @@ class InvariantsTest : public testing::Test {
       if (past.closing.bucket == BucketName(bucket)) rounds.push_back(&past);
     return rounds;
   }
-  static Floats ResultOf(const PastRound& past) {
-    Floats result(kElements);
-    std::memcpy(result.data(), past.result.data(), past.result.size());
-    return result;
+  static Floats FloatsOf(const std::vector<char>& bytes) {
+    Floats values(kElements);
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
   }
+  // Of a round of all ranks together.
+  static Floats ResultOf(const PastRound& past) { return FloatsOf(past.results[0]); }
 };
 
 TEST_F(InvariantsTest, InvariantI1ExactlyOnce) {
@@ -364,7 +382,7 @@ TEST_F(InvariantsTest, InvariantI5FullRoundsAreTheTransports) {
       EXPECT_EQ(past.inputs[r], inputs[r].data());
       EXPECT_EQ(past.outputs[r], outputs[r].data());
       EXPECT_EQ(std::memcmp(inputs[r].data(), patterns, sizeof patterns), 0);
-      EXPECT_EQ(std::memcmp(outputs[r].data(), past.result.data(), sizeof patterns), 0);
+      EXPECT_EQ(std::memcmp(outputs[r].data(), past.results[r].data(), sizeof patterns), 0);
     }
   }
 }
@@ -416,6 +434,402 @@ TEST_F(InvariantsTest, InvariantI8OnTimeMeansNoCopy) {
       }
     }
   });
+}
+
+// --- Models
+
+Schedule DrawSchedule(Random& random, int size) {
+  Schedule schedule;
+  schedule.kind = std::vector{Schedule::Kind::kButterfly, Schedule::Kind::kRing,
+                              Schedule::Kind::kTable}[static_cast<std::size_t>(Below(random, 3))];
+  schedule.group_size = 1 + Below(random, size);
+  if (schedule.kind != Schedule::Kind::kTable) return schedule;
+  for (int partitions = 1 + Below(random, 3); partitions > 0; --partitions) {
+    std::map<int, int> numbers;
+    Partition partition;
+    for (Rank rank = 0; rank < size; ++rank)
+      partition.push_back(numbers.emplace(Below(random, size), static_cast<int>(numbers.size())).first->second);
+    schedule.table.push_back(partition);
+  }
+  return schedule;
+}
+
+// Like the drawn one, with models that are kept and groups that follow a schedule.
+BucketConfig DrawScheduled(const BucketConfig& drawn, Random& random, int size) {
+  BucketConfig config = ModelConfig(DrawSchedule(random, size), Below(random, 4));
+  config.policy.rule = drawn.policy.rule;
+  config.policy.seed = drawn.policy.seed;
+  config.policy.quorum = Below(random, 3) == 0 ? drawn.policy.quorum : 1;
+  config.policy.max_staleness = drawn.policy.max_staleness;
+  config.policy.grace = drawn.policy.grace;
+  if (Below(random, 4) == 0) config.options.divisor = Divisor::kNone;
+  return config;
+}
+
+BucketConfig DrawReady(Random& random, int size, bool weighted) {
+  return ReadyConfig(1 + Below(random, size), 1 + Below(random, 2 * size),
+                     weighted ? Weights::kStaleness : Weights::kUniform);
+}
+
+// Groups are more than one with 4 ranks and more.
+void DrawMoreRanks(Draw& draw, Random& random) {
+  draw.size += Below(random, 3);
+  while (static_cast<int>(draw.steps.size()) < draw.size) draw.steps.push_back(1 + Below(random, 4));
+}
+
+// Scheduled models, models of ready ranks, and now and then gradients beside them.
+void DrawModels(Draw& draw, Random& random) {
+  DrawMoreRanks(draw, random);
+  for (BucketConfig& config : draw.configs) {
+    const int kind = Below(random, 7);
+    if (kind > 3) {
+      config = DrawScheduled(config, random, draw.size);
+    } else if (kind > 0) {
+      config = DrawReady(random, draw.size, kind == 1);
+    }
+  }
+  for (int& steps : draw.steps) steps *= 1 + Below(random, 3);
+}
+
+// What has happened to one bucket of models, by what went over the wire and what the applications have got.
+class ModelsOfBucket {
+ public:
+  ModelsOfBucket(const std::vector<PastRound>& history, std::vector<Application*> applications, int bucket)
+      : applications_(std::move(applications)), bucket_(bucket), config_(applications_[0]->At(bucket).handle->config) {
+    for (const PastRound& past : history) {
+      // A flush has nothing to deliver: it is no round.
+      const bool is_round = past.closing.groups.empty() || !GroupsOf(past.closing.groups).empty();
+      if (past.closing.bucket == BucketName(bucket) && is_round) rounds_.push_back(&past);
+    }
+  }
+
+  void Check() const {
+    for (std::size_t r = 0; r < rounds_.size(); ++r) {
+      const Closing& closing = rounds_[r]->closing;
+      SCOPED_TRACE(Describe(closing));
+      EXPECT_EQ(closing.round, static_cast<Round>(r));
+      EXPECT_EQ(closing.reason == Closing::Reason::kFirst, r == 0);
+      EXPECT_TRUE(r > 0 || closing.groups.empty());
+      if (IsReady()) {
+        CheckReadyRound(*rounds_[r]);
+      } else {
+        CheckScheduledRound(*rounds_[r]);
+      }
+    }
+    for (const Application* application : applications_) {
+      SCOPED_TRACE("rank " + std::to_string(application->rank()));
+      if (IsReady()) {
+        CheckEveryModelIsReducedOnce(application->rank());
+      } else {
+        CheckKeptModels(application->rank());
+      }
+      CheckResults(application->rank());
+    }
+  }
+
+  // Averages change no mean: what all ranks end with adds up to all steps that any has taken.
+  void CheckMean() const {
+    for (std::size_t i = 0; i < kElements; ++i) {
+      double models = 0;
+      double steps = 0;
+      for (const Application* application : applications_) {
+        const auto& memory = MemoryOf(application->rank());
+        models += memory.got.back().results.back()[i];
+        for (std::size_t step = 0; step < memory.contributions.size(); ++step)
+          steps += memory.contributions[step][i] - (step == 0 ? 0.0 : memory.got[step - 1].results.back()[i]);
+      }
+      EXPECT_NEAR(models, steps, 1e-6 * static_cast<double>(rounds_.size() * applications_.size())) << "element " << i;
+    }
+  }
+
+ private:
+  using Reason = Closing::Reason;
+
+  static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
+  int size() const { return static_cast<int>(applications_.size()); }
+  bool IsReady() const { return config_.policy.rule == Policy::Rule::kReady; }
+  bool Divides() const { return config_.options.divisor == Divisor::kContributors; }
+  const Application::Memory& MemoryOf(Rank rank) const { return applications_[Index(rank)]->At(bucket_); }
+  static std::string Describe(const Closing& closing) {
+    return "round " + std::to_string(closing.round) + " of " + closing.bucket + ", closed by " +
+           NameOf(closing.reason) + " in groups " + testing::PrintToString(closing.groups);
+  }
+  static Floats FloatsOf(const std::vector<char>& bytes) {
+    Floats values(kElements);
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+  static void ExpectNear(const Floats& values, const std::vector<double>& expected) {
+    for (std::size_t i = 0; i < kElements; ++i)
+      EXPECT_NEAR(values[i], expected[i], 1e-6 * std::max(1.0, std::abs(expected[i]))) << "element " << i;
+  }
+
+  void CheckScheduledRound(const PastRound& past) const {
+    const Closing& closing = past.closing;
+    const Policy& policy = config_.policy;
+    if (closing.round == 0) {
+      const Round cycle = CycleOf(policy.schedule, size());
+      ASSERT_EQ(closing.upcoming.size(), static_cast<std::size_t>(cycle));
+      for (Round round = 1; round <= cycle; ++round)
+        EXPECT_EQ(closing.upcoming[static_cast<std::size_t>(round - 1)], GroupsOf(policy.schedule, round, size()));
+    } else if (IsFullRound(policy, closing.round)) {
+      EXPECT_THAT(closing.groups, IsEmpty());
+      EXPECT_THAT(closing.reason, AnyOf(Reason::kEverybody, Reason::kLiveness));
+    } else {
+      EXPECT_EQ(closing.groups, GroupsOf(policy.schedule, closing.round, size()));
+    }
+  }
+
+  void CheckReadyRound(const PastRound& past) const {
+    const Closing& closing = past.closing;
+    for (Rank rank = 0; rank < size(); ++rank) {
+      EXPECT_EQ(closing.contributions[Index(rank)].fresh, closing.Includes(rank)) << "rank " << rank;
+      EXPECT_EQ(past.inputs[Index(rank)] != nullptr, closing.Includes(rank)) << "rank " << rank;
+    }
+    if (closing.round == 0) return;
+    for (const Members& group : GroupsOf(closing.groups)) {
+      if (closing.reason == Reason::kLiveness) {
+        EXPECT_LE(static_cast<int>(group.size()), config_.policy.group_size);
+      } else {
+        EXPECT_EQ(closing.reason, Reason::kQuorum);
+        EXPECT_EQ(static_cast<int>(group.size()), config_.policy.group_size);
+      }
+    }
+  }
+
+  // Of ready ranks: each model is in one group, in the order of the steps, sent from where it lies, and nothing is
+  // kept.
+  void CheckEveryModelIsReducedOnce(Rank rank) const {
+    const Application::Memory& memory = MemoryOf(rank);
+    std::size_t step = 0;
+    int iteration = 0;
+    for (const PastRound* past : rounds_) {
+      if (!past->closing.Includes(rank)) continue;
+      SCOPED_TRACE(Describe(past->closing));
+      ASSERT_LT(step, memory.contributions.size());
+      const double weight = WeightOf(past->closing, rank, iteration);
+      std::vector<double> model;
+      for (const float value : memory.contributions[step]) model.push_back(weight * value);
+      ExpectNear(FloatsOf(past->sent[Index(rank)]), model);
+      ++step;
+    }
+    EXPECT_EQ(step, memory.contributions.size()) << "a model is lost";
+    EXPECT_EQ(memory.handle->core.held_bytes(), 0u);
+  }
+
+  // Of a rank that has got the model of `iteration` with its last round; moves that on.
+  double WeightOf(const Closing& closing, Rank rank, int& iteration) const {
+    if (config_.options.weights == Weights::kUniform) return 1;
+    std::vector<int> work;
+    std::size_t mine = 0;
+    for (const Rank member : closing.members(rank)) {
+      if (member == rank) mine = work.size();
+      work.push_back(closing.contributions[Index(member)].work);
+    }
+    EXPECT_EQ(work[mine], iteration + 1);
+    iteration = *std::max_element(work.begin(), work.end());
+    return StalenessWeights(work, config_.options.weight_parameter)[mine];
+  }
+
+  // Each round has the newest model that the rank had announced, again and again until there is a newer one; as it was,
+  // not torn; and not for more rounds than the staleness allows.
+  void CheckKeptModels(Rank rank) const {
+    const Application::Memory& memory = MemoryOf(rank);
+    std::ptrdiff_t last_step = -1;
+    Round last_new = -1;
+    for (const PastRound* past : rounds_) {
+      SCOPED_TRACE(Describe(past->closing));
+      const Closing::Contribution& contribution = past->closing.contributions[Index(rank)];
+      const Floats sent = FloatsOf(past->sent[Index(rank)]);
+      if (contribution.gradients == 0) {
+        EXPECT_FALSE(contribution.fresh);
+        EXPECT_THAT(sent, Each(0));
+        continue;
+      }
+      EXPECT_EQ(contribution.gradients, 1);
+      const auto found = std::find(memory.contributions.begin(), memory.contributions.end(), sent);
+      ASSERT_NE(found, memory.contributions.end()) << "a model is sent that there never was";
+      const std::ptrdiff_t step = found - memory.contributions.begin();
+      if (contribution.stale) {
+        EXPECT_FALSE(contribution.fresh);
+        EXPECT_EQ(step, last_step);
+        EXPECT_LE(past->closing.round - last_new, config_.policy.max_staleness);
+      } else {
+        EXPECT_GT(step, last_step);
+        last_new = past->closing.round;
+      }
+      last_step = step;
+    }
+  }
+
+  // What each rank has got of each of its steps.
+  void CheckResults(Rank rank) const {
+    const Application::Memory& memory = MemoryOf(rank);
+    ASSERT_EQ(memory.got.size(), memory.contributions.size());
+    Round last = -1;
+    for (std::size_t step = 0; step < memory.got.size(); ++step) {
+      const Application::Got& got = memory.got[step];
+      const RoundInfo& info = got.info;
+      SCOPED_TRACE("step " + std::to_string(step) + " got round " + std::to_string(info.round));
+      ASSERT_GT(info.round, last) << "a round's result is taken twice";
+      const Round before = last;
+      ASSERT_LT(info.round, static_cast<Round>(rounds_.size()));
+      last = info.round;
+      const Closing& closing = rounds_[static_cast<std::size_t>(info.round)]->closing;
+      const Members contributors = ContributorsOf(info.round, rank);
+      EXPECT_EQ(info.members, contributors);
+      EXPECT_EQ(info.gradients, static_cast<int>(contributors.size()));
+      EXPECT_EQ(info.late, !closing.contributions[Index(rank)].fresh);
+      ASSERT_EQ(got.results.size(), 1u) << "models are not replayed";
+      std::vector<double> expected(kElements);
+      if (IsReady()) {
+        EXPECT_FALSE(info.late);
+        expected = MeanOfModels(closing, contributors);
+      } else {
+        // A round in which nobody of the group had anything has no result: then it is an earlier one that was missed
+        // too.
+        Round from = info.round;
+        while (from > before && ContributorsOf(from, rank).empty()) --from;
+        EXPECT_EQ(info.empty, from == before);
+        expected = SumOfKeptModels(from == before ? -1 : from, rank, info.late ? &memory.contributions[step] : nullptr);
+      }
+      ExpectNear(got.results[0], expected);
+      for (const Rank member : info.late ? Members() : contributors) {
+        const Application::Got* other = OnTime(member, info.round);
+        EXPECT_TRUE(other == nullptr || got.results == other->results) << "not the same bits as on rank " << member;
+      }
+    }
+  }
+
+  Members ContributorsOf(Round round, Rank rank) const {
+    const Closing& closing = rounds_[static_cast<std::size_t>(round)]->closing;
+    Members contributors;
+    for (const Rank member : closing.members(rank))
+      if (closing.contributions[Index(member)].gradients > 0) contributors.push_back(member);
+    return contributors;
+  }
+
+  // In a round of a rank, or in none; with the rank's new model, if it was late.
+  std::vector<double> SumOfKeptModels(Round round, Rank rank, const Floats* late) const {
+    std::vector<double> sum(kElements);
+    int models = 0;
+    const auto add = [&](const Floats& model) {
+      for (std::size_t i = 0; i < kElements; ++i) sum[i] += model[i];
+      ++models;
+    };
+    if (round >= 0)
+      for (const Rank member : ContributorsOf(round, rank))
+        add(FloatsOf(rounds_[static_cast<std::size_t>(round)]->sent[Index(member)]));
+    if (!Divides()) return sum;
+    if (late != nullptr) add(*late);
+    for (double& value : sum) value /= models;
+    return sum;
+  }
+
+  // Of ready ranks, from what their applications had, not from what was sent.
+  std::vector<double> MeanOfModels(const Closing& closing, const Members& members) const {
+    std::vector<int> work;
+    for (const Rank member : members) work.push_back(closing.contributions[Index(member)].work);
+    const std::vector<double> weights =
+        config_.options.weights == Weights::kUniform
+            ? std::vector<double>(members.size(), 1.0 / static_cast<double>(members.size()))
+            : StalenessWeights(work, config_.options.weight_parameter);
+    std::vector<double> mean(kElements);
+    for (std::size_t m = 0; m < members.size(); ++m) {
+      std::size_t step = 0;
+      for (Round round = 0; round < closing.round; ++round)
+        if (rounds_[static_cast<std::size_t>(round)]->closing.Includes(members[m])) ++step;
+      const Floats& model = MemoryOf(members[m]).contributions[step];
+      for (std::size_t i = 0; i < kElements; ++i) mean[i] += weights[m] * model[i];
+    }
+    return mean;
+  }
+
+  const Application::Got* OnTime(Rank rank, Round round) const {
+    for (const Application::Got& got : MemoryOf(rank).got)
+      if (got.info.round == round && !got.info.late) return &got;
+    return nullptr;
+  }
+
+  const std::vector<Application*> applications_;  // by rank
+  const int bucket_;
+  const BucketConfig config_;
+  std::vector<const PastRound*> rounds_;
+};
+
+class ModelsTest : public InvariantsTest {
+ protected:
+  static std::vector<ModelsOfBucket> BucketsOfModels(Job& job) {
+    std::vector<Application*> applications;
+    for (Rank rank = 0; rank < job.draw().size; ++rank) applications.push_back(&job.At(rank));
+    std::vector<ModelsOfBucket> buckets;
+    for (std::size_t b = 0; b < job.draw().configs.size(); ++b)
+      if (job.draw().configs[b].options.late != Late::kAccumulate)
+        buckets.emplace_back(job.history(), applications, static_cast<int>(b));
+    return buckets;
+  }
+};
+
+TEST_F(ModelsTest, AreReducedInTheirGroups) {
+  ForEachSeed(
+      [](Job& job) {
+        ExpectNoErrors(job);
+        for (const ModelsOfBucket& models : BucketsOfModels(job)) models.Check();
+      },
+      DrawModels);
+}
+
+TEST_F(ModelsTest, OfReadyRanksKeepTheirMean) {
+  ForEachSeed(
+      [](Job& job) {
+        ExpectNoErrors(job);
+        for (const ModelsOfBucket& models : BucketsOfModels(job)) {
+          models.Check();
+          models.CheckMean();
+        }
+      },
+      [](Draw& draw, Random& random) {
+        draw.trains = true;
+        DrawMoreRanks(draw, random);
+        for (BucketConfig& config : draw.configs) config = DrawReady(random, draw.size, false);
+        for (int& steps : draw.steps) steps *= 3;
+      });
+}
+
+// Gradients beside models lose nothing.
+TEST_F(ModelsTest, LeaveGradientsAlone) {
+  ForEachSeed(
+      [](Job& job) {
+        ExpectNoErrors(job);
+        for (std::size_t b = 0; b < job.draw().configs.size(); ++b) {
+          if (job.draw().configs[b].options.late != Late::kAccumulate) continue;
+          const int bucket = static_cast<int>(b);
+          Floats submitted(kElements);
+          for (Rank rank = 0; rank < job.draw().size; ++rank) AddTo(submitted, job.At(rank).At(bucket).submitted);
+          for (Rank rank = 0; rank < job.draw().size; ++rank)
+            EXPECT_EQ(job.At(rank).Total(bucket), submitted) << "bucket " << bucket << " on rank " << rank;
+        }
+      },
+      [](Draw& draw, Random& random) {
+        const BucketConfig gradients = draw.configs[0];
+        DrawModels(draw, random);
+        draw.configs[0] = gradients;
+      });
+}
+
+// A rank that waits by notice has no entry that a shutdown would call back.
+TEST_F(ModelsTest, HangNeither) {
+  ForEachSeed(
+      [](Job& job) {
+        for (Rank rank = 0; rank < job.draw().size; ++rank)
+          EXPECT_THAT(job.At(rank).error, AnyOf("", HasSubstr("shut down"))) << "rank " << rank;
+        if (job.draw().shutdown_after < 0) ExpectNoErrors(job);
+      },
+      [](Draw& draw, Random& random) {
+        DrawModels(draw, random);
+        draw.shutdown_after = Below(random, 30);
+      },
+      kSanitized ? 20 : 60);
 }
 
 // --- Free threads
@@ -486,6 +900,69 @@ constexpr int kFreeSteps = kSanitized ? 40 : 60;  // more, and the sums would ex
 TEST(FreeThreadsTest, DeliverEverythingOnce) { RunFreely(4, 3, kFreeSteps, Missed::kSum); }
 
 TEST(FreeThreadsTest, DeliverEverythingOnceWithReplay) { RunFreely(2, 2, kFreeSteps, Missed::kReplay); }
+
+// As above, with a bucket of models for each thread of a rank.
+void RunModelsFreely(int size, int steps, const std::vector<BucketConfig>& configs) {
+  const Watchdog watchdog("free threads with models");
+  FakeHorovod::Settings settings;
+  settings.size = size;
+  settings.thresholds = {1ms, 2ms};
+  settings.fused = 0;
+  settings.device_cycles = [](Rank rank) { return rank % 3; };
+  FakeHorovod horovod(std::move(settings));
+  std::vector<std::unique_ptr<Application>> applications;
+  for (Rank rank = 0; rank < size; ++rank)
+    applications.push_back(std::make_unique<Application>(horovod, rank, configs));
+  std::atomic<int> failures{0};
+  horovod.Start();
+  const auto run = [&](Application& application) {
+    const auto work = [&](int bucket) {
+      Random random(static_cast<std::uint64_t>(application.rank() * 100 + bucket));
+      for (int step = 0; step < steps * (1 + application.rank() % 2); ++step) {
+        if (Below(random, 4) == 0) std::this_thread::sleep_for(std::chrono::microseconds(Below(random, 500)));
+        application.Arrive(bucket, Below(random, 2) == 0, Below(random, 3));
+        application.Wait(bucket);
+      }
+    };
+    try {
+      std::vector<std::thread> workers;
+      for (int bucket = 0; bucket < application.buckets(); ++bucket)
+        workers.emplace_back([&, bucket] {
+          try {
+            work(bucket);
+          } catch (const TransportError&) {
+            ++failures;
+          }
+        });
+      for (auto& worker : workers) worker.join();
+      horovod.engine(application.rank()).End();
+    } catch (const TransportError&) {
+      ++failures;
+    }
+  };
+  std::vector<std::thread> ranks;
+  for (auto& application : applications) ranks.emplace_back([&run, &application] { run(*application); });
+  for (auto& rank : ranks) rank.join();
+  horovod.Stop();
+  EXPECT_EQ(horovod.complaint(), "");
+  EXPECT_EQ(failures, 0);
+  std::vector<Application*> all;
+  for (auto& application : applications) all.push_back(application.get());
+  for (int bucket = 0; bucket < static_cast<int>(configs.size()) && failures == 0; ++bucket)
+    ModelsOfBucket(horovod.history(), all, bucket).Check();
+}
+
+TEST(FreeThreadsTest, AverageKeptModelsInTheirGroups) {
+  Random random(1);
+  std::vector<BucketConfig> configs;
+  for (const Round period : {0, 4, 0}) configs.push_back(ModelConfig(DrawSchedule(random, 4), period));
+  configs[2].policy.max_staleness = 1;
+  RunModelsFreely(4, kFreeSteps, configs);
+}
+
+TEST(FreeThreadsTest, AverageModelsOfReadyRanks) {
+  RunModelsFreely(5, kFreeSteps, {ReadyConfig(2), ReadyConfig(3, 2), ReadyConfig(2, 4, Weights::kStaleness)});
+}
 
 TEST(FreeThreadsTest, EndWhenHorovodDoes) {
   for (const int step : {0, 1, 7, 20}) RunFreely(3, 2, kFreeSteps, Missed::kSum, step);

@@ -99,7 +99,8 @@ def test_learns_under_every_policy(world: World, policy: str, make: str) -> None
     )
     hvd.broadcast_parameters(model.state_dict(), 0)
     target = torch.tensor([[1.0, -2.0, 3.0]])
-    for _ in range(150):
+    # Adam moves a weight by its rate at most, and on a busy machine a late rank may get several results in one step.
+    for _ in range(400):
         x = torch.randn(16, 3)
         optimizer.zero_grad()
         ((model(x) - x @ target.T) ** 2).mean().backward()

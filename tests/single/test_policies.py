@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_partial import policies
-from horovod_partial.policies import Full, Majority, Quorum, Solo
+from horovod_partial.policies import (
+    Butterfly,
+    Full,
+    GroupAverage,
+    Majority,
+    PartialReduce,
+    Quorum,
+    Ring,
+    Schedule,
+    Solo,
+    WeightedAverage,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +34,10 @@ from horovod_partial.policies import Full, Majority, Quorum, Solo
         ("quorum:3", Quorum(3)),
         ("quorum:0.75", Quorum(0.75)),
         ("quorum:1.0", Quorum(1.0)),
+        ("group_average", GroupAverage()),
+        ("group_average:4", GroupAverage(4)),
+        ("partial_reduce:3", PartialReduce(3)),
+        ("weighted_average:8:0.999", WeightedAverage(8, 0.999)),
         (" Solo ", Solo()),
     ],
 )
@@ -29,16 +47,51 @@ def test_parse(text: str, expected: policies.Policy) -> None:
     assert type(parsed) is type(expected)
 
 
-@pytest.mark.parametrize("text", ["", "most", "quorum", "quorum:", "full:1", "solo:2", "partial"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "most",
+        "quorum",
+        "quorum:",
+        "full:1",
+        "solo:2",
+        "partial",
+        "partial_reduce",
+        "partial_reduce:",
+        "weighted_average",
+        "group",
+    ],
+)
 def test_unknown_names_say_what_is_known(text: str) -> None:
     with pytest.raises(
-        ValueError, match=r"unknown sync policy .*; known are full, solo, majority, majority:random, and quorum:N"
+        ValueError, match=r"unknown sync policy .*; known are full, solo, majority, .* and weighted_average:PERIOD:"
     ):
         policies.parse(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["quorum:x", "quorum:0", "quorum:0.0", "quorum:1.5", "quorum:-1", "quorum:nan", "majority:fast"]
+    "text",
+    [
+        "quorum:x",
+        "quorum:0",
+        "quorum:0.0",
+        "quorum:1.5",
+        "quorum:-1",
+        "quorum:nan",
+        "majority:fast",
+        "group_average:1",
+        "group_average:x",
+        "group_average:2.0",
+        "partial_reduce:1",
+        "partial_reduce:0.5",
+        "weighted_average:8",
+        "weighted_average:8:0",
+        "weighted_average:8:1.5",
+        "weighted_average:8:nan",
+        "weighted_average:0:0.9",
+        "weighted_average:0.9",
+    ],
 )
 def test_wrong_arguments_are_named(text: str) -> None:
     with pytest.raises(ValueError, match="invalid sync policy"):
@@ -69,14 +122,19 @@ def test_one_rank_is_not_all_ranks() -> None:
     assert policies.rule(Quorum(1.0), 8)["quorum"] == 8
 
 
+NO_GROUPS = {"schedule": "none", "group_size": 0, "table": [], "period": 0, "window": 0}
+
+
 @pytest.mark.parametrize(("size", "quorum"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (8, 4)])
 def test_majority_is_at_least_half(size: int, quorum: int) -> None:
-    assert policies.rule(Majority(), size) == {"rule": "quorum", "quorum": quorum, "seed": 0}
+    rule = policies.rule(Majority(), size)
+    assert rule == {"rule": "quorum", "quorum": quorum, "seed": 0} | NO_GROUPS
 
 
 def test_rules() -> None:
-    assert policies.rule(Solo(), 4) == {"rule": "quorum", "quorum": 1, "seed": 0}
-    assert policies.rule(Majority(initiator="random", seed=7), 4) == {"rule": "initiator", "quorum": 1, "seed": 7}
+    assert policies.rule(Solo(), 4) == {"rule": "quorum", "quorum": 1, "seed": 0} | NO_GROUPS
+    rule = policies.rule(Majority(initiator="random", seed=7), 4)
+    assert rule == {"rule": "initiator", "quorum": 1, "seed": 7} | NO_GROUPS
     assert policies.rule(Quorum(3), 4)["quorum"] == 3
     assert policies.rule(Quorum(9), 4)["quorum"] == 4  # more than there are means all
     with pytest.raises(TypeError, match="Horovod's own collective"):
@@ -90,7 +148,183 @@ def test_a_share_is_never_nobody_and_never_more_than_all(share: float, size: int
     assert quorum >= share * size - 1e-6
 
 
-@given(policy=st.sampled_from([Full(), Solo(), Majority(), Majority("random")]) | st.integers(1, 99).map(Quorum))
+MODEL_POLICIES = [
+    GroupAverage(),
+    GroupAverage(4, period=None),
+    GroupAverage(schedule=Ring(3), average=("parameters", "buffers", "state")),
+    PartialReduce(2),
+    PartialReduce(3, weights="staleness", alpha=0.5, window=9),
+    WeightedAverage(8, 0.999),
+]
+
+
+@given(
+    policy=st.sampled_from([Full(), Solo(), Majority(), Majority("random"), *MODEL_POLICIES])
+    | st.integers(1, 99).map(Quorum)
+)
 def test_policies_are_values(policy: policies.Policy) -> None:
     assert policies.resolve(policy, "full") == policy
     assert len({policy, policies.resolve(policy, "full")}) == 1
+
+
+# --- Policies of models -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: GroupAverage(1), ValueError, "size must be 2 or more, not 1"),
+        (lambda: GroupAverage(2.0), TypeError, "size must be an int"),
+        (lambda: GroupAverage(True), TypeError, "size must be an int"),
+        (lambda: GroupAverage(period=0), ValueError, "period must be 1 or more"),
+        (lambda: GroupAverage(period=2.5), TypeError, "period must be an int"),
+        (lambda: GroupAverage(2, schedule=Ring(2)), ValueError, "size or schedule, not both"),
+        (lambda: GroupAverage(schedule="ring"), TypeError, r"hvd.Butterfly, hvd.Ring or hvd.Schedule"),
+        (lambda: GroupAverage(schedule=Ring), TypeError, r"hvd.Butterfly, hvd.Ring or hvd.Schedule"),
+        (lambda: PartialReduce(1), ValueError, "size must be 2 or more"),
+        (lambda: PartialReduce("2"), TypeError, "size must be an int"),
+        (lambda: PartialReduce(2, weights="uniform"), ValueError, "weights must be 'constant' or 'staleness'"),
+        (lambda: PartialReduce(2, alpha=0.0), ValueError, "alpha must be above 0 and at most 1"),
+        (lambda: PartialReduce(2, alpha=1.5), ValueError, "alpha must be above 0 and at most 1"),
+        (lambda: PartialReduce(2, alpha=math.nan), ValueError, "alpha must be above 0 and at most 1"),
+        (lambda: PartialReduce(2, window=0), ValueError, "window must be 1 or more"),
+        (lambda: PartialReduce(2, window=1.0), TypeError, "window must be an int"),
+        (lambda: WeightedAverage(0, 0.9), ValueError, "period must be 1 or more"),
+        (lambda: WeightedAverage(1.0, 0.9), TypeError, "period must be an int"),
+        (lambda: WeightedAverage(1, 0.0), ValueError, "contraction must be above 0 and at most 1"),
+        (lambda: WeightedAverage(1, 1.01), ValueError, "contraction must be above 0 and at most 1"),
+        (lambda: WeightedAverage(1, math.nan), ValueError, "contraction must be above 0 and at most 1"),
+        (lambda: Butterfly(1), ValueError, "size must be 2 or more"),
+        (lambda: Butterfly(None), TypeError, "size must be an int"),
+        (lambda: Ring(1), ValueError, "size must be 2 or more"),
+        (lambda: Ring("2"), TypeError, "size must be an int"),
+        (lambda: Schedule(3, 1), TypeError, "function must be callable"),
+        (lambda: Schedule(lambda round, rank: 0, 0), ValueError, "rounds must be 1 or more"),
+        (lambda: Schedule(lambda round, rank: 0, 1.0), TypeError, "rounds must be an int"),
+    ],
+)
+def test_wrong_arguments_of_model_policies(make: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        make()
+
+
+@pytest.mark.parametrize(
+    "policy", [GroupAverage, lambda **o: PartialReduce(2, **o), lambda **o: WeightedAverage(2, 0.9, **o)]
+)
+def test_what_is_averaged(policy: Any) -> None:
+    assert policy().average == ("parameters",)
+    assert policy(average="parameters").average == ("parameters",)
+    everything = policy(average=["parameters", "buffers", "state"])
+    assert everything.average == ("parameters", "buffers", "state")
+    hash(everything)
+    for wrong in ("buffers", (), ("state",), ("parameters", "gradients"), ("parameters", "step")):
+        with pytest.raises(ValueError, match="average must hold 'parameters', and may hold 'buffers' and 'state'"):
+            policy(average=wrong)
+
+
+@pytest.mark.parametrize(
+    ("size", "group"),
+    [(1, 2), (2, 2), (3, 2), (4, 2), (8, 2), (15, 2), (16, 4), (63, 4), (64, 8), (100, 8), (1024, 32)],
+)
+def test_the_default_size_is_a_power_of_two_up_to_the_square_root(size: int, group: int) -> None:
+    """At least 2, so that there is a group at all."""
+    assert GroupAverage().schedule_for(size) == Butterfly(group)
+
+
+def test_rules_of_model_policies() -> None:
+    groups = {"schedule": "butterfly", "group_size": 2, "table": [], "period": 10}
+    solo = {"rule": "quorum", "quorum": 1, "seed": 0} | NO_GROUPS
+    assert policies.rule(GroupAverage(), 8) == solo | groups
+    assert policies.rule(GroupAverage(16, period=None), 8) == solo | groups | {"group_size": 8, "period": 0}
+    assert policies.rule(GroupAverage(schedule=Ring(3)), 8) == solo | groups | {"schedule": "ring", "group_size": 3}
+    table = policies.rule(GroupAverage(schedule=Schedule(lambda round, rank: (rank + round) // 2, 2)), 4)
+    assert table["table"] == [[0, 0, 1, 1], [0, 1, 1, 2]]
+    assert policies.rule(PartialReduce(3), 8) == solo | {"rule": "ready", "group_size": 3, "window": 16}
+    assert policies.rule(PartialReduce(9, window=5), 8) == solo | {"rule": "ready", "group_size": 8, "window": 5}
+    assert policies.rule(WeightedAverage(8, 0.9), 8) == solo | {"quorum": 8}
+
+
+def test_descriptions_differ_where_the_groups_do() -> None:
+    """They are compared between ranks, on which a function has another address."""
+    for policy in MODEL_POLICIES:
+        assert policies.describe(policy, 4) == repr(policy)
+
+    def described(function: Any, rounds: int = 2) -> str:
+        return policies.describe(GroupAverage(schedule=Schedule(function, rounds)), 4)
+
+    assert described(lambda round, rank: rank // 2) == described(lambda round, rank: f"pair {rank // 2}")
+    assert "0x" not in described(lambda round, rank: rank // 2)
+    different = [
+        described(lambda round, rank: rank // 2),
+        described(lambda round, rank: rank % 2),
+        described(lambda round, rank: (rank + round) // 2),
+        described(lambda round, rank: rank // 2, rounds=3),
+    ]
+    assert len(set(different)) == len(different)
+
+
+# --- Schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_butterfly_of_the_paper() -> None:
+    """WAGMA-SGD's own worked example (papers.md, C1), which its Algorithm 1 contradicts."""
+    groups = [Butterfly(4).groups(t, 8) for t in range(3)]
+    assert groups == [
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+        [[0, 1, 4, 5], [2, 3, 6, 7]],
+        [[0, 2, 4, 6], [1, 3, 5, 7]],
+    ]
+    assert [Butterfly(2).groups(t, 4) for t in range(3)] == [
+        [[0, 1], [2, 3]],
+        [[0, 2], [1, 3]],
+        [[0, 1], [2, 3]],
+    ]
+
+
+def spread(schedule: Any, size: int, rounds: int) -> list[set[int]]:
+    """Whose changes have reached each rank."""
+    reached = [{rank} for rank in range(size)]
+    for t in range(rounds):
+        for group in schedule.groups(t, size):
+            union = set().union(*(reached[rank] for rank in group))
+            for rank in group:
+                reached[rank] = union
+    return reached
+
+
+@pytest.mark.parametrize(("size", "group"), [(4, 2), (8, 2), (16, 2), (16, 4), (64, 8), (8, 8)])
+def test_c1_a_butterfly_connects_everybody_as_fast_as_can_be(size: int, group: int) -> None:
+    rounds = math.ceil(math.log(size) / math.log(group) - 1e-9)
+    for t in range(rounds):
+        assert sorted(map(len, Butterfly(group).groups(t, size))) == [group] * (size // group)
+    assert spread(Butterfly(group), size, rounds) == [set(range(size))] * size
+    assert spread(Butterfly(group), size, rounds - 1) != [set(range(size))] * size
+
+
+@given(
+    size=st.integers(1, 40), group=st.integers(2, 12), t=st.integers(0, 200), kind=st.sampled_from([Butterfly, Ring])
+)
+def test_every_rank_is_in_one_group(size: int, group: int, t: int, kind: Any) -> None:
+    groups = kind(group).groups(t, size)
+    assert sorted(rank for members in groups for rank in members) == list(range(size))
+    assert all(members == sorted(members) for members in groups)
+    assert max(map(len, groups)) <= group
+
+
+@given(size=st.integers(2, 24), group=st.integers(2, 8))
+def test_schedules_connect_all_ranks(size: int, group: int) -> None:
+    assert spread(Butterfly(group), size, size) == [set(range(size))] * size
+    assert spread(Ring(group), size, 4 * size) == [set(range(size))] * size
+
+
+def test_ring() -> None:
+    assert [Ring(2).groups(t, 4) for t in range(3)] == [[[0, 1], [2, 3]], [[0, 3], [1, 2]], [[0, 1], [2, 3]]]
+    assert Ring(2).groups(0, 3) == [[0, 1], [2]]
+
+
+def test_a_schedule_of_ones_own() -> None:
+    schedule = Schedule(lambda round, rank: ("odd", "even")[rank % 2] if round else rank // 3, 2)
+    assert schedule.groups(0, 4) == [[0, 1, 2], [3]]
+    assert schedule.groups(1, 4) == [[0, 2], [1, 3]]
+    assert schedule.groups(4, 4) == schedule.groups(0, 4)  # from the start again
+    assert schedule.groups(1, 1) == [[0]]

@@ -28,6 +28,32 @@ inline BucketConfig Config(int quorum, Missed missed = Missed::kSum) {
   return config;
 }
 
+// Models, of which the last one of a rank stands in for it. Groups by a schedule.
+inline BucketConfig ModelConfig(Schedule schedule, Round period = 0) {
+  BucketConfig config = Config(1, Missed::kLatest);
+  config.options.late = Late::kKeep;
+  config.options.divisor = Divisor::kContributors;
+  config.policy.schedule = std::move(schedule);
+  config.policy.period = period;
+  config.policy.description = "GroupAverage()";
+  return config;
+}
+
+// Models of the first ranks that are ready.
+inline BucketConfig ReadyConfig(int group_size, int window = 8, Weights weights = Weights::kUniform) {
+  BucketConfig config = Config(1, Missed::kLatest);
+  config.options.late = Late::kDiscard;
+  config.options.divisor = Divisor::kContributors;
+  config.options.weights = weights;
+  config.options.weight_parameter = 0.9;
+  config.options.by_notice = true;
+  config.policy.rule = Policy::Rule::kReady;
+  config.policy.group_size = group_size;
+  config.policy.window = window;
+  config.policy.description = "PartialReduce(" + std::to_string(group_size) + ")";
+  return config;
+}
+
 inline void AddTo(Floats& sum, const Floats& values) {
   for (std::size_t i = 0; i < kElements; ++i) sum[i] += values[i];
 }
@@ -74,6 +100,7 @@ class Application {
     Floats output = Floats(kElements);
     bool in_place = false;
     int steps = 0;
+    std::vector<Floats> contributions;  // by step
     Floats submitted = Floats(kElements);
     std::vector<Got> got;
   };
@@ -83,12 +110,16 @@ class Application {
 
   // With `polls` a device makes the contribution, and is ready when it has been asked so often.
   void Arrive(int bucket, bool in_place = true, int polls = 0) {
+    ArriveWith(bucket, Contribution(rank_, bucket, At(bucket).steps), in_place, polls);
+  }
+  void ArriveWith(int bucket, const Floats& contribution, bool in_place = true, int polls = 0, int work = 0) {
     Memory& memory = At(bucket);
     if (memory.handle == nullptr) memory.handle = engine_.Declare(BucketName(bucket), configs_[Index(bucket)]);
-    const Floats contribution = Contribution(rank_, bucket, memory.steps++);
+    ++memory.steps;
+    memory.contributions.push_back(contribution);
     AddTo(memory.submitted, contribution);
     memory.in_place = in_place;
-    const Bucket::Arrival arrival{memory.input.data(), Target(memory).data(), 1};  // it stays where it is
+    const Bucket::Arrival arrival{memory.input.data(), Target(memory).data(), 1, work};  // it stays where it is
     if (polls > 0) {
       std::fill(memory.input.begin(), memory.input.end(), -1.F);
       memory.work = engine_.Arrive(memory.handle, arrival,
@@ -105,10 +136,10 @@ class Application {
     engine_.Wait(*memory.handle, *work);
     Keep(memory, *work, Target(memory));
   }
-  // As an optimizer does after a flush.
+  // As an optimizer of gradients does after a flush.
   void Collect() {
     for (Memory& memory : memory_) {
-      if (memory.handle == nullptr) continue;
+      if (memory.handle == nullptr || memory.handle->config.options.late != Late::kAccumulate) continue;
       if (const auto work = engine_.Collect(memory.handle, memory.output.data())) Keep(memory, *work, memory.output);
     }
   }

@@ -4,7 +4,8 @@
 // that requests can slip in later; a cycle negotiates if any rank has a request or asks for it; the coordinator's own
 // late entries are made before the responses are known, its own arrivals begin after; a response may carry several
 // tensors; entries are called back under no lock at the end of a reduction, and under the queue's lock in a shutdown.
-// The hooks do what attach/session.cc makes them do.
+// The hooks do what attach/session.cc makes them do: each group of a round reduces by itself, and a rank that is in
+// none has an entry of no bytes, of which nobody calls back.
 //
 // The background can be driven in two ways: Cycle takes all steps of all ranks in the caller's thread, in a random
 // order, and lets the caller do something between any two of them; Start makes one thread for each rank.
@@ -20,6 +21,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -55,7 +57,8 @@ struct PastRound {
   std::vector<Report> reports;      // by rank, of the cycle in which it was closed
   std::vector<const void*> inputs;  // by rank: what the transport read, and wrote
   std::vector<void*> outputs;
-  std::vector<char> result;  // empty if it failed
+  std::vector<std::vector<char>> sent;     // by rank
+  std::vector<std::vector<char>> results;  // by rank; empty if it failed, or the rank is in no group
 };
 
 class FakeHorovod {
@@ -193,9 +196,16 @@ class FakeHorovod {
     std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override {
       std::lock_guard<std::mutex> lock(queue_mutex);
       if (!alive) return "Horovod has been shut down";
+      const std::string& name = bucket->core.name();
       const Entry made{entry.input, entry.output, bucket->core.bytes(), bucket, nullptr};
-      if (!table.emplace(bucket->core.name(), made).second) return "duplicate name";
-      requests.push_back(bucket->core.name());
+      const auto other = table.find(name);
+      if (other != table.end()) {
+        if (other->second.handle != nullptr) return "duplicate name";
+        held_back[name] = made;  // a session waits until what stands in for this rank is gone
+        return {};
+      }
+      table.emplace(name, made);
+      requests.push_back(name);
       return {};
     }
     void Retract(const BucketHandle& bucket) override {
@@ -207,16 +217,18 @@ class FakeHorovod {
     }
     void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override {
       std::lock_guard<std::mutex> lock(queue_mutex);
-      const Entry made{entry.input, entry.output, bucket->core.bytes(), bucket, nullptr};
+      Entry made;
+      if (entry.member) made = {entry.input, entry.output, bucket->core.bytes(), bucket, nullptr};
       if (!table.emplace(bucket->core.name(), made).second) owner.Complain("two entries for " + bucket->core.name());
     }
     bool Alive() const override { return alive; }
 
     FakeHorovod& owner;
     const Rank rank;
-    std::mutex queue_mutex;  // guards the table and the requests
+    std::mutex queue_mutex;  // guards the next three
     std::map<std::string, Entry> table;
     std::vector<std::string> requests;
+    std::map<std::string, Entry> held_back;  // submitted, until its name is free
     std::atomic<bool> alive{true};
     std::atomic<bool> wants_join{false};
     std::atomic<bool> joined{false};
@@ -315,9 +327,16 @@ class FakeHorovod {
       coordinator_.SetJoined(joined);
       std::vector<Closing> closings = coordinator_.Decide(now);
       between();
-      std::vector<Closing> begun;  // the coordinator's own arrivals wait until the responses are known
-      for (const Closing& closing : closings)
-        if (!joined[0] && !closing.contributions[0].fresh) BeginOrRefuse(0, closing, begun);
+      // What the coordinator has requested itself waits until the responses are known. All else begins now, an arrival
+      // by notice too: nothing but the closing makes its entry.
+      requested_.insert(ranks_[0]->sent.begin(), ranks_[0]->sent.end());
+      begun_.clear();
+      std::vector<Closing> begun;
+      for (const Closing& closing : closings) {
+        if (requested_.erase(closing.bucket) > 0 || joined[0]) continue;
+        BeginOrRefuse(0, closing, begun);
+        begun_.insert(closing.bucket);
+      }
       ranks_[0]->engine.Begin(begun);
       responses_.clear();
       std::size_t room = 0;
@@ -334,6 +353,8 @@ class FakeHorovod {
         for (const auto& state : ranks_) past.reports.push_back(state->report);
         past.inputs.resize(ranks_.size());
         past.outputs.resize(ranks_.size());
+        past.sent.resize(ranks_.size());
+        past.results.resize(ranks_.size());
         history_.push_back(std::move(past));
         Append(closing, responses_.back().words);
         responses_.back().closings.push_back(std::move(closing));
@@ -355,7 +376,11 @@ class FakeHorovod {
           Closing received = DecodeClosing(response.words, at);
           received.bucket = closing.bucket;
           received.error = closing.error;
-          if (rank != 0 || closing.contributions[0].fresh) BeginOrRefuse(rank, received, begun);
+          if (rank != 0) {
+            BeginOrRefuse(rank, received, begun);
+          } else if (closing.error.empty() && closing.contributions[0].fresh && begun_.count(closing.bucket) == 0) {
+            begun.push_back(std::move(received));
+          }
         }
       }
       state.engine.Begin(begun);
@@ -404,6 +429,10 @@ class FakeHorovod {
         }
         state.entries[k] = std::move(entry->second);
         state.table.erase(entry);
+        if (auto submitted = state.held_back.extract(closing.bucket)) {
+          state.requests.push_back(submitted.key());
+          state.table.insert(std::move(submitted));
+        }
       }
       if (!closing.error.empty()) continue;
       const Entry& entry = state.entries[k];
@@ -412,10 +441,15 @@ class FakeHorovod {
       PastRound& past = history_[response.first_round + k];
       past.inputs[Index(rank)] = entry.input;
       past.outputs[Index(rank)] = entry.output;
+      past.sent[Index(rank)] = state.inputs[k];
+      const bool member = closing.Includes(rank);
+      if (member != (entry.input != nullptr) && (member || entry.handle != nullptr))
+        Complain("rank " + std::to_string(rank) + " takes part in another way than the closing of " + closing.bucket +
+                 " says");
     }
   }
 
-  // Every rank adds up what all of them send, in the same order.
+  // Every rank adds up what all of its group send, in the same order.
   void Reduce(Rank rank, std::size_t i) {
     RankState& state = *ranks_[Index(rank)];
     const Response& response = responses_[i];
@@ -423,7 +457,8 @@ class FakeHorovod {
     for (std::size_t k = 0; k < response.closings.size(); ++k) {
       if (!response.closings[k].error.empty()) continue;
       std::vector<char>& result = state.results[k];
-      for (const auto& other : ranks_) {
+      for (const Rank member : response.closings[k].members(rank)) {
+        const auto& other = ranks_[Index(member)];
         const Entry& entry = other->entries[k];
         if (entry.input == nullptr) continue;  // joined
         if (std::memcmp(entry.input, other->inputs[k].data(), entry.bytes) != 0)
@@ -435,10 +470,8 @@ class FakeHorovod {
           Add(type, result.data(), entry.input, result.size() / SizeOf(type));
         }
       }
+      history_[response.first_round + k].results[Index(rank)] = result;
     }
-    if (rank != 0) return;
-    for (std::size_t k = 0; k < response.closings.size(); ++k)
-      history_[response.first_round + k].result = state.results[k];
   }
 
   DataType TypeOf(const std::string& bucket) const {
@@ -473,7 +506,7 @@ class FakeHorovod {
       const Entry& entry = each.entry;
       if (!each.input.empty() && std::memcmp(entry.input, each.input.data(), each.input.size()) != 0)
         Complain("rank " + std::to_string(state.rank) + " writes what a device reduces");
-      if (each.error.empty() && entry.output != nullptr) std::memcpy(entry.output, each.result.data(), entry.bytes);
+      if (each.error.empty() && !each.result.empty()) std::memcpy(entry.output, each.result.data(), entry.bytes);
       if (entry.handle != nullptr) state.engine.Finished(entry.handle, each.error);
       CountWakeUp();
     }
@@ -486,6 +519,7 @@ class FakeHorovod {
     for (OnDevice& each : state.on_device) each.cycles = 0;
     FinishOnDevice(state);
     std::lock_guard<std::mutex> lock(state.queue_mutex);
+    state.table.merge(state.held_back);
     for (const auto& [name, entry] : state.table) {
       if (entry.handle != nullptr) state.engine.Finished(entry.handle, "Horovod has been shut down");
       CountWakeUp();
@@ -547,6 +581,8 @@ class FakeHorovod {
   bool ends_ = false;
   bool negotiates_ = false;
   std::vector<Response> responses_;
+  std::set<std::string> requested_;  // by the coordinator itself, and not closed yet
+  std::set<std::string> begun_;      // on the coordinator before the responses were known
   std::vector<PastRound> history_;
 
   mutable std::mutex complaint_mutex_;
