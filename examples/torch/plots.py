@@ -94,7 +94,7 @@ def arrivals(results: Mapping[str, Any], labels: Mapping[str, str], steps: int, 
 
 
 def lengths(frames: np.ndarray, step_ms: np.ndarray, file: Path) -> None:
-    """How long sequences are, and what that makes of steps: `step_ms` has a row for each step, a column for each rank."""
+    """How long sequences are, and how long steps take: `step_ms` has a row for each step, a column for each rank."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     left.hist(frames, bins=60, color=COMPUTING)
     left.axvline(frames.mean(), color="black", label=f"mean {frames.mean():.0f}")
