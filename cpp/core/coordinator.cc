@@ -396,7 +396,8 @@ Time Coordinator::NextDeadline() const {
   Time earliest = stuck_since_ == kNever ? kNever : stuck_since_ + kAbandonAfter;
   for (const auto& [name, bucket] : buckets_) {
     if (bucket.policy && bucket.satisfied != kNever) earliest = std::min(earliest, bucket.satisfied + bucket.Grace());
-    if (bucket.ready_groups) earliest = std::min(earliest, bucket.ready_groups->hold_until());
+    if (bucket.ready_groups && bucket.HasArrival())
+      earliest = std::min(earliest, bucket.ready_groups->hold_until());
   }
   return earliest;
 }

@@ -193,11 +193,15 @@ void Engine::WaitForFlush(Report::Flush kind) {
   if (!used || size_ == 1) return;
   std::unique_lock<std::mutex> lock(flush_mutex_);
   if (flush_ != Report::Flush::kNone) throw std::invalid_argument("a flush is under way in another thread");
-  clock_->Enter(Now());
+  const auto stop_counting = [&] {
+    if (std::exchange(flush_on_clock_, false)) clock_->Leave();
+  };
   try {
     do {
       flush_result_.reset();
       flush_ = kind;
+      clock_->Enter(Now());
+      flush_on_clock_ = true;
       news_ = true;
       while (!flush_result_ && flush_error_.empty()) {
         if (flush_changed_.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
@@ -212,10 +216,17 @@ void Engine::WaitForFlush(Report::Flush kind) {
     if (!lock.owns_lock()) lock.lock();
     flush_ = Report::Flush::kNone;
     news_ = true;  // the others must not count on this rank
-    clock_->Leave();
+    stop_counting();
     throw;
   }
-  clock_->Leave();
+  stop_counting();
+}
+
+// Under the flush's lock: its rounds are over. The clock stops now, although the thread may not have woken yet: a rank
+// that goes on must not seem to wait, or the others' next round may close without it.
+void Engine::EndFlush() {
+  flush_result_ = flush_reason_;
+  if (std::exchange(flush_on_clock_, false)) clock_->Leave();
 }
 
 void Engine::Flush() { WaitForFlush(Report::Flush::kFlushing); }
@@ -331,7 +342,7 @@ void Engine::Begin(const std::vector<Closing>& closings) {
   flush_ = Report::Flush::kNone;
   flush_rounds_ += flush_rounds;
   flush_reason_ = *flush_reason;
-  if (flush_rounds_ == 0) flush_result_ = flush_reason_;
+  if (flush_rounds_ == 0) EndFlush();
   flush_changed_.notify_all();
 }
 
@@ -375,7 +386,7 @@ void Engine::Complete(BucketHandle& bucket, Work& work, bool late) {
 void Engine::EndFlushRound(const std::string& error) {
   std::lock_guard<std::mutex> lock(flush_mutex_);
   if (!error.empty()) flush_error_ = error;
-  if (--flush_rounds_ == 0) flush_result_ = flush_reason_;
+  if (--flush_rounds_ == 0) EndFlush();
   flush_changed_.notify_all();
 }
 

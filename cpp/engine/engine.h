@@ -144,6 +144,7 @@ class Engine {
   void Done(BucketHandle& bucket, Work& work);
   void Complete(BucketHandle& bucket, Work& work, bool late);
   void WaitForFlush(Report::Flush kind);
+  void EndFlush();
   void EndFlushRound(const std::string& error);
   void DrainOutstanding();
 
@@ -167,6 +168,7 @@ class Engine {
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;
   Report::Flush flush_ = Report::Flush::kNone;  // this rank waits in a flush of this kind
+  bool flush_on_clock_ = false;                 // and the clock counts its thread
   int flush_rounds_ = 0;                        // rounds of the flush that have not finished
   Closing::Reason flush_reason_{};              // why they were closed
   std::optional<Closing::Reason> flush_result_;

@@ -52,21 +52,31 @@ def averaged_tensors(
     """What `average` names, in an order that is the same on every rank.
 
     State is what the optimizer keeps for a parameter in the parameter's own shape, such as momentum; counters of steps
-    stay each rank's own.
+    stay each rank's own. A parameter without state on this rank, because it has had no gradient yet, counts with zeros,
+    which is what its state begins with.
+
+    Raises:
+        ValueError: no parameter requires a gradient.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if not parameters:
+        raise ValueError("there is nothing to average: no parameter of the optimizer requires a gradient")
     tensors: list[torch.Tensor] = list(parameters)
     if "buffers" in average:
         tensors += [buffer for _, buffer in named_buffers if buffer.dtype.is_floating_point]
     if "state" in average:
-        for parameter in parameters:
-            state: dict[str, Any] = optimizer.state.get(parameter, {})
-            tensors += [
-                value
-                for key, value in sorted(state.items())
+        states: list[dict[str, Any]] = [
+            {
+                key: value
+                for key, value in optimizer.state.get(parameter, {}).items()
                 if key != "step"
                 and isinstance(value, torch.Tensor)
                 and value.dtype.is_floating_point
                 and value.shape == parameter.shape
-            ]
+            }
+            for parameter in parameters
+        ]
+        for key in sorted({key for state in states for key in state}):
+            for parameter, state in zip(parameters, states, strict=True):
+                tensors.append(state[key] if key in state else torch.zeros_like(parameter))
     return tensors

@@ -241,7 +241,7 @@ def estimate_contraction(losses: Sequence[float]) -> float:
     if third < 2:
         raise ValueError(f"6 or more losses are needed, not {len(losses)}")
     first, second, last = (sum(losses[i * third : (i + 1) * third]) / third for i in range(3))
-    if not first > second > last or not first - second > second - last:
+    if not math.inf > first > second > last or not first - second > second - last:
         raise ValueError(
             f"the losses do not decay exponentially: the means of their thirds are {first:g}, {second:g}, {last:g}"
         )

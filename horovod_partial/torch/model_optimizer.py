@@ -99,6 +99,9 @@ class _Methods(torch.optim.Optimizer):
         self._max_staleness = max_staleness
         self._grace_ms = grace_ms
         self._named_buffers = list(named_buffers or ())
+        averaged_tensors(
+            self, policy.average, self._named_buffers
+        )  # what does not fit fails here, not in the first step
         members = [names[p] for group in self.param_groups for p in group["params"]]
         self._name = f"{bucket_name(process_set, members)}.model"
         self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
@@ -255,10 +258,11 @@ class _Methods(torch.optim.Optimizer):
         self.synchronize()
         if not self._averages_models:
             return
-        runtime.flush(self.process_set.process_set_id)
+        process_set, name = self.process_set.process_set_id, f"{self._name}.flush"
+        runtime.clear(process_set, name)  # averages that were made while this rank was out of training
+        runtime.flush(process_set)
         bucket = self._packed()
-        while average_over_all_(bucket.flat, f"{self._name}.flush", self.process_set).info().late:
-            bucket.pack()  # that average was made without this rank, while it was out of training
+        average_over_all_(bucket.flat, name, self.process_set)
         bucket.unpack()
 
     # --- State ---------------------------------------------------------------------------------------------------

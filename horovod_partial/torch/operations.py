@@ -35,7 +35,7 @@ class RoundInfo:
             `Full`: all of them.
         gradients: contributions in the sum that the caller got, earlier late ones included; -1 under `Full`.
         staleness: rounds whose results the caller had missed before it arrived.
-        members: the ranks whose contributions are in that sum; empty under `Full`.
+        members: the ranks, within the process set, whose contributions are in that sum; empty under `Full`.
         work: what each member's weight followed from, if there were weights: steps, or an iteration.
     """
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -580,6 +581,474 @@ TEST_F(DiscardLateTest, ALateContributionIsNotDelivered) {
   EXPECT_EQ(models.Arrive(InPlace(on_time)), Arrived::kOnTime);
   EXPECT_EQ(models.ReportArrival(), 1);
   EXPECT_THAT(Sent(models.Begin(Close({1, true}), kRank)), ElementsAre(3, 4));
+}
+
+// --- Models that are kept
+
+class KeptModelTest : public BucketTest {
+ protected:
+  KeptModelTest() { MakeBucket(); }
+  void MakeBucket(Divisor divisor = Divisor::kContributors) {
+    BucketOptions options = Options();
+    options.late = Late::kKeep;
+    options.missed = Missed::kLatest;
+    options.divisor = divisor;
+    models_.emplace("models", options);
+  }
+
+  // This rank's part in the closing, of all ranks; the others' models add up to what the test says.
+  Closing CloseModels(Closing::Contribution mine) {
+    Closing closing = Close(mine);
+    closing.bucket = models_->name();
+    return closing;
+  }
+  Closing CloseKept() {
+    const int models = models_->ReportPending();
+    return CloseModels({models, false, models_->ReportLate() == 0});
+  }
+  // A round for which this rank is on time, or that it misses.
+  Values OnTime(Values model, float others) {
+    EXPECT_EQ(models_->Arrive(InPlace(model)), Arrived::kOnTime);
+    Reduce(models_->Begin(CloseModels({models_->ReportArrival(), true}), kRank), others);
+    EXPECT_TRUE(models_->Finish());
+    return model;
+  }
+  Values Miss(float others) {
+    const Bucket::Entry entry = models_->Begin(CloseKept(), kRank);
+    const Values sent = Sent(entry);
+    Reduce(entry, others);
+    EXPECT_FALSE(models_->Finish());
+    return sent;
+  }
+  Values Late(Values model) {
+    EXPECT_EQ(models_->Arrive(InPlace(model)), Arrived::kLate);
+    EXPECT_TRUE(models_->TakeMissed(model.data()).empty());
+    return model;
+  }
+  std::optional<Bucket> models_;
+};
+
+TEST_F(KeptModelTest, OnTimeIsTheMean) { EXPECT_THAT(OnTime({1, 2}, 8), ElementsAre(3, FloatEq(10 / 3.F))); }
+
+TEST_F(KeptModelTest, OnTimeIsSentFromWhereItLies) {
+  Values input = {1, 2}, output(2);
+  models_->Arrive({input.data(), output.data(), 1});
+  const Bucket::Entry entry = models_->Begin(CloseModels({models_->ReportArrival(), true}), kRank);
+  EXPECT_EQ(entry.input, input.data());
+  EXPECT_EQ(entry.output, output.data());
+  EXPECT_TRUE(entry.own);
+}
+
+// C3 of WAGMA-SGD, with the models of a group of 2.
+TEST_F(KeptModelTest, LateIsTheSumWithTheOldModelAndTheNewOne) {
+  OnTime({1, 2}, 8);
+  const Bucket::Entry entry = [&] {
+    Closing closing = CloseKept();
+    closing.contributions[2] = {0, false};  // rank 0 and this one
+    return models_->Begin(closing, kRank);
+  }();
+  EXPECT_THAT(Sent(entry), ElementsAre(1, 2)) << "the model that was there last stands in";
+  Reduce(entry, 6);  // rank 0's; it gets (6 + 1) / 2 of this
+  models_->Finish();
+  EXPECT_THAT(Late({10, 20}), ElementsAre(FloatEq((1 + 6 + 10) / 3.F), FloatEq((2 + 6 + 20) / 3.F)));
+}
+
+TEST_F(KeptModelTest, IsSentInRoundAfterRound) {
+  OnTime({1, 2}, 8);
+  for (int round = 0; round < 3; ++round) EXPECT_THAT(Miss(5), ElementsAre(1, 2)) << round;
+  EXPECT_EQ(models_->missed_rounds(), 3);
+  EXPECT_THAT(Late({10, 20}), ElementsAre(FloatEq(16 / 4.F), FloatEq(27 / 4.F))) << "of the newest round only";
+  for (int round = 0; round < 3; ++round) EXPECT_THAT(Miss(5), ElementsAre(10, 20)) << round;
+}
+
+TEST_F(KeptModelTest, OnlyWhatCameSinceTheLastRoundIsLate) {
+  EXPECT_EQ(models_->ReportPending(), 0) << "there is none yet";
+  EXPECT_EQ(models_->ReportLate(), 0);
+  OnTime({1, 2}, 8);
+  EXPECT_EQ(models_->ReportPending(), 1);
+  EXPECT_EQ(models_->ReportLate(), 0) << "it has been in a round";
+  Miss(5);
+  Late({10, 20});
+  for (int cycle = 0; cycle < 2; ++cycle) {
+    EXPECT_EQ(models_->ReportPending(), 1);
+    EXPECT_EQ(models_->ReportLate(), 1);
+  }
+  Miss(5);
+  EXPECT_EQ(models_->ReportPending(), 1);
+  EXPECT_EQ(models_->ReportLate(), 0);
+}
+
+TEST_F(KeptModelTest, OnlyTheNewestOfSeveralLateOnesIsSent) {
+  OnTime({1, 2}, 8);
+  const Closing closing = CloseKept();
+  const Bucket::Entry first = models_->Begin(closing, kRank);
+  Values second = {3, 4};
+  EXPECT_EQ(models_->Arrive(InPlace(second)), Arrived::kWaiting);
+  Reduce(first, 5);
+  models_->Finish();
+  models_->TakeMissed(second.data());
+  const Closing next = CloseKept();  // announces {3, 4}
+  EXPECT_FALSE(next.contributions[kRank].stale);
+  const Bucket::Entry entry = models_->Begin(next, kRank);
+  Values third = {5, 6};
+  EXPECT_EQ(models_->Arrive(InPlace(third)), Arrived::kWaiting);
+  EXPECT_THAT(Sent(entry), ElementsAre(3, 4));
+  Reduce(entry, 5);
+  models_->Finish();
+  models_->TakeMissed(third.data());
+  EXPECT_EQ(models_->ReportPending(), 1);
+  EXPECT_EQ(models_->ReportLate(), 1);
+  EXPECT_THAT(Miss(5), ElementsAre(5, 6));
+}
+
+TEST_F(KeptModelTest, AnArrivalWhileRunningDoesNotTouchWhatIsSent) {
+  OnTime({1, 2}, 8);
+  const Bucket::Entry entry = models_->Begin(CloseKept(), kRank);
+  Values model = {10, 20};
+  EXPECT_EQ(models_->Arrive(InPlace(model)), Arrived::kWaiting);
+  EXPECT_EQ(models_->ReportPending(), 0) << "not announced before the round has ended";
+  EXPECT_THAT(Sent(entry), ElementsAre(1, 2));
+  EXPECT_NE(entry.output, entry.input) << "the kept model survives its round";
+  Reduce(entry, 5);
+  EXPECT_FALSE(models_->Finish());
+  EXPECT_TRUE(models_->HasUnannounced());
+  models_->TakeMissed(model.data());
+  EXPECT_THAT(model, ElementsAre(FloatEq((1 + 5 + 10) / 4.F), FloatEq((2 + 5 + 20) / 4.F)));
+  EXPECT_THAT(Miss(5), ElementsAre(10, 20));
+}
+
+TEST_F(KeptModelTest, AnArrivalThatSlippedInIsLate) {
+  OnTime({1, 2}, 8);
+  const Closing closing = CloseKept();
+  Values model = {10, 20};
+  EXPECT_EQ(models_->Arrive(InPlace(model)), Arrived::kOnTime);
+  const Bucket::Entry entry = models_->Begin(closing, kRank);
+  EXPECT_TRUE(entry.retract);
+  EXPECT_FALSE(entry.own);
+  EXPECT_THAT(Sent(entry), ElementsAre(1, 2));
+  Reduce(entry, 5);
+  EXPECT_FALSE(models_->Finish());
+  models_->TakeMissed(model.data());
+  EXPECT_THAT(model, ElementsAre(FloatEq((1 + 5 + 10) / 4.F), FloatEq((2 + 5 + 20) / 4.F)));
+  EXPECT_EQ(models_->ReportPending(), 1);
+  EXPECT_EQ(models_->ReportLate(), 1);
+  EXPECT_THAT(Miss(5), ElementsAre(10, 20));
+}
+
+// Its request is on the way while another cycle reports what is pending.
+TEST_F(KeptModelTest, AnArrivalThatIsNotReportedYetLeavesTheAnnouncedModel) {
+  OnTime({1, 2}, 8);
+  Values model = {10, 20};
+  EXPECT_EQ(models_->Arrive(InPlace(model)), Arrived::kOnTime);
+  const Closing closing = CloseKept();
+  EXPECT_EQ(closing.contributions[kRank].gradients, 1);
+  EXPECT_TRUE(closing.contributions[kRank].stale);
+  EXPECT_THAT(Sent(models_->Begin(closing, kRank)), ElementsAre(1, 2));
+}
+
+TEST_F(KeptModelTest, OneThatIsTooOldIsLeftOut) {
+  OnTime({1, 2}, 8);
+  EXPECT_EQ(models_->ReportPending(), 1);
+  const Bucket::Entry entry = models_->Begin(CloseModels({0, false}), kRank);
+  EXPECT_THAT(Sent(entry), Each(0));
+  Reduce(entry, 6);
+  models_->Finish();
+  EXPECT_THAT(Late({3, 3}), Each(3)) << "the mean of the others' two and its own";
+  EXPECT_THAT(Miss(0), Each(3)) << "there is a newer one";
+}
+
+TEST_F(KeptModelTest, AGroupWithoutAnyModelHasNoResult) {
+  Closing closing = CloseModels({0, false});
+  closing.contributions.assign(kSize, {0, false});
+  const Bucket::Entry entry = models_->Begin(closing, kRank);
+  Values model = {1, 2};
+  EXPECT_EQ(models_->Arrive(InPlace(model)), Arrived::kWaiting);
+  Reduce(entry, 0);
+  models_->Finish();
+  EXPECT_FALSE(models_->HasMissed());
+  models_->TakeMissed(model.data());
+  EXPECT_THAT(model, ElementsAre(1, 2)) << "an average with nobody else";
+}
+
+TEST_F(KeptModelTest, OnlyTheGroupCounts) {
+  Values model = {1, 2};
+  models_->Arrive(InPlace(model));
+  Closing closing = CloseModels({models_->ReportArrival(), true});
+  closing.groups = {0, 1, 1};
+  Reduce(models_->Begin(closing, kRank), 3);
+  models_->Finish();
+  EXPECT_THAT(model, ElementsAre(2, 2.5)) << "2 models";
+  closing = CloseKept();
+  closing.groups = {0, 1, 0};
+  Reduce(models_->Begin(closing, kRank), 0);
+  models_->Finish();
+  EXPECT_THAT(Late({3, 4}), ElementsAre(2, 3)) << "the old one and the new one";
+}
+
+TEST_F(KeptModelTest, WithoutADivisorItIsThePlainSum) {
+  MakeBucket(Divisor::kNone);
+  EXPECT_THAT(OnTime({1, 2}, 8), ElementsAre(9, 10));
+  Miss(5);
+  EXPECT_THAT(Late({10, 20}), ElementsAre(6, 7)) << "of what was sent, without the new one";
+  EXPECT_THAT(Miss(5), ElementsAre(10, 20));
+}
+
+TEST_F(KeptModelTest, ClearForgetsTheModelAndTheMissedResult) {
+  OnTime({1, 2}, 8);
+  Miss(5);
+  Late({3, 4});
+  models_->Clear();
+  EXPECT_EQ(models_->ReportPending(), 0);
+  EXPECT_FALSE(models_->HasMissed());
+  EXPECT_TRUE(models_->wants_full_round());
+  EXPECT_THAT(OnTime({5, 6}, 8), ElementsAre(FloatEq(13 / 3.F), FloatEq(14 / 3.F)));
+  EXPECT_FALSE(models_->wants_full_round());
+  EXPECT_THAT(Miss(5), ElementsAre(5, 6));
+}
+
+TEST_F(KeptModelTest, WhatWasAnnouncedBeforeAClearIsSentOnceMore) {
+  OnTime({1, 2}, 8);
+  const Closing closing = CloseKept();
+  models_->Clear();
+  const Bucket::Entry entry = models_->Begin(closing, kRank);
+  EXPECT_THAT(Sent(entry), ElementsAre(1, 2));
+  Reduce(entry, 5);
+  models_->Finish();
+  EXPECT_EQ(models_->ReportPending(), 0);
+  EXPECT_THAT(Miss(5), Each(0));
+}
+
+TEST_F(KeptModelTest, AClearWhileRunningDiscardsTheResult) {
+  OnTime({1, 2}, 8);
+  const Bucket::Entry entry = models_->Begin(CloseKept(), kRank);
+  models_->Clear();
+  EXPECT_THAT(Sent(entry), ElementsAre(1, 2)) << "what is being sent is not written";
+  Reduce(entry, 5);
+  models_->Finish();
+  EXPECT_FALSE(models_->HasMissed());
+  EXPECT_EQ(models_->ReportPending(), 0);
+}
+
+TEST_F(KeptModelTest, NothingIsPendingThatARoundWouldHaveToDeliver) {
+  OnTime({1, 2}, 8);
+  Miss(5);
+  Late({3, 4});
+  EXPECT_FALSE(models_->HasPending());
+}
+
+TEST_F(KeptModelTest, HoldsAtMostFiveTimesItsSize) {
+  for (int i = 0; i < 20; ++i) {
+    if (!models_->HasMissed()) OnTime({1, 2}, 8);
+    Miss(5);
+    const Bucket::Entry entry = models_->Begin(CloseKept(), kRank);
+    Values model = {1, 2};
+    models_->Arrive(InPlace(model));
+    Reduce(entry, 5);
+    models_->Finish();
+    EXPECT_LE(models_->held_bytes(), 5 * models_->bytes());
+    models_->TakeMissed(model.data());
+    if (i % 3 == 0) Miss(5);
+  }
+}
+
+// --- Rounds that leave this rank out
+
+class LeftOutTest : public BucketTest {
+ protected:
+  void MakeBucket(bool by_notice, Late late) {
+    BucketOptions options = Options();
+    options.by_notice = by_notice;
+    options.late = late;
+    options.missed = Missed::kLatest;
+    options.divisor = Divisor::kContributors;
+    grouped_.emplace("grouped", options);
+  }
+  Closing CloseGroups(const Partition& groups) {
+    Closing closing = Close({0, false});
+    closing.groups = groups;
+    for (std::size_t rank = 0; rank < groups.size(); ++rank)
+      closing.contributions[rank] = {groups[rank] == kNoGroup ? 0 : 1, groups[rank] != kNoGroup};
+    return closing;
+  }
+  // Round 0, of all.
+  void RunRoundZero() {
+    Values model = {1, 2};
+    EXPECT_EQ(grouped_->Arrive(InPlace(model)), Arrived::kOnTime);
+    EXPECT_FALSE(grouped_->announces()) << "round 0 has requests";
+    Reduce(grouped_->Begin(Close({grouped_->ReportArrival(), true}), kRank), 8);
+    EXPECT_TRUE(grouped_->Finish());
+  }
+  std::optional<Bucket> grouped_;
+};
+
+TEST_F(LeftOutTest, AnIdleRankIsNotDisturbed) {
+  MakeBucket(true, Late::kDiscard);
+  RunRoundZero();
+  const Bucket::Entry entry = grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);
+  EXPECT_FALSE(entry.member);
+  EXPECT_FALSE(entry.own);
+  EXPECT_FALSE(entry.retract);
+  EXPECT_EQ(entry.input, nullptr);
+  EXPECT_EQ(grouped_->state(), State::kIdle);
+  EXPECT_FALSE(grouped_->HasMissed());
+  EXPECT_EQ(grouped_->held_bytes(), 0u);
+  EXPECT_EQ(grouped_->last().round, 0) << "the last one that it was in";
+}
+
+TEST_F(LeftOutTest, AnArrivalByNoticeGoesOnWaiting) {
+  MakeBucket(true, Late::kDiscard);
+  RunRoundZero();
+  EXPECT_TRUE(grouped_->announces());
+  Values model = {3, 4};
+  EXPECT_EQ(grouped_->Arrive(InPlace(model)), Arrived::kOnTime);
+  grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);  // it slipped in
+  EXPECT_EQ(grouped_->state(), State::kArrived);
+  EXPECT_EQ(grouped_->ReportArrival(), 1);
+  const Bucket::Entry left_out = grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);  // others were first
+  EXPECT_FALSE(left_out.member);
+  EXPECT_FALSE(left_out.retract);
+  EXPECT_TRUE(grouped_->reported());
+  const Bucket::Entry entry = grouped_->Begin(CloseGroups({kNoGroup, 0, 0}), kRank);
+  EXPECT_TRUE(entry.own);
+  EXPECT_EQ(entry.input, model.data());
+  Reduce(entry, 5);
+  EXPECT_TRUE(grouped_->Finish());
+  EXPECT_THAT(model, ElementsAre(4, 4.5));
+  EXPECT_EQ(grouped_->completed(), 4);
+  EXPECT_EQ(grouped_->held_bytes(), 0u);
+}
+
+TEST_F(LeftOutTest, ASubmittedArrivalThatSlippedInBecomesLate) {
+  MakeBucket(false, Late::kKeep);
+  RunRoundZero();
+  Values model = {3, 4};
+  EXPECT_EQ(grouped_->Arrive(InPlace(model)), Arrived::kOnTime);
+  const Bucket::Entry entry = grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);
+  EXPECT_FALSE(entry.member);
+  EXPECT_TRUE(entry.retract);
+  EXPECT_EQ(grouped_->state(), State::kIdle);
+  grouped_->TakeMissed(model.data());
+  EXPECT_THAT(model, ElementsAre(3, 4)) << "an average with nobody else";
+  EXPECT_EQ(grouped_->ReportPending(), 1);
+  EXPECT_EQ(grouped_->ReportLate(), 1) << "no round has seen it";
+}
+
+TEST_F(LeftOutTest, AFlushOfNobodyIsNoRound) {
+  MakeBucket(false, Late::kKeep);
+  RunRoundZero();
+  EXPECT_FALSE(grouped_->Begin(CloseGroups({kNoGroup, kNoGroup, kNoGroup}), kRank).member);
+  EXPECT_EQ(grouped_->completed(), 1);
+  EXPECT_EQ(grouped_->ReportPending(), 1) << "the model is still there";
+}
+
+TEST_F(LeftOutTest, RoundsOfOthersCountAsCompleted) {
+  MakeBucket(true, Late::kDiscard);
+  RunRoundZero();
+  grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);
+  grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);
+  EXPECT_EQ(grouped_->completed(), 3);
+}
+
+// --- Weights
+
+class WeightsTest : public BucketTest {
+ protected:
+  void MakeBucket(Weights weights, double parameter) {
+    BucketOptions options = Options();
+    options.weights = weights;
+    options.weight_parameter = parameter;
+    options.late = Late::kDiscard;
+    options.missed = Missed::kLatest;
+    options.divisor = Divisor::kContributors;
+    weighted_.emplace("weighted", options);
+  }
+  Closing CloseWithWork(const std::vector<int>& work) {
+    Closing closing = Close({weighted_->ReportArrival(), true});
+    for (std::size_t rank = 0; rank < kSize; ++rank) closing.contributions[rank].work = work[rank];
+    return closing;
+  }
+  std::optional<Bucket> weighted_;
+};
+
+TEST_F(WeightsTest, ContractionScalesTheOwnContribution) {
+  MakeBucket(Weights::kContraction, 0.5);
+  Values model = {7, 14};
+  weighted_->Arrive({model.data(), model.data(), 1, 9});
+  EXPECT_EQ(weighted_->arrival().work, 9);
+  const Bucket::Entry entry = weighted_->Begin(CloseWithWork({10, 9, 8}), kRank);
+  EXPECT_THAT(Sent(entry), ElementsAre(FloatEq(2), FloatEq(4))) << "2 / 7 of it";
+  Reduce(entry, 1);
+  EXPECT_TRUE(weighted_->Finish());
+  EXPECT_THAT(model, ElementsAre(FloatEq(3), FloatEq(5))) << "the sum is the average";
+}
+
+TEST_F(WeightsTest, TheApplicationsInputIsNotScaled) {
+  MakeBucket(Weights::kContraction, 0.5);
+  const Values input = {7, 14};
+  Values output(2);
+  weighted_->Arrive({input.data(), output.data(), 1, 9});
+  const Bucket::Entry entry = weighted_->Begin(CloseWithWork({10, 9, 8}), kRank);
+  EXPECT_EQ(entry.input, output.data());
+  EXPECT_THAT(Sent(entry), ElementsAre(FloatEq(2), FloatEq(4)));
+  EXPECT_THAT(input, ElementsAre(7, 14));
+}
+
+TEST_F(WeightsTest, WhoIsNotFreshHasNone) {
+  MakeBucket(Weights::kContraction, 0.5);
+  Values model = {6, 12};
+  weighted_->Arrive({model.data(), model.data(), 1, 9});
+  Closing closing = CloseWithWork({10, 9, 8});
+  closing.contributions[2] = {};
+  EXPECT_THAT(Sent(weighted_->Begin(closing, kRank)), ElementsAre(FloatEq(2), FloatEq(4))) << "1 / 3 of it";
+}
+
+TEST_F(WeightsTest, OnlyTheGroupHasAny) {
+  MakeBucket(Weights::kContraction, 0.5);
+  Values model = {6, 12};
+  weighted_->Arrive({model.data(), model.data(), 1, 9});
+  Closing closing = CloseWithWork({10, 9, 8});
+  closing.groups = {0, 1, 1};
+  EXPECT_THAT(Sent(weighted_->Begin(closing, kRank)), ElementsAre(FloatEq(4), FloatEq(8))) << "2 / 3 of it";
+}
+
+TEST_F(WeightsTest, AMissedAverageIsNotDivided) {
+  MakeBucket(Weights::kContraction, 0.5);
+  Closing closing = Close({0, false});
+  Reduce(weighted_->Begin(closing, kRank), 5);
+  weighted_->Finish();
+  Values model = {1, 2};
+  EXPECT_EQ(weighted_->Arrive(InPlace(model)), Arrived::kLate);
+  weighted_->TakeMissed(model.data());
+  EXPECT_THAT(model, Each(5));
+}
+
+TEST_F(WeightsTest, StalenessCountsIterationsAndGoesToTheNewest) {
+  MakeBucket(Weights::kStaleness, 0.9);
+  Values model = {1, 1};
+  weighted_->Arrive(InPlace(model));
+  EXPECT_EQ(weighted_->arrival().work, 1);
+  weighted_->Begin(CloseWithWork({1, 1, 1}), kRank);
+  EXPECT_THAT(model, Each(FloatEq(1 / 3.F)));
+  weighted_->Finish();
+  model = {1, 1};
+  weighted_->Arrive(InPlace(model));
+  EXPECT_EQ(weighted_->arrival().work, 2);
+  weighted_->Begin(CloseWithWork({4, 2, 4}), kRank);  // lags 0, 2, 0
+  EXPECT_THAT(model, Each(testing::FloatNear(0.299F, 5e-4F)));
+  weighted_->Finish();
+  EXPECT_EQ(weighted_->iteration(), 4);
+  weighted_->Arrive(InPlace(model));
+  EXPECT_EQ(weighted_->arrival().work, 5);
+}
+
+TEST_F(WeightsTest, OfOtherGroupsTheIterationIsNotTaken) {
+  MakeBucket(Weights::kStaleness, 0.9);
+  Values model = {1, 1};
+  weighted_->Arrive(InPlace(model));
+  Closing closing = CloseWithWork({7, 1, 3});
+  closing.groups = {0, 1, 1};
+  weighted_->Begin(closing, kRank);
+  EXPECT_EQ(weighted_->iteration(), 3);
 }
 
 // --- Memory

@@ -14,6 +14,7 @@ namespace horovod_partial {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -35,9 +36,30 @@ Policy RandomInitiator(std::uint64_t seed) {
   return policy;
 }
 
+// Models in pairs along a butterfly.
+Policy Pairs(Round period = 0, int quorum = 1, Round max_staleness = 16) {
+  Policy policy = Quorum(quorum, max_staleness);
+  policy.schedule.kind = Schedule::Kind::kButterfly;
+  policy.schedule.group_size = 2;
+  policy.period = period;
+  policy.description = "GroupAverage(2)";
+  return policy;
+}
+
+// Models of the first ranks that are ready.
+Policy Ready(int group_size, int window = 8) {
+  Policy policy = Quorum(1);
+  policy.rule = Policy::Rule::kReady;
+  policy.group_size = group_size;
+  policy.window = window;
+  policy.description = "PartialReduce(" + std::to_string(group_size) + ")";
+  return policy;
+}
+
 // A coordinator whose ranks are puppets. What they say is written as one letter for each rank:
 //   .  computes         A  arrives with a gradient     D  arrives with nothing but what is pending, which is nothing
 //   P  has a gradient pending     B  is blocked        b  is blocked, with a gradient pending
+//   K  has a model that was in a round before          k  is blocked, with such a model
 //   W  waits for a round, or for a flush
 //   R  computes, while a device still reduces the round before
 //   C  arrives, and asks for a full round, as after a Clear
@@ -58,7 +80,8 @@ class Puppets {
         if (letter == 'A' || letter == 'C' || letter == 'D') AddArrival(report, bucket, letter);
         if (letter == 'R') AddRunning(report, bucket);
         if (letter == 'P' || letter == 'b' || letter == 'f' || letter == 'e') AddPending(report, bucket);
-        if (letter == 'B' || letter == 'b') report.blocked = true;
+        if (letter == 'K' || letter == 'k') AddPending(report, bucket, 0);
+        if (letter == 'B' || letter == 'b' || letter == 'k') report.blocked = true;
         if (letter == 'W') report.waiting = true;
         if (letter == 'F' || letter == 'f') report.flush = Report::Flush::kFlushing;
         if (letter == 'E' || letter == 'e') report.flush = Report::Flush::kEnding;
@@ -103,11 +126,12 @@ class Puppets {
     item.bucket = bucket;
     report.items.push_back(item);
   }
-  void AddPending(Report& report, const std::string& bucket) {
+  void AddPending(Report& report, const std::string& bucket, int late = 1) {
     Report::Item item;
     item.kind = Report::Item::Kind::kPending;
     item.bucket = bucket;
-    item.gradients = item.late = 1;
+    item.gradients = 1;
+    item.late = late;
     item.age = age;
     report.items.push_back(item);
   }
@@ -219,6 +243,58 @@ const Case kFlush[] = {
     {"NothingWithoutABucket", Quorum(2), {{"FFF", ""}, {"EEE", ""}}},
 };
 
+const Case kScheduled[] = {
+    {"KeptModelsStandIn", Pairs(), {{"AAAA", "first FFFF"}, {"AKKK", "quorum Fppp"}, {"KAKK", "quorum pFpp"}}},
+    {"NobodyWaits", Pairs(), {{"AAAA", "first FFFF"}, {"AKK.", "quorum Fpp-"}}},
+    {"FullRoundsWaitForAll",
+     Pairs(2),
+     {{"AAAA", "first FFFF"},
+      {"AAAK", ""},
+      {"...A", "everybody FFFF"},
+      {"A...", "quorum F---"},
+      {".A..", ""},
+      {"A.AA", "everybody FFFF"}}},
+    {"FullRoundsCountJoinedRanksOut", Pairs(2), {{"AAAA", "first FFFF"}, {"AA.J", ""}, {"..AJ", "everybody FFF-"}}},
+    {"FullRoundsGiveWayToLiveness", Pairs(2), {{"AAAA", "first FFFF"}, {"AkB.", ""}, {".kBW", "liveness Fp--"}}},
+    {"AKeptModelIsNoNews",
+     Pairs(0, 1, 1),
+     {{"AAAA", "first FFFF"}, {"AAAK", "quorum FFFp"}, {"AAAK", ""}, {"...K", ""}, {"...A", "everybody FFFF"}}},
+    {"ALateArrivalIs",
+     Pairs(0, 1, 1),
+     {{"AAAA", "first FFFF"}, {"AAAK", "quorum FFFp"}, {"AAAP", "quorum FFFp"}, {"AAAK", "quorum FFFp"}, {"AAAK", ""}}},
+    {"AModelThatIsTooOldIsLeftOut",
+     Pairs(0, 1, 1),
+     {{"AAAA", "first FFFF"}, {"AAAk", "quorum FFFp"}, {"AAAk", "quorum FFF-"}, {"AAAb", "quorum FFFp"}}},
+    {"AFlushDeliversNothing", Pairs(), {{"AAAA", "first FFFF"}, {"FFFF", "flush ----"}, {"ffff", "flush ----"}}},
+    {"AnEndIsNoRoundEither", Pairs(2), {{"AAAA", "first FFFF"}, {"EEEE", "end ----"}}},
+};
+
+const Case kReadyRanks[] = {
+    {"RoundZeroIsFull", Ready(2), {{"AA..", ""}, {"..A.", ""}, {"...A", "first FFFF"}}},
+    {"FirstComeFirstServed", Ready(2), {{"AAAA", "first FFFF"}, {"...A", ""}, {".A..", "quorum -F-F"}}},
+    {"SeveralGroupsInOneRound", Ready(2), {{"AAAA", "first FFFF"}, {"AAAA", "quorum FFFF"}}},
+    {"LessThanAGroupWaits", Ready(3), {{"AAAA", "first FFFF"}, {"AA..", ""}, {"....", ""}, {"..A.", "quorum FFF-"}}},
+    {"AFullArrivalWaitsForAll",
+     Ready(2),
+     {{"AAAA", "first FFFF"}, {"C...", ""}, {".AA.", ""}, {"...A", "everybody FFFF"}, {"AA..", "quorum FF--"}}},
+    {"WhenFewerAreLeft",
+     Ready(3),
+     {{"AAAA", "first FFFF"},
+      {"A..E", ""},
+      {".A.E", ""},
+      {"..EE", "liveness FF--"},
+      {"A.EE", ""},
+      {".BEE", "liveness F---"}}},
+    {"WhenOneIsLeft", Ready(2), {{"AAAA", "first FFFF"}, {"AFJ.", ""}, {".FJW", "liveness F---"}}},
+    {"AFlushHasNoGroups", Ready(2), {{"AAAA", "first FFFF"}, {"FFFF", "flush ----"}, {"EEEE", "end ----"}}},
+    {"WhatHasArrivedGoesBeforeAFlush",
+     Ready(2),
+     {{"AAAA", "first FFFF"}, {"A...", ""}, {"FFFF", "liveness F---"}, {"FFFF", "flush ----"}}},
+    {"TheLastRoundHasEndedEverywhere",
+     Ready(2),
+     {{"AAAA", "first FFFF"}, {"AARA", ""}, {"..R.", ""}, {"....", "quorum FF--"}}},
+};
+
 const auto kNameOfCase = [](const testing::TestParamInfo<Case>& info) { return info.param.name; };
 INSTANTIATE_TEST_SUITE_P(RoundZero, RuleTest, testing::ValuesIn(kRoundZero), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Quorum, RuleTest, testing::ValuesIn(kQuorum), kNameOfCase);
@@ -226,6 +302,251 @@ INSTANTIATE_TEST_SUITE_P(Staleness, RuleTest, testing::ValuesIn(kStaleness), kNa
 INSTANTIATE_TEST_SUITE_P(FullRound, RuleTest, testing::ValuesIn(kFullRounds), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Liveness, RuleTest, testing::ValuesIn(kLiveness), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Flush, RuleTest, testing::ValuesIn(kFlush), kNameOfCase);
+
+INSTANTIATE_TEST_SUITE_P(Scheduled, RuleTest, testing::ValuesIn(kScheduled), kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(ReadyRanks, RuleTest, testing::ValuesIn(kReadyRanks), kNameOfCase);
+
+// --- Groups by a schedule
+
+TEST(ScheduledRoundTest, CarriesItsGroups) {
+  Puppets puppets(4, Pairs());
+  puppets.Cycle("AAAA");
+  EXPECT_THAT(puppets.last[0].groups, IsEmpty()) << "round 0 is of all";
+  const Partition neighbours = {0, 0, 1, 1}, others = {0, 1, 0, 1};
+  for (Round round = 1; round < 6; ++round) {
+    puppets.Cycle(round == 3 ? "AAAA" : "A...");
+    EXPECT_EQ(puppets.last[0].round, round);
+    EXPECT_EQ(puppets.last[0].groups, round % 2 == 1 ? others : neighbours) << round;
+  }
+}
+
+TEST(ScheduledRoundTest, RoundZeroAnnouncesWhatComes) {
+  Puppets puppets(4, Pairs());
+  puppets.Cycle("AAAA");
+  EXPECT_THAT(puppets.last[0].upcoming, ElementsAre(Partition{0, 1, 0, 1}, Partition{0, 0, 1, 1}));
+  puppets.Cycle("AAAA");
+  EXPECT_THAT(puppets.last[0].upcoming, IsEmpty());
+}
+
+TEST(ScheduledRoundTest, RoundZeroDoesNotAnnounceALongTable) {
+  Policy policy = Quorum(1);
+  policy.schedule.kind = Schedule::Kind::kTable;
+  for (int i = 0; i < 1000; ++i) policy.schedule.table.push_back({0, i % 2});
+  Puppets puppets(2, policy);
+  puppets.Cycle("AA");
+  EXPECT_EQ(puppets.last[0].upcoming.size(), 64u);
+  EXPECT_EQ(puppets.last[0].upcoming[0], (Partition{0, 1})) << "of round 1";
+}
+
+TEST(ScheduledRoundTest, AFullRoundIsOfAllTogether) {
+  Puppets puppets(4, Pairs(3));
+  puppets.Cycle("AAAA");
+  puppets.Cycle("AAAA");
+  EXPECT_EQ(puppets.last[0].groups, (Partition{0, 1, 0, 1})) << "everybody is there, but it is no full round";
+  puppets.Cycle("AAAA");
+  EXPECT_THAT(puppets.last[0].groups, IsEmpty());
+  puppets.Cycle("AAAA");
+  EXPECT_EQ(puppets.last[0].groups, (Partition{0, 1, 0, 1})) << "round 3";
+}
+
+TEST(ScheduledRoundTest, SoIsOneByLiveness) {
+  Puppets puppets(4, Pairs(2));
+  puppets.Cycle("AAAA");
+  EXPECT_EQ(puppets.Cycle("Akkk"), "liveness Fppp");
+  EXPECT_THAT(puppets.last[0].groups, IsEmpty());
+}
+
+TEST(ScheduledRoundTest, LivenessKeepsTheGroupsOfOthers) {
+  Puppets puppets(4, Pairs(0, 2));
+  puppets.Cycle("AAAA");
+  EXPECT_EQ(puppets.Cycle("AkkB"), "liveness Fpp-");
+  EXPECT_EQ(puppets.last[0].groups, (Partition{0, 1, 0, 1}));
+}
+
+TEST(ScheduledRoundTest, OnlyTheFirstUseOfAKeptModelIsFresh) {
+  Puppets puppets(4, Pairs());
+  puppets.Cycle("AAAA");
+  puppets.Cycle("AKP.");
+  const auto& contributions = puppets.last[0].contributions;
+  EXPECT_FALSE(contributions[0].stale);
+  EXPECT_TRUE(contributions[1].stale);
+  EXPECT_FALSE(contributions[2].stale);
+  EXPECT_FALSE(contributions[1].fresh);
+  EXPECT_FALSE(contributions[2].fresh);
+}
+
+TEST(ScheduledRoundTest, AFlushIsNoRound) {
+  for (const Policy& policy : {Pairs(), Pairs(2), Ready(2)}) {
+    Puppets puppets(4, policy);
+    puppets.Cycle("AAAA");
+    for (int flush = 0; flush < 3; ++flush) {
+      ASSERT_EQ(puppets.Cycle("FFFF"), "flush ----");
+      EXPECT_THAT(puppets.last[0].groups, Each(kNoGroup));
+      EXPECT_THAT(puppets.last[0].members(0), IsEmpty());
+    }
+    puppets.Cycle("AAAA");
+    EXPECT_EQ(puppets.last[0].round, 1) << "the next one";
+  }
+}
+
+TEST(ScheduledRoundTest, TheWorkOfArrivalsIsPassedOn) {
+  Coordinator coordinator(2);
+  for (const Rank rank : {0, 1}) {
+    Report report;
+    Report::Item item;
+    item.bucket = "a";
+    item.gradients = 1;
+    item.work = 10 + rank;
+    item.declares = true;
+    item.policy = Quorum(2);
+    report.items.push_back(item);
+    coordinator.Observe(rank, report, Time(0));
+  }
+  const auto closings = coordinator.Decide(Time(0));
+  ASSERT_EQ(closings.size(), 1u);
+  EXPECT_EQ(closings[0].contributions[0].work, 10);
+  EXPECT_EQ(closings[0].contributions[1].work, 11);
+}
+
+// --- Groups of ready ranks
+
+class ReadyRoundTest : public testing::Test {
+ protected:
+  // Four ranks, of which 0 and 1 have formed a group; each has arrived every 10 ms.
+  void StartWithAPair(Puppets& puppets) {
+    puppets.Cycle("AAAA");
+    puppets.now = 10ms;
+    ASSERT_EQ(puppets.Cycle("AA.."), "quorum FF--");
+    puppets.now = 20ms;
+  }
+};
+
+TEST_F(ReadyRoundTest, TellsTheGroupsApart) {
+  Puppets puppets(5, Ready(2));
+  puppets.Cycle("AAAAA");
+  ASSERT_EQ(puppets.Cycle("AAAA."), "quorum FFFF-");
+  ASSERT_EQ(puppets.last.size(), 1u);
+  const auto groups = GroupsOf(puppets.last[0].groups);
+  ASSERT_EQ(groups.size(), 2u);
+  for (const Members& group : groups) EXPECT_EQ(group.size(), 2u);
+  EXPECT_EQ(puppets.last[0].groups[4], kNoGroup);
+}
+
+TEST_F(ReadyRoundTest, WhoIsLeftOverIsTheNextOnesFirst) {
+  Puppets puppets(5, Ready(2));
+  puppets.Cycle("AAAAA");
+  puppets.now = 1ms;
+  EXPECT_EQ(puppets.Cycle("..A.."), "");
+  puppets.now = 2ms;
+  EXPECT_EQ(puppets.Cycle("AA..."), "quorum F-F--");
+  puppets.now = 3ms;
+  EXPECT_EQ(puppets.Cycle("...A."), "quorum -F-F-");
+}
+
+TEST_F(ReadyRoundTest, AFullRoundHasNoGroups) {
+  Puppets puppets(3, Ready(2));
+  puppets.Cycle("AAA");
+  EXPECT_THAT(puppets.last[0].groups, IsEmpty());
+  EXPECT_EQ(puppets.Cycle("CAA"), "everybody FFF");
+  EXPECT_THAT(puppets.last[0].groups, IsEmpty());
+}
+
+TEST_F(ReadyRoundTest, AGroupOfAllRanksIsOne) {
+  Puppets puppets(3, Ready(9));
+  puppets.Cycle("AAA");
+  EXPECT_EQ(puppets.Cycle("AA."), "");
+  EXPECT_EQ(puppets.Cycle("..A"), "quorum FFF");
+  EXPECT_EQ(puppets.last[0].groups, (Partition{0, 0, 0}));
+}
+
+TEST_F(ReadyRoundTest, IsAskedForAgainWhileOneRuns) {
+  Puppets puppets(4, Ready(2));
+  puppets.Cycle("AAAA");
+  EXPECT_EQ(puppets.Cycle("AARR"), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), Time::min());
+}
+
+TEST_F(ReadyRoundTest, AHoldEndsByItself) {
+  Puppets puppets(4, Ready(2));
+  StartWithAPair(puppets);
+  EXPECT_EQ(puppets.Cycle("AA.."), "") << "the same two again";
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), 30ms) << "as long as their last step";
+  puppets.now = 29ms;
+  EXPECT_EQ(puppets.Cycle("...."), "");
+  puppets.now = 30ms;
+  EXPECT_EQ(puppets.Cycle("...."), "quorum FF--");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), kNever);
+}
+
+TEST_F(ReadyRoundTest, AHoldEndsWithARankOfAnotherPart) {
+  Puppets puppets(4, Ready(2));
+  StartWithAPair(puppets);
+  puppets.Cycle("AA..");
+  puppets.now = 21ms;
+  EXPECT_EQ(puppets.Cycle("..A."), "quorum F-F-");
+}
+
+TEST_F(ReadyRoundTest, AHoldIsOverWhenNobodyElseCanCome) {
+  Puppets puppets(4, Ready(2));
+  StartWithAPair(puppets);
+  EXPECT_EQ(puppets.Cycle("AAWW"), "liveness FF--");
+  EXPECT_EQ(puppets.Cycle("...."), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), kNever) << "nothing is held any more";
+}
+
+TEST_F(ReadyRoundTest, AHoldIsOverWhenAFullRoundIsAskedFor) {
+  Puppets puppets(4, Ready(2));
+  StartWithAPair(puppets);
+  EXPECT_EQ(puppets.Cycle("AA.."), "");
+  EXPECT_EQ(puppets.Cycle("..C."), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), kNever) << "it waits for rank 3, and for no time";
+}
+
+TEST_F(ReadyRoundTest, NoGroupIsLargerThanAsked) {
+  Puppets puppets(4, Ready(2));
+  StartWithAPair(puppets);
+  ASSERT_EQ(puppets.Cycle(".AA."), "quorum -FF-");
+  puppets.now = 30ms;
+  puppets.Cycle("AAAW");  // held for rank 3, which cannot come
+  ASSERT_EQ(puppets.last.size(), 1u);
+  EXPECT_GE(puppets.last[0].fresh(), 2);
+  for (const Members& group : GroupsOf(puppets.last[0].groups)) EXPECT_LE(group.size(), 2u);
+}
+
+TEST_F(ReadyRoundTest, WindowsThatDidNotConnectAllAreCounted) {
+  Puppets puppets(4, Ready(2, 2));
+  puppets.Cycle("AAAA");
+  puppets.now = 10ms;
+  EXPECT_EQ(puppets.Cycle("AA.."), "quorum FF--");
+  puppets.now = 20ms;
+  EXPECT_EQ(puppets.Cycle("AA.."), "");
+  puppets.now = 30ms;
+  EXPECT_EQ(puppets.Cycle("...."), "quorum FF--");
+  EXPECT_EQ(puppets.Cycle("AA.."), "quorum FF--") << "they have waited in vain";
+  const auto unconnected = puppets.coordinator.UnconnectedWindows();
+  EXPECT_EQ(unconnected.size(), 1u);
+  EXPECT_EQ(unconnected.at("a"), 2) << "from the second group on the window is full";
+}
+
+TEST_F(ReadyRoundTest, RanksThatAreOutOfTrainingNeedNotBeConnected) {
+  Puppets puppets(4, Ready(2));
+  StartWithAPair(puppets);
+  EXPECT_EQ(puppets.Cycle("AAFF"), "quorum FF--");
+  puppets.now = 30ms;
+  EXPECT_EQ(puppets.Cycle("AAJJ"), "quorum FF--");
+}
+
+TEST_F(ReadyRoundTest, OffsetsCountFromTheFirstOfThoseThatWait) {
+  Puppets puppets(3, Ready(2));
+  puppets.Cycle("AAA");
+  puppets.now = 1s;
+  puppets.Cycle("A..");
+  puppets.now = 3s;
+  EXPECT_EQ(puppets.Cycle(".A."), "quorum FF-");
+  const auto offsets = puppets.coordinator.ArrivalOffsets().at("a");
+  EXPECT_THAT(offsets.total_seconds, ElementsAre(0, 2, 0));
+  EXPECT_THAT(offsets.count, ElementsAre(2, 2, 1));
+}
 
 // --- The random initiator
 
@@ -550,13 +871,19 @@ TEST(DisagreementTest, NamesBothRanksAndBothPolicies) {
 
 TEST(DisagreementTest, EverySettingCounts) {
   const Policy agreed = Quorum(1);
-  std::vector<Policy> others(6, agreed);
+  std::vector<Policy> others(12, agreed);
   others[0].rule = Policy::Rule::kInitiator;
   others[1].quorum = 2;
   others[2].seed = 1;
   others[3].max_staleness = 1;
   others[4].grace = 1ms;
   others[5].description = "Solo()";
+  others[6].schedule.kind = Schedule::Kind::kRing;
+  others[7].schedule.group_size = 2;
+  others[8].schedule.table = {{0, 1}};
+  others[9].period = 2;
+  others[10].group_size = 2;
+  others[11].window = 2;
   for (const Policy& other : others) {
     Coordinator coordinator(2);
     Declare(coordinator, 0, agreed);

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #include "core/statistics.h"
@@ -66,6 +67,47 @@ TEST(StatisticsTest, ARankThatStartsLaterStartsFresh) {
   BucketStatistics statistics;  // of a rank that had joined for the first 7 rounds
   statistics.Record(Make(7, Reason::kQuorum, {kFresh, kFresh}));
   EXPECT_THAT(statistics.staleness, ElementsAre(Pair(0, 2)));
+}
+
+// --- Groups
+
+constexpr Closing::Contribution kKept{1, false, true};
+
+Closing InGroups(Closing closing, Partition groups) {
+  closing.groups = std::move(groups);
+  return closing;
+}
+
+TEST(GroupStatisticsTest, WhoIsInNoGroupIsNeitherOnTimeNorLate) {
+  BucketStatistics statistics;
+  statistics.Record(Make(0, Reason::kFirst, {kFresh, kFresh, kFresh, kFresh}));
+  statistics.Record(
+      InGroups(Make(1, Reason::kQuorum, {kFresh, kNothing, kFresh, kNothing}), {0, kNoGroup, 0, kNoGroup}));
+  statistics.Record(InGroups(Make(2, Reason::kQuorum, {kFresh, kFresh, kFresh, kFresh}), {0, 1, 1, 0}));
+  EXPECT_EQ(statistics.rounds, 3);
+  EXPECT_THAT(statistics.on_time, ElementsAre(3, 2, 3, 2));
+  EXPECT_THAT(statistics.late, ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(statistics.fresh, ElementsAre(0, 0, 1, 0, 2)) << "of all groups";
+  EXPECT_THAT(statistics.staleness, ElementsAre(Pair(0, 8), Pair(1, 2)));
+}
+
+TEST(GroupStatisticsTest, AKeptModelIsNoNewContribution) {
+  BucketStatistics statistics;
+  statistics.Record(Make(0, Reason::kFirst, {kFresh, kFresh}));
+  statistics.Record(InGroups(Make(1, Reason::kQuorum, {kFresh, kKept}), {0, 0}));
+  statistics.Record(InGroups(Make(2, Reason::kQuorum, {kFresh, kPending}), {0, 0}));
+  EXPECT_THAT(statistics.on_time, ElementsAre(3, 1));
+  EXPECT_THAT(statistics.late, ElementsAre(0, 2));
+  EXPECT_THAT(statistics.staleness, ElementsAre(Pair(0, 4), Pair(1, 1)));
+}
+
+TEST(GroupStatisticsTest, AFlushOfModelsIsNoRound) {
+  BucketStatistics statistics;
+  statistics.Record(Make(0, Reason::kFirst, {kFresh, kFresh}));
+  statistics.Record(InGroups(Make(1, Reason::kFlush, {kNothing, kNothing}), {kNoGroup, kNoGroup}));
+  EXPECT_EQ(statistics.rounds, 1);
+  EXPECT_THAT(statistics.by_reason, ElementsAre(1, 0, 0, 0, 0, 0));
+  EXPECT_THAT(statistics.late, ElementsAre(0, 0));
 }
 
 }  // namespace

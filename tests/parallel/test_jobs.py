@@ -17,7 +17,12 @@ from harness.matrix import Setup
 # Each test here is a launch of its own, so the default run has few of them, with few ranks.
 pytestmark = pytest.mark.launch(ranks=(2,), full_ranks=(2, 4))
 LONG = pytest.mark.full_matrix
-POLICIES = [pytest.param("full", marks=LONG), "solo", pytest.param("majority", marks=LONG)]
+MODEL_POLICIES = ["group_average", "partial_reduce:2", "weighted_average:4:0.99"]
+POLICIES = [
+    pytest.param("full", marks=LONG),
+    "solo",
+    *(pytest.param(policy, marks=LONG) for policy in ("majority", *MODEL_POLICIES)),
+]
 # What the specification allows, for a machine that does nothing else.
 END_AFTER_KILL_SECONDS = 10.0
 
@@ -48,7 +53,9 @@ def test_shutdown(job: Job) -> None:
 
 
 @pytest.mark.launch(ranks=(4,), full_ranks=(2, 4))
-@pytest.mark.parametrize("policy", ["majority", pytest.param("solo", marks=LONG)])
+@pytest.mark.parametrize(
+    "policy", ["majority", *(pytest.param(policy, marks=LONG) for policy in ("solo", *MODEL_POLICIES))]
+)
 def test_a_rank_that_leaves_early(job: Job, policy: str) -> None:
     """It ends its process; the others go on, and know when it has ended."""
     assert job.run("train", policy, "early") == 0, job.output()

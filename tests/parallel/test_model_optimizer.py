@@ -1,0 +1,784 @@
+"""`hvd.DistributedOptimizer` under policies of models: a local step, then an average of what the ranks have."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.torch
+import pytest
+import torch
+from harness.buckets import completed
+from harness.world import World
+
+import horovod_partial.torch as hvd
+from horovod_partial import _core
+
+pytestmark = pytest.mark.launch(full_ranks=(4, 8))
+
+FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
+EVERYTHING = ("parameters", "buffers", "state")
+POLICIES = {
+    "group": lambda **options: hvd.GroupAverage(2, period=4, **options),
+    "ring": lambda **options: hvd.GroupAverage(schedule=hvd.Ring(2), period=None, **options),
+    "ready": lambda **options: hvd.PartialReduce(2, **options),
+    "staleness": lambda **options: hvd.PartialReduce(3, weights="staleness", **options),
+    "weighted": lambda **options: hvd.WeightedAverage(3, 0.95, **options),
+}
+policies = pytest.mark.parametrize("policy", POLICIES)
+# One of each kind, for what does not depend on who averages with whom.
+kinds = pytest.mark.parametrize("policy", ["group", "ready", "weighted"])
+
+
+def make_model(seed: int = 0) -> torch.nn.Module:
+    # No bias before a normalization: its gradient is rounding noise, which Adam would blow up.
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8, affine=False), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+    )
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator)
+
+
+def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    x, y = batch(rank, step)
+    return torch.nn.functional.mse_loss(model(x), y)
+
+
+MAKERS = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.02),
+}
+
+
+def wrap(model: torch.nn.Module, sync: Any, make: str = "momentum", **options: Any) -> Any:
+    return hvd.DistributedOptimizer(MAKERS[make](model), model.named_parameters(), sync=sync, **options)
+
+
+def train(world: World, optimizer: Any, model: torch.nn.Module, steps: int, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss_of(model, world.rank, step).backward()
+        optimizer.step()
+
+
+def weights(model: torch.nn.Module) -> list[float]:
+    return torch.cat([p.detach().reshape(-1).double() for p in model.parameters()]).tolist()
+
+
+def buffers(model: torch.nn.Module) -> list[float]:
+    return torch.cat([b.reshape(-1) for b in model.buffers() if b.dtype.is_floating_point]).tolist()
+
+
+def state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict[str, Any]]:
+    return [
+        {key: x.tolist() for key, x in sorted(optimizer.state[p].items()) if torch.is_tensor(x) and key != "step"}
+        for p in model.parameters()
+    ]
+
+
+def bucket_of(optimizer: Any) -> str:
+    return optimizer._name
+
+
+# --- As one process would ---------------------------------------------------------------------------------------------
+
+
+class Reference:
+    """All ranks' trainings in this process, without Horovod."""
+
+    def __init__(self, world: World, make: str, average: Sequence[str] = ("parameters",)) -> None:
+        self.models = [make_model() for _ in world.ranks]
+        self.optimizers = [MAKERS[make](model) for model in self.models]
+        self.average = average
+
+    def step(self, rank: int, number: int) -> None:
+        self.optimizers[rank].zero_grad()
+        loss_of(self.models[rank], rank, number).backward()
+        self.optimizers[rank].step()
+
+    def tensors(self, rank: int) -> list[torch.Tensor]:
+        model, optimizer = self.models[rank], self.optimizers[rank]
+        tensors: list[torch.Tensor] = list(model.parameters())
+        if "buffers" in self.average:
+            tensors += [buffer for buffer in model.buffers() if buffer.dtype.is_floating_point]
+        if "state" in self.average:
+            for parameter in model.parameters():
+                tensors += [x for x in optimizer.state[parameter].values() if torch.is_tensor(x) and x.dim() > 0]
+        return tensors
+
+    @torch.no_grad()
+    def mix(self, ranks: Sequence[int], shares: Sequence[float] | None = None) -> None:
+        """Give some ranks the weighted mean of what they have."""
+        shares = shares or [1 / len(ranks)] * len(ranks)
+        for same in zip(*(self.tensors(rank) for rank in ranks), strict=True):
+            average = sum(share * tensor.double() for share, tensor in zip(shares, same, strict=True))
+            for tensor in same:
+                tensor.copy_(average)
+
+    def check(self, rank: int, model: torch.nn.Module) -> None:
+        assert weights(model) == pytest.approx(weights(self.models[rank]), abs=1e-5)
+        assert buffers(model) == pytest.approx(buffers(self.models[rank]), abs=1e-5)
+
+
+@pytest.mark.parametrize("average", [("parameters",), EVERYTHING], ids=["parameters", "everything"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_c5_group_averages_of_ranks_that_are_on_time(world: World, make: str, average: tuple[str, ...]) -> None:
+    """WAGMA-SGD, Algorithm 2, as written; after each full round the replicas are equal."""
+    schedule, period = hvd.Butterfly(2), 3
+    model = make_model()
+    policy = hvd.GroupAverage(2, period=period, average=average)
+    optimizer = wrap(model, policy, make, grace_ms=FOR_EVER, named_buffers=model.named_buffers())
+    reference = Reference(world, make, average)
+    for number in range(7):
+        train(world, optimizer, model, 1, first=number)
+        for rank in world.ranks:
+            reference.step(rank, number)
+        full = number == 0 or (number + 1) % period == 0
+        groups = [list(world.ranks)] if full else schedule.groups(number, world.size)
+        for members in groups:
+            reference.mix(members)
+        reference.check(world.rank, model)
+        (mine,) = [tuple(members) for members in groups if world.rank in members]
+        info = optimizer.last_round
+        assert (info.round, info.late, info.members) == (number, False, mine)
+        everybody = world.gather((weights(model), buffers(model), state(optimizer, model)))
+        parameters, statistics, states = zip(*everybody, strict=True)
+        assert all(parameters[rank] == parameters[world.rank] for rank in mine)  # bits
+        if average == EVERYTHING:
+            assert all(statistics[rank] == statistics[world.rank] for rank in mine)
+            assert all(states[rank] == states[world.rank] for rank in mine)
+        if average != EVERYTHING:
+            assert statistics[0] != statistics[1]
+        if number:
+            assert (parameters[0] == parameters[world.size - 1]) == full
+    assert optimizer.rounds == 7
+
+
+@pytest.mark.parametrize("average", [("parameters",), EVERYTHING], ids=["parameters", "everything"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_partial_reduce_of_all_ranks(world: World, make: str, average: tuple[str, ...]) -> None:
+    """The model average of local SGD, in every step."""
+    model = make_model()
+    optimizer = wrap(model, hvd.PartialReduce(world.size, average=average), make, named_buffers=model.named_buffers())
+    reference = Reference(world, make, average)
+    for number in range(4):
+        train(world, optimizer, model, 1, first=number)
+        for rank in world.ranks:
+            reference.step(rank, number)
+        reference.mix(world.ranks)
+    reference.check(world.rank, model)
+    world.same(weights(model))
+
+
+@pytest.mark.parametrize("average", [("parameters",), EVERYTHING], ids=["parameters", "everything"])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_weighted_average_of_unequal_work(world: World, slow: int, average: tuple[str, ...]) -> None:
+    """A slow rank finishes its step when the fastest has taken all, and counts less."""
+    period, contraction = 4, 0.7
+    model = make_model()
+    policy = hvd.WeightedAverage(period, contraction, average=average)
+    optimizer = wrap(model, policy, named_buffers=model.named_buffers())
+    reference = Reference(world, "momentum", average)
+    taken = 0  # steps of this rank
+    taken_of = [0] * world.size
+    for number, slow_steps in enumerate((2, 1, 3)):
+        steps_of = [slow_steps if rank == slow else period for rank in world.ranks]
+        train(world, optimizer, model, steps_of[world.rank] - 1, first=taken)
+        assert optimizer.rounds == number
+        world.barrier()
+        if world.rank == slow:  # in the midst of its step when the others come to the end of theirs
+            period_over = f"{bucket_of(optimizer)}.period"
+            world.until(lambda: completed(period_over) >= number + 2, "the fastest has taken its steps")  # noqa: B023
+        train(world, optimizer, model, 1, first=taken + steps_of[world.rank] - 1)
+        taken += steps_of[world.rank]
+        shares = _core.contraction_weights(steps_of, contraction)
+        for rank in world.ranks:
+            for step in range(steps_of[rank]):
+                reference.step(rank, taken_of[rank] + step)
+            taken_of[rank] += steps_of[rank]
+        reference.mix(world.ranks, shares)
+        reference.check(world.rank, model)
+        world.same(weights(model))
+        average_info = world.same(optimizer.last_average)
+        assert average_info.steps == tuple(steps_of)
+        assert average_info.weights == tuple(shares)
+        assert shares[slow] < min(shares[:slow] + shares[slow + 1 :])
+        assert average_info.useful == hvd.average_is_useful(steps_of, contraction)
+        assert average_info.converges == hvd.average_converges(steps_of, contraction)
+        assert optimizer.rounds == number + 1
+    optimizer.flush()
+
+
+def test_weighted_average_of_one_step_each(world: World) -> None:
+    """With a period of 1 every step ends in an average of all, and equal work has equal weights."""
+    model = make_model()
+    optimizer = wrap(model, hvd.WeightedAverage(1, 0.5))
+    reference = Reference(world, "momentum")
+    for number in range(4):
+        train(world, optimizer, model, 1, first=number)
+        for rank in world.ranks:
+            reference.step(rank, number)
+        reference.mix(world.ranks)
+        assert optimizer.last_average.weights == (1 / world.size,) * world.size
+    reference.check(world.rank, model)
+    assert optimizer.rounds == 4
+
+
+# --- Late ranks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.launch(full_ranks=(4,))
+@pytest.mark.parametrize("late", [0, 1])
+def test_c3_a_late_rank(world: World, late: int) -> None:
+    """papers.md, C3: its partner averages with its older model, and it with the sum and its own."""
+    partner = 1 - late
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    schedule = hvd.Schedule(lambda round, rank: rank // 2, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), sync=hvd.GroupAverage(schedule=schedule, period=None), grace_ms=0
+    )
+
+    def step(gradient: float) -> float:
+        optimizer.zero_grad()
+        (weight * gradient).sum().backward()
+        optimizer.step()
+        return -weight.item()
+
+    assert step(10.0**world.rank) == 1111 / 4
+    old = 10.0**late
+    world.barrier()
+    if world.rank == partner:
+        mine = 1111 / 4 + 5
+        assert step(5.0) == pytest.approx((mine + old) / 2)
+        assert not optimizer.last_round.late
+    world.until(lambda: completed(bucket_of(optimizer)) >= 2, "the partner's round has ended here")
+    if world.rank == late:
+        mine = 1111 / 4 + 7
+        assert step(7.0) == pytest.approx((1111 / 4 + 5 + old + mine) / 3)
+        info = optimizer.last_round
+        assert (info.late, info.staleness, info.members) == (True, 1, (0, 1))
+    optimizer.flush()
+    world.same(weight.item())
+
+
+def test_every_period_th_round_replicas_are_equal(world: World) -> None:
+    """C5, where ranks race: full rounds have everybody on time, whatever came before."""
+    model = make_model()
+    optimizer = wrap(model, hvd.GroupAverage(2, period=4))
+    step = 0
+    for number in (3, 7, 11):
+        while optimizer.last_round is None or optimizer.last_round.round < number:
+            train(world, optimizer, model, 1, first=step)
+            step += 1
+        info = optimizer.last_round
+        assert (info.round, info.late, info.members) == (number, False, tuple(world.ranks))
+        world.same(weights(model))
+
+
+@policies
+@pytest.mark.parametrize("busy", [0, 1])
+def test_ranks_take_unequal_numbers_of_steps(world: World, policy: str, busy: int) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    train(world, optimizer, model, 25 if world.rank == busy else 7)
+    optimizer.flush()
+    world.same(weights(model))
+
+
+@policies
+def test_join(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    train(world, optimizer, model, 5 + 6 * (world.rank == 1))
+    world.same(hvd.join())
+    train(world, optimizer, model, 4, first=20)
+    optimizer.flush()
+    world.same(weights(model))
+
+
+@policies
+def test_a_barrier_after_every_epoch(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    for epoch in range(2):
+        train(world, optimizer, model, 4 + 3 * (world.rank == epoch))
+        ones = hvd.allreduce(torch.ones(1), name=world.name(f"epoch.{epoch}"), op=hvd.Sum)
+        assert ones.item() == world.size
+    optimizer.flush()
+    world.same(weights(model))
+
+
+@pytest.mark.parametrize("policy", ["group", "ring", "ready"])
+def test_rounds_are_a_common_clock(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    steps = 0
+    while optimizer.rounds < 20:
+        train(world, optimizer, model, 1, first=steps)
+        steps += 1
+    optimizer.flush()
+    assert steps <= world.same(optimizer.rounds)
+    world.same(weights(model))
+
+
+# --- Training ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", ["momentum", "adam"])
+@policies
+def test_learns(world: World, policy: str, make: str) -> None:
+    torch.manual_seed(world.rank)
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3, affine=False), torch.nn.Linear(3, 1))
+    bare = (
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+        if make == "momentum"
+        else torch.optim.Adam(model.parameters(), lr=0.05)
+    )
+    average = EVERYTHING if make == "adam" else ("parameters", "buffers")
+    optimizer = hvd.DistributedOptimizer(
+        bare, model.named_parameters(), sync=POLICIES[policy](average=average), named_buffers=model.named_buffers()
+    )
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    target = torch.tensor([[1.0, -2.0, 3.0]])
+    losses = []
+    for _ in range(120):
+        x = torch.randn(32, 3)
+        optimizer.zero_grad()
+        loss = ((model(x) - x @ target.T) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    optimizer.flush()
+    assert sum(losses[-20:]) / 20 < 0.25 * losses[0]
+    world.same((weights(model), buffers(model)))
+    if make == "adam":
+        world.same(state(optimizer, model))
+        assert all(optimizer.state[p]["step"] == 120 for p in model.parameters())  # a counter stays the rank's own
+
+
+@policies
+def test_flush_averages_over_all_ranks(world: World, policy: str) -> None:
+    """The models are equal, and their mean is what it was."""
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy](average=("parameters", "buffers")), named_buffers=model.named_buffers())
+    train(world, optimizer, model, 3 + world.rank % 2)
+    everybody = world.gather((weights(model), buffers(model)))
+    for _ in range(3):  # the later ones change nothing
+        optimizer.flush()
+        optimizer.flush()
+        after = world.same((weights(model), buffers(model)))
+        for i in range(2):
+            means = torch.tensor([mine[i] for mine in everybody], dtype=torch.float64).mean(0)
+            assert after[i] == pytest.approx(means.tolist(), abs=1e-6)
+    train(world, optimizer, model, 2, first=10)
+    optimizer.flush()
+    world.same(weights(model))
+
+
+def test_what_is_not_averaged_stays_the_ranks_own(world: World) -> None:
+    model = make_model()
+    optimizer = wrap(model, hvd.PartialReduce(world.size), "adam")
+    train(world, optimizer, model, 3)
+    optimizer.flush()
+    world.same(weights(model))
+    everybody = world.gather((buffers(model), state(optimizer, model)))
+    assert all(everybody[0][i] != everybody[1][i] for i in range(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@kinds
+def test_dtypes(world: World, policy: str, dtype: torch.dtype) -> None:
+    model = make_model().to(dtype)
+    optimizer = wrap(model, POLICIES[policy](average=EVERYTHING), named_buffers=model.named_buffers())
+    for step in range(5):
+        x, y = batch(world.rank, step)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x.to(dtype)), y.to(dtype)).backward()
+        optimizer.step()
+    optimizer.flush()
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    world.same((weights(model), state(optimizer, model)))
+
+
+def test_mixed_dtypes_and_frozen_parameters(world: World) -> None:
+    single, double = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    half = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
+    unused = torch.nn.Parameter(torch.full((2,), float(world.rank)))
+    frozen = torch.nn.Parameter(torch.full((2,), float(world.rank)), requires_grad=False)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([single, double, half, unused, frozen], lr=1.0), sync=hvd.PartialReduce(world.size)
+    )
+    ((single.sum() + double.sum() + half.sum()) * (world.rank + 1)).backward()
+    optimizer.step()
+    mean = sum(rank + 1 for rank in world.ranks) / world.size
+    assert single.tolist() == double.tolist() == [-mean] * 3
+    assert half.tolist() == [-mean] * 2
+    assert unused.tolist() == [sum(world.ranks) / world.size] * 2
+    assert frozen.tolist() == [world.rank] * 2
+
+
+@kinds
+@pytest.mark.parametrize("to_none", [True, False])
+def test_zero_grad(world: World, policy: str, to_none: bool) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=to_none)
+        grads = [p.grad for p in model.parameters()]
+        assert all(g is None for g in grads) if to_none or step == 0 else all(g.abs().max() == 0 for g in grads)
+        loss_of(model, world.rank, step).backward()
+        optimizer.step()
+    optimizer.flush()
+
+
+@kinds
+def test_backward_passes_per_step(world: World, policy: str) -> None:
+    """Gradients accumulate on their rank; a step is an average, however many passes it has."""
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy](), backward_passes_per_step=2)
+    for step in range(4):
+        optimizer.zero_grad()
+        for part in range(2):
+            loss_of(model, world.rank, 2 * step + part).backward()
+        optimizer.step()
+    optimizer.set_backward_passes_per_step(1)
+    train(world, optimizer, model, 2, first=8)
+    optimizer.flush()
+    world.same(weights(model))
+
+
+@kinds
+def test_gradient_clipping(world: World, policy: str) -> None:
+    """Horovod's way of writing it works, although there is nothing to synchronize."""
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    for step in range(4):
+        optimizer.zero_grad()
+        (100 * loss_of(model, world.rank, step)).backward()
+        optimizer.synchronize()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        assert norm > 0.5
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    optimizer.flush()
+    world.same(weights(model))
+
+
+@kinds
+def test_closure(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    calls = 0
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss = loss_of(model, world.rank, calls)
+        loss.backward()
+        return loss
+
+    for number in (1, 2, 3):
+        assert optimizer.step(closure).item() > 0
+        assert calls == number
+    optimizer.flush()
+
+
+@kinds
+def test_hooks_of_a_step_run_once(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    ran = []
+    optimizer.register_step_pre_hook(lambda *arguments: ran.append("before"))
+    optimizer.register_step_post_hook(lambda *arguments: ran.append("after"))
+    train(world, optimizer, model, 2)
+    assert ran == ["before", "after"] * 2
+    optimizer.flush()
+
+
+@kinds
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_lr_scheduler(world: World, policy: str, when: str) -> None:
+    model = make_model()
+    optimizer = MAKERS["momentum"](model)
+    if when == "before":
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=POLICIES[policy]())
+    if when == "after":
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
+    rates = []
+    for step in range(5):
+        train(world, optimizer, model, 1, first=step)
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001, 0.001])
+    assert bucket_of(optimizer) in hvd.partial_stats() or policy == "weighted"
+    optimizer.flush()
+
+
+@kinds
+@pytest.mark.parametrize("overflow", [False, True])
+def test_grad_scaler(world: World, policy: str, overflow: bool) -> None:
+    """A rank whose gradients overflow leaves out its step, and its average with it; the others go on."""
+    model = make_model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    optimizer = wrap(model, POLICIES[policy](), grad_scaler=scaler)
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = loss_of(model, world.rank, step)
+        if overflow and world.rank == 1 and step == 3:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.flush()
+    assert torch.isfinite(torch.tensor(world.same(weights(model)))).all()
+
+
+def test_two_optimizers(world: World) -> None:
+    """As in a GAN: each has a bucket of its own, and they may have different policies."""
+    one, two = make_model(1), make_model(2)
+    optimizers = [wrap(one, hvd.GroupAverage(2, period=2)), wrap(two, hvd.PartialReduce(2))]
+    for step in range(6):
+        for optimizer, model in zip(optimizers, (one, two), strict=True):
+            train(world, optimizer, model, 1, first=step)
+    for optimizer in optimizers:
+        optimizer.flush()
+    world.same((weights(one), weights(two)))
+    assert bucket_of(optimizers[0]) != bucket_of(optimizers[1])
+
+
+@policies
+def test_statistics(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    train(world, optimizer, model, 6)
+    optimizer.flush()
+    stats = hvd.partial_stats()[bucket_of(optimizer)]
+    assert sum(stats["closed_by"].values()) == stats["rounds"] >= 1
+    assert ("unconnected_windows" in stats) == (world.rank == 0 and policy in ("ready", "staleness"))
+    if policy == "weighted":
+        assert optimizer.last_average is not None
+    else:
+        assert optimizer.last_average is None
+        assert world.rank in optimizer.last_round.members
+
+
+# --- State ------------------------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_state_dict_round_trip(world: World, policy: str) -> None:
+    """The wrapped optimizer's own state dictionary; what stood in for this rank in groups is forgotten."""
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy](average=("parameters", "state")), "adam")
+    train(world, optimizer, model, 3)
+    optimizer.flush()
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    assert set(saved[1]) == set(torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))]).state_dict())
+    before = world.same((weights(model), state(optimizer, model)))
+    train(world, optimizer, model, 3, first=3)
+    world.barrier()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    assert (weights(model), state(optimizer, model)) == before
+    world.barrier()
+    train(world, optimizer, model, 1, first=6)
+    if policy != "weighted":
+        assert optimizer.last_round.members == tuple(world.ranks)
+        assert not optimizer.last_round.late
+    train(world, optimizer, model, 2, first=7)
+    optimizer.flush()
+    world.same((weights(model), state(optimizer, model)))
+
+
+@kinds
+def test_a_state_that_is_loaded_before_the_first_step(world: World, policy: str) -> None:
+    source = make_model()
+    bare = MAKERS["adam"](source)
+    loss_of(source, 0, 0).backward()
+    bare.step()
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy](average=("parameters", "state")), "adam")
+    optimizer.load_state_dict(bare.state_dict())
+    assert state(optimizer, model) == state(bare, source)
+    train(world, optimizer, model, 3)
+    optimizer.flush()
+    world.same((weights(model), state(optimizer, model)))
+
+
+@kinds
+def test_pickling(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy](), "adam")
+    train(world, optimizer, model, 2)
+    for copied in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+        assert type(copied) is torch.optim.Adam
+        assert copied.defaults == optimizer.defaults
+        assert copied.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+    repr(optimizer)
+    assert isinstance(optimizer, torch.optim.Adam)
+    optimizer.flush()
+
+
+@kinds
+@pytest.mark.parametrize("module", [hvd, horovod.torch], ids=["ours", "horovod"])
+@pytest.mark.parametrize("make", ["momentum", "adam"])
+def test_broadcast_optimizer_state(world: World, policy: str, module: Any, make: str) -> None:
+    model = make_model(world.rank)
+    bare = MAKERS[make](model)
+    if world.rank == 0:  # only the root has a state, as after loading a checkpoint there
+        loss_of(model, 0, 0).backward()
+        bare.step()
+        bare.zero_grad()
+        bare.param_groups[0]["lr"] = 0.05
+    optimizer = hvd.DistributedOptimizer(
+        bare, model.named_parameters(), sync=POLICIES[policy](average=("parameters", "state"))
+    )
+    module.broadcast_parameters(model.state_dict(), 0)
+    module.broadcast_optimizer_state(optimizer, 0)
+    assert optimizer.rounds == 0  # nothing was averaged
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    world.same((weights(model), state(optimizer, model)))
+    train(world, optimizer, model, 2, first=1)
+    optimizer.flush()
+    world.same((weights(model), state(optimizer, model)))
+
+
+@kinds
+def test_elastic_state(world: World, policy: str) -> None:
+    model = make_model(world.rank)
+    optimizer = wrap(model, POLICIES[policy](), "adam")
+    elastic = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=world.rank)
+    elastic.sync()
+    elastic.save()
+    before = world.same(weights(model))
+    assert elastic.step == 0
+    train(world, optimizer, model, 1)
+    assert weights(model) != before
+    elastic.restore()
+    assert weights(model) == before
+    optimizer.flush()
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["group", "ready", "weighted", "full", "solo", "horovod"])
+@pytest.mark.parametrize("second", ["full", "solo", "group_average"])
+def test_wrapping_twice(world: World, first: str, second: str) -> None:
+    model = make_model()
+    if first == "horovod":
+        optimizer = horovod.torch.DistributedOptimizer(MAKERS["sgd"](model), model.named_parameters())
+    else:
+        optimizer = wrap(model, POLICIES[first]() if first in POLICIES else first)
+    if first not in POLICIES and second != "group_average":
+        return  # in test_optimizer.py
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=second)
+
+
+@kinds
+def test_arguments_that_do_not_fit(world: World, policy: str) -> None:
+    model = make_model()
+    sync = POLICIES[policy]()
+    unfit: list[dict[str, Any]] = [
+        {"compression": hvd.Compression.fp16},
+        {"op": hvd.Sum},
+        {"op": hvd.Adasum},
+        {"gradient_predivide_factor": 2.0},
+        {"groups": 2},
+        {"missed": "sum"},
+        {"divisor": "contributors"},
+        {"model_sync_every": 4},
+        {"op": hvd.Sum, "missed": "latest"},
+    ]
+    if policy != "group":
+        unfit += [{"max_staleness": 3}, {"grace_ms": 1.0}]
+    for options in unfit:
+        with pytest.raises(ValueError, match=rf"{', '.join(options)} cannot be used with \w+\(.*averages models"):
+            wrap(model, sync, **options)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step must be"),
+        ({"named_parameters": list(model.parameters())}, "sequence of tuples"),
+        ({"named_parameters": [("a", p) for p in model.parameters()]}, "must be unique"),
+        ({"named_parameters": list(model[0].named_parameters())}, "were not named"),
+    ]
+    for options, text in cases:
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(MAKERS["sgd"](model), sync=sync, **options)
+
+
+def test_max_staleness_and_grace_are_checked(world: World) -> None:
+    for options in ({"max_staleness": -1}, {"grace_ms": -1}, {"grace_ms": "long"}):
+        model = make_model()
+        with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
+            train(world, wrap(model, hvd.GroupAverage(2), **options), model, 1)
+
+
+@kinds
+def test_buffers_need_their_names(world: World, policy: str) -> None:
+    model = make_model()
+    sync = POLICIES[policy](average=("parameters", "buffers"))
+    with pytest.raises(ValueError, match=r"named_buffers=model.named_buffers\(\)"):
+        wrap(model, sync)
+    wrap(model, sync, named_buffers=model.named_buffers())
+    wrap(model, sync, named_buffers=[])  # there may be none
+
+
+@kinds
+def test_parameter_groups_come_before_wrapping(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    with pytest.raises(RuntimeError, match="add parameter groups before wrapping"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    train(world, optimizer, model, 2)
+    optimizer.flush()
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "words"),
+    [
+        (hvd.GroupAverage(2, period=5), hvd.GroupAverage(2, period=6), ("period=5", "period=6")),
+        (hvd.PartialReduce(2), hvd.PartialReduce(3), ("size=2", "size=3")),
+        (hvd.PartialReduce(2), hvd.GroupAverage(2), ("PartialReduce(", "GroupAverage(")),
+        (hvd.WeightedAverage(1, 0.9), hvd.WeightedAverage(1, 0.8), ("contraction=0.9", "contraction=0.8")),
+    ],
+    ids=["period", "size", "policy", "contraction"],
+)
+def test_the_ranks_disagree(world: World, own: Any, others: Any, words: tuple[str, ...]) -> None:
+    model = make_model()
+    optimizer = wrap(model, own if world.rank == 1 else others)
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        train(world, optimizer, model, 1)
+    text = world.same(str(caught.value))
+    assert all(part in text for part in ("Mismatched sync policies", "rank 0", "rank 1", *words)), text
+
+
+def test_another_period_of_weighted_averages(world: World) -> None:
+    """The period is agreed on with the first average."""
+    model = make_model()
+    optimizer = wrap(model, hvd.WeightedAverage(1 + (world.rank == 1), 0.9))
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched sync policies"):
+        train(world, optimizer, model, 2)
+
+
+@policies
+def test_beside_horovods_own_operations(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, POLICIES[policy]())
+    for step in range(6):
+        train(world, optimizer, model, 1, first=step)
+        assert hvd.allreduce(torch.tensor([step]), name=world.name("full"), op=hvd.Sum).item() == step * world.size
+        assert hvd.allgather(torch.tensor([world.rank]), name=world.name("rows")).tolist() == list(world.ranks)
+    optimizer.flush()
+    world.same(weights(model))
