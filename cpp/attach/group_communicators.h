@@ -24,7 +24,8 @@ class GroupCommunicators {
   GroupCommunicators(hvd::HorovodGlobalState& state, hvd::ProcessSet& process_set, Rank rank, int size)
       : state_(state), process_set_(process_set), rank_(rank), size_(size), cache_(size, kCapacity) {}
 
-  // Why groups cannot be had with Horovod's present settings, by the name of the operation that stands in the way; or "".
+  // Why groups cannot be had with Horovod's present settings, by the name of the operation that stands in the way; or
+  // "".
   static std::string Refusal(hvd::HorovodGlobalState& state);
 
   // Every rank, in the order of the responses: this partition is used now. This rank's communicator is made if there is

@@ -16,7 +16,7 @@ namespace {
 constexpr long long kShouldShutDown = 1LL << 0;
 constexpr long long kUncachedInQueue = 1LL << 1;
 
-constexpr int kZerosMilliseconds = 1000;
+constexpr int kStandInMilliseconds = 60'000;
 constexpr Time kWarnAfter = std::chrono::seconds(60);
 
 static_assert(static_cast<int>(DataType::kUInt8) == hvd::HOROVOD_UINT8 &&
@@ -343,8 +343,8 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
     for (const auto& response : responses.responses())
       if (response.response_type() == hvd::Response::JOIN) joined_.assign(joined_.size(), false);
     if (!HasOurs(responses)) return;
-    std::vector<hvd::Response> list = Unfused(
-        responses.responses(), [&](const std::string& name) { return closed_.at(name).closing.groups; });
+    std::vector<hvd::Response> list =
+        Unfused(responses.responses(), [&](const std::string& name) { return closed_.at(name).closing.groups; });
     for (auto& response : list) {
       if (!IsOurs(response)) continue;
       if (response.response_type() == hvd::Response::ERROR) {
@@ -390,7 +390,7 @@ void Session::AfterSendFinal(hvd::ResponseList& responses) {
     for (const auto& response : responses.responses()) {
       if (!IsOurs(response) || response.response_type() == hvd::Response::ERROR) continue;
       for (auto& closing : Open(response, size_))
-        if (closing.contributions[0].fresh && !closed_.at(WireName(closing.bucket)).begun)
+        if (!closed_.at(WireName(closing.bucket)).begun && engine_.Find(closing.bucket) != nullptr)
           own.push_back(std::move(closing));
     }
     if (!process_set_->joined) engine_.Begin(own);
@@ -425,9 +425,10 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
 
 void Session::NoteGroups(const hvd::ResponseList& responses) {
   if (!grouped_.empty())
-    throw std::runtime_error(grouped_.begin()->first +
-                             " has groups, and Horovod reduced it over all ranks, with an operation that horovod-partial "
-                             "does not know. Turn hierarchical and torus allreduce off");
+    throw std::runtime_error(
+        grouped_.begin()->first +
+        " has groups, and Horovod reduced it over all ranks, with an operation that horovod-partial "
+        "does not know. Turn hierarchical and torus allreduce off");
   for (const auto& response : responses.responses()) {
     if (!IsOurs(response) || response.response_type() == hvd::Response::ERROR) continue;
     for (auto& closing : Open(response, size_)) {
@@ -468,8 +469,9 @@ hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const 
     } else if (!members.empty()) {
       for (const auto& entry : entries)
         if (entry.tensor->data() != entry.output->data())
-          MemoryOf(entry.device).Copy(const_cast<void*>(entry.output->data()), entry.tensor->data(),
-                                      static_cast<std::size_t>(entry.tensor->size()));
+          MemoryOf(entry.device)
+              .Copy(const_cast<void*>(entry.output->data()), entry.tensor->data(),
+                    static_cast<std::size_t>(entry.tensor->size()));
     }
   }
   for (const Closing& closing : closings)
@@ -577,7 +579,7 @@ std::string Session::Submit(const std::shared_ptr<BucketHandle>& bucket, const B
   const auto controller = alive_.lock();
   if (controller == nullptr) return hvd::SHUT_DOWN_ERROR.reason();
   auto& queue = QueueAccess::Of(*controller);
-  for (int tries = 0; tries < kZerosMilliseconds; ++tries) {
+  for (int tries = 0; tries < kStandInMilliseconds; ++tries) {
     {
       std::lock_guard<std::mutex> lock(queue.mutex_);
       // Under the queue's lock: a shutdown that we do not see yet will find this entry and call it back.
@@ -588,7 +590,7 @@ std::string Session::Submit(const std::shared_ptr<BucketHandle>& bucket, const B
         return {};
       }
     }
-    // Zeros that stood in for this rank are being reduced; they are gone when that round is over.
+    // What stood in for this rank, zeros or nothing, waits for its turn behind what is being reduced.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return hvd::DUPLICATE_NAME_ERROR.reason();

@@ -114,10 +114,10 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
     Closing closing;
     bool begun = false;  // on this rank, before the responses are known
   };
-  std::map<std::string, Closed> closed_;      // coordinator: decided in this cycle, by wire name
-  std::map<std::string, Closing> grouped_;    // rounds with groups, now or later, that have not been executed yet
+  std::map<std::string, Closed> closed_;    // coordinator: decided in this cycle, by wire name
+  std::map<std::string, Closing> grouped_;  // rounds with groups, now or later, that have not been executed yet
   std::unique_ptr<GroupCommunicators> communicators_;
-  std::vector<bool> joined_;                  // coordinator
+  std::vector<bool> joined_;  // coordinator
   Time last_warning_{0};
   std::string warned_;
 

@@ -98,16 +98,14 @@ Policy MakePolicy(const std::string& rule, int quorum, std::uint64_t seed, Round
                   const std::string& schedule, int group_size, const std::vector<Partition>& table, Round period,
                   int window, const std::string& description) {
   Policy policy;
-  policy.rule = ByName<Policy::Rule>("rule", rule,
-                                     {{"quorum", Policy::Rule::kQuorum},
-                                      {"initiator", Policy::Rule::kInitiator},
-                                      {"ready", Policy::Rule::kReady}});
+  policy.rule = ByName<Policy::Rule>(
+      "rule", rule,
+      {{"quorum", Policy::Rule::kQuorum}, {"initiator", Policy::Rule::kInitiator}, {"ready", Policy::Rule::kReady}});
   policy.quorum = quorum;
   policy.seed = seed;
   policy.max_staleness = max_staleness;
-  policy.grace = grace_seconds < 0
-                     ? Policy::kAutomaticGrace
-                     : std::chrono::duration_cast<Time>(std::chrono::duration<double>(grace_seconds));
+  policy.grace = grace_seconds < 0 ? Policy::kAutomaticGrace
+                                   : std::chrono::duration_cast<Time>(std::chrono::duration<double>(grace_seconds));
   policy.schedule.kind = ScheduleKindFromName(schedule);
   policy.schedule.table = table;
   (policy.rule == Policy::Rule::kReady ? policy.group_size : policy.schedule.group_size) = group_size;
@@ -132,10 +130,9 @@ BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, int de
   config.options.divisor = divide_by_contributors ? Divisor::kContributors : Divisor::kNone;
   config.options.drop_nonfinite = drop_nonfinite;
   config.options.drop_nonfinite_results = drop_nonfinite_results;
-  config.options.weights = ByName<Weights>("weights", weights,
-                                           {{"uniform", Weights::kUniform},
-                                            {"contraction", Weights::kContraction},
-                                            {"staleness", Weights::kStaleness}});
+  config.options.weights = ByName<Weights>(
+      "weights", weights,
+      {{"uniform", Weights::kUniform}, {"contraction", Weights::kContraction}, {"staleness", Weights::kStaleness}});
   config.options.weight_parameter = weight_parameter;
   config.options.by_notice = policy.rule == Policy::Rule::kReady;
   config.policy = policy;

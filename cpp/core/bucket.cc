@@ -140,6 +140,12 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     completed_ = std::max(completed_, closing.round + (nobody ? 0 : 1));
     if (state_ == State::kArrived && !announces()) {
       entry.retract = true;
+      if (options_.by_notice) {
+        declared_ = true;  // a round of this bucket has closed: from now on notices announce arrivals, also this one
+        return entry;
+      }
+      ++incoming_late_;
+      if (!only_delivers_) AddPending(arrival_);
       state_ = State::kIdle;
       last_ = closing;
     }

@@ -124,7 +124,7 @@ class Bucket {
   bool reported() const { return state_ == State::kArrived && reported_; }  // the coordinator knows of the arrival
   bool wants_full_round() const { return wants_full_round_; }
   bool announces() const { return options_.by_notice && declared_; }  // arrivals come by notice, not by request
-  bool HasPending() const {  // which a round shall deliver
+  bool HasPending() const {                                           // which a round shall deliver
     return options_.late == Late::kAccumulate && outgoing_gradients_ + incoming_gradients_ > 0;
   }
   bool HasUnannounced() const { return incoming_gradients_ > 0; }
@@ -134,9 +134,7 @@ class Bucket {
   const Closing& last() const { return last_; }   // the round that runs, or ran last
   int dropped() const { return dropped_; }        // contributions and results that were not finite
   int iteration() const { return iteration_; }
-  std::size_t held_bytes() const {
-    return outgoing_.size() + incoming_.size() + scratch_.size() + missed_.bytes();
-  }
+  std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + scratch_.size() + missed_.bytes(); }
 
  private:
   void AddPending(const Arrival& arrival);

@@ -225,9 +225,8 @@ std::vector<Rank> Coordinator::InOrderOfArrival(const Bucket& bucket) const {
   std::vector<Rank> ranks;
   for (Rank rank = 0; rank < size_; ++rank)
     if (bucket.arrivals[Index(rank)].present) ranks.push_back(rank);
-  std::stable_sort(ranks.begin(), ranks.end(), [&](Rank a, Rank b) {
-    return bucket.arrivals[Index(a)].time < bucket.arrivals[Index(b)].time;
-  });
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [&](Rank a, Rank b) { return bucket.arrivals[Index(a)].time < bucket.arrivals[Index(b)].time; });
   return ranks;
 }
 
@@ -252,10 +251,18 @@ Partition Coordinator::GroupsFor(Bucket& bucket, Closing::Reason reason) const {
     if (reason == Closing::Reason::kLiveness && bucket.WantsEverybody()) return {};
     return GroupsOf(bucket.policy->schedule, bucket.round, size_);
   }
-  Members left = InOrderOfArrival(bucket);
-  std::sort(left.begin(), left.end());
-  bucket.ready_groups->Add(left, Active());
-  return PartitionOf({left}, size_);
+  // Those who were held may be more than a group.
+  const auto left = InOrderOfArrival(bucket);
+  const auto most = static_cast<std::size_t>(bucket.policy->group_size);
+  std::vector<Members> groups;
+  for (std::size_t first = 0; first < left.size(); first += most) {
+    const auto begin = left.begin() + static_cast<std::ptrdiff_t>(first);
+    Members group(begin, begin + static_cast<std::ptrdiff_t>(std::min(most, left.size() - first)));
+    std::sort(group.begin(), group.end());
+    bucket.ready_groups->Add(group, Active());
+    groups.push_back(std::move(group));
+  }
+  return PartitionOf(groups, size_);
 }
 
 Closing::Contribution Coordinator::ContributionOf(const Bucket& bucket, Rank rank) const {
@@ -277,8 +284,7 @@ void Coordinator::Begin(Bucket& bucket, const Policy& policy, Closing& closing) 
   bucket.policy = policy;
   if (policy.rule == Policy::Rule::kReady) bucket.ready_groups.emplace(size_, policy.group_size, policy.window);
   const Round upcoming = std::min(CycleOf(policy.schedule, size_), kUpcoming);
-  for (Round round = 1; round <= upcoming; ++round)
-    closing.upcoming.push_back(GroupsOf(policy.schedule, round, size_));
+  for (Round round = 1; round <= upcoming; ++round) closing.upcoming.push_back(GroupsOf(policy.schedule, round, size_));
 }
 
 Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Partition groups,
@@ -396,7 +402,7 @@ Time Coordinator::NextDeadline() const {
   Time earliest = stuck_since_ == kNever ? kNever : stuck_since_ + kAbandonAfter;
   for (const auto& [name, bucket] : buckets_) {
     if (bucket.policy && bucket.satisfied != kNever) earliest = std::min(earliest, bucket.satisfied + bucket.Grace());
-    if (bucket.ready_groups && bucket.HasArrival())
+    if (bucket.ready_groups && bucket.HasArrival() && !bucket.WantsEverybody())
       earliest = std::min(earliest, bucket.ready_groups->hold_until());
   }
   return earliest;

@@ -77,11 +77,11 @@ class Coordinator {
     std::vector<bool> running;   // likewise: the round before has not ended on this rank
     std::vector<int> late_seen;  // the largest since the last closing
     std::vector<Round> last_contribution;
-    std::vector<Time> last_arrival;            // kNever: none yet
+    std::vector<Time> last_arrival;           // kNever: none yet
     std::optional<ReadyGroups> ready_groups;  // kReady
-    Time first_arrival = kNever;       // of the open round
-    Time last_first_arrival = kNever;  // of the round before
-    Time satisfied = kNever;           // since when the policy is, as Decide has seen it
+    Time first_arrival = kNever;              // of the open round
+    Time last_first_arrival = kNever;         // of the round before
+    Time satisfied = kNever;                  // since when the policy is, as Decide has seen it
     Time last_satisfied = kNever;
     Time closed = kNever;  // when the last round was
     GraceEstimator grace;

@@ -182,8 +182,8 @@ void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   words.push_back(grouped ? 1 : 0);
   for (const auto& contribution : closing.contributions) {
     const auto gradients = static_cast<std::uint32_t>(contribution.gradients);  // below 2^30
-    words.push_back(static_cast<std::int32_t>(gradients << 2 | (contribution.stale ? 2u : 0u) |
-                                              (contribution.fresh ? 1u : 0u)));
+    words.push_back(
+        static_cast<std::int32_t>(gradients << 2 | (contribution.stale ? 2u : 0u) | (contribution.fresh ? 1u : 0u)));
     words.push_back(contribution.work);
   }
   words.insert(words.end(), closing.groups.begin(), closing.groups.end());

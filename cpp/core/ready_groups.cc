@@ -17,16 +17,14 @@ ReadyGroups::ReadyGroups(int size, int group_size, int window)
       window_(static_cast<std::size_t>(window)),
       waited_in_vain_(Index(size), false) {}
 
-std::vector<Rank> ReadyGroups::Parts() const {
+std::vector<Rank> ReadyGroups::Parts(std::size_t groups) const {
   std::vector<Rank> parent(Index(size_));
   std::iota(parent.begin(), parent.end(), 0);
   const auto root = [&](Rank rank) {
     while (parent[Index(rank)] != rank) rank = parent[Index(rank)] = parent[Index(parent[Index(rank)])];
     return rank;
   };
-  // The next group pushes the oldest one out of a full window.
-  const std::size_t first = history_.size() == window_ ? 1 : 0;
-  for (std::size_t i = first; i < history_.size(); ++i)
+  for (std::size_t i = history_.size() - std::min(groups, history_.size()); i < history_.size(); ++i)
     for (const Rank rank : history_[i]) parent[Index(root(rank))] = root(history_[i].front());
   std::vector<Rank> parts;
   for (Rank rank = 0; rank < size_; ++rank) parts.push_back(root(rank));
@@ -41,7 +39,7 @@ bool ReadyGroups::Connected(const std::vector<Rank>& parts, const std::vector<bo
 }
 
 void ReadyGroups::Add(const Members& group, const std::vector<bool>& active) {
-  auto parts = Parts();
+  auto parts = Parts(window_ - 1);
   for (const Rank rank : group) {  // the new group's parts become one
     const Rank old = parts[Index(rank)];
     std::replace(parts.begin(), parts.end(), old, parts[Index(group.front())]);
@@ -58,12 +56,15 @@ std::vector<Members> ReadyGroups::Form(std::vector<Candidate> candidates, const 
   std::vector<Members> groups;
   hold_until_ = kNever;
   while (candidates.size() >= group_size_) {
-    const auto parts = Parts();
+    auto parts = Parts(window_ - 1);  // the next group pushes the oldest one out of a full window
+    const bool connected = Connected(parts, active);
+    // While there is a choice, long before anybody would have to be held for it.
+    if (connected) parts = Parts(window_ / 2);
     std::vector<std::size_t> chosen = {0};
     std::set<Rank> chosen_parts = {parts[Index(candidates[0].rank)]};
-    if (!Connected(parts, active)) {
-      for (std::size_t i = 1; i < candidates.size() && chosen.size() < group_size_; ++i)
-        if (chosen_parts.insert(parts[Index(candidates[i].rank)]).second) chosen.push_back(i);
+    for (std::size_t i = 1; i < candidates.size() && chosen.size() < group_size_; ++i)
+      if (chosen_parts.insert(parts[Index(candidates[i].rank)]).second) chosen.push_back(i);
+    if (!connected) {
       if (chosen.size() == 1 && group_size_ > 1 && !waited_in_vain_[Index(candidates[0].rank)]) {
         if (now < candidates[0].hold_until) {
           hold_until_ = candidates[0].hold_until;

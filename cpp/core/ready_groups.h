@@ -10,12 +10,12 @@
 
 namespace horovod_partial {
 
-// P-Reduce's controller: first come, first served. Ranks of equal speed would find the same partners for ever, and parts
-// of the job would never exchange anything; so the last `window` groups shall connect all active ranks (P-Reduce's
-// "update isolation"; the paper's own rule is not published, this one is ours). While they do not, ranks that the window
-// does not connect are grouped in preference; and if all candidates are connected already, they are held until a rank of
-// another part comes, for as long as their last step took at most. A part that has waited in vain is not held again
-// before the window has been connected once.
+// P-Reduce's controller: first come, first served. Ranks of equal speed would find the same partners for ever, and
+// parts of the job would never exchange anything; so the last `window` groups shall connect all active ranks
+// (P-Reduce's "update isolation"; the paper's own rule is not published, this one is ours). While they do not, ranks
+// that the window does not connect are grouped in preference; and if all candidates are connected already, they are
+// held until a rank of another part comes, for as long as their last step took at most. A part that has waited in vain
+// is not held again before the window has been connected once.
 class ReadyGroups {
  public:
   struct Candidate {
@@ -37,14 +37,15 @@ class ReadyGroups {
   std::int64_t unconnected() const { return unconnected_; }
 
  private:
-  std::vector<Rank> Parts() const;  // by rank: a name for the part of the window's graph that it is in
+  // By rank: a name for the part that it is in of the graph of the last groups, so many at most.
+  std::vector<Rank> Parts(std::size_t groups) const;
   bool Connected(const std::vector<Rank>& parts, const std::vector<bool>& active) const;
 
   const int size_;
   const std::size_t group_size_;
   const std::size_t window_;
-  std::deque<Members> history_;        // the last window_ groups
-  std::vector<bool> waited_in_vain_;   // by rank
+  std::deque<Members> history_;       // the last window_ groups
+  std::vector<bool> waited_in_vain_;  // by rank
   Time hold_until_ = kNever;
   std::int64_t formed_ = 0;
   std::int64_t unconnected_ = 0;

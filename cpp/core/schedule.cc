@@ -51,8 +51,7 @@ Partition Butterfly(int group_size, Round round, int size) {
     const int phases = Log2(size);
     const int group_phases = Log2(group_size);
     int mask = 0;
-    for (int phase = 0; phase < group_phases; ++phase)
-      mask |= 1 << ((round % phases * group_phases + phase) % phases);
+    for (int phase = 0; phase < group_phases; ++phase) mask |= 1 << ((round % phases * group_phases + phase) % phases);
     for (Rank rank = 0; rank < size; ++rank) keys.push_back(rank & ~mask);
     return Numbered(keys);
   }
@@ -107,8 +106,7 @@ Partition GroupsOf(const Schedule& schedule, Round round, int size) {
     case Schedule::Kind::kNone: return {};
     case Schedule::Kind::kButterfly: return Butterfly(group_size, round, size);
     case Schedule::Kind::kRing: return Ring(group_size, round, size);
-    case Schedule::Kind::kTable:
-      return schedule.table.at(static_cast<std::size_t>(round % CycleOf(schedule, size)));
+    case Schedule::Kind::kTable: return schedule.table.at(static_cast<std::size_t>(round % CycleOf(schedule, size)));
   }
   throw std::invalid_argument("unknown kind of schedule");
 }

@@ -41,8 +41,8 @@ Round CycleOf(const Schedule& schedule, int size);
 // which group_size^K is not below size, in the smallest base that needs no more; round t combines the ranks that differ
 // in digit t mod K only. Groups then differ in size, and none is above group_size.
 //
-// kRing: group_size neighbours on the ring of ranks, beginning (t * max(1, group_size / 2)) mod size further in round t;
-// the last group is smaller if group_size does not divide size.
+// kRing: group_size neighbours on the ring of ranks, beginning (t * max(1, group_size / 2)) mod size further in round
+// t; the last group is smaller if group_size does not divide size.
 Partition GroupsOf(const Schedule& schedule, Round round, int size);
 
 }  // namespace horovod_partial

@@ -12,8 +12,9 @@
 namespace horovod_partial {
 
 struct BucketStatistics {
-  // A rank is on time in a round if its fresh contribution is in it; neither that nor late if it is in no group. Staleness: the rounds since the rank's last
-  // contribution before this one, 0 if that was the previous round; counted for each contribution.
+  // A rank is on time in a round if its fresh contribution is in it; neither that nor late if it is in no group.
+  // Staleness: the rounds since the rank's last contribution before this one, 0 if that was the previous round; counted
+  // for each contribution.
   void Record(const Closing& closing);
 
   std::int64_t rounds = 0;

@@ -22,8 +22,7 @@ bool BucketConfig::operator==(const BucketConfig& other) const {
          options.elements == other.options.elements && options.missed == other.options.missed &&
          options.divisor == other.options.divisor && options.late == other.options.late &&
          options.weights == other.options.weights && options.weight_parameter == other.options.weight_parameter &&
-         options.by_notice == other.options.by_notice &&
-         options.drop_nonfinite == other.options.drop_nonfinite &&
+         options.by_notice == other.options.by_notice && options.drop_nonfinite == other.options.drop_nonfinite &&
          options.drop_nonfinite_results == other.options.drop_nonfinite_results && shape == other.shape &&
          policy.description == other.policy.description && prescale_factor == other.prescale_factor &&
          postscale_factor == other.postscale_factor;
@@ -130,7 +129,8 @@ void Engine::Wait(BucketHandle& bucket, Work& work) {
         // what a notice announces has none before its round.
         dead = transport_.Alive() ? 0 : dead + 1;
         lock.lock();
-        const bool has_entry = bucket.awaited == nullptr && !bucket.core.announces();
+        const bool only_announced = bucket.core.announces() && bucket.core.state() == Bucket::State::kArrived;
+        const bool has_entry = bucket.awaited == nullptr && !only_announced;
         if (!work.done && dead > (has_entry ? kDeadWatches : 0)) throw TransportError(kShutDown);
       }
     } catch (...) {
@@ -335,7 +335,12 @@ void Engine::Begin(const std::vector<Closing>& closings) {
     bucket->statistics.Record(closing);
     if (entry.retract) transport_.Retract(*bucket);
     if (!entry.own || announces) transport_.Place(bucket, entry);
-    if (entry.retract && !entry.member) Complete(*bucket, *std::exchange(bucket->work, nullptr), true);
+    if (!entry.retract || entry.member) continue;
+    if (bucket->core.state() == Bucket::State::kArrived) {
+      news_ = true;
+    } else {
+      Complete(*bucket, *std::exchange(bucket->work, nullptr), true);
+    }
   }
   if (!flush_reason) return;
   std::lock_guard<std::mutex> lock(flush_mutex_);

@@ -39,14 +39,14 @@ struct BucketConfig {
 };
 
 struct RoundInfo {
-  Round round = -1;    // whose result the caller got; of several missed ones the newest
-  bool late = false;   // the caller's contribution travels with a later round
-  int fresh = 0;       // contributors that were on time, in that round and in the caller's group
-  int gradients = 0;   // in the sum that the caller got
-  int staleness = 0;   // rounds whose results the caller had missed before it arrived
-  bool empty = false;  // nothing was missed but rounds without a result: the output is zeros, and no update
-  Members members;         // whose contributions are in that sum
-  std::vector<int> work;   // theirs, as they reported it
+  Round round = -1;       // whose result the caller got; of several missed ones the newest
+  bool late = false;      // the caller's contribution travels with a later round
+  int fresh = 0;          // contributors that were on time, in that round and in the caller's group
+  int gradients = 0;      // in the sum that the caller got
+  int staleness = 0;      // rounds whose results the caller had missed before it arrived
+  bool empty = false;     // nothing was missed but rounds without a result: the output is zeros, and no update
+  Members members;        // whose contributions are in that sum
+  std::vector<int> work;  // theirs, as they reported it
 };
 
 // One arrival and its result. The members are guarded by the bucket's lock.

@@ -211,8 +211,10 @@ class FakeHorovod {
     void Retract(const BucketHandle& bucket) override {
       std::lock_guard<std::mutex> lock(queue_mutex);
       const auto request = std::find(requests.begin(), requests.end(), bucket.core.name());
-      if (request == requests.end()) return owner.Complain("a request is retracted that is not in the queue");
-      requests.erase(request);
+      // What was first submitted, and is announced from now on, may have been reported already.
+      if (request == requests.end() && !bucket.core.reported())
+        return owner.Complain("a request is retracted that is not in the queue");
+      if (request != requests.end()) requests.erase(request);
       table.erase(bucket.core.name());
     }
     void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override {
@@ -378,7 +380,7 @@ class FakeHorovod {
           received.error = closing.error;
           if (rank != 0) {
             BeginOrRefuse(rank, received, begun);
-          } else if (closing.error.empty() && closing.contributions[0].fresh && begun_.count(closing.bucket) == 0) {
+          } else if (closing.error.empty() && begun_.count(closing.bucket) == 0) {
             begun.push_back(std::move(received));
           }
         }
@@ -506,7 +508,8 @@ class FakeHorovod {
       const Entry& entry = each.entry;
       if (!each.input.empty() && std::memcmp(entry.input, each.input.data(), each.input.size()) != 0)
         Complain("rank " + std::to_string(state.rank) + " writes what a device reduces");
-      if (each.error.empty() && !each.result.empty()) std::memcpy(entry.output, each.result.data(), entry.bytes);
+      if (each.error.empty() && entry.output != nullptr && !each.result.empty())
+        std::memcpy(entry.output, each.result.data(), entry.bytes);
       if (entry.handle != nullptr) state.engine.Finished(entry.handle, each.error);
       CountWakeUp();
     }
