@@ -134,7 +134,7 @@ BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, int de
       "weights", weights,
       {{"uniform", Weights::kUniform}, {"contraction", Weights::kContraction}, {"staleness", Weights::kStaleness}});
   config.options.weight_parameter = weight_parameter;
-  config.options.by_notice = policy.rule == Policy::Rule::kReady;
+  config.options.by_notice = policy.grouped();
   config.policy = policy;
   config.shape = shape;
   config.prescale_factor = prescale;

@@ -133,6 +133,7 @@ void Bucket::Weigh(Rank rank) {
 Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   const auto& mine = closing.contributions.at(static_cast<std::size_t>(rank));
   const bool announced = reported();
+  const bool announced_by_notice = announces();
   Entry entry;
   if (!closing.Includes(rank)) {
     entry.member = false;
@@ -176,7 +177,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   } else {
     on_time_ = false;
     if (state_ == State::kArrived) {
-      entry.retract = true;
+      entry.retract = !announced_by_notice;
       ++incoming_late_;
       if (!only_delivers_) AddPending(arrival_);
     }

@@ -267,7 +267,7 @@ def test_state_but_no_counters(make: type[torch.optim.Optimizer], options: dict[
     model, optimizer = stepped(make, **options)
     parameters = [dict(model.named_parameters())[name] for name in TRAINED]
     tensors = averaged_tensors(optimizer, ("parameters", "state"), ())
-    assert same(tensors, [*parameters, *(optimizer.state[p][key] for p in parameters for key in keys)])
+    assert same(tensors, [*parameters, *(optimizer.state[p][key] for key in keys for p in parameters)])
 
 
 def test_a_counter_of_steps_stays_with_a_parameter_of_one_number() -> None:

@@ -20,11 +20,13 @@ def raw(**changes: Any) -> dict[str, Any]:
         "waited_seconds": 0.5,
         "dropped": 1,
         "bytes_held": 64,
+        "groups_made": 3,
+        "setup_seconds": 0.25,
     } | changes
 
 
 def test_summary() -> None:
-    summary = summarise({"b": raw(), "a": raw(arrival_offset_seconds=[0.0, 0.25])})
+    summary = summarise({"b": raw(), "a": raw(arrival_offset_seconds=[0.0, 0.25], unconnected_windows=2)})
     assert list(summary) == ["a", "b"]
     bucket = summary["b"]
     assert bucket["closed_by"] == {"first": 1, "everybody": 1, "quorum": 2}
@@ -33,8 +35,11 @@ def test_summary() -> None:
     assert bucket["fresh_histogram"] == {1: 2, 2: 2}
     assert list(bucket["staleness_histogram"].items()) == [(0, 5), (1, 2)]
     assert (bucket["waited_seconds"], bucket["dropped"], bucket["bytes_held"]) == (0.5, 1, 64)
+    assert (bucket["groups_made"], bucket["setup_seconds"]) == (3, 0.25)
     assert "arrival_offset_seconds" not in bucket
+    assert "unconnected_windows" not in bucket
     assert summary["a"]["arrival_offset_seconds"] == [0.0, 0.25]
+    assert summary["a"]["unconnected_windows"] == 2
 
 
 def test_no_round_yet() -> None:
