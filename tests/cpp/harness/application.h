@@ -33,6 +33,7 @@ inline BucketConfig ModelConfig(Schedule schedule, Round period = 0) {
   BucketConfig config = Config(1, Missed::kLatest);
   config.options.late = Late::kKeep;
   config.options.divisor = Divisor::kContributors;
+  config.options.by_notice = true;
   config.policy.schedule = std::move(schedule);
   config.policy.period = period;
   config.policy.description = "GroupAverage()";
