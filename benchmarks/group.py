@@ -559,7 +559,7 @@ SECTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
 def main() -> None:
     parser = harness.arguments(__doc__, ranks=8)
     parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="what to measure")
-    parser.add_argument("--steps", type=int, default=200, help="of each rank, under WAGMA-SGD's delays")
+    parser.add_argument("--steps", type=int, default=400, help="of each rank, under WAGMA-SGD's delays")
     parser.add_argument("--seeds", type=int, default=1, help="runs to average, where a loss is measured")
     parser.add_argument("--seconds", type=float, default=1.5, help="that each measurement of a throughput takes")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of a throughput over Full's")
