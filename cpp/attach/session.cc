@@ -16,7 +16,7 @@ namespace {
 constexpr long long kShouldShutDown = 1LL << 0;
 constexpr long long kUncachedInQueue = 1LL << 1;
 
-constexpr int kStandInMilliseconds = 60'000;
+constexpr int kStandInMilliseconds = 20'000;  // less than Gloo's patience with a rank
 constexpr Time kWarnAfter = std::chrono::seconds(60);
 
 static_assert(static_cast<int>(DataType::kUInt8) == hvd::HOROVOD_UINT8 &&

@@ -369,6 +369,7 @@ def test_flush_averages_over_all_ranks(world: World, policy: str) -> None:
     model = make_model()
     optimizer = wrap(model, POLICIES[policy](average=("parameters", "buffers")), named_buffers=model.named_buffers())
     train(world, optimizer, model, 4)
+    hvd.barrier()  # who is through waits here, so that ranks that are left over do not wait for it
     everybody = world.gather((weights(model), buffers(model)))
     for _ in range(3):  # the later ones change nothing
         optimizer.flush()
