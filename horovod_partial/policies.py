@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from horovod_partial import _core
 
@@ -83,7 +83,21 @@ class _Schedule:
 
 
 @dataclass(frozen=True)
-class Butterfly(_Schedule):
+class _Sized(_Schedule):
+    """A schedule that follows from the size of its groups."""
+
+    size: int
+    _kind: ClassVar[str]  # as the core calls it
+
+    def __post_init__(self) -> None:
+        _check_count("size", self.size, 2)
+
+    def arguments(self, size: int) -> dict[str, Any]:
+        return {"schedule": self._kind, "group_size": min(self.size, size), "table": []}
+
+
+@dataclass(frozen=True)
+class Butterfly(_Sized):
     """Groups along a butterfly (WAGMA-SGD, IEEE TPDS 2021, section 3.2).
 
     For powers of two every change has reached all ranks after log(ranks) / log(size) rounds; other numbers get groups
@@ -94,30 +108,18 @@ class Butterfly(_Schedule):
         size: ranks in a group, 2 or more. More ranks than there are means all of them.
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        _check_count("size", self.size, 2)
-
-    def arguments(self, size: int) -> dict[str, Any]:
-        return {"schedule": "butterfly", "group_size": min(self.size, size), "table": []}
+    _kind = "butterfly"
 
 
 @dataclass(frozen=True)
-class Ring(_Schedule):
+class Ring(_Sized):
     """Neighbours on the ring of ranks, shifted by half a group in each round: pairs are gossip on a ring.
 
     Args:
         size: ranks in a group, 2 or more. More ranks than there are means all of them.
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        _check_count("size", self.size, 2)
-
-    def arguments(self, size: int) -> dict[str, Any]:
-        return {"schedule": "ring", "group_size": min(self.size, size), "table": []}
+    _kind = "ring"
 
 
 @dataclass(frozen=True)
@@ -266,13 +268,9 @@ class WeightedAverage:
 
     def __post_init__(self) -> None:
         _check_count("period", self.period, 1)
-        _check_contraction(self.contraction)
+        if not 0.0 < self.contraction <= 1.0:
+            raise ValueError(f"contraction must be above 0 and at most 1, not {self.contraction}")
         object.__setattr__(self, "average", _check_average(self.average))
-
-
-def _check_contraction(contraction: float) -> None:
-    if not 0.0 < contraction <= 1.0:
-        raise ValueError(f"contraction must be above 0 and at most 1, not {contraction}")
 
 
 GradientPolicy = Full | Solo | Majority | Quorum

@@ -210,8 +210,7 @@ def average_is_useful(steps: Sequence[int], contraction: float) -> bool:
 
     True if 2 * sum(contraction^T) > sqrt(k) + k, for k ranks that have taken T steps fewer than the fastest.
     """
-    missed = [max(steps) - taken for taken in steps]
-    return 2 * sum(contraction**t for t in missed) > math.sqrt(len(missed)) + len(missed)
+    return 2 * _total_weight(steps, contraction) > math.sqrt(len(steps)) + len(steps)
 
 
 def average_converges(steps: Sequence[int], contraction: float) -> bool:
@@ -220,9 +219,13 @@ def average_converges(steps: Sequence[int], contraction: float) -> bool:
     True if sqrt(k) < sum(contraction^T) and k * contraction^s < sum(contraction^T), with s the steps of the fastest. (The
     paper states the first only; its factor for the mean needs the second.)
     """
-    missed = [max(steps) - taken for taken in steps]
-    total = sum(contraction**t for t in missed)
-    return math.sqrt(len(missed)) < total and len(missed) * contraction ** max(steps) < total
+    total = _total_weight(steps, contraction)
+    return math.sqrt(len(steps)) < total and len(steps) * contraction ** max(steps) < total
+
+
+def _total_weight(steps: Sequence[int], contraction: float) -> float:
+    """The sum over the ranks of contraction^T, for T steps fewer than the fastest."""
+    return sum(contraction ** (max(steps) - taken) for taken in steps)
 
 
 def estimate_contraction(losses: Sequence[float]) -> float:
@@ -291,29 +294,14 @@ def average_async(
 
 def average_over_all_(model: torch.Tensor, name: str, process_set: ProcessSet) -> PartialHandle:
     """Average a model over all ranks in place; ranks out of training are left out, and do not count."""
-    handle = submit(
-        model,
-        model,
-        name,
-        process_set,
-        make_config(
-            dtype=wire_dtype(model.dtype),
-            shape=tuple(model.shape),
-            device=device_number(model.device),
-            sync=Quorum(1.0),
-            size=process_set.size(),
-            missed="latest",
-            divisor="contributors",
-            late="discard",
-        ),
-    )
+    handle = submit(model, model, name, process_set, _config(model, Quorum(1.0), process_set, Average, None, None))
     handle.synchronize()
     return handle
 
 
 def _config(
     tensor: torch.Tensor,
-    policy: ModelPolicy,
+    policy: ModelPolicy | Quorum,
     process_set: ProcessSet,
     op: int,
     max_staleness: int | None,

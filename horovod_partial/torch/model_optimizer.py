@@ -159,13 +159,10 @@ class _Methods(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Wait for an average that is under way, as `overlap` leaves it; gradients stay on their rank."""
-        handle, self._in_flight = self._in_flight, None
-        bucket = self._bucket
+        handle, bucket = self._in_flight, self._bucket
+        self._forget_in_flight()
         if handle is None or bucket is None:
             return
-        if self._forward_hook is not None:
-            self._forward_hook.remove()
-            self._forward_hook = None
         handle.synchronize()
         info = handle.info()
         self.last_round = info
@@ -179,6 +176,12 @@ class _Methods(torch.optim.Optimizer):
                 useful=average_is_useful(info.work, self._policy.contraction),
                 converges=average_converges(info.work, self._policy.contraction),
             )
+
+    def _forget_in_flight(self) -> None:
+        self._in_flight = None
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+            self._forward_hook = None
 
     def _packed(self) -> ModelBucket:
         tensors = averaged_tensors(self, self._policy.average, self._named_buffers)
@@ -282,10 +285,7 @@ class _Methods(torch.optim.Optimizer):
 
     def _abandon(self) -> None:
         """Forget an average under way, whose Horovod is gone or about to go."""
-        if self._forward_hook is not None:
-            self._forward_hook.remove()
-            self._forward_hook = None
-        self._in_flight = None
+        self._forget_in_flight()
         self._bucket = None  # Horovod may go on reading and writing the old one, which the handle keeps alive
 
     def __reduce__(self) -> tuple[Any, ...]:
