@@ -139,7 +139,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     entry.member = false;
     const bool nobody = GroupsOf(closing.groups).empty();  // then it is no round: a flush of models delivers nothing
     completed_ = std::max(completed_, closing.round + (nobody ? 0 : 1));
-    if (state_ == State::kArrived && !announces()) {
+    if (state_ == State::kArrived && !announced_by_notice) {
       entry.retract = true;
       if (options_.by_notice) {
         declared_ = true;  // a round of this bucket has closed: from now on notices announce arrivals, also this one

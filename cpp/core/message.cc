@@ -57,6 +57,17 @@ class Reader {
 
 }  // namespace
 
+namespace {
+
+// Without a list of the members: it would be made for every arrival.
+bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
+  if (groups.empty()) return true;
+  const int group = groups.at(static_cast<std::size_t>(rank));
+  return group != kNoGroup && groups.at(other) == group;
+}
+
+}  // namespace
+
 int Closing::fresh() const {
   int count = 0;
   for (const auto& contribution : contributions) count += contribution.fresh ? 1 : 0;
@@ -65,7 +76,8 @@ int Closing::fresh() const {
 
 int Closing::fresh(Rank rank) const {
   int count = 0;
-  for (const Rank member : members(rank)) count += contributions[static_cast<std::size_t>(member)].fresh ? 1 : 0;
+  for (std::size_t other = 0; other < contributions.size(); ++other)
+    count += SameGroup(groups, rank, other) && contributions[other].fresh ? 1 : 0;
   return count;
 }
 
@@ -77,7 +89,8 @@ int Closing::gradients() const {
 
 int Closing::gradients(Rank rank) const {
   int count = 0;
-  for (const Rank member : members(rank)) count += contributions[static_cast<std::size_t>(member)].gradients;
+  for (std::size_t other = 0; other < contributions.size(); ++other)
+    count += SameGroup(groups, rank, other) ? contributions[other].gradients : 0;
   return count;
 }
 

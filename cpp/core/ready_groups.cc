@@ -64,15 +64,14 @@ std::vector<Members> ReadyGroups::Form(std::vector<Candidate> candidates, const 
     std::set<Rank> chosen_parts = {parts[Index(candidates[0].rank)]};
     for (std::size_t i = 1; i < candidates.size() && chosen.size() < group_size_; ++i)
       if (chosen_parts.insert(parts[Index(candidates[i].rank)]).second) chosen.push_back(i);
-    if (!connected) {
-      if (chosen.size() == 1 && group_size_ > 1 && !waited_in_vain_[Index(candidates[0].rank)]) {
-        if (now < candidates[0].hold_until) {
-          hold_until_ = candidates[0].hold_until;
-          break;
-        }
-        for (Rank rank = 0; rank < size_; ++rank)
-          if (parts[Index(rank)] == *chosen_parts.begin()) waited_in_vain_[Index(rank)] = true;
+    const bool one_part = !connected && chosen.size() == 1 && group_size_ > 1;
+    if (one_part && !waited_in_vain_[Index(candidates[0].rank)]) {
+      if (now < candidates[0].hold_until) {
+        hold_until_ = candidates[0].hold_until;
+        break;
       }
+      for (Rank rank = 0; rank < size_; ++rank)
+        if (parts[Index(rank)] == *chosen_parts.begin()) waited_in_vain_[Index(rank)] = true;
     }
     for (std::size_t i = 1; i < candidates.size() && chosen.size() < group_size_; ++i)
       if (std::find(chosen.begin(), chosen.end(), i) == chosen.end()) chosen.push_back(i);

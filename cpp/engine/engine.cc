@@ -193,9 +193,6 @@ void Engine::WaitForFlush(Report::Flush kind) {
   if (!used || size_ == 1) return;
   std::unique_lock<std::mutex> lock(flush_mutex_);
   if (flush_ != Report::Flush::kNone) throw std::invalid_argument("a flush is under way in another thread");
-  const auto stop_counting = [&] {
-    if (std::exchange(flush_on_clock_, false)) clock_->Leave();
-  };
   try {
     do {
       flush_result_.reset();
@@ -216,17 +213,22 @@ void Engine::WaitForFlush(Report::Flush kind) {
     if (!lock.owns_lock()) lock.lock();
     flush_ = Report::Flush::kNone;
     news_ = true;  // the others must not count on this rank
-    stop_counting();
+    StopFlushClock();
     throw;
   }
-  stop_counting();
+  StopFlushClock();
+}
+
+// Under the flush's lock.
+void Engine::StopFlushClock() {
+  if (std::exchange(flush_on_clock_, false)) clock_->Leave();
 }
 
 // Under the flush's lock: its rounds are over. The clock stops now, although the thread may not have woken yet: a rank
 // that goes on must not seem to wait, or the others' next round may close without it.
 void Engine::EndFlush() {
   flush_result_ = flush_reason_;
-  if (std::exchange(flush_on_clock_, false)) clock_->Leave();
+  StopFlushClock();
 }
 
 void Engine::Flush() { WaitForFlush(Report::Flush::kFlushing); }

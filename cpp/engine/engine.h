@@ -145,6 +145,7 @@ class Engine {
   void Complete(BucketHandle& bucket, Work& work, bool late);
   void WaitForFlush(Report::Flush kind);
   void EndFlush();
+  void StopFlushClock();
   void EndFlushRound(const std::string& error);
   void DrainOutstanding();
 
