@@ -5,29 +5,6 @@
 
 namespace horovod_partial::attach {
 
-// What a group needs of the library that carries it; nothing for a group of one.
-struct GroupCommunicators::Communicator {
-#if HAVE_MPI
-  MPI_Comm mpi = MPI_COMM_NULL;
-#endif
-#if HAVE_GLOO
-  std::unique_ptr<hvd::GlooContext> gloo;
-#endif
-};
-
-struct GroupCommunicators::Scope::Saved {
-#if HAVE_MPI
-  MPI_Comm mpi;
-#endif
-#if HAVE_GLOO
-  std::shared_ptr<gloo::Context> gloo;
-#endif
-  int rank;
-  int size;
-};
-
-void GroupCommunicators::FreeCommunicator::operator()(Communicator* communicator) const { delete communicator; }
-
 std::string GroupCommunicators::Refusal(hvd::HorovodGlobalState& state) {
 #if HAVE_NCCL
   if (state.parameter_manager.HierarchicalAllreduce())
@@ -35,8 +12,6 @@ std::string GroupCommunicators::Refusal(hvd::HorovodGlobalState& state) {
   if (state.parameter_manager.TorusAllreduce()) return "NCCLTorusAllreduce; set HOROVOD_TORUS_ALLREDUCE=0";
 #endif
   if (state.cpu_operation == hvd::LibType::CCL) return "CCLAllreduce; set HOROVOD_CPU_OPERATIONS to MPI or GLOO";
-  if (state.cpu_operation == hvd::LibType::GLOO && state.control_operation == hvd::LibType::MPI)
-    return "GlooAllreduce under MPI's controller; set HOROVOD_CPU_OPERATIONS=MPI, or start with horovodrun --gloo";
   return {};
 }
 
@@ -52,7 +27,7 @@ void GroupCommunicators::Use(const Partition& partition, Carrier carrier) {
       if (it == made_.end()) continue;
 #if HAVE_MPI
       // All members come here at the same response. (What is left at the end goes with MPI.)
-      if (it->second->mpi != MPI_COMM_NULL) MPI_Comm_free(&it->second->mpi);
+      if (it->second.mpi != MPI_COMM_NULL) MPI_Comm_free(&it->second.mpi);
 #endif
       made_.erase(it);
     }
@@ -65,9 +40,8 @@ void GroupCommunicators::Use(const Partition& partition, Carrier carrier) {
   setup_ += std::chrono::steady_clock::now() - start;
 }
 
-std::unique_ptr<GroupCommunicators::Communicator, GroupCommunicators::FreeCommunicator> GroupCommunicators::Make(
-    const Members& members, Carrier carrier) const {
-  std::unique_ptr<Communicator, FreeCommunicator> made(new Communicator);
+GroupCommunicators::Communicator GroupCommunicators::Make(const Members& members, Carrier carrier) const {
+  Communicator made;
 #if HAVE_MPI
   if (carrier == Carrier::kMpi) {
     constexpr int kTag = 0;  // of the communicator's making; a group makes one at a time
@@ -75,56 +49,55 @@ std::unique_ptr<GroupCommunicators::Communicator, GroupCommunicators::FreeCommun
     MPI_Group some = MPI_GROUP_NULL;
     MPI_Comm_group(process_set_.mpi_context.mpi_comm, &all);
     MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some);
-    const int result = MPI_Comm_create_group(process_set_.mpi_context.mpi_comm, some, kTag, &made->mpi);
+    const int result = MPI_Comm_create_group(process_set_.mpi_context.mpi_comm, some, kTag, &made.mpi);
     MPI_Group_free(&some);
     MPI_Group_free(&all);
     if (result != MPI_SUCCESS) throw std::runtime_error("MPI_Comm_create_group failed");
   }
 #endif
 #if HAVE_GLOO
-  if (carrier == Carrier::kGloo) {
-    // Without its local and cross contexts the whole set's context asks nothing of ranks outside the group.
-    hvd::GlooContext whole = process_set_.gloo_context;
-    whole.local_ctx = nullptr;
-    whole.cross_ctx = nullptr;
-    made->gloo = std::make_unique<hvd::GlooContext>(whole);
-    made->gloo->InitializeForProcessSet(whole, members);
-  }
+  if (carrier == Carrier::kGloo) made.gloo = MakeGlooGroup(process_set_.gloo_context.ctx, members);
 #endif
   return made;
 }
 
 GroupCommunicators::Scope::Scope(GroupCommunicators& communicators, const Members& members, Carrier carrier)
-    : process_set_(communicators.process_set_), saved_(new Saved{}) {
-  const Communicator& group = *communicators.made_.at(members);
+    : process_set_(communicators.process_set_),
+      whole_{
 #if HAVE_MPI
-  saved_->mpi = process_set_.mpi_context.mpi_comm;
+          process_set_.mpi_context.mpi_comm,
+#endif
+#if HAVE_GLOO
+          process_set_.gloo_context.ctx,
+#endif
+      },
+      rank_(process_set_.controller->GetRank()),
+      size_(process_set_.controller->GetSize()) {
+  const Communicator& group = communicators.made_.at(members);
+#if HAVE_MPI
   if (group.mpi != MPI_COMM_NULL) process_set_.mpi_context.mpi_comm = group.mpi;
 #endif
 #if HAVE_GLOO
-  saved_->gloo = process_set_.gloo_context.ctx;
-  if (group.gloo != nullptr) process_set_.gloo_context.ctx = group.gloo->ctx;
+  if (group.gloo != nullptr) process_set_.gloo_context.ctx = group.gloo;
 #endif
-  auto& controller = ControllerAccess::Of(*process_set_.controller);
-  saved_->rank = controller.rank_;
-  saved_->size = controller.size_;
   if (carrier == Carrier::kNccl) {  // which asks the controller who it is
-    const auto place = std::find(members.begin(), members.end(), communicators.rank_) - members.begin();
-    controller.rank_ = static_cast<int>(place);
+    auto& controller = ControllerAccess::Of(*process_set_.controller);
+    controller.rank_ =
+        static_cast<int>(std::find(members.begin(), members.end(), communicators.rank_) - members.begin());
     controller.size_ = static_cast<int>(members.size());
   }
 }
 
 GroupCommunicators::Scope::~Scope() {
 #if HAVE_MPI
-  process_set_.mpi_context.mpi_comm = saved_->mpi;
+  process_set_.mpi_context.mpi_comm = whole_.mpi;
 #endif
 #if HAVE_GLOO
-  process_set_.gloo_context.ctx = std::move(saved_->gloo);
+  process_set_.gloo_context.ctx = whole_.gloo;
 #endif
   auto& controller = ControllerAccess::Of(*process_set_.controller);
-  controller.rank_ = saved_->rank;
-  controller.size_ = saved_->size;
+  controller.rank_ = rank_;
+  controller.size_ = size_;
 }
 
 }  // namespace horovod_partial::attach

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "attach/gloo_group.h"
 #include "attach/horovod.h"
 #include "core/group_cache.h"
 #include "core/groups.h"
@@ -18,6 +19,16 @@ enum class Carrier { kMpi, kGloo, kNccl };
 // each in every cycle. Horovod's operations take their communicator from the process set, so a group's stands in for it
 // while the original runs. Background thread only, as everything that executes responses.
 class GroupCommunicators {
+  // What the libraries call it; nothing of those that do not carry it.
+  struct Communicator {
+#if HAVE_MPI
+    MPI_Comm mpi = MPI_COMM_NULL;
+#endif
+#if HAVE_GLOO
+    std::shared_ptr<gloo::Context> gloo;
+#endif
+  };
+
  public:
   static constexpr std::size_t kCapacity = 128;  // on each rank
 
@@ -41,20 +52,17 @@ class GroupCommunicators {
     Scope& operator=(const Scope&) = delete;
 
    private:
-    struct Saved;
     hvd::ProcessSet& process_set_;
-    std::unique_ptr<Saved> saved_;
+    const Communicator whole_;
+    const int rank_;
+    const int size_;
   };
 
   int made() const { return made_count_; }
   std::chrono::nanoseconds setup() const { return setup_; }  // what making them took
 
  private:
-  struct Communicator;
-  struct FreeCommunicator {
-    void operator()(Communicator* communicator) const;
-  };
-  std::unique_ptr<Communicator, FreeCommunicator> Make(const Members& members, Carrier carrier) const;
+  Communicator Make(const Members& members, Carrier carrier) const;
   // NCCL gets its identifiers over what the controller talks on.
   Carrier HostCarrier(Carrier carrier) const;
 
@@ -63,7 +71,7 @@ class GroupCommunicators {
   const Rank rank_;
   const int size_;
   GroupCache cache_;
-  std::map<Members, std::unique_ptr<Communicator, FreeCommunicator>> made_;
+  std::map<Members, Communicator> made_;
   int made_count_ = 0;
   std::chrono::nanoseconds setup_{0};
 };

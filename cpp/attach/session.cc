@@ -385,14 +385,10 @@ void Unwrap(hvd::ResponseList& responses, int size) {
 void Session::AfterSendFinal(hvd::ResponseList& responses) {
   if (state_ == nullptr || !HasOurs(responses)) return;
   Guard("SendFinalTensors", [&] {
-    NoteGroups(responses);
     std::vector<Closing> own;  // the others have begun already
-    for (const auto& response : responses.responses()) {
-      if (!IsOurs(response) || response.response_type() == hvd::Response::ERROR) continue;
-      for (auto& closing : Open(response, size_))
-        if (!closed_.at(WireName(closing.bucket)).begun && engine_.Find(closing.bucket) != nullptr)
-          own.push_back(std::move(closing));
-    }
+    for (auto& closing : OpenAll(responses))
+      if (!closed_.at(WireName(closing.bucket)).begun && engine_.Find(closing.bucket) != nullptr)
+        own.push_back(std::move(closing));
     if (!process_set_->joined) engine_.Begin(own);
   });
   closed_.clear();
@@ -404,38 +400,38 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   hooks_run_ |= kRecvFinalTensors;
   if (state_ == nullptr || !HasOurs(responses)) return;
   Guard("RecvFinalTensors", [&] {
-    NoteGroups(responses);
+    std::vector<Closing> closings = OpenAll(responses);
     if (process_set_->joined) return;
-    std::vector<Closing> begun;
     for (const auto& response : responses.responses()) {
-      if (!IsOurs(response)) continue;
-      if (response.response_type() == hvd::Response::ERROR) {
-        const std::string bucket = BucketName(response.tensor_names()[0]);
-        if (engine_.Find(bucket) != nullptr) engine_.Refuse(bucket);
-        continue;
-      }
-      for (auto& closing : Open(response, size_))
-        if (engine_.Find(closing.bucket) != nullptr) begun.push_back(std::move(closing));
+      if (!IsOurs(response) || response.response_type() != hvd::Response::ERROR) continue;
+      const std::string bucket = BucketName(response.tensor_names()[0]);
+      if (engine_.Find(bucket) != nullptr) engine_.Refuse(bucket);
     }
+    std::vector<Closing> begun;
+    for (auto& closing : closings)
+      if (engine_.Find(closing.bucket) != nullptr) begun.push_back(std::move(closing));
     engine_.Begin(begun);
   });
   Unwrap(responses, size_);
   FillMissing(responses);
 }
 
-void Session::NoteGroups(const hvd::ResponseList& responses) {
+// The closings of a cycle. Those with groups are noted, on joined ranks too, for when Horovod executes them.
+std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
   if (!grouped_.empty())
     throw std::runtime_error(
         grouped_.begin()->first +
         " has groups, and Horovod reduced it over all ranks, with an operation that horovod-partial "
         "does not know. Turn hierarchical and torus allreduce off");
+  std::vector<Closing> closings;
   for (const auto& response : responses.responses()) {
     if (!IsOurs(response) || response.response_type() == hvd::Response::ERROR) continue;
     for (auto& closing : Open(response, size_)) {
-      const std::string name = WireName(closing.bucket);
-      if (!closing.groups.empty() || !closing.upcoming.empty()) grouped_[name] = std::move(closing);
+      if (!closing.groups.empty() || !closing.upcoming.empty()) grouped_[WireName(closing.bucket)] = closing;
+      closings.push_back(std::move(closing));
     }
   }
+  return closings;
 }
 
 hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response,

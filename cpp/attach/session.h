@@ -82,7 +82,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements, int device);
   bool CloseRound(const Closing& closing, std::vector<hvd::Request>& rows);
   void FillMissing(const hvd::ResponseList& responses);
-  void NoteGroups(const hvd::ResponseList& responses);
+  std::vector<Closing> OpenAll(const hvd::ResponseList& responses);
   Time ForeignSince(Time now);
   void Guard(const char* hook, const std::function<void()>& body);
   void WarnAboutWaits(Time now);

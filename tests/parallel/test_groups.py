@@ -704,18 +704,6 @@ def test_name_bound_to_another_declaration(world: World) -> None:
     assert hvd.group_allreduce(torch.ones(3), **group_options).tolist() == [1.0] * 3
 
 
-@pytest.mark.full_matrix
-@pytest.mark.launch(
-    ranks=(2,), transports=("mpi",), label="gloo-under-mpi", environment={"HOROVOD_CPU_OPERATIONS": "gloo"}
-)
-def test_an_operation_that_knows_no_groups_is_refused_by_name(world: World) -> None:
-    with pytest.raises(
-        hvd.HorovodInternalError, match="GlooAllreduce under MPI's controller; set HOROVOD_CPU_OPERATIONS"
-    ):
-        hvd.group_allreduce(torch.zeros(3), name=world.name())
-    assert hvd.weighted_average(torch.tensor([1.0]), 1, 0.9, name=world.name("all")).item() == 1.0
-
-
 # --- Statistics -------------------------------------------------------------------------------------------------------
 
 
