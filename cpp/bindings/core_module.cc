@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "core/decision_log.h"
+#include "core/merge_plan.h"
 #include "core/schedule.h"
 #include "core/simulation.h"
 #include "core/weights.h"
@@ -40,6 +41,13 @@ Report::Flush FlushFromName(const std::string& name) {
   throw py::value_error("flush must be 'none', 'flushing' or 'ending', not '" + name + "'");
 }
 
+std::vector<Gradient> Gradients(const std::vector<double>& ready, const std::vector<double>& bytes) {
+  if (ready.size() != bytes.size()) throw py::value_error("ready and bytes must have one number for each gradient");
+  std::vector<Gradient> gradients;
+  for (std::size_t i = 0; i < ready.size(); ++i) gradients.push_back({ready[i], bytes[i]});
+  return gradients;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
@@ -63,6 +71,26 @@ PYBIND11_MODULE(_core, m) {
       py::arg("schedule"), py::arg("group_size"), py::arg("table"), py::arg("size"));
   m.def("contraction_weights", &ContractionWeights, py::arg("steps"), py::arg("contraction"));
   m.def("staleness_weights", &StalenessWeights, py::arg("iterations"), py::arg("alpha"));
+
+  m.def(
+      "plan_merges",
+      [](const std::string& rule, const std::vector<double>& ready, const std::vector<double>& bytes, double latency,
+         double seconds_per_byte, double threshold_bytes) {
+        return PlanMerges(MergeRuleFromName(rule), Gradients(ready, bytes), {latency, seconds_per_byte},
+                          threshold_bytes);
+      },
+      py::arg("rule"), py::arg("ready"), py::arg("bytes"), py::arg("latency"), py::arg("seconds_per_byte"),
+      py::arg("threshold_bytes"));
+  m.def(
+      "merge_messages",
+      [](const MergePlan& plan, const std::vector<double>& ready, const std::vector<double>& bytes, double latency,
+         double seconds_per_byte) {
+        py::list messages;
+        for (const Message& message : Messages(plan, Gradients(ready, bytes), {latency, seconds_per_byte}))
+          messages.append(py::make_tuple(message.start, message.end, message.bytes));
+        return messages;
+      },
+      py::arg("plan"), py::arg("ready"), py::arg("bytes"), py::arg("latency"), py::arg("seconds_per_byte"));
 
   py::class_<Replay>(m, "Replay")
       .def_readonly("decisions", &Replay::decisions)

@@ -13,6 +13,7 @@ from horovod.torch.compression import Compression as Compression
 from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
 import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
+from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import (
     Butterfly,
     Full,
@@ -63,8 +64,10 @@ __all__ = [
     "Butterfly",
     "DistributedOptimizer",
     "Full",
+    "FusionPlan",
     "GroupAverage",
     "Majority",
+    "MergedGradients",
     "PartialReduce",
     "Quorum",
     "Ring",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from horovod_partial.torch.operations import PartialHandle, arrive, check_device, runtime, wire_dtype
+from horovod_partial.torch.operations import PartialHandle, check_device, poll, runtime, synchronize, wire_dtype
 
 
 class Widened:
@@ -46,7 +46,7 @@ class GradientBucket:
         # What travels has this type and shape; asking the compressor with a tensor of no elements costs nothing.
         self.wire_dtype = wire_dtype(self.compression.compress(self.flat[:0])[0].dtype)
         self.missing = set(self.parameters)
-        self.handle: PartialHandle | None = None
+        self.handle: PartialHandle | int | None = None
         self.empty = False  # the last result was none: what was missed had been dropped
         self._sparse: set[torch.nn.Parameter] = set()
         self._streams: set[torch.cuda.Stream] = set()  # of a device, on which the gradients were taken
@@ -77,8 +77,8 @@ class GradientBucket:
         self.missing.discard(parameter)
         return not self.missing
 
-    def arrive(self, process_set: int, config: Any, scale: float) -> None:
-        """Arrive at the bucket's open round with the gradients divided by `scale`."""
+    def arrive(self, start: Callable[[torch.Tensor], PartialHandle | int], scale: float) -> None:
+        """Start the reduction of the gradients divided by `scale`, in place in the tensor that travels."""
         for stream in self._streams:  # hooks run on the streams of the forward pass
             torch.cuda.current_stream(self.flat.device).wait_stream(stream)
         self._streams.clear()
@@ -86,8 +86,10 @@ class GradientBucket:
             self.flat.div_(scale)
         wire, self._context = self.compression.compress(self.flat)
         if wire.shape != self.flat.shape or not wire.is_contiguous() or wire.dtype != self.wire_dtype:
-            raise ValueError("a partial policy needs a compression that changes the dtype only; use Full() for others")
-        self.handle = PartialHandle(arrive(process_set, self.name, config, wire, wire), wire, wire, wire)
+            raise ValueError(
+                "buckets need a compression that changes the dtype only; use Full() without fusion for others"
+            )
+        self.handle = start(wire)
 
     def finish(self, scale: float, fold: bool) -> list[torch.Tensor]:
         """Wait for the round; the newest result is in the gradients then.
@@ -96,9 +98,11 @@ class GradientBucket:
         """
         assert self.handle is not None
         handle, self.handle = self.handle, None
-        self._store(handle.synchronize(), scale)
-        self.empty = handle.handle.info().empty
-        earlier = self._earlier(handle.handle)
+        self._store(synchronize(handle), scale)
+        earlier = []
+        if isinstance(handle, PartialHandle):
+            self.empty = handle.handle.info().empty
+            earlier = self._earlier(handle.handle)
         if fold:
             for result in earlier:
                 self.flat.add_(result, alpha=scale)
@@ -110,7 +114,7 @@ class GradientBucket:
 
     def abandon(self) -> bool:
         """Forget an arrival that has failed, or whose Horovod is gone or about to go. False if it is under way."""
-        if self.handle is not None and runtime.is_initialized() and not self.handle.poll():
+        if self.handle is not None and runtime.is_initialized() and not poll(self.handle):
             if not runtime.failed:
                 return False
             # Horovod may go on reading and writing the old one until it shuts down; the handle keeps that alive.
@@ -173,7 +177,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
+def kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
+    """What tensors in one bucket have in common."""
     return tensor.dtype, tensor.device
 
 
@@ -191,13 +196,13 @@ def plan(
     buckets: list[list[torch.nn.Parameter]] = []
     for group in groups or ():
         wanted = set(group)
-        for kind in dict.fromkeys(_kind(p) for p in remaining if p in wanted):
-            buckets.append([p for p in reversed(remaining) if p in wanted and _kind(p) == kind])
+        for one in dict.fromkeys(kind(p) for p in remaining if p in wanted):
+            buckets.append([p for p in reversed(remaining) if p in wanted and kind(p) == one])
         remaining = [p for p in remaining if p not in wanted]
-    for kind in dict.fromkeys(map(_kind, remaining)):
+    for one in dict.fromkeys(map(kind, remaining)):
         bucket: list[torch.nn.Parameter] = []
         size = 0
-        for parameter in reversed([p for p in remaining if _kind(p) == kind]):
+        for parameter in reversed([p for p in remaining if kind(p) == one]):
             bucket.append(parameter)
             size += parameter.numel() * parameter.element_size()
             if size >= bucket_bytes:

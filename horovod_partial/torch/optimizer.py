@@ -12,9 +12,10 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import policies
+from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import Full, GroupAverage, ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.torch import full_optimizer, model_optimizer, partial_optimizer
+from horovod_partial.torch import bucket_optimizer, full_optimizer, model_optimizer
 from horovod_partial.torch.wrapping import check_names
 
 
@@ -31,6 +32,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     *,
     sync: Policy | str | None = None,
+    fusion: MergedGradients | None = None,
     max_staleness: int | None = None,
     missed: str | None = None,
     divisor: str = "ranks",
@@ -64,6 +66,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set: as in Horovod.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the policy's name; None
             takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
+        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`optimizer.fusion_plan` tells which); None
+            leaves that to Horovod under `Full()`, and packs by size (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 16).
         missed: what a late rank gets of the results that it missed. `"sum"`: added up; `"replay"`: each applied in a step
             of its own, up to 8; `"latest"`: only the newest, as in eager-SGD, which loses updates; `"auto"`, the default:
@@ -101,6 +105,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             "op": op != Average,
             "gradient_predivide_factor": gradient_predivide_factor != 1.0,
             "groups": groups is not None,
+            "fusion": fusion is not None,
             "missed": missed is not None,
             "divisor": divisor != "ranks",
             "model_sync_every": model_sync_every is not None,
@@ -131,7 +136,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise TypeError(f"model_sync_every must be an int, a number of rounds, not {model_sync_every!r}")
     if model_sync_every is not None and model_sync_every < 1:
         raise ValueError(f"model_sync_every must be 1 or more rounds, not {model_sync_every}")
-    if isinstance(policy, Full):
+    if fusion is not None and not isinstance(fusion, MergedGradients):
+        raise TypeError(f"fusion must be hvd.MergedGradients(...), not {fusion!r}")
+    if fusion is not None and groups is not None:
+        raise ValueError("give fusion or groups, not both: each says which gradients travel together")
+    if isinstance(policy, Full) and fusion is None:
         return full_optimizer.wrap(
             optimizer,
             named_parameters=named_parameters,
@@ -146,7 +155,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     if missed == "auto":
         missed = "sum" if isinstance(optimizer, torch.optim.SGD) else "replay"
-    return partial_optimizer.wrap(
+    return bucket_optimizer.wrap(
         optimizer,
         named_parameters=named_parameters,
         compression=compression,
@@ -154,8 +163,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups=groups,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
-        model_sync_every=model_sync_every,
+        model_sync_every=None if isinstance(policy, Full) else model_sync_every,  # models are equal under Full
         grad_scaler=grad_scaler,
+        fusion=fusion,
         bucket_options={
             "sync": policy,
             "op": op,

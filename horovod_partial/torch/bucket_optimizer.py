@@ -1,4 +1,7 @@
-"""The optimizer of the partial policies (eager-SGD, PPoPP'20, section 3)."""
+"""The optimizer that packs gradients into buckets.
+
+For the partial policies (eager-SGD, PPoPP'20, section 3), and for merged gradients under every policy (MG-WFBP).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,25 @@ from typing import Any
 import torch
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
+from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import Average
 
+from horovod_partial.fusion import FusionPlan, MergedGradients
+from horovod_partial.policies import Full
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.full_optimizer import synchronize_before_unscaling
+from horovod_partial.torch.merging import Merging
 from horovod_partial.torch.model_operations import average_over_all_
-from horovod_partial.torch.operations import device_number, make_config, runtime
+from horovod_partial.torch.operations import (
+    PartialHandle,
+    arrive,
+    device_number,
+    make_config,
+    runtime,
+    synchronize,
+)
 from horovod_partial.torch.wrapping import bucket_name, check_names, load_shared, unwrapped, wrapper
 
 
@@ -34,13 +48,14 @@ def wrap(
     process_set: ProcessSet,
     model_sync_every: int | None,
     grad_scaler: torch.amp.GradScaler | None,
+    fusion: MergedGradients | None,
     bucket_options: dict[str, Any],
 ) -> torch.optim.Optimizer:
     """An instance of a subclass of the optimizer's class that shares its state and parameter groups."""
     base = type(optimizer)
     if issubclass(base, torch.optim.LBFGS):
         raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
-            "LBFGS evaluates its closure several times a step, which a partial policy cannot follow; use Full()"
+            "LBFGS evaluates its closure several times a step, which buckets cannot follow; use Full() without fusion"
         )
     names = check_names(optimizer, named_parameters)
     # A fused step would unscale by itself, before the reduction and for this rank only.
@@ -54,6 +69,7 @@ def wrap(
         process_set=process_set,
         model_sync_every=model_sync_every,
         grad_scaler=grad_scaler,
+        fusion=fusion,
         bucket_options=bucket_options,
     )
     return instance
@@ -80,6 +96,7 @@ class _Methods(torch.optim.Optimizer):
         process_set: ProcessSet,
         model_sync_every: int | None,
         grad_scaler: torch.amp.GradScaler | None,
+        fusion: MergedGradients | None,
         bucket_options: dict[str, Any],
     ) -> None:
         self.process_set = process_set
@@ -96,31 +113,44 @@ class _Methods(torch.optim.Optimizer):
         self._earlier: list[list[torch.Tensor]] = []
         self._hooks: list[Any] = []
 
+        self._compression = compression
         self._bucket_options = dict(bucket_options)
+        self._full = isinstance(self._bucket_options["sync"], Full)
         self._predivide = self._bucket_options.pop("gradient_predivide_factor")
         if self._predivide != 1.0 and self._bucket_options["op"] != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
-        name = bucket_name(process_set, [[names[p] for p in members] for members in planned])
-        self._buckets = [
-            GradientBucket(f"{name}.{index}", members, compression) for index, members in enumerate(planned)
-        ]
-        for bucket in self._buckets:
-            self._config(bucket)  # wrong settings fail here, not in the first backward
-        self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
+        self._name = bucket_name(process_set, [[names[p] for p in members] for members in planned])
+        self._default_buckets = planned
+        self._use_buckets(planned, self._name)
+        self._rounds_before = 0  # in buckets that a plan has replaced
+        self._merging: Merging | None = None
+        self._merging_generation = runtime.generation
+        if fusion is not None and parameters:
+            self._merging = Merging(fusion, names, parameters, process_set, self._reduce_probe, self._wire_bytes)
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
         if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
             self._register_hooks()
         if grad_scaler is not None:
             synchronize_before_unscaling(grad_scaler, self)
 
-    def _config(self, bucket: GradientBucket) -> Any:
+    def _use_buckets(self, planned: Sequence[Sequence[torch.nn.Parameter]], name: str) -> None:
+        self._buckets = [
+            GradientBucket(f"{name}.{index}", members, self._compression) for index, members in enumerate(planned)
+        ]
+        if not self._full:
+            for bucket in self._buckets:
+                # Wrong settings fail here, not in the first backward.
+                self._config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))
+        self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
+
+    def _config(self, wire: torch.Tensor) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
         return make_config(
-            dtype=bucket.wire_dtype,
-            shape=tuple(bucket.flat.shape),
-            device=device_number(bucket.flat.device),
+            dtype=wire.dtype,
+            shape=tuple(wire.shape),
+            device=device_number(wire.device),
             size=self.process_set.size(),
             prescale_factor=1.0 / self._predivide,
             postscale_factor=self._predivide,
@@ -156,16 +186,66 @@ class _Methods(torch.optim.Optimizer):
             return
         if parameter.grad is not None and parameter.grad.is_sparse and not self._sparse_as_dense:
             raise ValueError(
-                "a partial policy cannot reduce sparse gradients; pass sparse_as_dense=True, or use Full()"
+                "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without fusion"
             )
+        if self._merging is not None:
+            self._watch(self._merging, parameter)
         bucket = self._bucket_of[parameter]
         if bucket.take(parameter):
             self._arrive(bucket)
 
     def _arrive(self, bucket: GradientBucket) -> None:
-        if self._grad_scaler is not None:
+        if self._grad_scaler is not None and not self._full:
             self._scale = self._grad_scaler.get_scale()
-        bucket.arrive(self.process_set.process_set_id, self._config(bucket), self._scale)
+        bucket.arrive(lambda wire: self._reduce(bucket.name, wire), self._scale)
+
+    def _reduce(self, name: str, wire: torch.Tensor) -> PartialHandle | int:
+        """Start a reduction in place."""
+        if self._full:
+            return mpi_ops.allreduce_async_(
+                wire,
+                name=name,
+                op=self._bucket_options["op"],
+                prescale_factor=1.0 / self._predivide,
+                postscale_factor=self._predivide,
+                process_set=self.process_set,
+            )
+        handle = arrive(self.process_set.process_set_id, name, self._config(wire), wire, wire)
+        return PartialHandle(handle, wire, wire, wire)
+
+    # --- Merging -------------------------------------------------------------------------------------------------
+
+    def _watch(self, merging: Merging, parameter: torch.nn.Parameter) -> None:
+        if self._merging_generation != runtime.generation:
+            # Ranks that are new in an elastic job know no plan yet.
+            self._merging_generation = runtime.generation
+            self._rounds_before = 0
+            merging.restart()
+            self._use_buckets(self._default_buckets, self._name)
+        if merging.clock.measuring:
+            merging.clock.gradient(parameter)
+
+    def _reduce_probe(self, name: str, tensor: torch.Tensor) -> bool:
+        handle = self._reduce(f"{self._name}.probe.{name}", tensor)
+        synchronize(handle)
+        return isinstance(handle, int) or not handle.info().late
+
+    def _wire_bytes(self, parameter: torch.nn.Parameter) -> int:
+        return parameter.numel() * self._bucket_of[parameter].wire_dtype.itemsize
+
+    def _maybe_merge(self) -> None:
+        if self._merging is None or not self._hooks or not self._merging.step_ended():
+            return
+        self.flush()  # what is pending or missed in the old buckets belongs to them
+        planned = self._merging.make_plan([bucket.parameters for bucket in self._buckets])
+        if planned is not None:
+            self._rounds_before = self.rounds  # the same on all ranks after a flush
+            self._use_buckets(planned, f"{self._name}.{self._local_steps}")
+
+    @property
+    def fusion_plan(self) -> FusionPlan | None:
+        """Which gradients travel together, and why; None without `fusion`, and before it has been measured."""
+        return None if self._merging is None else self._merging.plan
 
     # --- Step ----------------------------------------------------------------------------------------------------
 
@@ -185,6 +265,8 @@ class _Methods(torch.optim.Optimizer):
                         bucket.take(parameter)
                     self._arrive(bucket)
             self._earlier = [bucket.finish(self._scale, fold) for bucket in self._buckets]
+            if self._merging is not None:
+                self._merging.clock.synchronized()
             for bucket in self._buckets:
                 bucket.reset()
             for parameter in self._passes_left:
@@ -233,6 +315,7 @@ class _Methods(torch.optim.Optimizer):
         self._synchronized = False
         self._local_steps += 1
         self._maybe_sync_model()
+        self._maybe_merge()
         return loss
 
     @contextmanager
@@ -293,10 +376,10 @@ class _Methods(torch.optim.Optimizer):
     @property
     def rounds(self) -> int:
         """Rounds that all buckets have completed: the clock that the ranks share, for schedules and for stopping."""
-        if not self._hooks:
-            return self._local_steps  # alone, every step is a round
+        if self._full or not self._hooks:
+            return self._local_steps  # every step is a round
         process_set = self.process_set.process_set_id
-        return min(runtime.completed(process_set, bucket.name) for bucket in self._buckets)
+        return self._rounds_before + min(runtime.completed(process_set, bucket.name) for bucket in self._buckets)
 
     def flush(self) -> None:
         """Wait until every rank flushes, deliver everything pending, and apply what this rank has missed.
@@ -308,7 +391,7 @@ class _Methods(torch.optim.Optimizer):
         """
         if any(bucket.handle is not None for bucket in self._buckets):
             raise AssertionError("optimizer.flush() was called after loss.backward() but before optimizer.step().")
-        if not self._hooks:
+        if self._full or not self._hooks:
             return
         process_set = self.process_set.process_set_id
         runtime.flush(process_set)

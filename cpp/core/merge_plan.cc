@@ -1,0 +1,114 @@
+#include "core/merge_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+namespace horovod_partial {
+namespace {
+
+// The earliest end of the first j gradients is the least, over where their last message begins, of the earliest end of
+// what is before it or the moment when it is ready, whichever is later, and its cost.
+MergePlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  const std::size_t count = gradients.size();
+  std::vector<double> earliest(count + 1, std::numeric_limits<double>::infinity());
+  std::vector<std::size_t> begin(count + 1, 0);  // of the last message among the first j
+  earliest[0] = -std::numeric_limits<double>::infinity();
+  for (std::size_t j = 1; j <= count; ++j) {
+    const double ready = gradients[j - 1].ready;
+    double bytes = 0;
+    for (std::size_t first = j; first-- > 0;) {
+      bytes += gradients[first].bytes;
+      const double end = std::max(earliest[first], ready) + cost(bytes);
+      if (end < earliest[j]) {
+        earliest[j] = end;
+        begin[j] = first;
+      }
+    }
+  }
+  MergePlan plan;
+  for (std::size_t j = count; j > 0; j = begin[j]) plan.push_back(static_cast<int>(j - begin[j]));
+  std::reverse(plan.begin(), plan.end());
+  return plan;
+}
+
+// Algorithm 1, without computing all starts anew after each merge: only those that follow change.
+MergePlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  MergePlan plan{0};
+  double free = -std::numeric_limits<double>::infinity();  // when the message before has ended
+  double bytes = 0;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    ++plan.back();
+    bytes += gradients[i].bytes;
+    if (i + 1 == gradients.size()) break;
+    const double start = std::max(free, gradients[i].ready);
+    if (gradients[i + 1].ready - start < cost.latency) continue;
+    free = start + cost(bytes);
+    bytes = 0;
+    plan.push_back(0);
+  }
+  return plan;
+}
+
+MergePlan Threshold(const std::vector<Gradient>& gradients, const LinearCost& cost, double threshold_bytes) {
+  MergePlan plan;
+  double free = -std::numeric_limits<double>::infinity();
+  for (std::size_t i = 0; i < gradients.size();) {
+    const double start = std::max(free, gradients[i].ready);
+    double bytes = 0;
+    int count = 0;
+    do {
+      bytes += gradients[i].bytes;
+      ++count;
+      ++i;
+    } while (i < gradients.size() && gradients[i].ready <= start && bytes + gradients[i].bytes <= threshold_bytes);
+    plan.push_back(count);
+    free = start + cost(bytes);
+  }
+  return plan;
+}
+
+}  // namespace
+
+MergeRule MergeRuleFromName(const std::string& name) {
+  if (name == "exact") return MergeRule::kExact;
+  if (name == "paper") return MergeRule::kPaper;
+  if (name == "wait_free") return MergeRule::kWaitFree;
+  if (name == "single") return MergeRule::kSingle;
+  if (name == "threshold") return MergeRule::kThreshold;
+  throw std::invalid_argument("rule must be 'exact', 'paper', 'wait_free', 'single' or 'threshold', not '" + name + "'");
+}
+
+MergePlan PlanMerges(MergeRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
+                     double threshold_bytes) {
+  if (gradients.empty()) return {};
+  switch (rule) {
+    case MergeRule::kExact: return Exact(gradients, cost);
+    case MergeRule::kPaper: return Paper(gradients, cost);
+    case MergeRule::kWaitFree: return MergePlan(gradients.size(), 1);
+    case MergeRule::kSingle: return {static_cast<int>(gradients.size())};
+    case MergeRule::kThreshold: return Threshold(gradients, cost, threshold_bytes);
+  }
+  throw std::logic_error("unknown merge rule");
+}
+
+std::vector<Message> Messages(const MergePlan& plan, const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  std::vector<Message> messages;
+  double free = -std::numeric_limits<double>::infinity();
+  std::size_t next = 0;
+  for (const int count : plan) {
+    if (count < 1 || next + static_cast<std::size_t>(count) > gradients.size())
+      throw std::invalid_argument("the plan does not fit the gradients");
+    Message message;
+    const std::size_t end = next + static_cast<std::size_t>(count);
+    for (std::size_t i = end; i-- > next;) message.bytes += gradients[i].bytes;
+    message.start = std::max(free, gradients[end - 1].ready);
+    message.end = free = message.start + cost(message.bytes);
+    messages.push_back(message);
+    next = end;
+  }
+  if (next != gradients.size()) throw std::invalid_argument("the plan does not fit the gradients");
+  return messages;
+}
+
+}  // namespace horovod_partial

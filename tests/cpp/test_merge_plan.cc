@@ -1,0 +1,136 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "core/merge_plan.h"
+
+namespace horovod_partial {
+namespace {
+
+using testing::DoubleEq;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr MergeRule kRules[] = {MergeRule::kExact, MergeRule::kPaper, MergeRule::kWaitFree, MergeRule::kSingle,
+                                MergeRule::kThreshold};
+constexpr double kThreshold = 20;
+
+double End(const MergePlan& plan, const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  return Messages(plan, gradients, cost).back().end;
+}
+
+double End(MergeRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  return End(PlanMerges(rule, gradients, cost, kThreshold), gradients, cost);
+}
+
+// The least over all plans: between any two gradients a message ends, or none does.
+double BruteForce(const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  const std::size_t gaps = gradients.size() - 1;
+  double least = End(MergeRule::kSingle, gradients, cost);
+  for (unsigned cuts = 0; cuts < 1u << gaps; ++cuts) {
+    MergePlan plan{1};
+    for (std::size_t gap = 0; gap < gaps; ++gap) {
+      if ((cuts >> gap & 1u) != 0)
+        plan.push_back(1);
+      else
+        ++plan.back();
+    }
+    least = std::min(least, End(plan, gradients, cost));
+  }
+  return least;
+}
+
+// B1: layer 3 takes 1 and has 2, layer 2 takes 2 and has 1, layer 1 takes 3 and has 1.
+const std::vector<Gradient> kCounterexample{{1, 2}, {3, 1}, {6, 1}};
+constexpr LinearCost kCounterexampleCost{3, 1};
+
+TEST(MergePlanTest, ThePapersRuleIsNotOptimal) {
+  EXPECT_THAT(PlanMerges(MergeRule::kPaper, kCounterexample, kCounterexampleCost, 0), ElementsAre(2, 1));
+  EXPECT_THAT(End(MergeRule::kPaper, kCounterexample, kCounterexampleCost), DoubleEq(13));
+  EXPECT_THAT(PlanMerges(MergeRule::kExact, kCounterexample, kCounterexampleCost, 0), ElementsAre(1, 2));
+  EXPECT_THAT(End(MergeRule::kExact, kCounterexample, kCounterexampleCost), DoubleEq(11));
+}
+
+// papers.md, 2.2: equal layers, each a little shorter than a latency, make the rule merge everything.
+TEST(MergePlanTest, EqualLayersChainUnderThePapersRule) {
+  std::vector<Gradient> gradients;
+  for (int i = 1; i <= 50; ++i) gradients.push_back({0.9 * i, 0.6});
+  const LinearCost cost{1, 1};
+  EXPECT_NEAR(End(MergeRule::kPaper, gradients, cost), 76.0, 1e-9);
+  EXPECT_NEAR(End(MergeRule::kSingle, gradients, cost), 76.0, 1e-9);
+  EXPECT_NEAR(End(MergeRule::kExact, gradients, cost), 48.4, 1e-9);
+}
+
+TEST(MergePlanTest, RandomCases) {
+  constexpr unsigned kSeed = 1;
+  std::printf("seed %u\n", kSeed);
+  std::mt19937 random(kSeed);
+  const auto uniform = [&](double least, double most) {
+    return std::uniform_real_distribution<double>(least, most)(random);
+  };
+  int better = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    std::vector<Gradient> gradients;
+    double ready = 0;
+    for (int left = std::uniform_int_distribution<int>(1, 12)(random); left > 0; --left) {
+      ready += uniform(0, 4);
+      gradients.push_back({ready, uniform(0, 5)});
+    }
+    const LinearCost cost{uniform(0, 5), uniform(0, 2)};
+    const double exact = End(MergeRule::kExact, gradients, cost);
+    const double paper = End(MergeRule::kPaper, gradients, cost);
+    ASSERT_NEAR(exact, BruteForce(gradients, cost), 1e-12) << "case " << i;
+    ASSERT_LE(exact, paper + 1e-12) << "case " << i;
+    const double best =
+        std::min(End(MergeRule::kWaitFree, gradients, cost), End(MergeRule::kSingle, gradients, cost));
+    ASSERT_LE(paper, best + 1e-12) << "case " << i;
+    ASSERT_LE(exact, End(MergeRule::kThreshold, gradients, cost) + 1e-12) << "case " << i;
+    better += exact < paper - 1e-9 ? 1 : 0;
+  }
+  EXPECT_GT(better, 100);  // else the cases say nothing
+}
+
+TEST(MergePlanTest, EveryRuleTakesEveryGradientOnceAndInOrder) {
+  std::vector<Gradient> gradients;
+  for (int i = 0; i < 1000; ++i) gradients.push_back({i * 0.01, 1.0 + i % 7});
+  for (const MergeRule rule : kRules) {
+    int count = 0;
+    for (const int gradients_of_message : PlanMerges(rule, gradients, {0.5, 0.001}, kThreshold)) {
+      EXPECT_GE(gradients_of_message, 1);
+      count += gradients_of_message;
+    }
+    EXPECT_EQ(count, 1000);
+  }
+}
+
+TEST(MergePlanTest, AThresholdTakesWhatIsReadyWhenTheLineIsFree) {
+  const std::vector<Gradient> gradients{{0, 4}, {1, 8}, {2, 8}, {3, 8}, {20, 1}};
+  // The first goes alone; by its end, at 5, three more are ready, of which two fit into 20 bytes; they take until 22.
+  EXPECT_THAT(PlanMerges(MergeRule::kThreshold, gradients, {1, 1}, 20), ElementsAre(1, 2, 2));
+}
+
+TEST(MergePlanTest, AMessageLargerThanTheThresholdGoesAlone) {
+  EXPECT_THAT(PlanMerges(MergeRule::kThreshold, {{0, 50}, {0, 50}}, {1, 1}, 20), ElementsAre(1, 1));
+}
+
+TEST(MergePlanTest, NoGradients) {
+  for (const MergeRule rule : kRules) EXPECT_THAT(PlanMerges(rule, {}, {1, 1}, kThreshold), IsEmpty());
+}
+
+TEST(MergePlanTest, APlanThatDoesNotFitIsRefused) {
+  for (const MergePlan& plan : {MergePlan{2}, MergePlan{2, 2}, MergePlan{3, 0}, MergePlan{4, -1}})
+    EXPECT_THROW(Messages(plan, kCounterexample, kCounterexampleCost), std::invalid_argument);
+}
+
+TEST(MergePlanTest, RulesHaveNames) {
+  EXPECT_EQ(MergeRuleFromName("exact"), MergeRule::kExact);
+  EXPECT_THROW(MergeRuleFromName("greedy"), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace horovod_partial
