@@ -92,6 +92,40 @@ def replay(path: str = typer.Argument(help="A file that HOROVOD_PARTIAL_DECISION
     typer.echo(f"{result.rounds} rounds in {result.decisions} decisions, all the same")
 
 
+@app.command()
+def plan(
+    path: str = typer.Argument(help="A file that `optimizer.fusion_plan.save` made."),
+    latency_ms: float | None = typer.Option(None, min=0.0, help="Start-up of a message, in place of the measured one."),
+    ns_per_byte: float | None = typer.Option(None, min=0.0, help="Time of a byte, in place of the measured one."),
+) -> None:
+    """Compare the rules of merged gradients on the times that a plan was made from."""
+    from horovod_partial import fusion
+
+    try:
+        saved = fusion.FusionPlan.load(path)
+    except (OSError, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    if saved.cost is None and (latency_ms is None or ns_per_byte is None):
+        typer.echo(f"{path} has no cost of messages ({saved.reason}); give --latency-ms and --ns-per-byte", err=True)
+        raise typer.Exit(2)
+    measured = saved.cost or fusion.MessageCost(0.0, 0.0)
+    cost = fusion.MessageCost(
+        measured.latency if latency_ms is None else latency_ms / 1e3,
+        measured.seconds_per_byte if ns_per_byte is None else ns_per_byte / 1e9,
+    )
+    plans = {rule: saved.by_rule(rule, cost) for rule in fusion.RULES}
+    table = Table(title=f"{len(saved.gradients)} gradients, {sum(saved.nbytes) / 1e6:.1f} MB", title_justify="left")
+    for column in ("rule", "messages", "ms", "over exact"):
+        table.add_column(column, justify="left" if column == "rule" else "right")
+    best = plans["exact"].duration(cost)
+    for rule, made in plans.items():
+        duration = made.duration(cost)
+        table.add_row(rule, str(len(made.messages)), f"{1e3 * duration:.2f}", f"{duration / best:.3f}")
+    Console().print(table)
+    typer.echo("Times are from the first gradient to the last result.")
+
+
 def main() -> None:
     """The console script."""
     app()

@@ -103,6 +103,12 @@ class FusionPlan:
         )
         return messages[-1][1] if messages else 0.0
 
+    def by_rule(self, rule: str, cost: MessageCost) -> FusionPlan:
+        """The plan that a rule makes from the same times."""
+        # Where times begin anew, so does a dtype or device.
+        breaks = [i for i in range(1, len(self.ready)) if self.ready[i] < self.ready[i - 1]]
+        return plan(rule, self.gradients, self.nbytes, self.ready, cost, breaks=breaks, around=self.around)
+
     def names(self) -> list[list[str]]:
         """The parameters of each message."""
         names = iter(self.gradients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 Shape = tuple[int, ...]
@@ -9,22 +10,35 @@ Shape = tuple[int, ...]
 
 def resnet50() -> list[Shape]:
     """ResNet-50's 161 parameters, 25.6 million numbers, in the order of the model."""
-    shapes = [*_convolution(3, 64, 7)]
-    channels = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+    return [shape for shape, _ in _resnet50()]
+
+
+def resnet50_flops() -> list[float]:
+    """Multiplications and additions that use each of them, for one image of 224 x 224."""
+    return [2.0 * math.prod(shape) * pixels for shape, pixels in _resnet50()]
+
+
+def _resnet50() -> list[tuple[Shape, int]]:
+    """Shapes, and the pixels that each layer makes."""
+    layers = [*_convolution(3, 64, 7, 112)]
+    channels, side = 64, 56
+    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
         for block in range(blocks):
-            shapes += _convolution(channels, width, 1)
-            shapes += _convolution(width, width, 3)
-            shapes += _convolution(width, 4 * width, 1)
+            layers += _convolution(channels, width, 1, side)
             if block == 0:
-                shapes += _convolution(channels, 4 * width, 1)
+                side //= stride
+            layers += _convolution(width, width, 3, side)
+            layers += _convolution(width, 4 * width, 1, side)
+            if block == 0:
+                layers += _convolution(channels, 4 * width, 1, side)
             channels = 4 * width
-    return [*shapes, (1000, channels), (1000,)]
+    return [*layers, ((1000, channels), 1), ((1000,), 1)]
 
 
-def _convolution(channels_in: int, channels_out: int, kernel: int) -> Iterator[Shape]:
-    yield (channels_out, channels_in, kernel, kernel)
-    yield from ((channels_out,), (channels_out,))  # its batch normalisation
+def _convolution(channels_in: int, channels_out: int, kernel: int, side: int) -> Iterator[tuple[Shape, int]]:
+    yield (channels_out, channels_in, kernel, kernel), side * side
+    for _ in range(2):  # its batch normalisation
+        yield (channels_out,), side * side
 
 
 def small() -> list[Shape]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import horovod_partial.torch as hvd
-from horovod_partial import fusion
+from horovod_partial import cli, fusion
 from horovod_partial.fusion import FusionPlan, MergedGradients, MessageCost
 
 SIZES = [2**n for n in range(15, 22)]
@@ -132,3 +134,41 @@ def test_arguments_that_are_wrong(arguments: dict, error: type[Exception], match
 def test_it_is_exported() -> None:
     assert hvd.MergedGradients is MergedGradients
     assert hvd.FusionPlan is FusionPlan
+
+
+# --- Command line -----------------------------------------------------------------------------------------------------
+
+
+def run_cli(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["plan", *arguments])
+
+
+def test_the_command_compares_the_rules(tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.json")
+    example().save(path)
+    result = run_cli(path)
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[1]: line.split() for line in result.output.splitlines() if line.startswith("│")}
+    assert set(lines) == set(fusion.RULES)
+    assert lines["exact"][3:6:2] == ["2", "11000.00"]
+    assert lines["paper"][3:6:2] == ["2", "13000.00"]
+    assert lines["wait_free"][3] == "3"
+    other = run_cli(path, "--latency-ms", "0", "--ns-per-byte", "1")
+    assert "6000.00" in other.output
+
+
+def test_the_command_needs_a_cost(tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.json")
+    replace(example(), cost=None, reason="busy").save(path)
+    result = run_cli(path)
+    assert result.exit_code == 2
+    assert "give --latency-ms and --ns-per-byte" in result.output
+    assert run_cli(path, "--latency-ms", "1", "--ns-per-byte", "1").exit_code == 0
+
+
+def test_the_command_refuses_other_files(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    for name in ("text", "absent"):
+        result = run_cli(str(tmp_path / name))
+        assert result.exit_code == 2
+        assert name in result.output
