@@ -105,7 +105,13 @@ def test_several_threads_of_the_application(world: World) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         results = list(pool.map(work, range(3)))
-    assert results == [[index * world.size] * 10 for index in range(3)]
+    # A rank whose one thread waits seems to wait, whatever its others are about to do: where those are held up a round
+    # may close without them (rule 7), and what they bring travels in the next.
+    hvd.flush()
+    for index in range(3):
+        name = world.name(str(index))
+        rest = hvd.partial_allreduce(torch.tensor([0]), name=name, op=hvd.Sum, sync=PARTIAL).item()
+        assert sum(results[index]) + rest == index * world.size * 10
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ def test_learns_under_every_policy(world: World, policy: str, make: str) -> None
         else torch.optim.Adam(model.parameters(), lr=0.05),
         model.named_parameters(),
         sync=policy,
+        max_staleness=2,  # steps without any compute make ranks so late on a busy machine that no rate is small enough
     )
     hvd.broadcast_parameters(model.state_dict(), 0)
     target = torch.tensor([[1.0, -2.0, 3.0]])
