@@ -194,7 +194,7 @@ class MergedGradients:
             `"threshold"`, what is ready when the line is free, up to 64 MiB, as Horovod's tensor fusion.
         warmup_steps: to measure, 2 or more, after the first. Every rank must take one step more than that.
         replan_every: steps after which times are measured again; a plan that is more than 5 % better then replaces the
-            old one. None never does. All ranks must come there: under a partial policy it is a flush.
+            old one. None never does. Ranks wait for each other there, unless one has left.
         plan: an `hvd.FusionPlan`, or a file that its `save` wrote, to use after the first step without measuring.
     """
 

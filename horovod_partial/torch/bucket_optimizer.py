@@ -128,7 +128,9 @@ class _Methods(torch.optim.Optimizer):
         self._merging: Merging | None = None
         self._merging_generation = runtime.generation
         if fusion is not None and parameters:
-            self._merging = Merging(fusion, names, parameters, process_set, self._reduce_probe, self._wire_bytes)
+            self._merging = Merging(
+                fusion, names, parameters, process_set, self._name, self._reduce_probe, self._wire_bytes
+            )
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
         if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
             self._register_hooks()
@@ -226,7 +228,7 @@ class _Methods(torch.optim.Optimizer):
             merging.clock.gradient(parameter)
 
     def _reduce_probe(self, name: str, tensor: torch.Tensor) -> bool:
-        handle = self._reduce(f"{self._name}.probe.{name}", tensor)
+        handle = self._reduce(name, tensor)
         synchronize(handle)
         return isinstance(handle, int) or not handle.info().late
 
@@ -235,6 +237,8 @@ class _Methods(torch.optim.Optimizer):
 
     def _maybe_merge(self) -> None:
         if self._merging is None or not self._hooks or not self._merging.step_ended():
+            return
+        if not self._merging.everybody_is_here():
             return
         self.flush()  # what is pending or missed in the old buckets belongs to them
         planned = self._merging.make_plan([bucket.parameters for bucket in self._buckets])

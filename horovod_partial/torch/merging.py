@@ -15,7 +15,9 @@ from horovod.torch.mpi_ops import allgather
 
 from horovod_partial import fusion
 from horovod_partial.fusion import FusionPlan, MergedGradients, MessageCost
+from horovod_partial.policies import Quorum
 from horovod_partial.torch.buckets import kind
+from horovod_partial.torch.operations import make_config, submit
 
 # The paper's profiler times messages of 32 KiB to 2 MiB, ten of each (section 5; the released code).
 _PROBE_BYTES = tuple(2**n for n in range(15, 22))
@@ -93,6 +95,7 @@ class Merging:
     """When to measure, and what to do then; for one optimizer.
 
     Args:
+        name: of the optimizer's buckets.
         reduce: sums a tensor over the ranks in the way that the training takes, under a name, and waits; False if what
             came back was not made with this rank's contribution, so that its time tells nothing.
         wire_bytes: of a parameter's gradient.
@@ -104,6 +107,7 @@ class Merging:
         names: dict[torch.nn.Parameter, str],
         parameters: Sequence[torch.nn.Parameter],
         process_set: ProcessSet,
+        name: str,
         reduce: Callable[[str, torch.Tensor], bool],
         wire_bytes: Callable[[torch.nn.Parameter], int],
     ) -> None:
@@ -112,6 +116,7 @@ class Merging:
         self._options = options
         self._names = {parameter: names[parameter] for parameter in parameters}
         self._process_set = process_set
+        self._name = name
         self._reduce = reduce
         self._wire_bytes = wire_bytes
         self._steps = 0
@@ -143,6 +148,26 @@ class Merging:
             self.clock.measuring = True
         return False
 
+    def everybody_is_here(self) -> bool:
+        """Wait for all ranks; False if one has left: it cannot agree to a plan, so this one stays for good.
+
+        Before the ranks flush: those that train no more may be flushing for another reason.
+
+        Raises:
+            HorovodInternalError: a rank has left before it ever came here.
+        """
+        size = self._process_set.size()
+        config = make_config(
+            dtype=torch.float32, shape=(1,), sync=Quorum(1.0), size=size, missed="latest", late="discard"
+        )
+        handle = submit(torch.zeros(1), torch.zeros(1), f"{self._name}.everybody", self._process_set, config)
+        handle.synchronize()
+        info = handle.info()
+        here = not info.late and info.fresh == size
+        if not here:
+            self._next = -1
+        return here
+
     def make_plan(self, current: Sequence[Sequence[torch.nn.Parameter]]) -> list[list[torch.nn.Parameter]] | None:
         """Rank 0 plans, and all ranks get the plan: which parameters' gradients travel together.
 
@@ -157,7 +182,7 @@ class Merging:
             cost = self._measure_cost()
             root = self._process_set.ranks[0] if self._process_set.ranks else 0
             planned = broadcast_object(
-                self._plan(current, cost), root, "horovod_partial.fusion", process_set=self._process_set
+                self._plan(current, cost), root, f"{self._name}.plan", process_set=self._process_set
             )
         members = self._check(planned)
         changed = not planned.reason and members != [list(bucket) for bucket in current]
@@ -176,7 +201,7 @@ class Merging:
         for probe in range(_PROBES + 1):
             for nbytes, tensor in probes.items():
                 start = time.perf_counter()
-                in_time = self._reduce(f"{nbytes}", tensor)
+                in_time = self._reduce(f"{self._name}.probe.{nbytes}", tensor)
                 if in_time and probe > 0:  # the first of a name is a round of all ranks
                     seconds[nbytes].append(time.perf_counter() - start)
         medians = {nbytes: statistics.median(times) for nbytes, times in seconds.items() if times}
@@ -243,7 +268,7 @@ class Merging:
         shapes = [[(self._names[p], tuple(p.shape), str(p.dtype)) for p in message] for message in members]
         digest = int.from_bytes(hashlib.sha256(repr(shapes).encode()).digest()[:7], "big")
         everybody = allgather(
-            torch.tensor([[bool(problem), digest]]), name="horovod_partial.fusion.check", process_set=self._process_set
+            torch.tensor([[bool(problem), digest]]), name=f"{self._name}.check", process_set=self._process_set
         ).tolist()
         if problem:
             raise ValueError(f"{problem}; measure a new one")

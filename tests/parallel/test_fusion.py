@@ -222,6 +222,30 @@ def test_times_that_drift_make_a_new_plan(world: World, monkeypatch: pytest.Monk
     assert weights(model) == pytest.approx(reference(world, SWITCH + 12), abs=1e-6)
 
 
+@pytest.mark.parametrize("sync", ["solo", "majority"])
+def test_a_rank_that_has_left_ends_planning(world: World, sync: str, known_cost: MessageCost) -> None:
+    model = make_model()
+    optimizer = wrap(model, sync, options={"replan_every": 4})
+    train(world, optimizer, model, SWITCH + 6 if world.rank == 0 else SWITCH + 2)
+    plan = optimizer.fusion_plan
+    optimizer.flush()
+    assert world.same(plan.gradients)
+    if world.rank > 0:
+        assert plan.measured is None
+
+
+def test_a_rank_that_leaves_before_there_is_a_plan(world: World, known_cost: MessageCost) -> None:
+    model = make_model()
+    optimizer = wrap(model, "solo")
+    if world.rank == 1:
+        train(world, optimizer, model, 1)
+        optimizer.flush()
+        return
+    with pytest.raises(hvd.HorovodInternalError, match="No rank that is missing will ever use this bucket"):
+        train(world, optimizer, model, SWITCH)
+    optimizer.flush()
+
+
 def test_a_saved_plan(world: World, known_cost: MessageCost) -> None:
     model = make_model()
     optimizer = wrap(model, options={"plan": plan_of(model, [1, 2, 3])})
