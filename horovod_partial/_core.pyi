@@ -1,6 +1,10 @@
 """The part of horovod_partial that needs no Horovod."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 def set_log_level(level: int) -> None: ...
 def log(level: int, rank: int, text: str) -> None: ...
@@ -19,6 +23,27 @@ def plan_merges(
 def merge_messages(
     plan: Sequence[int], ready: Sequence[float], bytes: Sequence[float], latency: float, seconds_per_byte: float
 ) -> list[tuple[float, float, float]]: ...
+def run_job(
+    *,
+    delays: NDArray[np.float64],
+    ready: Sequence[float],
+    bytes: Sequence[float],
+    compute: float,
+    costs: Sequence[tuple[float, float]],
+    cycle: float,
+    average_period: int,
+    late: str,
+    rule: str,
+    quorum: int,
+    seed: int,
+    max_staleness: int,
+    grace_seconds: float,
+    schedule: str,
+    group_size: int,
+    table: list[list[int]],
+    period: int,
+    window: int,
+) -> dict[str, Any]: ...
 
 class Replay:
     @property

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 import typer
 from rich.console import Console
@@ -97,6 +101,7 @@ def plan(
     path: str = typer.Argument(help="A file that `optimizer.fusion_plan.save` made."),
     latency_ms: float | None = typer.Option(None, min=0.0, help="Start-up of a message, in place of the measured one."),
     ns_per_byte: float | None = typer.Option(None, min=0.0, help="Time of a byte, in place of the measured one."),
+    output: str | None = typer.Option(None, help="Picture of backward and messages under each rule."),
 ) -> None:
     """Compare the rules of merged gradients on the times that a plan was made from."""
     from horovod_partial import fusion
@@ -124,6 +129,108 @@ def plan(
         table.add_row(rule, str(len(made.messages)), f"{1e3 * duration:.2f}", f"{duration / best:.3f}")
     Console().print(table)
     typer.echo("Times are from the first gradient to the last result.")
+    if output is not None:
+        from horovod_partial.simulate import Trace
+
+        try:
+            _plots().gantt(Trace.recorded(saved), fusion.RULES, cost, f"{path}: backward and messages", Path(output))
+        except ValueError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(2) from None
+
+
+@app.command()
+def simulate(
+    trace: str = typer.Argument(help="A file that tools/make_traces.py or `optimizer.fusion_plan.save` made."),
+    policies: str = typer.Option("full", help="Sync policies, with commas between them."),
+    rules: str = typer.Option("exact,wait_free,single", help="Rules of merged gradients, likewise."),
+    ranks: str = typer.Option("4,8,16,32,64", help="Numbers of ranks, likewise."),
+    delay: str = typer.Option("none", help="none, random:RANKS:S, rotating:S:S..., slow:FACTOR or log-normal:S:SIGMA."),
+    backward: float | None = typer.Option(None, min=1e-9, help="Seconds that backward takes: scales the trace."),
+    latency_ms: float = typer.Option(0.972, min=0.0, help="Start-up of an allreduce over a ring, as measured."),
+    ns_per_byte: float = typer.Option(1.97, min=0.0, help="What a byte costs in it."),
+    measured_ranks: int = typer.Option(16, min=2, help="Ranks of the ring on which these two were measured."),
+    algorithm: str = typer.Option(
+        "ring", help="Of allreduces: ring, recursive_halving_doubling, double_binary_trees or hierarchical."
+    ),
+    ranks_per_node: int = typer.Option(1, min=1, help="For hierarchical allreduces."),
+    local_latency_ms: float = typer.Option(0.0, min=0.0, help="From rank to rank within a node."),
+    local_ns_per_byte: float = typer.Option(0.0, min=0.0, help="From rank to rank within a node."),
+    cycle_ms: float = typer.Option(1.0, min=0.0, help="HOROVOD_CYCLE_TIME."),
+    iterations: int = typer.Option(100, min=1, help="Of each rank. Without delays three tell all."),
+    seed: int = typer.Option(0, min=0, help="Of the delays."),
+    output: str | None = typer.Option(None, help="Folder for scaling.png, and gantt.png for the largest job."),
+) -> None:
+    """Simulate a job: iteration time, efficiency, contributors and staleness, by policy, rule and number of ranks.
+
+    The defaults of the cluster are those of the MG-WFBP paper's first one.
+    """
+    from horovod_partial.fusion import MessageCost
+    from horovod_partial.policies import ModelPolicy, parse
+    from horovod_partial.simulate import Cluster, Result, Trace, parse_delays
+    from horovod_partial.simulate import simulate as run
+
+    plots = _plots() if output is not None else None
+    table = Table(title_justify="left")
+    for column in ("ranks", "policy", "rule", "messages", "ms", "efficiency", "late", "contributors", "staleness"):
+        table.add_column(column, justify="left" if column in ("policy", "rule") else "right")
+    curves: dict[str, dict[int, Result]] = {}
+    try:
+        model = Trace.load(trace)
+        model = model if backward is None else model.scaled(backward)
+        cluster = replace(
+            Cluster.fit_ring(MessageCost(latency_ms / 1e3, ns_per_byte / 1e9), measured_ranks),
+            ranks_per_node=ranks_per_node,
+            local_latency=local_latency_ms / 1e3,
+            local_seconds_per_byte=local_ns_per_byte / 1e9,
+        )
+        delays = parse_delays(delay)
+        sizes = sorted({int(size) for size in ranks.split(",")})
+        for size, name in itertools.product(sizes, policies.split(",")):
+            policy = parse(name)
+            for rule in ["-"] if isinstance(policy, ModelPolicy) else rules.split(","):
+                result = run(
+                    model,
+                    policy,
+                    size,
+                    cluster=cluster,
+                    algorithm=algorithm,
+                    rule="single" if rule == "-" else rule,
+                    iterations=min(3, iterations) if delays is None else iterations,
+                    delays=delays,
+                    seed=seed,
+                    cycle=cycle_ms / 1e3,
+                )
+                curves.setdefault(f"{name}, {rule}".removesuffix(", -"), {})[size] = result
+                table.add_row(
+                    *(str(size), name, rule, str(result.messages), f"{1e3 * result.iteration_time:.1f}"),
+                    *(f"{result.efficiency:.3f}", f"{result.late:.1%}"),
+                    *(f"{result.contributors:.1f}", f"{result.staleness:.2f}"),
+                )
+    except (OSError, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    title = f"{model.name}, backward {1e3 * model.backward:.0f} ms, {algorithm}"
+    table.title = f"{title}, delays: {delay}"
+    console = Console()
+    console.width = max(console.width, 110)  # a narrow one would cut the names
+    console.print(table)
+    if output is not None and plots is not None:
+        folder = Path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        plots.scaling(curves, table.title, folder / "scaling.png")
+        cost = cluster.cost(algorithm, sizes[-1])
+        plots.gantt(model, rules.split(","), cost, f"{title}, {sizes[-1]} ranks", folder / "gantt.png")
+        typer.echo(f"plots: {folder / 'scaling.png'}, {folder / 'gantt.png'}")
+
+
+def _plots() -> ModuleType:
+    try:
+        from horovod_partial import plots
+    except ImportError:
+        typer.echo("--output needs matplotlib: run `pip install matplotlib`", err=True)
+        raise typer.Exit(2) from None
+    return plots
 
 
 def main() -> None:

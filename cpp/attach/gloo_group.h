@@ -13,7 +13,8 @@ namespace horovod_partial::attach {
 
 // Members by their rank in `whole`, this rank among them; a member's place is its rank in the group. The group has no
 // connections of its own: it talks over those of `whole`, so it costs no sockets and no rendezvous. The two may share
-// Gloo's slots, because all ranks begin their collectives in one order, and a pair delivers a slot's messages in theirs.
+// Gloo's slots, because all ranks begin their collectives in one order, and a pair delivers a slot's messages in
+// theirs.
 std::shared_ptr<gloo::Context> MakeGlooGroup(std::shared_ptr<gloo::Context> whole, const Members& members);
 
 }  // namespace horovod_partial::attach

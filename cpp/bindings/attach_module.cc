@@ -8,6 +8,7 @@
 #include "attach/attachment.h"
 #include "attach/device.h"
 #include "attach/library.h"
+#include "bindings/conversions.h"
 
 namespace py = pybind11;
 using namespace horovod_partial;
@@ -86,35 +87,6 @@ Round Completed(const std::string& library, std::int32_t process_set, const std:
   return bucket->core.completed();
 }
 
-// A value of an enumeration by its name.
-template <class Value>
-Value ByName(const char* what, const std::string& name, const std::map<std::string, Value>& values) {
-  const auto it = values.find(name);
-  if (it == values.end()) throw py::value_error(std::string("unknown ") + what + " '" + name + "'");
-  return it->second;
-}
-
-Policy MakePolicy(const std::string& rule, int quorum, std::uint64_t seed, Round max_staleness, double grace_seconds,
-                  const std::string& schedule, int group_size, const std::vector<Partition>& table, Round period,
-                  int window, const std::string& description) {
-  Policy policy;
-  policy.rule = ByName<Policy::Rule>(
-      "rule", rule,
-      {{"quorum", Policy::Rule::kQuorum}, {"initiator", Policy::Rule::kInitiator}, {"ready", Policy::Rule::kReady}});
-  policy.quorum = quorum;
-  policy.seed = seed;
-  policy.max_staleness = max_staleness;
-  policy.grace = grace_seconds < 0 ? Policy::kAutomaticGrace
-                                   : std::chrono::duration_cast<Time>(std::chrono::duration<double>(grace_seconds));
-  policy.schedule.kind = ScheduleKindFromName(schedule);
-  policy.schedule.table = table;
-  (policy.rule == Policy::Rule::kReady ? policy.group_size : policy.schedule.group_size) = group_size;
-  policy.period = period;
-  policy.window = window;
-  policy.description = description;
-  return policy;
-}
-
 BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, int device, const Policy& policy,
                         const std::string& missed, const std::string& late, bool divide_by_contributors,
                         bool drop_nonfinite, bool drop_nonfinite_results, const std::string& weights,
@@ -125,8 +97,7 @@ BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, int de
   config.options.elements = 1;
   for (const std::int64_t dimension : shape) config.options.elements *= static_cast<std::size_t>(dimension);
   config.options.missed = MissedFromName(missed);
-  config.options.late = ByName<Late>(
-      "late", late, {{"accumulate", Late::kAccumulate}, {"keep", Late::kKeep}, {"discard", Late::kDiscard}});
+  config.options.late = LateFromName(late);
   config.options.divisor = divide_by_contributors ? Divisor::kContributors : Divisor::kNone;
   config.options.drop_nonfinite = drop_nonfinite;
   config.options.drop_nonfinite_results = drop_nonfinite_results;
@@ -145,18 +116,7 @@ BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, int de
 py::dict Describe(const BucketHandle& bucket) {
   std::lock_guard<std::mutex> lock(bucket.mutex);
   const BucketStatistics& statistics = bucket.statistics;
-  py::dict reasons;
-  for (std::size_t i = 0; i < statistics.by_reason.size(); ++i)
-    reasons[NameOf(static_cast<Closing::Reason>(i))] = statistics.by_reason[i];
-  py::dict staleness;
-  for (const auto& [rounds, count] : statistics.staleness) staleness[py::int_(rounds)] = count;
-  py::dict result;
-  result["rounds"] = statistics.rounds;
-  result["closed_by"] = reasons;
-  result["on_time"] = statistics.on_time;
-  result["late"] = statistics.late;
-  result["fresh"] = statistics.fresh;
-  result["staleness"] = staleness;
+  py::dict result = Describe(statistics);
   result["waited_seconds"] = statistics.waited_seconds;
   result["groups_made"] = statistics.groups_made;
   result["setup_seconds"] = statistics.setup_seconds;

@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "bindings/simulator_bindings.h"
 #include "core/decision_log.h"
 #include "core/merge_plan.h"
 #include "core/schedule.h"
@@ -91,6 +92,8 @@ PYBIND11_MODULE(_core, m) {
         return messages;
       },
       py::arg("plan"), py::arg("ready"), py::arg("bytes"), py::arg("latency"), py::arg("seconds_per_byte"));
+
+  BindSimulator(m);
 
   py::class_<Replay>(m, "Replay")
       .def_readonly("decisions", &Replay::decisions)

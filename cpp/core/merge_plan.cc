@@ -76,7 +76,8 @@ MergeRule MergeRuleFromName(const std::string& name) {
   if (name == "wait_free") return MergeRule::kWaitFree;
   if (name == "single") return MergeRule::kSingle;
   if (name == "threshold") return MergeRule::kThreshold;
-  throw std::invalid_argument("rule must be 'exact', 'paper', 'wait_free', 'single' or 'threshold', not '" + name + "'");
+  throw std::invalid_argument("rule must be 'exact', 'paper', 'wait_free', 'single' or 'threshold', not '" + name +
+                              "'");
 }
 
 MergePlan PlanMerges(MergeRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,

@@ -86,8 +86,7 @@ TEST(MergePlanTest, RandomCases) {
     const double paper = End(MergeRule::kPaper, gradients, cost);
     ASSERT_NEAR(exact, BruteForce(gradients, cost), 1e-12) << "case " << i;
     ASSERT_LE(exact, paper + 1e-12) << "case " << i;
-    const double best =
-        std::min(End(MergeRule::kWaitFree, gradients, cost), End(MergeRule::kSingle, gradients, cost));
+    const double best = std::min(End(MergeRule::kWaitFree, gradients, cost), End(MergeRule::kSingle, gradients, cost));
     ASSERT_LE(paper, best + 1e-12) << "case " << i;
     ASSERT_LE(exact, End(MergeRule::kThreshold, gradients, cost) + 1e-12) << "case " << i;
     better += exact < paper - 1e-9 ? 1 : 0;

@@ -157,6 +157,13 @@ def test_the_command_compares_the_rules(tmp_path: Path) -> None:
     assert "6000.00" in other.output
 
 
+def test_the_command_draws(tmp_path: Path) -> None:
+    path, picture = str(tmp_path / "plan.json"), tmp_path / "plan.png"
+    example().save(path)
+    assert run_cli(path, "--output", str(picture)).exit_code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_command_needs_a_cost(tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
     replace(example(), cost=None, reason="busy").save(path)

@@ -1,0 +1,220 @@
+"""The simulator: against reality, how fast it is, and what it says of merged gradients at scale.
+
+    .venv/bin/python benchmarks/simulator.py [--sections reality speed scale] [--json FILE]
+
+reality  2, 4 and 8 ranks; four gradients of 256 KiB, each after 10 ms of backward (a sleep), one message for each; in
+         every step one rank, drawn at random, is delayed by 40 ms. Inputs of the prediction are measured in the same
+         job: what a message costs, from reductions of all ranks at once (Horovod's own for Full), and what a step takes
+         where nothing is exchanged. Times are means over ranks and steps, medians over runs with other delays; the
+         error is the median of those of the runs.
+speed    2,048 ranks, 1,000 iterations, one message in each, log-normal delays, on one core.
+scale    ResNet-50's trace, the MG-WFBP paper's first cluster, a ring, no delays: up to which number of ranks a message
+         for each gradient is faster than a single one, by the time of backward; and what merging gains at 64 ranks.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import torch
+from harness.shaped import Shaped
+
+import horovod_partial.torch as hvd
+from horovod_partial.fusion import MessageCost
+from horovod_partial.simulate import Cluster, LogNormal, Trace, simulate
+
+# --- Against reality -------------------------------------------------------------------------------------------------
+
+RANKS = (2, 4, 8)
+POLICIES = ("full", "solo", "majority")
+GRADIENTS, NUMBERS, BACKWARD, DELAY = 4, 2**16, 0.040, 0.040
+SIZES = [2**power for power in range(15, 23)]  # bytes
+
+
+def measure(steps: int, repeats: int) -> dict[str, Any]:
+    """On every rank: seconds of messages, of a step alone, and of a step under each policy; means over the ranks."""
+    costs = {path: fitting_messages(path) for path in ("full", "partial")}
+    alone: list[float] = []
+    taken: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    for repeat in range(repeats):  # by turns, so that a disturbance hits all alike
+        alone.append(train(None, steps // 2, harness.RandomVictims(hvd.size(), 0, 0.0)))
+        for policy, seconds in taken.items():
+            seconds.append(train(policy, steps, delays_of(hvd.size(), repeat)))
+    return {"costs": costs, "alone": alone, "steps": taken}
+
+
+def delays_of(ranks: int, repeat: int) -> harness.Delays:
+    return harness.RandomVictims(ranks, 1, DELAY, seed=repeat)
+
+
+def fitting_messages(path: str, attempts: int = 4) -> list[float]:
+    """Seconds of messages of each size, measured again while they make no line."""
+    for _ in range(attempts):
+        seconds = messages(path)  # the same on every rank
+        try:
+            MessageCost.fit(SIZES, seconds)
+        except ValueError as error:
+            reason = error
+        else:
+            return seconds
+    raise reason
+
+
+def messages(path: str, repeats: int = 60) -> list[float]:
+    """Median seconds of reductions of each size that all ranks begin together."""
+    seconds: dict[int, list[float]] = {size: [] for size in SIZES}
+    for repeat in range(repeats):
+        harness.progress(f"messages, {path}", repeat, repeats)
+        for size, taken in seconds.items():  # by turns, so that a disturbance does not hit one size
+            tensor = torch.ones(size // 4)
+            hvd.barrier()
+            start = time.perf_counter()
+            if path == "full":
+                hvd.allreduce_(tensor, name=f"message.{size}")
+            else:
+                hvd.partial_allreduce_(tensor, name=f"message.{size}", sync=hvd.Quorum(1.0))
+            taken.append(time.perf_counter() - start)
+    return [mean(statistics.median(taken)) for taken in seconds.values()]
+
+
+def train(policy: str | None, steps: int, delays: harness.Delays) -> float:
+    """Mean seconds of a step; without a policy each rank trains alone."""
+    layers = Shaped([(NUMBERS,)] * GRADIENTS, [BACKWARD / GRADIENTS] * GRADIENTS)
+    optimizer: Any = torch.optim.SGD(layers.parameters, lr=1e-3)
+    if policy is not None:
+        names = [(str(index), parameter) for index, parameter in enumerate(layers.parameters)]
+        optimizer = hvd.DistributedOptimizer(optimizer, names, sync=policy)
+    hvd.barrier()
+    start = time.perf_counter()
+    for step in range(steps):
+        harness.progress(f"{policy or 'alone'}", step, steps)
+        delays.serve(hvd.rank(), step)
+        optimizer.zero_grad()
+        layers.backward()
+        optimizer.step()
+    seconds = time.perf_counter() - start
+    if policy not in (None, "full"):
+        optimizer.flush()
+    return mean(seconds / steps)
+
+
+def mean(value: float) -> float:
+    """Over the ranks."""
+    return hvd.allreduce(torch.tensor([value], dtype=torch.float64), name="mean").item()
+
+
+def predict(measured: dict[str, Any], ranks: int, steps: int, policy: str, repeat: int) -> float:
+    """Seconds of a step."""
+    cost = MessageCost.fit(SIZES, measured["costs"]["full" if policy == "full" else "partial"])
+    delays = delays_of(ranks, repeat)
+    # The cost holds the time to the next of Horovod's cycles already.
+    return simulate(
+        Trace.even(GRADIENTS, 4 * NUMBERS, 0.0, measured["alone"][repeat]),
+        policy,
+        ranks,
+        cluster=Cluster.fit_ring(cost, ranks),
+        rule="wait_free",
+        iterations=steps,
+        delays=np.array([delays.draw(step) for step in range(steps)]),
+        cycle=0.0,
+    ).iteration_time
+
+
+def reality(most_ranks: int, transport: str, steps: int, repeats: int) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    rows = []
+    # A message for each gradient, as Horovod sends them.
+    environment = {"HOROVOD_PARTIAL_BUCKET_MB": str(4 * NUMBERS / 1e6)}
+    job = {"transport": transport, "environment": environment, "steps": steps, "repeats": repeats}
+    for ranks in (ranks for ranks in RANKS if ranks <= most_ranks):
+        measured = harness.launch(measure, ranks=ranks, **job)
+        figures[str(ranks)] = {"measured": measured, "predicted": {}, "error": {}}
+        for policy, seconds in measured["steps"].items():
+            predicted = [predict(measured, ranks, steps, policy, repeat) for repeat in range(repeats)]
+            error = statistics.median(mine / real - 1 for mine, real in zip(predicted, seconds, strict=True))
+            figures[str(ranks)]["predicted"][policy] = predicted
+            figures[str(ranks)]["error"][policy] = error
+            medians = [f"{1e3 * statistics.median(values):.1f}" for values in (seconds, predicted)]
+            rows.append([str(ranks), policy, *medians, f"{error:+.1%}"])
+    harness.print_table(
+        f"Time of a step, over {transport}", ["ranks", "policy", "measured ms", "predicted ms", "error"], rows
+    )
+    return figures
+
+
+# --- Speed -----------------------------------------------------------------------------------------------------------
+
+
+def speed(ranks: int = 2048, iterations: int = 1000) -> dict[str, float]:
+    trace = Trace.even(1, 100_000_000, 0.0, 0.4)
+    figures = {}
+    for policy in POLICIES:
+        start = time.perf_counter()
+        simulate(trace, policy, ranks, cluster=PAPER, iterations=iterations, delays=LogNormal(0.024))
+        figures[policy] = time.perf_counter() - start
+    harness.print_table(
+        f"To simulate {ranks:,} ranks, {iterations:,} iterations",
+        ["policy", "seconds"],
+        [[policy, f"{seconds:.1f}"] for policy, seconds in figures.items()],
+    )
+    return figures
+
+
+# --- Merged gradients at scale ---------------------------------------------------------------------------------------
+
+PAPER = Cluster.fit_ring(MessageCost(9.72e-4, 1.97e-9), 16)
+TRACE = Path(__file__).with_name("traces") / "resnet50.json"
+
+
+def iteration(backward: float, rule: str, ranks: int) -> float:
+    trace = Trace.load(TRACE).scaled(backward)
+    return simulate(trace, "full", ranks, cluster=PAPER, rule=rule, iterations=1, cycle=0.0).iteration_time
+
+
+def scale() -> dict[str, Any]:
+    crossing: dict[str, int] = {}
+    for backward in (0.1, 0.2, 0.4, 0.8, 1.6):
+        ranks = 4
+        while iteration(backward, "wait_free", ranks) <= iteration(backward, "single", ranks):
+            ranks *= 2
+        crossing[str(backward)] = ranks
+    harness.print_table(
+        "ResNet-50: where a single message overtakes a message for each gradient",
+        ["backward in s", "between", "and ranks"],
+        [[backward, str(ranks // 2), str(ranks)] for backward, ranks in crossing.items()],
+    )
+    exact = iteration(0.4, "exact", 64)
+    gains = {rule: iteration(0.4, rule, 64) / exact for rule in ("wait_free", "single", "paper", "threshold")}
+    harness.print_table(
+        "ResNet-50, backward of 0.4 s, 64 ranks: iterations over those of the exact plan",
+        ["rule", "times"],
+        [[rule, f"{gain:.3f}"] for rule, gain in gains.items()],
+    )
+    return {"crossing": crossing, "over_exact": gains}
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__, ranks=8)
+    parser.add_argument(
+        "--sections", nargs="+", choices=["reality", "speed", "scale"], default=["reality", "speed", "scale"]
+    )
+    parser.add_argument("--steps", type=int, default=60, help="of each run, against reality")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each policy, against reality")
+    options = parser.parse_args()
+    figures: dict[str, Any] = {"transport": options.transport, "steps": options.steps, "repeats": options.repeats}
+    if "reality" in options.sections:
+        figures["reality"] = reality(options.ranks, options.transport, options.steps, options.repeats)
+    if "speed" in options.sections:
+        figures["speed"] = speed()
+    if "scale" in options.sections:
+        figures["scale"] = scale()
+    harness.write_json(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()

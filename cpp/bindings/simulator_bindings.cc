@@ -1,0 +1,67 @@
+#include "bindings/simulator_bindings.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/conversions.h"
+#include "simulator/job.h"
+
+namespace py = pybind11;
+
+namespace horovod_partial {
+namespace {
+
+using Matrix = py::array_t<double, py::array::c_style | py::array::forcecast>;
+
+py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const std::vector<double>& bytes,
+                double compute, const std::vector<std::pair<double, double>>& costs, double cycle, int average_period,
+                const std::string& late, const std::string& rule, int quorum, std::uint64_t seed, Round max_staleness,
+                double grace_seconds, const std::string& schedule, int group_size, const std::vector<Partition>& table,
+                Round period, int window) {
+  if (delays.ndim() != 2) throw py::value_error("delays must have a row for each iteration, a column for each rank");
+  if (ready.size() != bytes.size()) throw py::value_error("ready and bytes must have one number for each message");
+  JobConfig config;
+  config.iterations = static_cast<int>(delays.shape(0));
+  config.ranks = static_cast<int>(delays.shape(1));
+  config.policy = MakePolicy(rule, quorum, seed, max_staleness, grace_seconds, schedule, group_size, table, period,
+                             window, "a simulation's policy");
+  for (std::size_t i = 0; i < ready.size(); ++i) config.messages.push_back({ready[i], bytes[i]});
+  config.late = LateFromName(late);
+  config.compute = compute;
+  config.delays.assign(delays.data(), delays.data() + delays.size());
+  for (const auto& [latency, seconds_per_byte] : costs) config.costs.push_back({latency, seconds_per_byte});
+  config.cycle = cycle;
+  config.period = average_period;
+  JobResult result;
+  {
+    py::gil_scoped_release release;
+    result = Job(std::move(config)).Run();
+  }
+  Matrix ends({delays.shape(0), delays.shape(1)});
+  std::copy(result.ends.begin(), result.ends.end(), ends.mutable_data());
+  py::list messages;
+  for (const BucketStatistics& statistics : result.messages) messages.append(Describe(statistics));
+  py::dict figures;
+  figures["ends"] = std::move(ends);
+  figures["arrivals"] = result.arrivals;
+  figures["late"] = result.late;
+  figures["messages"] = std::move(messages);
+  return figures;
+}
+
+}  // namespace
+
+void BindSimulator(py::module_& m) {
+  m.def("run_job", &RunJob, py::kw_only(), py::arg("delays"), py::arg("ready"), py::arg("bytes"), py::arg("compute"),
+        py::arg("costs"), py::arg("cycle"), py::arg("average_period"), py::arg("late"), py::arg("rule"),
+        py::arg("quorum"), py::arg("seed"), py::arg("max_staleness"), py::arg("grace_seconds"), py::arg("schedule"),
+        py::arg("group_size"), py::arg("table"), py::arg("period"), py::arg("window"));
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,338 @@
+#include "simulator/job.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+namespace horovod_partial {
+namespace {
+
+constexpr double kSignalBytes = 4;
+constexpr Round kForEver = std::numeric_limits<std::int32_t>::max();
+
+Time FromSeconds(double seconds) {
+  return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds) +
+                                          std::chrono::duration<double>(5e-10));
+}
+
+double ToSeconds(Time time) { return std::chrono::duration<double>(time).count(); }
+
+// All as long as each other: the coordinator closes rounds of one cycle in the order of their names.
+constexpr std::size_t kFirstName = 1000000;
+std::string NameOfMessage(std::size_t message) { return std::to_string(kFirstName + message); }
+std::size_t MessageOfName(const std::string& name) { return std::stoul(name) - kFirstName; }
+
+JobConfig Checked(JobConfig config) {
+  const auto ranks = static_cast<std::size_t>(config.ranks);
+  if (config.ranks < 1 || config.iterations < 1)
+    throw std::invalid_argument("a job has 1 rank and 1 iteration, or more");
+  if (!(config.compute > 0)) throw std::invalid_argument("the compute of a step must be above 0 seconds");
+  if (config.messages.empty()) throw std::invalid_argument("a step has 1 message or more");
+  if (config.delays.size() != ranks * static_cast<std::size_t>(config.iterations))
+    throw std::invalid_argument("delays must have a number for each iteration and rank");
+  if (config.costs.size() != ranks) throw std::invalid_argument("costs must have one for each number of ranks");
+  double before = 0;
+  for (const auto& message : config.messages) {
+    if (message.ready < before || message.ready > config.compute)
+      throw std::invalid_argument("messages must be in the order in which they are ready, and none after the compute");
+    before = message.ready;
+  }
+  if (config.late != Late::kAccumulate && config.messages.size() != 1)
+    throw std::invalid_argument("a model is one message");
+  return config;
+}
+
+// A round that ends when the first rank of all signals that it has taken its steps: as the optimizer's.
+Policy SignalPolicy() {
+  Policy policy;
+  policy.max_staleness = kForEver;
+  policy.grace = Time(0);
+  return policy;
+}
+
+BucketOptions OptionsOf(const JobConfig& config, bool signal) {
+  BucketOptions options;
+  options.type = DataType::kFloat64;
+  options.elements = 1;
+  options.late = signal ? Late::kDiscard : config.late;
+  options.missed = options.late == Late::kAccumulate ? Missed::kSum : Missed::kLatest;
+  options.divisor = options.late == Late::kAccumulate ? Divisor::kNone : Divisor::kContributors;
+  options.by_notice = !signal && config.policy.grouped();
+  return options;
+}
+
+}  // namespace
+
+Job::Job(JobConfig config)
+    : config_(Checked(std::move(config))),
+      signal_policy_(SignalPolicy()),
+      coordinator_(config_.ranks),
+      ranks_(static_cast<std::size_t>(config_.ranks)),
+      negotiated_(-FromSeconds(config_.cycle)) {
+  const std::size_t messages = config_.messages.size() + (HasPeriods() ? 1 : 0);
+  for (RankState& state : ranks_) {
+    state.locals.reserve(messages);
+    for (std::size_t message = 0; message < messages; ++message)
+      state.locals.emplace_back(NameOfMessage(message), OptionsOf(config_, message == Signal()));
+  }
+  result_.ends.resize(config_.delays.size());
+  result_.messages.resize(config_.messages.size());
+  result_.received.resize(ranks_.size());
+}
+
+double Job::BytesOf(std::size_t message) const {
+  return message == Signal() ? kSignalBytes : config_.messages[message].bytes;
+}
+
+JobResult Job::Run() {
+  for (Rank rank = 0; rank < config_.ranks; ++rank) StartStep(rank);
+  for (;;) {
+    const Time finish = running_.empty() ? kNever : running_.front().end;
+    const Time event = events_.empty() ? kNever : events_.top().time;
+    const Time next = std::min({finish, event, NextNegotiation()});
+    if (next == kNever) break;
+    now_ = next;
+    // A round that ends now does so before anybody arrives, and a cycle that begins now takes what arrives now.
+    if (finish == now_) {
+      Finish();
+    } else if (event == now_) {
+      const Rank rank = events_.top().rank;
+      events_.pop();
+      Compute(rank);
+    } else {
+      Negotiate();
+    }
+  }
+  if (ended_ < config_.ranks) throw std::logic_error("the ranks of a simulation wait for each other");
+  for (Rank rank = 0; rank < config_.ranks; ++rank)
+    for (Local& local : At(rank).locals)
+      if (local.bucket.HasMissed()) Receive(rank, local, false);
+  return std::move(result_);
+}
+
+// --- Ranks
+
+void Job::StartStep(Rank rank) {
+  RankState& state = At(rank);
+  if (state.iteration == config_.iterations) {
+    state.ended = true;
+    ++ended_;
+    HaveNews(rank);
+    return;
+  }
+  const auto at = static_cast<std::size_t>(state.iteration) * ranks_.size() + static_cast<std::size_t>(rank);
+  state.start = now_ + FromSeconds(config_.delays[at]);
+  state.next = HasPeriods() ? config_.messages.size() : 0;
+  state.computing = true;
+  Compute(rank);
+}
+
+// Arrive with what is ready by now, and come back when more is.
+void Job::Compute(Rank rank) {
+  RankState& state = At(rank);
+  while (state.next < config_.messages.size()) {
+    const Time ready = state.start + FromSeconds(config_.messages[state.next].ready);
+    if (ready > now_) {
+      events_.push({ready, rank});
+      return;
+    }
+    Arrive(rank, state.next++);
+  }
+  const Time end = state.start + FromSeconds(config_.compute);
+  if (end > now_) {
+    events_.push({end, rank});
+    return;
+  }
+  state.computing = false;
+  state.averaged = !HasPeriods();
+  ++state.steps_since_average;
+  Proceed(rank);
+}
+
+// The step has been computed, and no result is outstanding.
+void Job::Proceed(Rank rank) {
+  RankState& state = At(rank);
+  if (state.outstanding > 0) return;
+  if (!state.averaged) {
+    const bool over = IsPeriodOver(rank);
+    if (state.outstanding > 0) return;
+    state.averaged = true;
+    if (over) {
+      ++state.averages;
+      state.steps_since_average = 0;
+      Arrive(rank, 0);
+      if (state.outstanding > 0) return;
+    }
+  }
+  const auto at = static_cast<std::size_t>(state.iteration) * ranks_.size() + static_cast<std::size_t>(rank);
+  result_.ends[at] = ToSeconds(now_);
+  ++state.iteration;
+  StartStep(rank);
+}
+
+// As the optimizer of WeightedAverage asks: some rank has taken all the steps of this period. Round 0 of the signal, in
+// which all ranks take part, is before the first period. Where it has to wait for a round, it is asked again.
+bool Job::IsPeriodOver(Rank rank) {
+  RankState& state = At(rank);
+  const Bucket& signal = state.locals[Signal()].bucket;
+  const Round over = state.averages + 2;
+  if (signal.completed() == 0) Arrive(rank, Signal());
+  while (state.outstanding == 0 && state.steps_since_average >= config_.period && signal.completed() < over)
+    Arrive(rank, Signal());
+  return signal.completed() >= over;
+}
+
+void Job::Arrive(Rank rank, std::size_t message) {
+  RankState& state = At(rank);
+  Local& local = state.locals[message];
+  local.value = 1;
+  local.arrived = now_;
+  const Bucket::Arrived outcome = local.bucket.Arrive({&local.value, &local.value, 1, state.steps_since_average});
+  if (message != Signal()) {
+    ++result_.arrivals;
+    result_.late += outcome == Bucket::Arrived::kOnTime ? 0 : 1;
+  }
+  open_ += outcome == Bucket::Arrived::kOnTime ? 1 : 0;
+  if (outcome == Bucket::Arrived::kLate) {
+    Receive(rank, local, false);
+  } else {
+    local.outstanding = true;
+    ++state.outstanding;
+  }
+  MakeReportable(state, message);
+  if (outcome != Bucket::Arrived::kWaiting) HaveNews(rank);  // that has no news before its round has ended
+}
+
+void Job::Receive(Rank rank, Local& local, bool on_time) {
+  double& received = result_.received[static_cast<std::size_t>(rank)];
+  if (!on_time)
+    for (Buffer& earlier : local.bucket.TakeMissed(&local.value)) received += *static_cast<double*>(earlier.data());
+  received += local.value;
+}
+
+void Job::MakeReportable(RankState& state, std::size_t message) {
+  if (!std::exchange(state.locals[message].reportable, true)) state.reportable.push_back(message);
+}
+
+void Job::HaveNews(Rank rank) {
+  if (!std::exchange(At(rank).has_news, true)) news_.push_back(rank);
+  wanted_ = std::min(wanted_, now_);
+}
+
+// --- Background threads
+
+Time Job::NextNegotiation() const {
+  // Nothing closes without an arrival, but for the end.
+  if (over_ || (open_ == 0 && ended_ < config_.ranks)) return kNever;
+  const Time wanted = std::min(wanted_, deadline_);
+  if (wanted == kNever) return kNever;
+  const Time cycle = FromSeconds(config_.cycle);
+  const Time first = std::max(free_, negotiated_ + cycle);
+  const Time since = std::max(wanted, now_);
+  if (since <= first) return first;
+  // The cycles that have passed without a negotiation had the same rhythm.
+  return cycle == Time(0) ? since : first + (since - first + cycle - Time(1)) / cycle * cycle;
+}
+
+void Job::Negotiate() {
+  negotiated_ = now_;
+  wanted_ = kNever;
+  for (const Rank rank : std::exchange(news_, {})) Observe(rank);
+  for (const Closing& closing : coordinator_.Decide(now_)) Begin(closing);
+  deadline_ = coordinator_.NextDeadline();
+}
+
+void Job::Observe(Rank rank) {
+  RankState& state = At(rank);
+  state.has_news = false;
+  Report report;
+  report.flush = state.ended ? Report::Flush::kEnding : Report::Flush::kNone;
+  for (const std::size_t message : std::exchange(state.reportable, {})) {
+    Local& local = state.locals[message];
+    local.reportable = false;
+    Report::Item item;
+    item.bucket = local.bucket.name();
+    item.age = now_ - local.arrived;
+    if (local.bucket.state() == Bucket::State::kArrived && !local.bucket.reported()) {
+      item.gradients = local.bucket.ReportArrival();
+      item.work = local.bucket.arrival().work;
+      item.declares = rank == 0 && !local.bucket.declared();  // the ranks of a simulation do not disagree
+      if (item.declares) item.policy = PolicyOf(message);
+    } else {
+      item.kind = Report::Item::Kind::kPending;
+      item.gradients = local.bucket.ReportPending();
+      item.late = local.bucket.ReportLate();
+      const bool leaves = state.ended && config_.late == Late::kKeep;
+      if (item.gradients == 0 || leaves) continue;
+      MakeReportable(state, message);  // again and again, until it is delivered
+    }
+    report.items.push_back(std::move(item));
+  }
+  coordinator_.Observe(rank, report, now_);
+}
+
+void Job::Begin(const Closing& closing) {
+  if (!closing.error.empty()) throw std::logic_error(closing.error);
+  over_ = over_ || closing.reason == Closing::Reason::kEnd;
+  const std::size_t message = MessageOfName(closing.bucket);
+  if (message != Signal()) result_.messages[message].Record(closing);
+  const Time start = std::max(now_, free_);
+  const auto first = static_cast<std::ptrdiff_t>(running_.size());
+  const auto begin = [&](const Members& members) {
+    Reduce(closing, message, members);
+    const Time end = start + FromSeconds(config_.costs[members.size() - 1](BytesOf(message)));
+    running_.push_back({end, message, members});
+    free_ = std::max(free_, end);
+  };
+  if (closing.groups.empty()) {
+    begin(closing.members(0));
+  } else {
+    for (const Members& members : GroupsOf(closing.groups)) begin(members);
+  }
+  std::stable_sort(running_.begin() + first, running_.end(),
+                   [](const Reduction& a, const Reduction& b) { return a.end < b.end; });
+}
+
+// A group's reduction. Its members get the closing as one of two contributions, their own and that of all others in the
+// group: a copy of the whole on each of 2,048 ranks would take longer than all else.
+void Job::Reduce(const Closing& closing, std::size_t message, const Members& members) {
+  Closing view;
+  view.bucket = closing.bucket;
+  view.round = closing.round;
+  view.reason = closing.reason;
+  view.contributions.resize(2);
+  int gradients = 0;
+  for (const Rank rank : members) gradients += closing.contributions[static_cast<std::size_t>(rank)].gradients;
+  double sum = 0;
+  std::vector<double*> outputs;
+  for (const Rank rank : members) {
+    view.contributions[0] = closing.contributions[static_cast<std::size_t>(rank)];
+    view.contributions[1].gradients = gradients - view.contributions[0].gradients;
+    const Bucket::Entry entry = At(rank).locals[message].bucket.Begin(view, 0);
+    sum += *static_cast<const double*>(entry.input);
+    outputs.push_back(static_cast<double*>(entry.output));
+    open_ -= entry.own ? 1 : 0;
+  }
+  for (double* output : outputs) *output = sum;
+}
+
+void Job::Finish() {
+  const Reduction reduction = std::move(running_.front());
+  running_.pop_front();
+  for (const Rank rank : reduction.members) {
+    RankState& state = At(rank);
+    Local& local = state.locals[reduction.message];
+    const bool on_time = local.bucket.Finish();
+    // A model that is kept has to be announced for each round, and what came meanwhile could not be announced before.
+    if (local.bucket.HasUnannounced() || local.bucket.options().late == Late::kKeep) {
+      MakeReportable(state, reduction.message);
+      HaveNews(rank);
+    }
+    if (!std::exchange(local.outstanding, false)) continue;
+    Receive(rank, local, on_time);
+    --state.outstanding;
+    if (!state.computing) Proceed(rank);
+  }
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,462 @@
+"""How long would iterations take? Jobs on a model of a cluster, decided by the code that decides in a real one.
+
+`simulate` runs a job in simulated time: ranks compute and are delayed, the coordinator closes rounds by a policy, and
+messages cost what a `Cluster` says. What is modelled, and what is not: `docs/simulator.md`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_partial import _core, fusion, policies
+from horovod_partial.fusion import FusionPlan, MessageCost
+from horovod_partial.policies import Full, GroupAverage, ModelPolicy, PartialReduce, Policy, Quorum, WeightedAverage
+
+_FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
+
+# --- Clusters --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Links between ranks, and what reductions over them cost (MG-WFBP, IEEE TPDS 2021, section 3).
+
+    Attributes:
+        latency: seconds of a message between two ranks; alpha.
+        seconds_per_byte: of a link, 0 or more; beta.
+        reduce_seconds_per_byte: for adding two numbers; gamma.
+        ranks_per_node: with `"hierarchical"`, how many ranks share a node and its link.
+        local_latency: with `"hierarchical"`, as `latency` within a node.
+        local_seconds_per_byte: likewise.
+    """
+
+    latency: float
+    seconds_per_byte: float
+    reduce_seconds_per_byte: float = 0.0
+    ranks_per_node: int = 1
+    local_latency: float = 0.0
+    local_seconds_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 1 if name == "ranks_per_node" else 0
+            if not least <= value < math.inf:
+                raise ValueError(f"{name} must be {least} or more, not {value}")
+
+    @classmethod
+    def fit_ring(cls, cost: MessageCost, ranks: int) -> Cluster:
+        """The cluster on which a ring of `ranks` ranks costs that; the time of additions counts with the link's.
+
+        Raises:
+            ValueError: `ranks` is below 2.
+        """
+        if ranks < 2:
+            raise ValueError(f"a fit needs 2 ranks or more, not {ranks}")
+        return cls(cost.latency / (2 * (ranks - 1)), cost.seconds_per_byte * ranks / (2 * (ranks - 1)))
+
+    def cost(self, algorithm: str, ranks: int) -> MessageCost:
+        """What an allreduce among `ranks` ranks costs. The formulas are the paper's table 1, with whole steps.
+
+        Args:
+            algorithm: one of `ALGORITHMS`. `"hierarchical"`, which the paper has not: a ring within each node, and a ring
+                of nodes, whose ranks send their parts at the same time; groups fill nodes one after the other.
+            ranks: 1 or more; a rank alone costs nothing.
+
+        Raises:
+            ValueError: the algorithm is unknown.
+        """
+        if algorithm not in _COSTS:
+            raise ValueError(f"algorithm must be one of {', '.join(map(repr, ALGORITHMS))}, not {algorithm!r}")
+        return MessageCost(*_COSTS[algorithm](self, ranks))
+
+
+def _ring(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    steps = ranks - 1
+    link, add = cluster.seconds_per_byte, cluster.reduce_seconds_per_byte
+    return 2 * steps * cluster.latency, (2 * link + add) * steps / ranks
+
+
+def _recursive_halving_doubling(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    link, add = cluster.seconds_per_byte, cluster.reduce_seconds_per_byte
+    steps = math.ceil(math.log2(ranks))
+    return 2 * steps * cluster.latency, (2 * link + add) * (ranks - 1) / ranks
+
+
+def _double_binary_trees(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    if ranks == 1:
+        return 0.0, 0.0
+    steps = math.ceil(math.log2(ranks))
+    return 2 * steps * cluster.latency, cluster.seconds_per_byte + cluster.reduce_seconds_per_byte
+
+
+def _hierarchical(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    local = replace(cluster, latency=cluster.local_latency, seconds_per_byte=cluster.local_seconds_per_byte)
+    within = _ring(local, min(ranks, cluster.ranks_per_node))
+    between = _ring(cluster, math.ceil(ranks / cluster.ranks_per_node))
+    return within[0] + between[0], within[1] + between[1]
+
+
+_COSTS: dict[str, Callable[[Cluster, int], tuple[float, float]]] = {
+    "ring": _ring,
+    "recursive_halving_doubling": _recursive_halving_doubling,
+    "double_binary_trees": _double_binary_trees,
+    "hierarchical": _hierarchical,
+}
+ALGORITHMS = tuple(_COSTS)
+
+
+# --- Delays ----------------------------------------------------------------------------------------------------------
+
+
+class Delays(Protocol):
+    """Who is delayed in which step, and for how long."""
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        """Seconds, of the shape (iterations, ranks). `compute`: seconds of a step without delay."""
+        ...
+
+
+@dataclass(frozen=True)
+class RandomRanks:
+    """In each step `count` ranks, drawn at random, are delayed by `seconds` (eager-SGD, PPoPP'20, section 6)."""
+
+    count: int
+    seconds: float
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        order = np.random.default_rng(seed).random((iterations, ranks)).argsort(axis=1)
+        return np.where(order < self.count, self.seconds, 0.0)
+
+
+@dataclass(frozen=True)
+class Rotating:
+    """In step t rank r is delayed by `seconds[(r + t) % len(seconds)]`."""
+
+    seconds: tuple[float, ...]
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        place = np.add.outer(np.arange(iterations), np.arange(ranks)) % len(self.seconds)
+        return np.asarray(self.seconds, dtype=np.float64)[place]
+
+
+@dataclass(frozen=True)
+class OneSlow:
+    """Rank 0 takes `factor` times as long for each step, 1 or more."""
+
+    factor: float
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        delays = np.zeros((iterations, ranks))
+        delays[:, 0] = (self.factor - 1) * compute
+        return delays
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Every rank is delayed in every step, by `median` seconds in half of them, and now and then by much more.
+
+    Steps of ResNet-50 on a cloud (eager-SGD, PPoPP'20, figure 4: 399 to 1,892 ms, mean 454, standard deviation 116) are
+    about 0.4 s and such a delay with a median of 0.024 s and a sigma of 1.3.
+    """
+
+    median: float
+    sigma: float = 1.3
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        return self.median * np.random.default_rng(seed).lognormal(0.0, self.sigma, (iterations, ranks))
+
+
+def parse_delays(text: str) -> Delays | None:
+    """The delays that `text` names: `none`, `random:2:0.3`, `rotating:0:0.1:0.4`, `slow:3`, `log-normal:0.02[:1.3]`."""
+    name, *arguments = text.strip().lower().split(":")
+    try:
+        numbers = [float(argument) for argument in arguments]
+        match name, numbers:
+            case "none", []:
+                return None
+            case "random", [count, seconds] if count == int(count):
+                return RandomRanks(int(count), seconds)
+            case "rotating", [_, *_]:
+                return Rotating(tuple(numbers))
+            case "slow", [factor]:
+                return OneSlow(factor)
+            case "log-normal", [_] | [_, _]:
+                return LogNormal(*numbers)
+    except ValueError:
+        pass
+    raise ValueError(
+        f"unknown delays {text!r}; known are none, random:RANKS:SECONDS, rotating:SECONDS:SECONDS..., slow:FACTOR, and "
+        "log-normal:MEDIAN_SECONDS:SIGMA"
+    )
+
+
+# --- Traces ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one parameter: its size, and the seconds that backward takes from the one before to it."""
+
+    name: str
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One step of a model on one rank.
+
+    Attributes:
+        name: of the model.
+        forward: seconds before backward begins.
+        gradients: in the order in which backward makes them, at least one.
+    """
+
+    name: str
+    forward: float
+    gradients: tuple[Gradient, ...]
+
+    def __post_init__(self) -> None:
+        if not self.gradients:
+            raise ValueError("a trace has 1 gradient or more")
+        if self.forward < 0 or any(gradient.seconds < 0 or gradient.nbytes < 0 for gradient in self.gradients):
+            raise ValueError("a trace has no negative times or sizes")
+
+    @classmethod
+    def even(cls, gradients: int, nbytes: int, forward: float, backward: float) -> Trace:
+        """A model whose gradients are alike: `nbytes` each, and `backward` seconds together."""
+        one = backward / gradients
+        return cls("even", forward, tuple(Gradient(str(index), nbytes, one) for index in range(gradients)))
+
+    @classmethod
+    def recorded(cls, plan: FusionPlan) -> Trace:
+        """What a training with merged gradients has measured of itself.
+
+        What the step does beside backward and the reductions counts as forward.
+
+        Raises:
+            ValueError: the gradients have several dtypes or devices, which a trace has not.
+        """
+        if any(later < earlier for earlier, later in itertools.pairwise(plan.ready)):
+            raise ValueError("the plan's gradients have several dtypes or devices: they make no trace")
+        seconds = np.diff(plan.ready, prepend=plan.ready[:1]).tolist()
+        gradients = zip(plan.gradients, plan.nbytes, seconds, strict=True)
+        return cls("recorded", plan.around, tuple(Gradient(*gradient) for gradient in gradients))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Trace:
+        """Read what `save`, or the `save` of an `hvd.FusionPlan`, wrote.
+
+        Raises:
+            ValueError: the file is something else.
+        """
+        try:
+            values = json.loads(Path(path).read_text())
+            if "messages" in values:
+                return cls.recorded(FusionPlan.load(path))
+            return cls(values["name"], values["forward"], tuple(Gradient(**item) for item in values["gradients"]))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} holds no trace: {error}") from None
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the trace as JSON."""
+        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    def scaled(self, backward: float) -> Trace:
+        """The same model on a machine on which backward takes that many seconds, and all else in proportion."""
+        factor = backward / self.backward
+        gradients = tuple(replace(gradient, seconds=gradient.seconds * factor) for gradient in self.gradients)
+        return replace(self, forward=self.forward * factor, gradients=gradients)
+
+    @property
+    def backward(self) -> float:
+        """Seconds."""
+        return sum(gradient.seconds for gradient in self.gradients)
+
+    @property
+    def compute(self) -> float:
+        """Seconds of a step on one rank alone."""
+        return self.ready[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all gradients."""
+        return sum(gradient.nbytes for gradient in self.gradients)
+
+    @property
+    def ready(self) -> list[float]:
+        """When each gradient is there, in seconds after the start of the step."""
+        return list(itertools.accumulate((gradient.seconds for gradient in self.gradients), initial=self.forward))[1:]
+
+    def plan(self, rule: str, cost: MessageCost) -> FusionPlan:
+        """Which gradients travel together by a rule of `hvd.MergedGradients`, if messages cost that."""
+        names = [gradient.name for gradient in self.gradients]
+        nbytes = [gradient.nbytes for gradient in self.gradients]
+        return fusion.plan(rule, names, nbytes, self.ready, cost)
+
+
+# --- Simulation ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a simulated job.
+
+    Attributes:
+        iteration_time: seconds of an iteration, mean over ranks and iterations.
+        efficiency: what a step computes, without delays, over `iteration_time`: the speed-up over one rank, by ranks.
+        messages: in a step, each with rounds of its own.
+        late: share of the arrivals that came too late for their round.
+        closed_by: reason (`docs/protocol.md`) to rounds, of all messages.
+        fresh_histogram: number of contributors that were on time to rounds.
+        staleness_histogram: rounds that a rank had missed before a contribution, to contributions.
+        ends: seconds, of the shape (iterations, ranks): when each step ended.
+    """
+
+    iteration_time: float
+    efficiency: float
+    messages: int
+    late: float
+    closed_by: dict[str, int]
+    fresh_histogram: dict[int, int]
+    staleness_histogram: dict[int, int]
+    ends: NDArray[np.float64] = field(repr=False, compare=False)
+
+    @property
+    def contributors(self) -> float:
+        """On time in a round, mean over rounds in which anybody was; 0 if no round was held."""
+        return _mean({fresh: rounds for fresh, rounds in self.fresh_histogram.items() if fresh > 0})
+
+    @property
+    def staleness(self) -> float:
+        """Rounds that a rank had missed before a contribution, mean over contributions; 0 if there was none."""
+        return _mean(self.staleness_histogram)
+
+
+def _mean(histogram: dict[int, int]) -> float:
+    total = sum(histogram.values())
+    return sum(value * count for value, count in histogram.items()) / total if total else 0.0
+
+
+def simulate(
+    trace: Trace,
+    policy: Policy | str,
+    ranks: int,
+    *,
+    cluster: Cluster,
+    algorithm: str = "ring",
+    rule: str = "exact",
+    iterations: int = 100,
+    delays: Delays | NDArray[np.float64] | None = None,
+    seed: int = 0,
+    cycle: float = 1e-3,
+    max_staleness: int = 16,
+    grace: float | None = None,
+) -> Result:
+    """Run a job in simulated time.
+
+    Args:
+        trace: what each rank computes in a step.
+        policy: of synchronisation, or its text. One of gradients sends messages during backward, one of models sends
+            the whole model after it.
+        ranks: how many, 1 or more.
+        cluster: what links cost.
+        algorithm: of reductions, one of `ALGORITHMS`.
+        rule: which gradients travel together, of `hvd.MergedGradients`; planned for the cost among all ranks.
+        iterations: that each rank takes, 1 or more.
+        delays: a model of them, or seconds of the shape (iterations, ranks); they come before the compute of a step.
+        seed: of the delays.
+        cycle: at least so many seconds are between two negotiations; the default is Horovod's. With 0 a round closes in
+            the moment that its last rank arrives, and large jobs take long to simulate.
+        max_staleness: as in `hvd.DistributedOptimizer`.
+        grace: seconds that a satisfied round stays open; None learns it, as by default in a job.
+
+    Raises:
+        ValueError: an argument is out of range, or the delays have another shape.
+    """
+    policy = policies.resolve(policy, policy)
+    for name, value in (("ranks", ranks), ("iterations", iterations)):
+        if value < 1:
+            raise ValueError(f"{name} must be 1 or more, not {value}")
+    if not 0 <= cycle < math.inf or (grace is not None and not 0 <= grace < math.inf):
+        raise ValueError("cycle and grace must be 0 or more seconds")
+    costs = [cluster.cost(algorithm, size) for size in range(1, ranks + 1)]
+    ready, nbytes = _messages(trace, policy, rule, costs[-1])
+    waits_for_all = isinstance(policy, Full | WeightedAverage)
+    figures = _core.run_job(
+        **policies.rule(Quorum(1.0) if isinstance(policy, Full) else policy, ranks),
+        max_staleness=_FOR_EVER if waits_for_all else max_staleness,
+        grace_seconds=-1.0 if grace is None else grace,
+        delays=_matrix(delays, iterations, ranks, trace.compute, seed),
+        ready=ready,
+        bytes=nbytes,
+        compute=trace.compute,
+        costs=[(cost.latency, cost.seconds_per_byte) for cost in costs],
+        cycle=cycle,
+        average_period=policy.period if isinstance(policy, WeightedAverage) else 0,
+        late=_late(policy),
+    )
+    ends = figures["ends"]
+    iteration_time = float(ends[-1].mean()) / iterations
+    closed_by: Counter[str] = Counter()
+    fresh: Counter[int] = Counter()
+    staleness: Counter[int] = Counter()
+    for message in figures["messages"]:
+        closed_by.update({reason: rounds for reason, rounds in message["closed_by"].items() if rounds})
+        fresh.update({count: rounds for count, rounds in enumerate(message["fresh"]) if rounds})
+        staleness.update(message["staleness"])
+    return Result(
+        iteration_time=iteration_time,
+        efficiency=trace.compute / iteration_time,
+        messages=len(ready),
+        late=figures["late"] / figures["arrivals"] if figures["arrivals"] else 0.0,
+        closed_by=dict(closed_by),
+        fresh_histogram=dict(sorted(fresh.items())),
+        staleness_histogram=dict(sorted(staleness.items())),
+        ends=ends,
+    )
+
+
+def _messages(trace: Trace, policy: Policy, rule: str, cost: MessageCost) -> tuple[list[float], list[float]]:
+    """When each message of a step is ready, and its bytes."""
+    if isinstance(policy, ModelPolicy):
+        return [trace.compute], [trace.nbytes]
+    plan = trace.plan(rule, cost)
+    last = list(itertools.accumulate(plan.messages))
+    ready = trace.ready
+    nbytes = np.add.reduceat(np.asarray(plan.nbytes, dtype=np.float64), [0, *last[:-1]])
+    return [ready[end - 1] for end in last], nbytes.tolist()
+
+
+def _late(policy: Policy) -> str:
+    """What becomes of a contribution that is late, as the core calls it."""
+    match policy:
+        case GroupAverage():
+            return "keep"
+        case PartialReduce() | WeightedAverage():
+            return "discard"
+    return "accumulate"
+
+
+def _matrix(
+    delays: Delays | NDArray[np.float64] | None, iterations: int, ranks: int, compute: float, seed: int
+) -> NDArray[np.float64]:
+    if delays is None:
+        return np.zeros((iterations, ranks))
+    drawn = delays if isinstance(delays, np.ndarray) else delays.draw(iterations, ranks, compute, seed)
+    if drawn.shape != (iterations, ranks):
+        raise ValueError(f"delays must have the shape ({iterations}, {ranks}), not {drawn.shape}")
+    if not (np.isfinite(drawn).all() and (drawn >= 0).all()):
+        raise ValueError("delays must be finite, and 0 or more seconds")
+    return drawn

@@ -1,0 +1,335 @@
+"""The simulator: costs, delays, traces, and figures that are known beforehand."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import horovod_partial
+from horovod_partial import cli, fusion
+from horovod_partial.fusion import MessageCost
+from horovod_partial.simulate import (
+    ALGORITHMS,
+    Cluster,
+    Gradient,
+    LogNormal,
+    OneSlow,
+    RandomRanks,
+    Result,
+    Rotating,
+    Trace,
+    parse_delays,
+    simulate,
+)
+
+TRACES = Path(__file__).parents[2] / "benchmarks" / "traces"
+FREE = Cluster(0.0, 0.0)
+# Of the MG-WFBP paper's first cluster: 16 GPUs, a = 0.972 ms, b = 1.97 ns/B.
+PAPER = Cluster.fit_ring(MessageCost(9.72e-4, 1.97e-9), 16)
+POLICIES = ("full", "solo", "majority", "majority:random", "quorum:3", "group_average:2", "partial_reduce:3")
+
+
+def one_message(compute: float) -> Trace:
+    return Trace.even(1, 4, 0.0, compute)
+
+
+def resnet50() -> Trace:
+    return Trace.load(TRACES / "resnet50.json").scaled(0.4)
+
+
+# --- Clusters ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_costs_what_was_measured() -> None:
+    cost = PAPER.cost("ring", 16)
+    assert (cost.latency, cost.seconds_per_byte) == (pytest.approx(9.72e-4), pytest.approx(1.97e-9))
+    assert PAPER.cost("ring", 64).latency == pytest.approx(9.72e-4 * 63 / 15)
+
+
+def test_costs_of_eight_ranks() -> None:
+    cluster = Cluster(10.0, 8.0, 16.0, ranks_per_node=4, local_latency=1.0, local_seconds_per_byte=0.0)
+    costs = {algorithm: cluster.cost(algorithm, 8) for algorithm in ALGORITHMS}
+    assert {name: (cost.latency, cost.seconds_per_byte) for name, cost in costs.items()} == {
+        "ring": (2 * 7 * 10, 7 / 8 * (2 * 8 + 16)),
+        "recursive_halving_doubling": (2 * 3 * 10, 2 * 8 - (2 * 8 + 16) / 8 + 16),
+        "double_binary_trees": (2 * 3 * 10, 8 + 16),
+        "hierarchical": (2 * 3 * 1 + 2 * 10, 3 / 4 * 16 + 1 / 2 * (2 * 8 + 16)),
+    }
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rank_alone_costs_nothing(algorithm: str) -> None:
+    cost = Cluster(1.0, 1.0, 1.0).cost(algorithm, 1)
+    assert (cost.latency, cost.seconds_per_byte) == (0.0, 0.0)
+
+
+def test_wrong_clusters() -> None:
+    with pytest.raises(ValueError, match="latency must be 0 or more"):
+        Cluster(-1.0, 0.0)
+    with pytest.raises(ValueError, match="seconds_per_byte must be 0 or more"):
+        Cluster(0.0, math.nan)
+    with pytest.raises(ValueError, match="ranks_per_node must be 1 or more"):
+        Cluster(0.0, 0.0, ranks_per_node=0)
+    with pytest.raises(ValueError, match="2 ranks or more"):
+        Cluster.fit_ring(MessageCost(1.0, 1.0), 1)
+    with pytest.raises(ValueError, match="algorithm must be one of 'ring', "):
+        FREE.cost("star", 4)
+
+
+# --- Delays -----------------------------------------------------------------------------------------------------------
+
+
+def test_random_ranks() -> None:
+    drawn = RandomRanks(3, 0.5).draw(200, 8, 1.0, seed=0)
+    assert set(np.unique(drawn)) == {0.0, 0.5}
+    assert (np.count_nonzero(drawn, axis=1) == 3).all()
+    assert np.count_nonzero(drawn, axis=0).min() > 0
+
+
+def test_rotating() -> None:
+    assert Rotating((1.0, 2.0, 3.0)).draw(2, 3, 1.0, 0).tolist() == [[1.0, 2.0, 3.0], [2.0, 3.0, 1.0]]
+
+
+def test_one_slow() -> None:
+    assert OneSlow(3.0).draw(1, 3, 0.5, 0).tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_log_normal_is_as_the_paper_measured_clouds() -> None:
+    drawn = LogNormal(0.024).draw(1000, 100, 0.4, seed=0)
+    assert np.median(drawn) == pytest.approx(0.024, rel=0.02)
+    assert drawn.mean() == pytest.approx(0.454 - 0.399, rel=0.05)
+    assert drawn.std() == pytest.approx(0.116, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("none", None),
+        ("random:2:0.3", RandomRanks(2, 0.3)),
+        ("rotating:0:0.1", Rotating((0.0, 0.1))),
+        ("slow:3", OneSlow(3.0)),
+        ("log-normal:0.02", LogNormal(0.02)),
+        ("Log-Normal:0.02:0.5", LogNormal(0.02, 0.5)),
+    ],
+)
+def test_delays_as_text(text: str, expected: Any) -> None:
+    assert parse_delays(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "random", "random:1.5:1", "rotating", "slow:x", "slow:1:2", "log-normal"])
+def test_wrong_texts(text: str) -> None:
+    with pytest.raises(ValueError, match="unknown delays"):
+        parse_delays(text)
+
+
+# --- Traces -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_adds_up() -> None:
+    trace = Trace("t", 1.0, (Gradient("b", 10, 2.0), Gradient("a", 20, 3.0)))
+    assert (trace.ready, trace.backward, trace.compute, trace.nbytes) == ([3.0, 6.0], 5.0, 6.0, 30)
+    assert trace.scaled(10.0).ready == [6.0, 12.0]
+
+
+def test_a_trace_is_what_was_saved(tmp_path: Path) -> None:
+    trace = Trace.even(3, 100, 0.25, 0.5)
+    trace.save(tmp_path / "trace.json")
+    assert Trace.load(tmp_path / "trace.json") == trace
+
+
+def test_a_saved_plan_is_a_trace(tmp_path: Path) -> None:
+    plan = fusion.plan("exact", ["b", "a"], [10, 20], [0.5, 2.0], MessageCost(1.0, 1.0), around=4.0)
+    plan.save(tmp_path / "plan.json")
+    trace = Trace.load(tmp_path / "plan.json")
+    assert trace == Trace("recorded", 4.0, (Gradient("b", 10, 0.0), Gradient("a", 20, 1.5)))
+
+
+def test_wrong_traces(tmp_path: Path) -> None:
+    (tmp_path / "no.json").write_text('{"name": "x"}')
+    with pytest.raises(ValueError, match="holds no trace"):
+        Trace.load(tmp_path / "no.json")
+    with pytest.raises(ValueError, match="1 gradient or more"):
+        Trace("x", 0.0, ())
+    with pytest.raises(ValueError, match="no negative"):
+        Trace("x", 0.0, (Gradient("a", 1, -1.0),))
+    plan = fusion.plan("single", ["b", "a"], [10, 20], [0.5, 0.0], MessageCost(1.0, 1.0), breaks=[1])
+    with pytest.raises(ValueError, match="several dtypes"):
+        Trace.recorded(plan)
+
+
+@pytest.mark.parametrize(("name", "tensors", "megabytes"), [("resnet50", 161, 102.2), ("googlenet", 59, 28.0)])
+def test_the_traces_of_this_repository(name: str, tensors: int, megabytes: float) -> None:
+    trace = Trace.load(TRACES / f"{name}.json")
+    assert len(trace.gradients) == tensors
+    assert trace.nbytes / 1e6 == pytest.approx(megabytes, abs=0.1)
+    assert trace.scaled(0.4).backward == pytest.approx(0.4)
+
+
+# --- Known figures ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("delay", "speedup"), [(0.2, 1.41), (0.3, 1.60), (0.4, 1.78)])
+def test_solo_over_full_with_one_of_eight_ranks_delayed(delay: float, speedup: float) -> None:
+    times = {
+        policy: simulate(
+            one_message(0.4), policy, 8, cluster=FREE, iterations=400, delays=RandomRanks(1, delay), cycle=0.0
+        ).iteration_time
+        for policy in ("full", "solo")
+    }
+    assert times["full"] == pytest.approx(0.4 + delay)
+    assert times["full"] / times["solo"] == pytest.approx(speedup, rel=0.01)
+
+
+def at_scale(rule: str, ranks: int) -> float:
+    return simulate(resnet50(), "full", ranks, cluster=PAPER, rule=rule, iterations=1, cycle=0.0).iteration_time
+
+
+def test_a_message_for_each_gradient_and_one_message_cross() -> None:
+    assert at_scale("wait_free", 32) < at_scale("single", 32)
+    assert at_scale("wait_free", 64) > at_scale("single", 64)
+
+
+def test_merging_gains_over_both_at_64_ranks() -> None:
+    """The paper has 1.75 and 1.45, on its own trace."""
+    exact = at_scale("exact", 64)
+    assert 1.5 < at_scale("wait_free", 64) / exact < 2.0
+    assert 1.2 < at_scale("single", 64) / exact < 1.6
+
+
+@pytest.mark.parametrize("rule", fusion.RULES)
+def test_without_delays_an_iteration_takes_what_the_plan_predicts(rule: str) -> None:
+    trace, cost = resnet50(), PAPER.cost("ring", 16)
+    plan = trace.plan(rule, cost)
+    result = simulate(trace, "full", 16, cluster=PAPER, rule=rule, iterations=2, cycle=0.0)
+    assert result.iteration_time == pytest.approx(plan.duration(cost), abs=1e-6)
+    assert result.messages == len(plan.messages)
+
+
+def test_groups_cost_what_their_size_costs() -> None:
+    cluster = Cluster(0.05, 0.0)
+    result = simulate(one_message(1.0), "group_average:2", 8, cluster=cluster, iterations=9, cycle=0.0)
+    # The first of the rounds is of all 8, the others are of pairs.
+    assert result.ends[-1].tolist() == pytest.approx([9 * 1.0 + 14 * 0.05 + 8 * 2 * 0.05] * 8)
+
+
+def test_weighted_averages_wait_once_in_a_period() -> None:
+    result = simulate(
+        one_message(1.0), "weighted_average:4:0.9", 2, cluster=FREE, iterations=8, delays=OneSlow(2.0), cycle=0.0
+    )
+    assert sum(result.closed_by.values()) < 4
+    assert result.ends[-1].max() == pytest.approx(16.0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_ranks_on_time_without_delays(policy: str) -> None:
+    result = simulate(one_message(0.1), policy, 6, cluster=FREE, iterations=20)
+    assert result.late == 0.0
+    assert result.staleness == 0.0
+    assert result.contributors == 6.0
+    assert result.efficiency == pytest.approx(1.0, abs=0.011)  # a cycle's rhythm
+
+
+def test_contributors_and_staleness() -> None:
+    delays = OneSlow(2.0)
+    full, solo = (
+        simulate(one_message(0.1), policy, 4, cluster=Cluster(1e-4, 0.0), iterations=200, delays=delays)
+        for policy in ("full", "solo")
+    )
+    assert full.contributors == 4.0
+    assert (full.late, full.staleness) == (0.0, 0.0)
+    # While the others train, the slow rank comes for every second round, and too late.
+    assert 2.0 < solo.contributors < 4.0
+    assert max(solo.staleness_histogram) >= 1
+    assert 0.0 < solo.late < 1.0
+    assert solo.efficiency > full.efficiency
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "weighted_average:8:0.9"])
+def test_a_seed_gives_the_same_job(policy: str) -> None:
+    def run(seed: int) -> Result:
+        return simulate(one_message(0.1), policy, 5, cluster=PAPER, iterations=30, delays=LogNormal(0.05), seed=seed)
+
+    assert run(1) == run(1)
+    assert (run(1).ends == run(1).ends).all()
+    assert run(1).iteration_time != run(2).iteration_time
+
+
+def test_delays_of_your_own() -> None:
+    delays = np.array([[0.0, 1.0], [2.0, 0.0]])
+    result = simulate(one_message(1.0), "full", 2, cluster=FREE, iterations=2, delays=delays, cycle=0.0)
+    assert result.ends.tolist() == [[2.0, 2.0], [5.0, 5.0]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ranks": 0}, "ranks must be 1 or more"),
+        ({"iterations": 0}, "iterations must be 1 or more"),
+        ({"cycle": -1.0}, "cycle and grace"),
+        ({"grace": math.inf}, "cycle and grace"),
+        ({"algorithm": "star"}, "algorithm must be"),
+        ({"rule": "best"}, "rule must be"),
+        ({"policy": "most"}, "unknown sync policy"),
+        ({"delays": np.zeros((1, 1))}, "must have the shape"),
+        ({"delays": np.full((100, 2), -1.0)}, "0 or more seconds"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    values: dict[str, Any] = {"policy": "full", "ranks": 2, "cluster": FREE, **arguments}
+    with pytest.raises(ValueError, match=message):
+        simulate(one_message(1.0), **values)
+
+
+# --- Command line -----------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["simulate", *arguments])
+
+
+def test_the_command_compares_policies_and_rules(tmp_path: Path) -> None:
+    Trace.even(4, 1_000_000, 0.01, 0.02).save(tmp_path / "trace.json")
+    options = ["--policies", "full,solo,group_average:2", "--rules", "exact,single", "--ranks", "4,2"]
+    options += ["--delay", "random:1:0.05", "--iterations", "5"]
+    result = run(str(tmp_path / "trace.json"), *options, "--output", str(tmp_path / "plots"))
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.output.splitlines() if "group_average:2" in line or "solo" in line]
+    assert len(rows) == 2 * (1 + 2)
+    assert {file.name for file in (tmp_path / "plots").iterdir()} == {"scaling.png", "gantt.png"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--policies", "most"], "unknown sync policy"),
+        (["--rules", "best"], "rule must be"),
+        (["--ranks", "two"], "two"),
+        (["--delay", "often"], "unknown delays"),
+        (["--algorithm", "star"], "algorithm must be"),
+    ],
+)
+def test_the_command_says_what_is_wrong(tmp_path: Path, options: list[str], message: str) -> None:
+    Trace.even(1, 4, 0.0, 0.1).save(tmp_path / "trace.json")
+    result = run(str(tmp_path / "trace.json"), *options)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_the_command_names_a_file_that_is_no_trace(tmp_path: Path) -> None:
+    assert run(str(tmp_path / "none.json")).exit_code == 2
+    (tmp_path / "list.json").write_text("[]")
+    assert "holds no trace" in run(str(tmp_path / "list.json")).output
+
+
+def test_plots_need_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod_partial.plots", None)
+    monkeypatch.delattr(horovod_partial, "plots", raising=False)
+    result = run("trace.json", "--output", str(tmp_path))
+    assert result.exit_code == 2
+    assert "pip install matplotlib" in result.output
