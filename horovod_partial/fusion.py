@@ -34,7 +34,10 @@ class MessageCost:
 
     @classmethod
     def fit(cls, sizes: Sequence[int], seconds: Sequence[float]) -> MessageCost:
-        """The line through measured times: the median of the slopes of all pairs (Theil and Sen), so outliers do not count.
+        """The line through measured times.
+
+        Its slope is the median of the slopes of all pairs, each counted by the distance of its sizes (Theil and Sen), so
+        outliers do not count.
 
         Args:
             sizes: bytes of the messages, at least three different ones.
@@ -43,11 +46,16 @@ class MessageCost:
         Raises:
             ValueError: the times do not lie on a line; the text says how.
         """
-        pairs = [(s, t) for s, t in itertools.combinations(zip(sizes, seconds, strict=True), 2) if s[0] != t[0]]
         if len(set(sizes)) < 3:
             raise ValueError("a fit needs messages of three sizes or more")
-        slope = statistics.median((t[1] - s[1]) / (t[0] - s[0]) for s, t in pairs)
-        latency = statistics.median(y - slope * x for x, y in zip(sizes, seconds, strict=True))
+        points = sorted(zip(sizes, seconds, strict=True))
+        slopes = sorted(
+            ((t[1] - s[1]) / (t[0] - s[0]), t[0] - s[0]) for s, t in itertools.combinations(points, 2) if s[0] < t[0]
+        )
+        reached = itertools.accumulate(distance for _, distance in slopes)
+        half = sum(distance for _, distance in slopes) / 2
+        slope = next(slope for (slope, _), distance in zip(slopes, reached, strict=True) if distance >= half)
+        latency = statistics.median(y - slope * x for x, y in points)
         mean = statistics.fmean(seconds)
         total = sum((y - mean) ** 2 for y in seconds)
         residual = sum((y - latency - slope * x) ** 2 for x, y in zip(sizes, seconds, strict=True))

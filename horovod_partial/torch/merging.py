@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from horovod.common.process_sets import ProcessSet
@@ -19,9 +21,10 @@ from horovod_partial.policies import Quorum
 from horovod_partial.torch.buckets import kind
 from horovod_partial.torch.operations import make_config, submit
 
-# The paper's profiler times messages of 32 KiB to 2 MiB, ten of each (section 5; the released code).
+# The range of the paper's profiler, 32 KiB to 2 MiB (section 5; the released code).
 _PROBE_BYTES = tuple(2**n for n in range(15, 22))
-_PROBES = 10
+_PROBES = 20  # of each size
+_ATTEMPTS = 3  # a machine may be busy for a moment
 _WORTH_IT = 0.95  # of the old plan's time: buckets that are replaced cost a round of all ranks
 
 
@@ -179,11 +182,11 @@ class Merging:
         """
         planned = self._options.plan if self._steps == 1 and isinstance(self._options.plan, FusionPlan) else None
         if planned is None:
-            cost = self._measure_cost()
-            root = self._process_set.ranks[0] if self._process_set.ranks else 0
-            planned = broadcast_object(
-                self._plan(current, cost), root, f"{self._name}.plan", process_set=self._process_set
-            )
+            cost: MessageCost | str = ""
+            for _ in range(_ATTEMPTS):
+                if isinstance(cost, str):
+                    cost = self._from_rank_0(self._measure_cost(), "cost")
+            planned = self._from_rank_0(self._plan(current, cost), "plan")
         members = self._check(planned)
         changed = not planned.reason and members != [list(bucket) for bucket in current]
         self.plan = planned
@@ -193,13 +196,21 @@ class Merging:
         self._watched = self._options.warmup_steps
         return members if changed else None
 
+    def _from_rank_0(self, value: Any, what: str) -> Any:
+        root = self._process_set.ranks[0] if self._process_set.ranks else 0
+        return broadcast_object(value, root, f"{self._name}.{what}", process_set=self._process_set)
+
     def _measure_cost(self) -> MessageCost | str:
         """The cost of a message, or why it could not be measured. Every rank takes part."""
         seconds: dict[int, list[float]] = {nbytes: [] for nbytes in _PROBE_BYTES}
         device = next(iter(self._names)).device
         probes = {nbytes: torch.zeros(nbytes // 4, device=device) for nbytes in _PROBE_BYTES}
+        # A message waits for Horovod's next cycle. Probes that began just after the one before had ended would all wait
+        # for a whole one, and most sizes would take the same time; these begin anywhere in it, evenly.
+        cycle = float(os.environ.get("HOROVOD_CYCLE_TIME") or 1.0) / 1e3
         for probe in range(_PROBES + 1):
             for nbytes, tensor in probes.items():
+                time.sleep(cycle * (probe + 0.5) / (_PROBES + 1))
                 start = time.perf_counter()
                 in_time = self._reduce(f"{self._name}.probe.{nbytes}", tensor)
                 if in_time and probe > 0:  # the first of a name is a round of all ranks
