@@ -1,33 +1,51 @@
 #include "core/merge_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 
 namespace horovod_partial {
 namespace {
 
+// Of the plans that end first, that with the fewest messages: each of them keeps processors busy, which the model does
+// not know.
+//
 // The earliest end of the first j gradients is the least, over where their last message begins, of the earliest end of
-// what is before it or the moment when it is ready, whichever is later, and its cost.
+// what is before it or the moment when it is ready, whichever is later, and its cost. Then, from the last message back,
+// each takes as many gradients as still let all before it end in time. (Fewer would not help: what a later message
+// takes from the one before saves that more time than it costs.)
 MergePlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   const std::size_t count = gradients.size();
   std::vector<double> earliest(count + 1, std::numeric_limits<double>::infinity());
-  std::vector<std::size_t> begin(count + 1, 0);  // of the last message among the first j
   earliest[0] = -std::numeric_limits<double>::infinity();
   for (std::size_t j = 1; j <= count; ++j) {
     const double ready = gradients[j - 1].ready;
     double bytes = 0;
     for (std::size_t first = j; first-- > 0;) {
       bytes += gradients[first].bytes;
-      const double end = std::max(earliest[first], ready) + cost(bytes);
-      if (end < earliest[j]) {
-        earliest[j] = end;
-        begin[j] = first;
-      }
+      earliest[j] = std::min(earliest[j], std::max(earliest[first], ready) + cost(bytes));
     }
   }
   MergePlan plan;
-  for (std::size_t j = count; j > 0; j = begin[j]) plan.push_back(static_cast<int>(j - begin[j]));
+  constexpr double kRounding = 1e-14;
+  double deadline = earliest[count] + kRounding * std::max(1.0, std::abs(earliest[count]));
+  for (std::size_t end = count; end > 0;) {
+    std::size_t begin = end - 1;
+    double bytes = 0;
+    double start = deadline;
+    for (std::size_t first = end; first-- > 0;) {
+      bytes += gradients[first].bytes;
+      const double latest = deadline - cost(bytes);
+      if (latest < gradients[end - 1].ready) break;
+      if (latest < earliest[first]) continue;
+      begin = first;
+      start = latest;
+    }
+    plan.push_back(static_cast<int>(end - begin));
+    deadline = start;
+    end = begin;
+  }
   std::reverse(plan.begin(), plan.end());
   return plan;
 }

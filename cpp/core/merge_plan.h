@@ -21,7 +21,7 @@ struct Gradient {
 };
 
 enum class MergeRule {
-  kExact,      // the plan that ends first
+  kExact,      // the plan that ends first, with as few messages as that takes
   kPaper,      // the paper's Algorithm 1: wait for the next gradient if that takes less than a latency
   kWaitFree,   // a message for each gradient
   kSingle,     // one message
