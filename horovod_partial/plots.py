@@ -48,7 +48,7 @@ def gantt(trace: Trace, rules: Sequence[str], cost: MessageCost, title: str, pat
     ends = [_step(axes, row, trace, rule, cost) for row, rule in enumerate(rules)]
     axes.set_yticks(range(len(rules)), rules)
     axes.invert_yaxis()
-    axes.set(xlabel="milliseconds after the start of the step", xlim=(0, 1.2 * max(ends)), title=title)
+    axes.set(xlabel="milliseconds after the start of the step", xlim=(0, 1.25 * max(ends)), title=title)
     axes.grid(axis="x", alpha=0.3)
     handles = [Patch(facecolor=_FORWARD, label="forward"), Patch(facecolor=_BACKWARD, label="backward")]
     handles += [Patch(facecolor=_MESSAGES[0], label="messages, in two colours by turns")]
