@@ -89,7 +89,12 @@ def test_survivors_of_a_killed_rank_raise(job: Job, policy: str) -> None:
             assert process.wait(60) != 0, f"rank {rank}\n{ranks.output()}"
     finally:
         ranks.close()
-    assert set(job.notes("internal-error")) == set(range(job.setup.ranks)) - {1}, ranks.output()
+    survivors = set(range(job.setup.ranks)) - {1}
+    raised = set(job.notes("internal-error"))
+    assert raised and raised <= survivors, ranks.output()
+    # After a broken allreduce Horovod goes on to its next cycle. What another survivor still sends of the old one may meet
+    # a shorter buffer there, and Gloo ends the process.
+    assert raised == survivors or "gloo::EnforceNotMet" in ranks.output(), ranks.output()
 
 
 @pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "solo"])
