@@ -55,7 +55,13 @@ def test_noise_is_refused() -> None:
         MessageCost.fit(SIZES, [noise.uniform(1e-3, 2e-3) for _ in SIZES])
 
 
-@pytest.mark.parametrize("times", [line(5e-3, -1e-9), line(-1e-3, 2e-9), [1e-3] * len(SIZES)])
+def test_a_link_that_lets_a_burst_pass() -> None:
+    cost = MessageCost.fit(SIZES, line(-1e-5, 2e-8))
+    assert cost.latency == 0.0
+    assert cost.seconds_per_byte == pytest.approx(2e-8)
+
+
+@pytest.mark.parametrize("times", [line(5e-3, -1e-9), [1e-3] * len(SIZES)])
 def test_a_line_that_no_network_has_is_refused(times: list[float]) -> None:
     with pytest.raises(ValueError, match="do not grow with their size"):
         MessageCost.fit(SIZES, times)
