@@ -88,8 +88,7 @@ def replay(path: str = typer.Argument(help="A file that HOROVOD_PARTIAL_DECISION
     try:
         result = _core.replay(path)
     except (ValueError, RuntimeError) as error:
-        typer.echo(f"{path}: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise _refused(f"{path}: {error}") from None
     if result.difference:
         typer.echo(f"after {result.rounds} rounds a decision came out otherwise\n{result.difference}", err=True)
         raise typer.Exit(1)
@@ -109,11 +108,9 @@ def plan(
     try:
         saved = fusion.FusionPlan.load(path)
     except (OSError, ValueError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+        raise _refused(str(error)) from None
     if saved.cost is None and (latency_ms is None or ns_per_byte is None):
-        typer.echo(f"{path} has no cost of messages ({saved.reason}); give --latency-ms and --ns-per-byte", err=True)
-        raise typer.Exit(2)
+        raise _refused(f"{path} has no cost of messages ({saved.reason}); give --latency-ms and --ns-per-byte")
     measured = saved.cost or fusion.MessageCost(0.0, 0.0)
     cost = fusion.MessageCost(
         measured.latency if latency_ms is None else latency_ms / 1e3,
@@ -135,8 +132,7 @@ def plan(
         try:
             _plots().gantt(Trace.recorded(saved), fusion.RULES, cost, f"{path}: backward and messages", Path(output))
         except ValueError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(2) from None
+            raise _refused(str(error)) from None
 
 
 @app.command()
@@ -208,8 +204,7 @@ def simulate(
                     *(f"{result.contributors:.1f}", f"{result.staleness:.2f}"),
                 )
     except (OSError, ValueError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+        raise _refused(str(error)) from None
     title = f"{model.name}, backward {1e3 * model.backward:.0f} ms, {algorithm}"
     table.title = f"{title}, delays: {delay}"
     console = Console()
@@ -228,9 +223,14 @@ def _plots() -> ModuleType:
     try:
         from horovod_partial import plots
     except ImportError:
-        typer.echo("--output needs matplotlib: run `pip install matplotlib`", err=True)
-        raise typer.Exit(2) from None
+        raise _refused("--output needs matplotlib: run `pip install matplotlib`") from None
     return plots
+
+
+def _refused(text: str) -> typer.Exit:
+    """Says why, and returns what to raise."""
+    typer.echo(text, err=True)
+    return typer.Exit(2)
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import horovod_partial.torch as hvd
+
 _NETWORK = "198.18.0"  # set aside for benchmarks (RFC 2544), and seen by nobody outside the namespaces
 _SUBNET = f"{_NETWORK}.0/24"
 _SWITCH = 254  # its address; rank r's is r + 1
@@ -31,6 +33,8 @@ exec ip netns exec "$namespace" unshare --uts sh -c "hostname $namespace; $*"
 
 def missing() -> str | None:
     """Why there can be no limited links here; None if there can."""
+    if not hvd.mpi_built():
+        return "Horovod has no MPI"
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     absent = [tool for tool in ("ip", "tc", "unshare", "hostname", "mpirun") if shutil.which(tool) is None]

@@ -4,16 +4,11 @@
 #include <gloo/transport/context.h>
 #include <gloo/transport/unbound_buffer.h>
 
-#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
 namespace horovod_partial::attach {
 namespace {
-
-int PlaceOf(const Members& members, Rank rank) {
-  return static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
-}
 
 // A buffer of the whole context that counts ranks as the group does.
 class GroupBuffer final : public gloo::transport::UnboundBuffer {

@@ -1,6 +1,5 @@
 #include "attach/group_communicators.h"
 
-#include <algorithm>
 #include <stdexcept>
 
 namespace horovod_partial::attach {
@@ -82,8 +81,7 @@ GroupCommunicators::Scope::Scope(GroupCommunicators& communicators, const Member
 #endif
   if (carrier == Carrier::kNccl) {  // which asks the controller who it is
     auto& controller = ControllerAccess::Of(*process_set_.controller);
-    controller.rank_ =
-        static_cast<int>(std::find(members.begin(), members.end(), communicators.rank_) - members.begin());
+    controller.rank_ = PlaceOf(members, communicators.rank_);
     controller.size_ = static_cast<int>(members.size());
   }
 }

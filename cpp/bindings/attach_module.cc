@@ -217,10 +217,7 @@ PYBIND11_MODULE(_attach, m) {
   m.def(
       "set_options",
       [](double waiting_seconds, double parked_seconds, const std::string& decision_log) {
-        const auto time = [](double seconds) {
-          return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds));
-        };
-        attach::SetOptions({{time(waiting_seconds), time(parked_seconds)}, decision_log});
+        attach::SetOptions({{Seconds(waiting_seconds), Seconds(parked_seconds)}, decision_log});
       },
       py::arg("waiting_seconds"), py::arg("parked_seconds"), py::arg("decision_log"));
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),

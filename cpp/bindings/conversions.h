@@ -17,6 +17,8 @@
 
 namespace horovod_partial {
 
+inline Time Seconds(double seconds) { return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds)); }
+
 // A value of an enumeration by its name.
 template <class Value>
 Value ByName(const char* what, const std::string& name, const std::map<std::string, Value>& values) {
@@ -36,8 +38,7 @@ inline Policy MakePolicy(const std::string& rule, int quorum, std::uint64_t seed
   policy.quorum = quorum;
   policy.seed = seed;
   policy.max_staleness = max_staleness;
-  policy.grace = grace_seconds < 0 ? Policy::kAutomaticGrace
-                                   : std::chrono::duration_cast<Time>(std::chrono::duration<double>(grace_seconds));
+  policy.grace = grace_seconds < 0 ? Policy::kAutomaticGrace : Seconds(grace_seconds);
   policy.schedule.kind = ScheduleKindFromName(schedule);
   policy.schedule.table = table;
   (policy.rule == Policy::Rule::kReady ? policy.group_size : policy.schedule.group_size) = group_size;

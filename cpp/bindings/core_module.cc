@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "bindings/conversions.h"
 #include "bindings/simulator_bindings.h"
 #include "core/decision_log.h"
 #include "core/merge_plan.h"
@@ -16,8 +17,6 @@ namespace py = pybind11;
 using namespace horovod_partial;
 
 namespace {
-
-Time Seconds(double seconds) { return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds)); }
 
 Simulation MakeSimulation(int size, const std::string& rule, int quorum, std::uint64_t seed, Round max_staleness,
                           double grace_seconds, const std::string& missed) {

@@ -30,6 +30,10 @@ Members GroupOf(const Partition& partition, Rank rank, int size) {
   return members;
 }
 
+int PlaceOf(const Members& members, Rank rank) {
+  return static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+}
+
 Partition PartitionOf(const std::vector<Members>& groups, int size) {
   Partition partition(static_cast<std::size_t>(size), kNoGroup);
   for (std::size_t number = 0; number < groups.size(); ++number)

@@ -17,6 +17,8 @@ using Members = std::vector<Rank>;  // ascending
 std::vector<Members> GroupsOf(const Partition& partition);
 // The group of one rank among `size`; empty if it has none.
 Members GroupOf(const Partition& partition, Rank rank, int size);
+// A rank's place among the members, of whom it is one.
+int PlaceOf(const Members& members, Rank rank);
 // The other way round: ranks that are in no group get kNoGroup.
 Partition PartitionOf(const std::vector<Members>& groups, int size);
 

@@ -182,10 +182,10 @@ class Merging:
         """
         planned = self._options.plan if self._steps == 1 and isinstance(self._options.plan, FusionPlan) else None
         if planned is None:
-            cost: MessageCost | str = ""
             for _ in range(_ATTEMPTS):
-                if isinstance(cost, str):
-                    cost = self._from_rank_0(self._measure_cost(), "cost")
+                cost = self._from_rank_0(self._measure_cost(), "cost")
+                if isinstance(cost, MessageCost):
+                    break
             planned = self._from_rank_0(self._plan(current, cost), "plan")
         members = self._check(planned)
         changed = not planned.reason and members != [list(bucket) for bucket in current]
