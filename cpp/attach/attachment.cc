@@ -99,17 +99,23 @@ struct Hooks {
     Sessions().Begin(*controller);
   }
   static void CrossRankBitwiseAnd(hvd::Controller* controller, std::vector<long long>& bits, int count) {
-    if (const auto session = Sessions().FindForHook(*controller)) session->Tick(bits);
+    const auto session = Sessions().FindForHook(*controller);
+    if (session != nullptr) session->EndIfBroken();
+    if (session != nullptr) session->Tick(bits);
     originals.cross_rank_bitwise_and(controller, bits, count);
   }
   static void SendReadyTensors(hvd::Controller* controller, hvd::RequestList& requests) {
-    if (const auto session = Sessions().FindForHook(*controller)) session->BeforeSendReady(requests);
+    const auto session = Sessions().FindForHook(*controller);
+    if (session != nullptr) session->EndIfBroken();
+    if (session != nullptr) session->BeforeSendReady(requests);
     originals.send_ready_tensors(controller, requests);
   }
   static void RecvReadyTensors(hvd::Controller* controller, std::vector<std::string>& ready_to_reduce,
                                std::vector<hvd::RequestList>& ready) {
+    const auto session = Sessions().FindForHook(*controller);
+    if (session != nullptr) session->EndIfBroken();
     originals.recv_ready_tensors(controller, ready_to_reduce, ready);
-    if (const auto session = Sessions().FindForHook(*controller)) session->AfterRecvReady(ready);
+    if (session != nullptr) session->AfterRecvReady(ready);
   }
   static void SendFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
     const auto session = Sessions().FindForHook(*controller);
@@ -134,11 +140,18 @@ struct Hooks {
       }
     }
     const auto reduce = [&](const hvd::Response& what) { return originals.execute(operation, entries, what); };
-    if (!IsOurs(response) || entries.empty()) return reduce(response);
-    hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
-    auto& controller = *state.process_set_table.Get(entries[0].process_set_id).controller;
-    const auto session = Sessions().Find(controller);
-    return session == nullptr ? reduce(response) : session->Execute(entries, response, Transport::kCarrier, reduce);
+    if (entries.empty()) return reduce(response);
+    const auto find_session = [&] {
+      hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
+      return Sessions().Find(*state.process_set_table.Get(entries[0].process_set_id).controller);
+    };
+    try {
+      const auto session = IsOurs(response) ? find_session() : nullptr;
+      return session == nullptr ? reduce(response) : session->Execute(entries, response, Transport::kCarrier, reduce);
+    } catch (const std::runtime_error& error) {  // what a transport throws; bad input is a logic error
+      if (const auto session = find_session()) session->Break(error.what());
+      throw;
+    }
   }
 };
 template <class Transport>

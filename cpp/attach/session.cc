@@ -112,6 +112,10 @@ void Session::Guard(const char* hook, const std::function<void()>& body) {
 
 // --- Background thread
 
+void Session::EndIfBroken() const {
+  if (!broken_.empty()) throw std::runtime_error("a reduction failed: " + broken_);
+}
+
 Time Session::ForeignSince(Time now) {
   if (state_ == nullptr) return kNever;
   bool still_there = false;

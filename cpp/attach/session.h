@@ -65,6 +65,12 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   using Reduce = std::function<hvd::Status(const hvd::Response&)>;
   hvd::Status Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
                       const Reduce& reduce);
+  // A reduction has failed halfway, and peers may still send what belongs to it. Horovod would go on to its next cycle
+  // on the same connections, where Gloo ends the process when it meets that. So the next hook, before it
+  // communicates, ends Horovod's loop by the one exception that a hook lets out: connections close, and all ranks
+  // learn.
+  void Break(const std::string& error) { broken_ = error; }
+  void EndIfBroken() const;
 
   // --- Transport
   std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
@@ -100,6 +106,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   std::atomic<bool> failed_{false};  // a hook met an internal error: this rank asks for shutdown
 
   // Background thread only.
+  std::string broken_;                             // why no reduction can follow; empty while all is well
   std::string foreign_;                            // a collective that is not ours, outstanding
   std::weak_ptr<hvd::OpContext> foreign_context_;  // and which of that name; a barrier has none
   Time foreign_since_ = kNever;

@@ -90,12 +90,7 @@ def test_survivors_of_a_killed_rank_raise(job: Job, policy: str) -> None:
     finally:
         ranks.close()
     survivors = set(range(job.setup.ranks)) - {1}
-    raised = set(job.notes("internal-error"))
-    assert raised, ranks.output()
-    assert raised <= survivors, ranks.output()
-    # After a broken allreduce Horovod goes on to its next cycle. What another survivor still sends of the old one may meet
-    # a shorter buffer there, and Gloo ends the process.
-    assert raised == survivors or "gloo::EnforceNotMet" in ranks.output(), ranks.output()
+    assert set(job.notes("internal-error")) == survivors, ranks.output()
 
 
 @pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "solo"])
