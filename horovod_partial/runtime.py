@@ -126,7 +126,8 @@ class Runtime:
         except HorovodInternalError as error:
             log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
-    def _use(self, process_set: int) -> None:
+    def use(self, process_set: int) -> None:
+        """A process set is about to be used: what is pending there is to be delivered at the end."""
         if process_set in self._used_process_sets:
             return
         self._used_process_sets.add(process_set)
@@ -151,7 +152,7 @@ class Runtime:
         `source` and `target` are addresses of the bucket's size; `work` is what a model's weight follows from; `stream`
         is the device's stream on which the source is being made, 0 on the host.
         """
-        self._use(process_set)
+        self.use(process_set)
         return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
 
     def wait(self, handle: HANDLE) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import horovod_source
 from horovod_source import SetupError
@@ -21,12 +22,23 @@ features = ["mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl"]
 built = [name for name in features if getattr(hvd, name + "_built")()]
 if hasattr(mpi_ops._basics.MPI_LIB_CTYPES, "_ZN7horovod6common11NvtxOpRange15nvtx_ops_handleE"):
     built.append("nvtx")
-print(json.dumps([{framework}.__version__, built]))
+flags = getattr({framework}, "sysconfig", None)  # TensorFlow's, for operations of its graphs
+flags = [flags.get_compile_flags(), flags.get_link_flags()] if flags else [[], []]
+print(json.dumps([{framework}.__version__, built, *flags]))
 """
 
 
-def ask_horovod() -> tuple[dict[str, str], list[str]]:
-    """The frameworks that the installed Horovod was built for, with their versions, and the features it was built with."""
+class Answer(NamedTuple):
+    """Of the installed Horovod: frameworks with their versions, features, and how to compile for TensorFlow."""
+
+    frameworks: dict[str, str]
+    features: list[str]
+    compile_flags: list[str]
+    link_flags: list[str]
+
+
+def ask_horovod() -> Answer:
+    """What the installed Horovod was built for, and with."""
     wanted = horovod_source.VERSION
     advice = f"install Horovod {wanted}, then run `pip install --no-build-isolation .`"
     try:
@@ -35,29 +47,32 @@ def ask_horovod() -> tuple[dict[str, str], list[str]]:
         raise SetupError(f"Horovod is not installed where this build looks for it; {advice}.") from None
     if found != wanted:
         raise SetupError(f"Horovod {found} is installed, but this version works with {wanted} only; {advice}.")
-    frameworks, features, reason = {}, [], ""
+    answer, reason = Answer({}, [], [], []), ""
     for framework in ("torch", "tensorflow"):
         command = [sys.executable, "-c", QUESTION.format(framework=framework)]
-        answer = subprocess.run(command, check=False, capture_output=True, text=True)
-        if answer.returncode == 0:
-            frameworks[framework], features = json.loads(answer.stdout.splitlines()[-1])
+        process = subprocess.run(command, check=False, capture_output=True, text=True)
+        if process.returncode == 0:
+            found, *rest = json.loads(process.stdout.splitlines()[-1])
+            answer = Answer({**answer.frameworks, framework: found}, *rest)  # TensorFlow comes last, with its flags
         else:
-            reason = reason or answer.stderr.strip().rpartition("\n")[2]
-    if not frameworks:
+            reason = reason or process.stderr.strip().rpartition("\n")[2]
+    if not answer.frameworks:
         raise SetupError(f"The installed Horovod works with neither torch nor TensorFlow ({reason}); {advice}.")
-    return frameworks, features
+    return answer
 
 
 def write(directory: Path) -> None:
     """Write what CMake and the package need to know, leaving files alone that would not change."""
-    frameworks, features = ask_horovod()
+    answer = ask_horovod()
     files = {
         "horovod.cmake": f'set(HOROVOD_SOURCE "{horovod_source.source_tree()}")\n'
-        f'set(HOROVOD_FEATURES "{";".join(features).upper()}")\n',
+        f'set(HOROVOD_FEATURES "{";".join(answer.features).upper()}")\n'
+        f'set(TENSORFLOW_COMPILE_FLAGS "{";".join(answer.compile_flags)}")\n'
+        f'set(TENSORFLOW_LINK_FLAGS "{";".join(answer.link_flags)}")\n',
         "_build_info.py": '"""Written by the build: the Horovod that the extensions were compiled for."""\n\n'
         f"HOROVOD_VERSION = {json.dumps(horovod_source.VERSION)}\n"
-        f"FEATURES = {json.dumps(features)}\n"
-        f"FRAMEWORKS = {json.dumps(frameworks)}\n",
+        f"FEATURES = {json.dumps(answer.features)}\n"
+        f"FRAMEWORKS = {json.dumps(answer.frameworks)}\n",
     }
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

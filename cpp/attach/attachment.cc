@@ -168,7 +168,7 @@ struct Prepared {
 template <class Function>
 void Prepare(std::vector<Prepared>& prepared, const Library& library, const std::string& class_name,
              const std::string& method, Function hook, Function& original) {
-  Slot slot(library, class_name, method);
+  Slot slot(library, class_name, method, reinterpret_cast<void*>(hook));
   if (original == nullptr) original = reinterpret_cast<Function>(slot.original());
   prepared.push_back({slot, reinterpret_cast<void*>(hook)});
 }
@@ -351,6 +351,14 @@ std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32
   const auto global = Lookup(it->second, 0);
   if (global == nullptr || !global->handshaken) return nullptr;
   return Lookup(it->second, process_set_id);
+}
+
+Round Completed(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket) {
+  const auto session = FindSession(library_path, process_set_id);
+  const auto found = session == nullptr ? nullptr : session->engine().Find(bucket);
+  if (found == nullptr) return 0;
+  std::lock_guard<std::mutex> lock(found->mutex);
+  return found->core.completed();
 }
 
 void SetOptions(const Session::Options& options) { Sessions().SetOptions(options); }

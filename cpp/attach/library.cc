@@ -61,7 +61,7 @@ void** Library::VirtualTable(const std::string& class_name) const {
   return static_cast<void**>(Symbol(name));
 }
 
-Slot::Slot(const Library& library, const std::string& class_name, const std::string& method) {
+Slot::Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook) {
   // More than any of Horovod's classes has; the search ends at the method, so what lies behind a table is not read.
   constexpr std::size_t kMostSlots = 40;
   void** table = library.VirtualTable(class_name);
@@ -72,7 +72,7 @@ Slot::Slot(const Library& library, const std::string& class_name, const std::str
   const Library holder(owner.dli_fname);
   original_ = holder.Symbol("_Z" + Scope(class_name) + method);
   for (std::size_t i = 0; i < kMostSlots; ++i) {
-    if (table[i] != original_) continue;
+    if (table[i] != original_ && table[i] != hook) continue;
     address_ = table + i;
     return;
   }

@@ -32,8 +32,9 @@ class Library {
 // One slot of a virtual function table, found by the function that it holds and never by its index.
 class Slot {
  public:
-  // Throws AttachError if no slot of the class's table holds `method` (mangled, without the class).
-  Slot(const Library& library, const std::string& class_name, const std::string& method);
+  // Throws AttachError if no slot of the class's table holds `method` (mangled, without the class), or `hook` instead:
+  // where another framework's Horovod shares the table, it has been attached already.
+  Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook);
 
   void* original() const { return original_; }
   // Tables lie in memory that is made read-only after loading (RELRO), many slots in one page: make it writable for all

@@ -75,6 +75,25 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
     decision_log_ = std::make_unique<DecisionLog>(decision_file_, size_);
   }
   state_ = &state;
+  WatchForShutdown();
+}
+
+// Horovod calls every entry back when it shuts down: this one is never reduced, and there for that. Buckets cannot be
+// closed in the callback, which comes with the queue's lock held, so a thread of its own does it.
+void Session::WatchForShutdown() {
+  hvd::TensorTableEntry entry;
+  entry.tensor_name = WireName("");
+  entry.context = std::make_shared<BucketContext>(Memory::Host());
+  entry.tensor = entry.output =
+      std::make_shared<TensorView>(nullptr, hvd::HOROVOD_UINT8, std::vector<std::int64_t>{0}, 0);
+  entry.process_set_id = process_set_id_;
+  entry.callback = [session = weak_from_this()](const hvd::Status&) {
+    if (const auto self = session.lock())
+      std::thread([self] { self->engine_.Close(hvd::SHUT_DOWN_ERROR.reason()); }).detach();
+  };
+  auto& queue = QueueAccess::Of(controller_);
+  std::lock_guard<std::mutex> lock(queue.mutex_);
+  queue.tensor_table_.emplace(entry.tensor_name, std::move(entry));
 }
 
 std::string Session::MissingHooks() const {

@@ -83,6 +83,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   bool ControllerIsGone() const { return alive_.expired(); }
 
  private:
+  void WatchForShutdown();
   hvd::TensorTableEntry MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry);
   // An entry of zeros, whose result nobody wants, unless there is an entry.
   void PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements, int device);

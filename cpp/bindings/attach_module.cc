@@ -8,6 +8,7 @@
 #include "attach/attachment.h"
 #include "attach/device.h"
 #include "attach/library.h"
+#include "bindings/bucket_config.h"
 #include "bindings/conversions.h"
 
 namespace py = pybind11;
@@ -75,42 +76,6 @@ std::optional<Handle> Collect(const std::string& library, std::int32_t process_s
   auto work = session->engine().Collect(bucket, reinterpret_cast<void*>(pointer));
   if (work == nullptr) return std::nullopt;
   return Handle(std::move(session), std::move(bucket), std::move(work));
-}
-
-// How many rounds of a bucket have ended on this rank.
-Round Completed(const std::string& library, std::int32_t process_set, const std::string& name) {
-  py::gil_scoped_release release;
-  const auto session = attach::FindSession(library, process_set);
-  const auto bucket = session == nullptr ? nullptr : session->engine().Find(name);
-  if (bucket == nullptr) return 0;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
-  return bucket->core.completed();
-}
-
-BucketConfig MakeConfig(int type, const std::vector<std::int64_t>& shape, int device, const Policy& policy,
-                        const std::string& missed, const std::string& late, bool divide_by_contributors,
-                        bool drop_nonfinite, bool drop_nonfinite_results, const std::string& weights,
-                        double weight_parameter, double prescale, double postscale) {
-  BucketConfig config;
-  config.options.memory = &attach::MemoryOf(device);
-  config.options.type = static_cast<DataType>(type);
-  config.options.elements = 1;
-  for (const std::int64_t dimension : shape) config.options.elements *= static_cast<std::size_t>(dimension);
-  config.options.missed = MissedFromName(missed);
-  config.options.late = LateFromName(late);
-  config.options.divisor = divide_by_contributors ? Divisor::kContributors : Divisor::kNone;
-  config.options.drop_nonfinite = drop_nonfinite;
-  config.options.drop_nonfinite_results = drop_nonfinite_results;
-  config.options.weights = ByName<Weights>(
-      "weights", weights,
-      {{"uniform", Weights::kUniform}, {"contraction", Weights::kContraction}, {"staleness", Weights::kStaleness}});
-  config.options.weight_parameter = weight_parameter;
-  config.options.by_notice = policy.grouped();
-  config.policy = policy;
-  config.shape = shape;
-  config.prescale_factor = prescale;
-  config.postscale_factor = postscale;
-  return config;
 }
 
 py::dict Describe(const BucketHandle& bucket) {
@@ -201,10 +166,18 @@ PYBIND11_MODULE(_attach, m) {
            py::arg("table"), py::arg("period"), py::arg("window"), py::arg("description"));
 
   py::class_<BucketConfig>(m, "BucketConfig")
-      .def(py::init(&MakeConfig), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("device"),
-           py::arg("policy"), py::arg("missed"), py::arg("late"), py::arg("divide_by_contributors"),
-           py::arg("drop_nonfinite"), py::arg("drop_nonfinite_results"), py::arg("weights"),
-           py::arg("weight_parameter"), py::arg("prescale_factor"), py::arg("postscale_factor"));
+      .def(py::init([](int type, const std::vector<std::int64_t>& shape, int device, const Policy& policy,
+                       const std::string& missed, const std::string& late, bool divide_by_contributors,
+                       bool drop_nonfinite, bool drop_nonfinite_results, const std::string& weights,
+                       double weight_parameter, double prescale_factor, double postscale_factor) {
+             return MakeConfig(static_cast<DataType>(type), shape, device, policy,
+                               {missed, late, divide_by_contributors, drop_nonfinite, drop_nonfinite_results, weights,
+                                weight_parameter, prescale_factor, postscale_factor});
+           }),
+           py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("device"), py::arg("policy"), py::arg("missed"),
+           py::arg("late"), py::arg("divide_by_contributors"), py::arg("drop_nonfinite"),
+           py::arg("drop_nonfinite_results"), py::arg("weights"), py::arg("weight_parameter"),
+           py::arg("prescale_factor"), py::arg("postscale_factor"));
 
   m.def("attach", &attach::Attach, py::arg("library"));
   m.def(
@@ -223,7 +196,8 @@ PYBIND11_MODULE(_attach, m) {
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
         py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));
-  m.def("completed", &Completed, py::arg("library"), py::arg("process_set"), py::arg("name"));
+  m.def("completed", &attach::Completed, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
+        py::arg("process_set"), py::arg("name"));
   m.def("deliver", &Call<&Engine::Deliver>, py::arg("library"), py::arg("process_set"));
   m.def("flush", &Call<&Engine::Flush>, py::arg("library"), py::arg("process_set"));
   m.def("end", &Call<&Engine::End>, py::arg("library"), py::arg("process_set"));

@@ -49,10 +49,11 @@ std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const Buc
 }
 
 std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival,
-                                     std::shared_ptr<ReadyEvent> ready) {
+                                     std::shared_ptr<ReadyEvent> ready, std::function<void(const Work&)> on_done) {
   auto work = std::make_shared<Work>();
   work->arrival = arrival;
   last_arrival_ = Now();
+  Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   if (!bucket->poison.empty()) throw TransportError(bucket->poison);
   if (!transport_.Alive()) throw TransportError(kShutDown);
@@ -64,19 +65,23 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
     work->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
     work->arrival.output = work->scratch.data();
   }
+  work->on_done = std::move(on_done);
   bucket->work = work;
   if (ready != nullptr && !ready->Ready()) {
     bucket->awaited = std::move(ready);
     ++awaited_;
     return work;
   }
-  ArriveNow(bucket, work);
-  if (!work->error.empty()) throw TransportError(work->error);
+  ArriveNow(bucket, work, calls);
+  if (!work->error.empty()) {
+    calls.Forget();
+    throw TransportError(work->error);
+  }
   return work;
 }
 
 // Under the bucket's lock, with the work outstanding.
-void Engine::ArriveNow(const std::shared_ptr<BucketHandle>& bucket, const std::shared_ptr<Work>& work) {
+void Engine::ArriveNow(const std::shared_ptr<BucketHandle>& bucket, const std::shared_ptr<Work>& work, Calls& calls) {
   bucket->arrived = Now();
   switch (bucket->core.Arrive(work->arrival)) {
     case Bucket::Arrived::kOnTime: {
@@ -89,12 +94,12 @@ void Engine::ArriveNow(const std::shared_ptr<BucketHandle>& bucket, const std::s
       if (error.empty()) break;
       bucket->poison = work->error = error;
       bucket->work = nullptr;
-      Done(*bucket, *work);
+      Done(*bucket, *work, calls);
       break;
     }
     case Bucket::Arrived::kLate:
       bucket->work = nullptr;
-      Complete(*bucket, *work, true);
+      Complete(*bucket, *work, true, calls);
       news_ = true;
       break;
     case Bucket::Arrived::kWaiting: news_ = true; break;
@@ -144,13 +149,22 @@ void Engine::Wait(BucketHandle& bucket, Work& work) {
   if (!work.error.empty()) throw TransportError(work.error);
 }
 
+void Engine::CountAsWaiting(BucketHandle& bucket, Work& work) {
+  std::lock_guard<std::mutex> lock(bucket.mutex);
+  if (work.done) return;
+  work.waits_since = Now();
+  clock_->Enter(work.waits_since);
+  ++work.waiters;
+}
+
 std::shared_ptr<Work> Engine::Collect(const std::shared_ptr<BucketHandle>& bucket, void* output) {
+  Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   if (!bucket->poison.empty()) throw TransportError(bucket->poison);
   if (bucket->core.state() != Bucket::State::kIdle || !bucket->core.HasMissed()) return nullptr;
   auto work = std::make_shared<Work>();
   work->arrival.input = work->arrival.output = output;
-  Complete(*bucket, *work, true);
+  Complete(*bucket, *work, true, calls);
   return work;
 }
 
@@ -257,12 +271,13 @@ bool Engine::Waiting(Time now) const {
 void Engine::ArriveWhatIsReady() {
   if (awaited_ == 0) return;
   for (const auto& bucket : Buckets()) {
+    Calls calls;
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
     StopAwaiting(*bucket);
     last_arrival_ = Now();
     const std::shared_ptr<Work> work = bucket->work;
-    ArriveNow(bucket, work);
+    ArriveNow(bucket, work, calls);
   }
 }
 
@@ -328,6 +343,7 @@ void Engine::Begin(const std::vector<Closing>& closings) {
     const bool flush = closing.reason == Closing::Reason::kFlush || closing.reason == Closing::Reason::kEnd;
     if (flush) flush_reason = closing.reason;
     const auto bucket = Find(closing.bucket);
+    Calls calls;
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!bucket->poison.empty()) continue;  // the transport sends zeros
     const bool announces = bucket->core.announces();
@@ -341,7 +357,7 @@ void Engine::Begin(const std::vector<Closing>& closings) {
     if (bucket->core.state() == Bucket::State::kArrived) {
       news_ = true;
     } else {
-      Complete(*bucket, *std::exchange(bucket->work, nullptr), true);
+      Complete(*bucket, *std::exchange(bucket->work, nullptr), true, calls);
     }
   }
   if (!flush_reason) return;
@@ -363,14 +379,18 @@ void Engine::Refuse(const std::string& name) {
   transport_.Place(bucket, {});
 }
 
-void Engine::Done(BucketHandle& bucket, Work& work) {
+void Engine::Done(BucketHandle& bucket, Work& work, Calls& calls) {
   work.done = true;
+  if (work.waits_since != kNever)
+    bucket.statistics.waited_seconds += std::chrono::duration<double>(Now() - work.waits_since).count();
   for (; work.waiters > 0; --work.waiters) clock_->Leave();  // though their threads may not have woken yet
   bucket.finished.notify_all();
+  if (work.on_done)
+    calls.Add([on_done = std::exchange(work.on_done, nullptr), self = work.shared_from_this()] { on_done(*self); });
 }
 
 // The result goes to the application; under the bucket's lock.
-void Engine::Complete(BucketHandle& bucket, Work& work, bool late) {
+void Engine::Complete(BucketHandle& bucket, Work& work, bool late, Calls& calls) {
   const Closing& closing = bucket.core.last();
   work.info.round = closing.round;
   work.info.late = late;
@@ -387,7 +407,7 @@ void Engine::Complete(BucketHandle& bucket, Work& work, bool late) {
     work.info.empty = !bucket.core.HasMissed();
     work.replay = bucket.core.TakeMissed(work.arrival.output);
   }
-  Done(bucket, work);
+  Done(bucket, work, calls);
 }
 
 void Engine::EndFlushRound(const std::string& error) {
@@ -398,6 +418,7 @@ void Engine::EndFlushRound(const std::string& error) {
 }
 
 void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error) {
+  Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   if (!error.empty()) StopAwaiting(*bucket);
   // A work whose device has not made it is no arrival yet, and waits for a later round.
@@ -412,13 +433,13 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
   if (failure.empty()) {
     if (bucket->core.HasUnannounced()) news_ = true;  // it could not be announced while the round was running
     bucket->statistics.dropped = bucket->core.dropped();
-    if (work != nullptr) Complete(*bucket, *work, !on_time);
+    if (work != nullptr) Complete(*bucket, *work, !on_time, calls);
   } else {
     // Nothing is cleared: what was pending may or may not have been delivered, and no later call shall pretend.
     bucket->poison = failure;
     if (work != nullptr) {
       work->error = failure;
-      Done(*bucket, *work);
+      Done(*bucket, *work, calls);
     }
     if (!bucket->core.declared()) {
       std::lock_guard<std::mutex> map_lock(buckets_mutex_);
@@ -436,12 +457,13 @@ void Engine::Close(const std::string& reason) {
     closed_ = reason;
   }
   for (const auto& bucket : Buckets()) {
+    Calls calls;
     std::lock_guard<std::mutex> lock(bucket->mutex);
     bucket->poison = reason;
     StopAwaiting(*bucket);
     if (const auto work = std::exchange(bucket->work, nullptr)) {
       work->error = reason;
-      Done(*bucket, *work);
+      Done(*bucket, *work, calls);
     }
   }
   std::lock_guard<std::mutex> lock(flush_mutex_);

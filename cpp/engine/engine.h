@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -50,14 +51,34 @@ struct RoundInfo {
 };
 
 // One arrival and its result. The members are guarded by the bucket's lock.
-struct Work {
+struct Work : std::enable_shared_from_this<Work> {
   Bucket::Arrival arrival;
   bool done = false;
-  int waiters = 0;  // threads in Wait that the clock counts
+  int waiters = 0;           // threads in Wait that the clock counts, or one for a caller that does not wait in one
+  Time waits_since{kNever};  // such a caller's
   std::string error;
   RoundInfo info;
   std::deque<Buffer> replay;  // results before the newest, oldest first; only with Missed::kReplay
   Buffer scratch;             // where an arrival that only delivers has its result, which nobody asked for
+  // For callers that do not wait: called once, when the work is done, without any lock and by whichever thread has done
+  // it. It may read the work, which changes no more, must not block, and must not call the engine.
+  std::function<void(const Work&)> on_done;
+};
+
+// What is to be called when a bucket's lock has been released: declare it before the lock.
+class Calls {
+ public:
+  Calls() = default;
+  Calls(const Calls&) = delete;
+  Calls& operator=(const Calls&) = delete;
+  ~Calls() {
+    for (const auto& call : calls_) call();
+  }
+  void Forget() { calls_.clear(); }
+  void Add(std::function<void()> call) { calls_.push_back(std::move(call)); }
+
+ private:
+  std::vector<std::function<void()>> calls_;
 };
 
 // A bucket with its lock. The background thread (hooks and callbacks) and the application's threads meet here. One
@@ -95,12 +116,16 @@ class Engine {
   // Throws std::invalid_argument if the name is bound to another declaration or in use, TransportError if the library
   // below is down or the bucket has failed.
   std::shared_ptr<BucketHandle> Declare(const std::string& name, const BucketConfig& config);
-  // With `ready` the arrival counts from when that event is there; null on the host.
+  // With `ready` the arrival counts from when that event is there; null on the host. `on_done` may be called before
+  // this returns, but not where it throws.
   std::shared_ptr<Work> Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival,
-                               std::shared_ptr<ReadyEvent> ready = nullptr);
+                               std::shared_ptr<ReadyEvent> ready = nullptr,
+                               std::function<void(const Work&)> on_done = nullptr);
   bool Poll(const BucketHandle& bucket, const Work& work) const;
   // Blocks until the work is done; throws TransportError.
   void Wait(BucketHandle& bucket, Work& work);
+  // The same without blocking: until the work is done this rank counts as one that waits.
+  void CountAsWaiting(BucketHandle& bucket, Work& work);
 
   // The results that this rank has missed, without an arrival; null if there are none, or a round is under way.
   std::shared_ptr<Work> Collect(const std::shared_ptr<BucketHandle>& bucket, void* output);
@@ -139,10 +164,10 @@ class Engine {
  private:
   bool Blocked(Time now, Time foreign_since) const;
   bool Waiting(Time now) const;
-  void ArriveNow(const std::shared_ptr<BucketHandle>& bucket, const std::shared_ptr<Work>& work);
+  void ArriveNow(const std::shared_ptr<BucketHandle>& bucket, const std::shared_ptr<Work>& work, Calls& calls);
   void StopAwaiting(BucketHandle& bucket);
-  void Done(BucketHandle& bucket, Work& work);
-  void Complete(BucketHandle& bucket, Work& work, bool late);
+  void Done(BucketHandle& bucket, Work& work, Calls& calls);
+  void Complete(BucketHandle& bucket, Work& work, bool late, Calls& calls);
   void WaitForFlush(Report::Flush kind);
   void EndFlush();
   void StopFlushClock();

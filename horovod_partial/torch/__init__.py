@@ -13,6 +13,7 @@ from horovod.torch.compression import Compression as Compression
 from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
 import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
+from horovod_partial.contraction import average_converges, average_is_useful, estimate_contraction
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import (
     Butterfly,
@@ -27,9 +28,6 @@ from horovod_partial.policies import (
     WeightedAverage,
 )
 from horovod_partial.torch.model_operations import (
-    average_converges,
-    average_is_useful,
-    estimate_contraction,
     group_allreduce,
     group_allreduce_,
     group_allreduce_async,

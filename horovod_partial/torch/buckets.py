@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from horovod_partial import bucket_plan
 from horovod_partial.torch.operations import PartialHandle, check_device, poll, runtime, synchronize, wire_dtype
 
 
@@ -185,29 +186,19 @@ def kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
 def plan(
     parameters: Iterable[torch.nn.Parameter], groups: Sequence[Sequence[torch.nn.Parameter]] | None, bucket_bytes: float
 ) -> list[list[torch.nn.Parameter]]:
-    """Which gradients travel together: in reverse order, as backward makes them, one dtype and device to a bucket.
+    """Which gradients travel together: see `horovod_partial.bucket_plan`.
 
     Args:
         parameters: those that need gradients, in the order of the model.
         groups: buckets asked for by the user; what they leave out is packed by size.
         bucket_bytes: a bucket is closed when it has reached this size.
     """
-    remaining = list(parameters)
-    buckets: list[list[torch.nn.Parameter]] = []
-    for group in groups or ():
-        wanted = set(group)
-        for one in dict.fromkeys(kind(p) for p in remaining if p in wanted):
-            buckets.append([p for p in reversed(remaining) if p in wanted and kind(p) == one])
-        remaining = [p for p in remaining if p not in wanted]
-    for one in dict.fromkeys(map(kind, remaining)):
-        bucket: list[torch.nn.Parameter] = []
-        size = 0
-        for parameter in reversed([p for p in remaining if kind(p) == one]):
-            bucket.append(parameter)
-            size += parameter.numel() * parameter.element_size()
-            if size >= bucket_bytes:
-                buckets.append(bucket)
-                bucket, size = [], 0
-        if bucket:
-            buckets.append(bucket)
-    return buckets
+    listed = list(parameters)
+    positions = {parameter: index for index, parameter in enumerate(listed)}
+    planned = bucket_plan.plan(
+        [kind(p) for p in listed],
+        [p.numel() * p.element_size() for p in listed],
+        [[positions[p] for p in group if p in positions] for group in groups or ()],
+        bucket_bytes,
+    )
+    return [[listed[index] for index in bucket] for bucket in planned]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +11,9 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import mpi_lib_v2, mpi_ops
 from horovod.torch.mpi_ops import Average, Sum
 
-from horovod_partial import _attach, policies, statistics
+from horovod_partial import _attach, bucket_config, policies, statistics
 from horovod_partial.policies import Full, ModelPolicy, Policy
+from horovod_partial.rounds import RoundInfo as RoundInfo
 from horovod_partial.runtime import Runtime, library_of
 from horovod_partial.settings import settings
 
@@ -22,30 +21,6 @@ runtime = Runtime("torch", torch.__version__, mpi_ops, library_of(mpi_lib_v2))
 
 # The types that Horovod's PyTorch operations reduce, by the number that its core gives them.
 _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
-
-
-@dataclass(frozen=True)
-class RoundInfo:
-    """What became of an arrival.
-
-    Attributes:
-        round: the round whose result the caller got; of several missed ones the newest. -1 under `Full`, which has none.
-        late: the contribution was too late for that round, and travels with the next.
-        fresh: ranks whose contribution was on time for that round (in the caller's group, if it has groups); -1 under
-            `Full`: all of them.
-        gradients: contributions in the sum that the caller got, earlier late ones included; -1 under `Full`.
-        staleness: rounds whose results the caller had missed before it arrived.
-        members: the ranks, within the process set, whose contributions are in that sum; empty under `Full`.
-        work: what each member's weight followed from, if there were weights: steps, or an iteration.
-    """
-
-    round: int
-    late: bool
-    fresh: int
-    gradients: int
-    staleness: int
-    members: tuple[int, ...] = ()
-    work: tuple[int, ...] = ()
 
 
 # Tensors of an operation in flight must live, also when its handle does not.
@@ -114,73 +89,16 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
 
 @functools.lru_cache(maxsize=4096)  # one for each bucket; called in every round
 def make_config(
-    *,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    device: int = -1,
-    sync: Policy,
-    size: int,
-    op: int = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
-    missed: str = "sum",
-    divisor: str = "ranks",
-    late: str = "accumulate",
-    drop_nonfinite: bool = False,
-    drop_nonfinite_results: bool = False,
-    weights: str = "uniform",
-    weight_parameter: float = 1.0,
+    *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any
 ) -> _attach.BucketConfig:
     """What the core is told of a bucket, after checking it. `dtype` is that of the wire."""
     if op not in (Average, Sum):
         raise ValueError(
             "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
         )
-    if divisor not in ("ranks", "contributors"):
-        raise ValueError(f"divisor must be 'ranks' or 'contributors', not {divisor!r}")
-    staleness = settings().max_staleness if max_staleness is None else max_staleness
-    if isinstance(staleness, bool) or not isinstance(staleness, int):
-        raise TypeError(f"max_staleness must be an int, a number of rounds, not {staleness!r}")
-    if staleness < 0:
-        raise ValueError(f"max_staleness must be 0 or more rounds, not {staleness}")
-    grace = settings().grace_ms if grace_ms is None else grace_ms
-    if isinstance(grace, str) and grace != "auto":
-        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, not {grace!r}")
-    if not isinstance(grace, str) and not 0 <= grace < math.inf:
-        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, 0 or more, not {grace}")
-    average = op == Average
-    words = [
-        policies.describe(sync, size),
-        f"op={'Average' if average else 'Sum'}",
-        f"max_staleness={staleness}",
-        f"grace_ms={grace}",
-    ]
-    if missed != "sum":
-        words.append(f"missed={missed}")
-    if average:
-        words.append(f"divisor={divisor}")
-    policy = _attach.Policy(
-        **policies.rule(sync, size),
-        max_staleness=staleness,
-        grace_seconds=-1.0 if isinstance(grace, str) else grace / 1e3,
-        description=" ".join(words),
-    )
+    policy, options = bucket_config.arguments(average=op == Average, **arguments)
     return _attach.BucketConfig(
-        dtype=_DTYPES[dtype],
-        shape=list(shape),
-        device=device,
-        policy=policy,
-        missed=missed,
-        late=late,
-        divide_by_contributors=average and divisor == "contributors",
-        drop_nonfinite=drop_nonfinite,
-        drop_nonfinite_results=drop_nonfinite_results,
-        weights=weights,
-        weight_parameter=weight_parameter,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor / size if average and divisor == "ranks" else postscale_factor,
+        dtype=_DTYPES[dtype], shape=list(shape), device=device, policy=_attach.Policy(**policy), **options
     )
 
 

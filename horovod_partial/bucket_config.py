@@ -1,0 +1,92 @@
+"""What the core is told of a bucket, from what users say: the same for every framework."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from horovod_partial import policies
+from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Policy, Quorum, WeightedAverage
+from horovod_partial.settings import settings
+
+
+def arguments(
+    *,
+    sync: Policy,
+    size: int,
+    average: bool,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+    missed: str = "sum",
+    divisor: str = "ranks",
+    late: str = "accumulate",
+    drop_nonfinite: bool = False,
+    drop_nonfinite_results: bool = False,
+    weights: str = "uniform",
+    weight_parameter: float = 1.0,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of `_attach.Policy`, and those of `_attach.BucketConfig` but for dtype, shape, device and policy.
+
+    `None` stands for the setting.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        TypeError: `max_staleness` is no int.
+    """
+    if divisor not in ("ranks", "contributors"):
+        raise ValueError(f"divisor must be 'ranks' or 'contributors', not {divisor!r}")
+    staleness = settings().max_staleness if max_staleness is None else max_staleness
+    if isinstance(staleness, bool) or not isinstance(staleness, int):
+        raise TypeError(f"max_staleness must be an int, a number of rounds, not {staleness!r}")
+    if staleness < 0:
+        raise ValueError(f"max_staleness must be 0 or more rounds, not {staleness}")
+    grace = settings().grace_ms if grace_ms is None else grace_ms
+    if isinstance(grace, str) and grace != "auto":
+        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, not {grace!r}")
+    if not isinstance(grace, str) and not 0 <= grace < math.inf:
+        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, 0 or more, not {grace}")
+    words = [
+        policies.describe(sync, size),
+        f"op={'Average' if average else 'Sum'}",
+        f"max_staleness={staleness}",
+        f"grace_ms={grace}",
+    ]
+    if missed != "sum":
+        words.append(f"missed={missed}")
+    if average:
+        words.append(f"divisor={divisor}")
+    policy = {
+        **policies.rule(sync, size),
+        "max_staleness": staleness,
+        "grace_seconds": -1.0 if isinstance(grace, str) else grace / 1e3,
+        "description": " ".join(words),
+    }
+    options = {
+        "missed": missed,
+        "late": late,
+        "divide_by_contributors": average and divisor == "contributors",
+        "drop_nonfinite": drop_nonfinite,
+        "drop_nonfinite_results": drop_nonfinite_results,
+        "weights": weights,
+        "weight_parameter": weight_parameter,
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor / size if average and divisor == "ranks" else postscale_factor,
+    }
+    return policy, options
+
+
+def of_models(policy: ModelPolicy | Quorum) -> dict[str, Any]:
+    """The arguments of `arguments` that make a bucket one of models."""
+    options: dict[str, Any] = {
+        "missed": "latest",
+        "divisor": "contributors",
+        "late": "keep" if isinstance(policy, GroupAverage) else "discard",
+    }
+    match policy:
+        case WeightedAverage(contraction=contraction):
+            options |= {"weights": "contraction", "weight_parameter": contraction}
+        case PartialReduce(weights="staleness", alpha=alpha):
+            options |= {"weights": "staleness", "weight_parameter": alpha}
+    return options

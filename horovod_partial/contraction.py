@@ -1,0 +1,52 @@
+"""What averages by work are worth (WP-SGD, sections 4.2 and 4.3), and the contraction of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def average_is_useful(steps: Sequence[int], contraction: float) -> bool:
+    """Whether the weighted average has a better bound than the fastest rank's model alone (WP-SGD, section 4.2).
+
+    True if 2 * sum(contraction^T) > sqrt(k) + k, for k ranks that have taken T steps fewer than the fastest.
+    """
+    return 2 * _total_weight(steps, contraction) > math.sqrt(len(steps)) + len(steps)
+
+
+def average_converges(steps: Sequence[int], contraction: float) -> bool:
+    """Whether averages of this kind, again and again, keep the bound of WP-SGD (section 4.3).
+
+    True if sqrt(k) < sum(contraction^T) and k * contraction^s < sum(contraction^T), with s the steps of the fastest. (The
+    paper states the first only; its factor for the mean needs the second.)
+    """
+    total = _total_weight(steps, contraction)
+    return math.sqrt(len(steps)) < total and len(steps) * contraction ** max(steps) < total
+
+
+def _total_weight(steps: Sequence[int], contraction: float) -> float:
+    """The sum over the ranks of contraction^T, for T steps fewer than the fastest."""
+    return sum(contraction ** (max(steps) - taken) for taken in steps)
+
+
+def estimate_contraction(losses: Sequence[float]) -> float:
+    """The contraction of a step, from the losses of successive steps of one rank.
+
+    Fits an exponential with an unknown floor, from the means of the first, second and last third; near a minimum the loss
+    follows the square of the distance, so the step's contraction is the square root of the loss's.
+
+    Args:
+        losses: of 6 or more successive steps, before the loss has stopped falling.
+
+    Raises:
+        ValueError: the losses do not fall like an exponential.
+    """
+    third = len(losses) // 3
+    if third < 2:
+        raise ValueError(f"6 or more losses are needed, not {len(losses)}")
+    first, second, last = (sum(losses[i * third : (i + 1) * third]) / third for i in range(3))
+    if not math.inf > first > second > last or not first - second > second - last:
+        raise ValueError(
+            f"the losses do not decay exponentially: the means of their thirds are {first:g}, {second:g}, {last:g}"
+        )
+    return float(((second - last) / (first - second)) ** (1 / (2 * third)))

@@ -1,0 +1,304 @@
+"""`hvd.DistributedOptimizer` for optimizers of Keras 3, with a sync policy."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.mpi_ops import Average
+
+from horovod_partial import policies
+from horovod_partial.keras.models import ModelAverager
+from horovod_partial.policies import ModelPolicy, Policy
+from horovod_partial.settings import settings
+from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, native, number_of, subclass
+
+_instances: Counter[str] = Counter()  # by the variables that they train; the ranks make those in one order
+
+
+class _Methods:
+    """Never made: becomes the body of a subclass of the wrapped optimizer's class, which is `_base`."""
+
+    is_horovod_partial = True
+    _base: Any  # the wrapped optimizer's class
+    _horovod: _State
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        """As the wrapped optimizer's, with gradients combined over the ranks before, or models averaged after."""
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)  # type: ignore[attr-defined]
+        if not self.built:  # type: ignore[has-type]
+            with keras.name_scope(self.name):  # type: ignore[attr-defined]
+                self.build(variables)  # type: ignore[attr-defined]
+            self.built = True
+        return self._horovod.apply(self, list(grads), variables)
+
+    def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> Any:
+        self._horovod.accumulated = list(trainable_variables)
+        return self._base._backend_apply_gradients(self, grads, trainable_variables)
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        # Where gradients are accumulated, this is where their sum is: the passes before have not travelled.
+        return self._base._clip_gradients(self, self._horovod.reduce_accumulated(self, list(grads)))
+
+    @property
+    def loss_scale_factor(self) -> Any:
+        return self.__dict__["loss_scale_factor"]
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: Any) -> None:
+        # A LossScaleOptimizer resets it in what it wraps. It would then decide on each rank alone whether to step.
+        raise ValueError(
+            "wrap the outermost optimizer: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). Where "
+            "the model's dtype policy is mixed_float16, Keras wraps what it is given unless it is one already"
+        )
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Another one of this kind, wrapped with the same arguments."""
+        custom = {} if custom_objects is None else {"custom_objects": custom_objects}
+        return DistributedOptimizer(cls._base.from_config(config, **custom), **cls._horovod_arguments)  # type: ignore[attr-defined]
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave this variable's gradient to this rank, as Horovod's PartialDistributedOptimizer does."""
+        self._horovod.register_local(var)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that have ended: the clock that the ranks share, for schedules and for stopping. In eager code."""
+        return self._horovod.rounds(self)
+
+    def flush(self) -> None:
+        """Deliver everything late, and apply what this rank has missed; or make the models equal. In eager code.
+
+        Call it on every rank before an evaluation or a checkpoint, and at the end of training (`hvd.FlushCallback`).
+        """
+        self._horovod.flush(self)
+
+
+class _State:
+    """What the wrapper of one optimizer knows."""
+
+    def __init__(self, name: str, policy: Policy, arguments: dict[str, Any], averages: bool) -> None:
+        self._name = name
+        self._policy = policy
+        self._arguments = arguments
+        self._averages = averages  # of the gradients of several passes, which are summed otherwise
+        self._local: list[Any] = []
+        self._made: GradientReducer | ModelAverager | None = None
+        self.accumulated: list[Any] = []  # the variables of the gradients that Keras accumulates
+
+    def register_local(self, variable: Any) -> None:
+        self._local.append(variable)
+        if isinstance(self._made, GradientReducer):
+            self._made.register_local(variable)
+
+    def _exchange(self, optimizer: Any) -> GradientReducer | ModelAverager:
+        """What the policy exchanges; made in the first step, because names follow from the variables."""
+        if self._made is None:
+            trained = [number_of(native(variable)) for variable in optimizer._trainable_variables]
+            digest = hashlib.sha256(f"{type(optimizer).__name__} {trained}".encode()).hexdigest()[:8]
+            _instances[digest] += 1
+            name = f"{self._name}.{digest}.{_instances[digest]}"
+            if isinstance(self._policy, ModelPolicy):
+                self._made = ModelAverager(name, self._policy, self._arguments)
+            else:
+                self._made = GradientReducer(
+                    name, self._policy, self._arguments, drop_nonfinite_results=_scales_loss(optimizer)
+                )
+                for variable in self._local:
+                    self._made.register_local(variable)
+        return self._made
+
+    def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
+        exchange = self._exchange(optimizer)
+        if isinstance(exchange, ModelAverager):
+            result = optimizer._base.apply(optimizer, gradients, variables)
+            exchange.average(optimizer, variables)
+            return result
+        if optimizer.gradient_accumulation_steps:
+            return optimizer._base.apply(optimizer, gradients, variables)
+        if not _scales_loss(optimizer):
+            combined, _ = exchange(gradients, variables)
+            return optimizer._base.apply(optimizer, combined, variables)
+        # What is late travels unscaled: the scale may be another by the time it is applied. Scales are powers of two.
+        scale = optimizer.dynamic_scale
+        unscaled = [None if gradient is None else gradient / scale for gradient in gradients]
+        combined, rounds = exchange(unscaled, variables)
+        scaled = [None if gradient is None else gradient * scale for gradient in combined]
+        if not rounds:
+            return optimizer._base.apply(optimizer, scaled, variables)
+        # All that was missed may have been dropped, as not finite: no result is no update.
+        nothing = tf.reduce_all(tf.stack([info.empty for info in rounds]) == 1)
+        return keras.ops.cond(nothing, lambda: None, lambda: optimizer._base.apply(optimizer, scaled, variables))
+
+    def reduce_accumulated(self, optimizer: Any, gradients: list[Any]) -> list[Any]:
+        exchange = self._exchange(optimizer)
+        passes = optimizer.gradient_accumulation_steps
+        if not passes or isinstance(exchange, ModelAverager):
+            return gradients
+        if not self._averages:
+            gradients = [None if gradient is None else gradient * passes for gradient in gradients]
+        return exchange(gradients, self.accumulated)[0]
+
+    def rounds(self, optimizer: Any) -> int:
+        if isinstance(self._policy, policies.Full) or self._arguments["process_set"].size() == 1:
+            return int(optimizer.iterations)
+        return self._made.rounds if self._made is not None else 0
+
+    def flush(self, optimizer: Any) -> None:
+        if self._made is None or isinstance(self._policy, policies.Full):
+            return
+        if isinstance(self._made, ModelAverager):
+            self._made.flush(optimizer)
+            return
+        missed = self._made.flush()
+        if missed:
+            scale = optimizer.dynamic_scale if _scales_loss(optimizer) else 1.0
+            optimizer._base.apply(optimizer, [gradient * scale for _, gradient in missed], [v for v, _ in missed])
+
+
+def _scales_loss(optimizer: Any) -> bool:
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | list[list[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    *,
+    sync: Policy | str | None = None,
+    max_staleness: int | None = None,
+    missed: str | None = None,
+    divisor: str = "ranks",
+    grace_ms: float | str | None = None,
+) -> Any:
+    """Wrap an optimizer of Keras 3 so that gradients are combined over the ranks before they are applied, or models after.
+
+    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer` (which reduces nothing on
+    Keras 3, in silence). It works in `model.fit`, with `run_eagerly`, and in loops of your own through `apply`; not with
+    `jit_compile=True`, which raises. Saved models hold the optimizer itself: `hvd.load_model` wraps it again.
+
+    With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
+    gradients, then averages its model with others; arguments about gradients do not apply. Let all ranks start from the
+    same model (`hvd.BroadcastGlobalVariablesCallback`), and flush before an evaluation or a checkpoint
+    (`hvd.FlushCallback`).
+
+    Args:
+        optimizer: any optimizer of Keras 3; its state is shared with the wrapper. Wrap the outermost one: a
+            `LossScaleOptimizer` is made for you where the global dtype policy is `mixed_float16`.
+        name: prefix of the names of tensors and buckets.
+        device_dense: as in Horovod, under `hvd.Full()`.
+        device_sparse: as in Horovod, under `hvd.Full()`.
+        compression: as in Horovod. What is pending and missed is kept compressed.
+        sparse_as_dense: as in Horovod; a partial policy needs it where gradients are sparse.
+        gradient_predivide_factor: as in Horovod.
+        op: as in Horovod; a partial policy takes `hvd.Average` and `hvd.Sum`.
+        backward_passes_per_step: as in Horovod: gradients of so many steps are summed before they travel, by Keras's own
+            `gradient_accumulation_steps`.
+        average_aggregated_gradients: as in Horovod: their average instead.
+        num_groups: as in Horovod (deprecated there).
+        groups: as in Horovod; under a partial policy each group is a bucket.
+        process_set: as in Horovod.
+        scale_local_gradients: as in Horovod.
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the policy's name; None
+            takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
+        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 16).
+        missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
+            updates.
+        divisor: of `hvd.Average`: `"ranks"` or `"contributors"`, as in `horovod_partial.torch.DistributedOptimizer`.
+        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
+
+    Returns:
+        An instance of the optimizer's class with the methods `flush`, `register_local_var`, and `rounds`.
+
+    Raises:
+        ValueError: an argument is wrong, or does not go with the policy.
+    """
+    policy = policies.resolve(sync, settings().sync)
+    if getattr(optimizer, "is_horovod_partial", False):
+        raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(f"optimizer must be one of Keras 3, not {type(optimizer)}")  # noqa: TRY004 (Keras's own error)
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            f"Keras's backend is {keras.backend.backend()}; set KERAS_BACKEND=tensorflow, or use horovod_partial.torch"
+        )
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        groups = num_groups if groups is None else groups
+    arguments = {
+        "device_dense": device_dense,
+        "device_sparse": device_sparse,
+        "compression": compression,
+        "sparse_as_dense": sparse_as_dense,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "groups": groups,
+        "process_set": process_set,
+        "scale_local_gradients": scale_local_gradients,
+        "max_staleness": max_staleness,
+        "missed": missed,
+        "divisor": divisor,
+        "grace_ms": grace_ms,
+    }
+    repeated = {
+        **arguments,
+        "name": name,
+        "backward_passes_per_step": backward_passes_per_step,
+        "average_aggregated_gradients": average_aggregated_gradients,
+        "sync": policy,
+    }
+    check_arguments(arguments)
+    _accumulate(optimizer, backward_passes_per_step)
+    prefix = name or f"Distributed{type(optimizer).__name__}"
+    if isinstance(policy, ModelPolicy):
+        ModelAverager(prefix, policy, arguments)  # what does not fit fails here, not in the first step
+    else:
+        GradientReducer(prefix, policy, arguments)
+    if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    base = type(optimizer)
+    members = {"_horovod_arguments": repeated}
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        members["loss_scale_factor"] = base.loss_scale_factor  # it may set that of its members
+    wrapped: Any = object.__new__(subclass(base, _Methods, **members))
+    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras and TensorFlow would track it
+    averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras's own accumulation averages
+    wrapped.__dict__["_horovod"] = _State(prefix, policy, arguments, averages)
+    return wrapped
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    if passes <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    if passes == 1:
+        return
+    if _scales_loss(optimizer):
+        raise ValueError("set gradient_accumulation_steps of the optimizer within the LossScaleOptimizer instead")
+    if optimizer.gradient_accumulation_steps not in (None, passes):
+        raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
+    if optimizer.built and not optimizer.gradient_accumulation_steps:
+        raise ValueError("the optimizer is built already, without accumulators for backward_passes_per_step")
+    optimizer.gradient_accumulation_steps = passes

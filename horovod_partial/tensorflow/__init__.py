@@ -1,0 +1,71 @@
+"""All of `horovod.tensorflow`, and partial collectives beside it.
+
+    import horovod_partial.tensorflow as hvd
+
+Names of `horovod.tensorflow` mean what they mean there, except that `init`, `shutdown` and `join` also take care of
+partial collectives, and `DistributedGradientTape` and `DistributedOptimizer` take a `sync` policy and work on Keras 3.
+"""
+
+import horovod.tensorflow
+from horovod.common.exceptions import HorovodInternalError
+from horovod.tensorflow import *
+from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
+
+from horovod_partial.contraction import average_converges, average_is_useful, estimate_contraction
+from horovod_partial.policies import (
+    Butterfly,
+    Full,
+    GroupAverage,
+    Majority,
+    PartialReduce,
+    Quorum,
+    Ring,
+    Schedule,
+    Solo,
+    WeightedAverage,
+)
+from horovod_partial.tensorflow.graph import RoundInfo
+from horovod_partial.tensorflow.operations import (
+    flush,
+    group_allreduce,
+    init,
+    join,
+    partial_allreduce,
+    partial_reduce,
+    partial_stats,
+    shutdown,
+    weighted_average,
+)
+from horovod_partial.tensorflow.optimizer import DistributedOptimizer
+from horovod_partial.tensorflow.tape import DistributedGradientTape
+
+__all__ = [
+    "Butterfly",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "Full",
+    "GroupAverage",
+    "HorovodInternalError",
+    "Majority",
+    "PartialReduce",
+    "Quorum",
+    "Ring",
+    "RoundInfo",
+    "Schedule",
+    "Solo",
+    "WeightedAverage",
+    "average_converges",
+    "average_is_useful",
+    "estimate_contraction",
+    "flush",
+    "group_allreduce",
+    "init",
+    "join",
+    "partial_allreduce",
+    "partial_reduce",
+    "partial_stats",
+    "shutdown",
+    "weighted_average",
+]
+# All of Horovod's public names too, so that `import *` gives a superset as well.
+__all__.extend(name for name in dir(horovod.tensorflow) if not name.startswith("_") and name not in __all__)

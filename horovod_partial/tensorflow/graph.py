@@ -1,0 +1,139 @@
+"""TensorFlow's graph operations, which cpp/tf adds to it, and the Horovod that they belong to."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.process_sets import ProcessSet
+from horovod.common.util import get_extension_full_path
+from horovod.tensorflow import mpi_ops
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from horovod_partial.runtime import Runtime
+
+_LIBRARY = str(Path(get_extension_full_path(mpi_ops.__file__, "mpi_lib")).resolve())
+runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY)
+
+_OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
+_operations = tf.load_op_library(_OPERATIONS)
+ctypes.CDLL(_OPERATIONS).horovod_partial_set_library(_LIBRARY.encode())
+
+# The types that travel, as in PyTorch; bfloat16, which Horovod 0.28.1 lacks, is widened to float32.
+_DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
+
+
+class RoundInfo(NamedTuple):
+    """What became of an arrival: `horovod_partial.rounds.RoundInfo`, in tensors, because a graph has no numbers.
+
+    Attributes:
+        round: int64 scalar, as the next five.
+        late: 0 or 1.
+        fresh: a count of ranks.
+        gradients: a count of contributions.
+        staleness: a count of rounds.
+        empty: 1 if nothing was missed but rounds without a result: then the results are zeros, and no update.
+        members: int32 vector, as the next.
+        work: of each member.
+    """
+
+    round: tf.Tensor
+    late: tf.Tensor
+    fresh: tf.Tensor
+    gradients: tf.Tensor
+    staleness: tf.Tensor
+    empty: tf.Tensor
+    members: tf.Tensor
+    work: tf.Tensor
+
+
+def wire_dtype(dtype: tf.DType) -> tf.DType:
+    """The type that travels.
+
+    Raises:
+        ValueError: Horovod does not reduce tensors of this type.
+    """
+    if dtype == tf.bfloat16:
+        return tf.float32
+    if dtype not in _DTYPES:
+        raise ValueError(f"Tensor type {dtype.name} is not supported.")
+    return dtype
+
+
+def _bucket(name: str) -> tf.Tensor:
+    """The resource that stands for a bucket: one for each graph, in which all that touches it then keeps its order."""
+    if tf.executing_eagerly():
+        return _operations.horovod_partial_bucket(bucket=name)
+    graph = tf.compat.v1.get_default_graph()
+    buckets = tf.compat.v1.get_collection_ref(f"horovod_partial/{name}")  # branches have that of the graph around them
+    for bucket in buckets:
+        if bucket.graph is graph:
+            return bucket
+    buckets.append(_operations.horovod_partial_bucket(bucket=name))
+    return buckets[-1]
+
+
+def completed(name: str, process_set: ProcessSet) -> tf.Tensor:
+    """How many rounds of a bucket have ended on this rank, an int64 scalar; when a graph runs, not when it is made."""
+    with tf.device("/CPU:0"):
+        return _operations.horovod_partial_completed(
+            handle=_bucket(name), bucket=name, process_set=process_set.process_set_id
+        )
+
+
+def arrive(
+    tensors: Sequence[tf.Tensor],
+    name: str,
+    process_set: ProcessSet,
+    policy: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    work: tf.Tensor | int = 0,
+    step: str = "",
+    step_buckets: int = 1,
+) -> tuple[list[tf.Tensor], RoundInfo]:
+    """Arrive at a bucket's open round, in eager code or in a graph.
+
+    Args:
+        tensors: of this rank, all of one type that travels; they are packed into one message.
+        name: of the bucket.
+        process_set: the ranks that take part.
+        policy: from `bucket_config.arguments`, as the next.
+        options: of the bucket.
+        work: what a model's weight follows from.
+        step: names what arrives together: this rank counts as waiting when that many buckets of it have arrived.
+        step_buckets: how many.
+
+    Raises:
+        ValueError: an argument is wrong, or XLA is to compile the function around; eager code only, for the next too.
+        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A graph that
+            runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
+    """
+    runtime.use(process_set.process_set_id)
+    if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise ValueError("XLA cannot compile collectives: pass jit_compile=False, to model.compile or to tf.function")
+    attributes = {**policy, **options, "table": [group for row in policy["table"] for group in row]}
+    for real in ("grace_seconds", "weight_parameter", "prescale_factor", "postscale_factor"):
+        attributes[real] = float(attributes[real]).hex()
+    try:
+        with tf.device("/CPU:0"):
+            results, numbers, members, member_work = _operations.horovod_partial_arrive(
+                handle=_bucket(name),
+                tensors=tensors,
+                work=work,
+                bucket=name,
+                process_set=process_set.process_set_id,
+                size=process_set.size(),
+                step=step or name,
+                step_buckets=step_buckets,
+                **attributes,
+            )
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(error.message) from None
+    except tf.errors.UnknownError as error:
+        raise HorovodInternalError(error.message) from None
+    return results, RoundInfo(*tf.unstack(numbers, 6), members, member_work)

@@ -1,0 +1,276 @@
+"""Partial and group collectives of TensorFlow's tensors, and the life cycle of Horovod around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow
+import tensorflow as tf
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import mpi_ops
+from horovod.tensorflow.mpi_ops import Average, Sum
+
+from horovod_partial import bucket_config, policies, statistics
+from horovod_partial.policies import (
+    Butterfly,
+    Full,
+    GroupAverage,
+    ModelPolicy,
+    PartialReduce,
+    Policy,
+    Ring,
+    Schedule,
+    WeightedAverage,
+)
+from horovod_partial.settings import settings
+from horovod_partial.tensorflow.graph import RoundInfo, arrive, runtime, wire_dtype
+
+Tensors = tf.Tensor | Sequence[tf.Tensor]
+
+
+def init(*args: Any, **kwargs: Any) -> None:
+    """`horovod.tensorflow.init`, which also proves on every rank that partial collectives work there."""
+    runtime.init(*args, **kwargs)
+
+
+def shutdown() -> None:
+    """`horovod.tensorflow.shutdown`, after everything pending has been delivered and every rank has come here."""
+    runtime.shutdown()
+
+
+def join(*args: Any, **kwargs: Any) -> Any:
+    """`horovod.tensorflow.join`, after what this rank has pending has been delivered. In eager code."""
+    if not tf.executing_eagerly():
+        raise ValueError("call join outside of graphs: what is pending is delivered when it is called")
+    return runtime.join(*args, **kwargs)
+
+
+def flush(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until every rank flushes, and all late contributions have been delivered. In eager code.
+
+    Afterwards results that a rank has missed wait for its next operation; an optimizer's own `flush` applies them.
+    Ranks that have joined need not come.
+    """
+    check_initialized()
+    runtime.flush(process_set.process_set_id)
+
+
+def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
+    """What happened to the rounds of each bucket: see `horovod_partial.statistics.summarise` for the keys."""
+    return statistics.summarise(runtime.statistics(process_set.process_set_id))
+
+
+def check_initialized() -> None:
+    """Raise ValueError where Horovod is not up."""
+    if not mpi_ops.is_initialized():
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+
+
+def partial_allreduce(
+    tensor: Tensors,
+    name: str | None = None,
+    op: int = Average,
+    sync: Policy | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+    missed: str | None = None,
+    divisor: str = "ranks",
+    return_info: bool = False,
+) -> Any:
+    """Sum or average tensors over the ranks that are there in time, in eager code or in a graph.
+
+    A rank that comes too late for a round gets that round's result (several missed ones are added up) at once, and its
+    own contribution travels with the next round (eager-SGD, PPoPP'20, section 3). Over all rounds, and after `flush`,
+    every contribution has been delivered exactly once.
+
+    Args:
+        tensor: a tensor, or several of one dtype, which travel as one message: int32, int64, float16, float32, float64,
+            or bfloat16, which travels as float32 at twice its bytes. Tensors on a GPU travel through the host's memory.
+        name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
+        op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`.
+        sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce`.
+        prescale_factor: multiplies the tensors before the sum.
+        postscale_factor: multiplies the results.
+        process_set: the ranks that take part.
+        max_staleness: as in `hvd.DistributedOptimizer`.
+        grace_ms: as in `hvd.DistributedOptimizer`.
+        missed: `"sum"`, the default, or `"latest"`, as in `hvd.DistributedOptimizer`.
+        divisor: as in `hvd.DistributedOptimizer`.
+        return_info: also return what became of the arrival, a `RoundInfo` of tensors; not under `hvd.Full()`.
+
+    Returns:
+        As `tensor`: the result, or several; with `return_info` a pair of that and the `RoundInfo`.
+
+    Raises:
+        ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use.
+        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket.
+
+        A graph that runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
+    """
+    policy = policies.resolve(sync, settings().sync)
+    missed = "sum" if missed is None else missed
+    if missed not in ("sum", "latest"):
+        raise ValueError(f"missed must be 'sum' or 'latest' here, not {missed!r}: a tensor cannot hold several results")
+    if isinstance(policy, ModelPolicy):
+        raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
+            f"{policy!r} averages models: use hvd.group_allreduce, hvd.partial_reduce or hvd.weighted_average, or pass it "
+            "to hvd.DistributedOptimizer"
+        )
+    if isinstance(policy, Full):
+        if return_info:
+            raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
+        return _full_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
+    options = {
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+        "max_staleness": max_staleness,
+        "grace_ms": grace_ms,
+        "missed": missed,
+        "divisor": divisor,
+    }
+    return _reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
+
+
+def _full_allreduce(
+    tensor: Tensors, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet
+) -> Any:
+    options = {"op": op, "prescale_factor": prescale, "postscale_factor": postscale, "process_set": process_set}
+    check_initialized()
+    if isinstance(tensor, (list, tuple)):
+        return horovod.tensorflow.grouped_allreduce(list(tensor), name=name, **options)
+    return horovod.tensorflow.allreduce(tensor, name=name, **options)
+
+
+def group_allreduce(
+    tensor: Tensors,
+    name: str | None = None,
+    op: int = Average,
+    schedule: Butterfly | Ring | Schedule | None = None,
+    period: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+    return_info: bool = False,
+) -> Any:
+    """Average a model with the group that this round gives the rank, without waiting for slow ranks.
+
+    `horovod_partial.torch.group_allreduce` for TensorFlow (WAGMA-SGD, IEEE TPDS 2021, section 3.1): the arguments mean
+    the same. Tensors, results and errors are as in `partial_allreduce`.
+    """
+    if op not in (Average, Sum):
+        raise ValueError("groups reduce with op=hvd.Average or hvd.Sum, not with Adasum, Min, Max or Product")
+    policy = GroupAverage(schedule=schedule, period=period)
+    options = {"max_staleness": max_staleness, "grace_ms": grace_ms, **bucket_config.of_models(policy)}
+    return _reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
+
+
+def partial_reduce(
+    tensor: Tensors,
+    name: str | None = None,
+    size: int = 2,
+    weights: str = "constant",
+    alpha: float = 0.9,
+    window: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    return_info: bool = False,
+) -> Any:
+    """Average a model with the first ranks that are ready (P-Reduce, SIGMOD'21).
+
+    `horovod_partial.torch.partial_reduce` for TensorFlow: the arguments mean the same. Tensors, which must be
+    floating-point ones, results and errors are as in `partial_allreduce`.
+    """
+    policy = PartialReduce(size, weights, alpha, window)
+    return average(tensor, name, policy, process_set, return_info=return_info)
+
+
+def weighted_average(
+    tensor: Tensors,
+    steps: tf.Tensor | int,
+    contraction: float,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    return_info: bool = False,
+) -> Any:
+    """Average a model over all ranks, weighted by the steps behind it (WP-SGD, section 4.1).
+
+    `horovod_partial.torch.weighted_average` for TensorFlow: the arguments mean the same, and `steps` may be an int32
+    scalar. Tensors, which must be floating-point ones, results and errors are as in `partial_allreduce`.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, (int, tf.Tensor)):
+        raise TypeError(f"steps must be an int, or a tensor, not {steps!r}")
+    if isinstance(steps, int) and not 0 <= steps < 2**31:
+        raise ValueError(f"steps must be 0 or more, and below 2**31, not {steps}")
+    return average(tensor, name, WeightedAverage(1, contraction), process_set, steps=steps, return_info=return_info)
+
+
+def average(
+    tensor: Tensors,
+    name: str | None,
+    policy: ModelPolicy | policies.Quorum,
+    process_set: ProcessSet,
+    *,
+    steps: tf.Tensor | int = 0,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+    return_info: bool = False,
+) -> Any:
+    """Arrive with a model at a policy's bucket."""
+    for one in tensor if isinstance(tensor, (list, tuple)) else [tensor]:
+        if not tf.as_dtype(one.dtype).is_floating:
+            raise ValueError(f"an average of models needs floating-point tensors, not {tf.as_dtype(one.dtype).name}")
+    options = {"max_staleness": max_staleness, "grace_ms": grace_ms, **bucket_config.of_models(policy)}
+    return _reduce(tensor, name, Average, policy, process_set, options, work=steps, return_info=return_info)
+
+
+def _reduce(
+    tensor: Tensors,
+    name: str | None,
+    op: int,
+    policy: Policy,
+    process_set: ProcessSet,
+    options: dict[str, Any],
+    *,
+    work: tf.Tensor | int = 0,
+    return_info: bool,
+) -> Any:
+    check_initialized()
+    if op not in (Average, Sum):
+        raise ValueError(
+            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
+        )
+    if not name:
+        raise ValueError("a partial collective needs a name, the same in every round: pass name=")
+    several = isinstance(tensor, (list, tuple))
+    tensors = [tf.convert_to_tensor(one) for one in (tensor if several else [tensor])]
+    dtypes = {one.dtype for one in tensors}
+    if len(dtypes) != 1:
+        raise ValueError(f"tensors that travel together must have one dtype, not {sorted(d.name for d in dtypes)}")
+    dtype = dtypes.pop()
+    wire = wire_dtype(dtype)
+    arguments = bucket_config.arguments(sync=policy, size=process_set.size(), average=op == Average, **options)
+    results, info = arrive([tf.cast(one, wire) for one in tensors], name, process_set, *arguments, work=work)
+    results = [tf.cast(one, dtype) for one in results]
+    result = results if several else results[0]
+    return (result, info) if return_info else result
+
+
+__all__ = [
+    "RoundInfo",
+    "flush",
+    "group_allreduce",
+    "init",
+    "join",
+    "partial_allreduce",
+    "partial_reduce",
+    "partial_stats",
+    "shutdown",
+    "weighted_average",
+]

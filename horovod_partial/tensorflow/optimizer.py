@@ -1,0 +1,46 @@
+"""`hvd.DistributedOptimizer` of TensorFlow: for Keras's optimizers, and for those of TensorFlow 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow
+import keras
+import tensorflow as tf
+
+from horovod_partial import policies
+from horovod_partial.policies import Full, Policy
+from horovod_partial.settings import settings
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    *,
+    sync: Policy | str | None = None,
+    **arguments: Any,
+) -> Any:
+    """Wrap an optimizer so that gradients are combined over the ranks before they are applied, or models after.
+
+    For an optimizer of Keras this is `horovod_partial.keras.DistributedOptimizer`, with its arguments. One of
+    `tf.compat.v1.train` gets Horovod's own wrapper.
+
+    Args:
+        optimizer: of Keras 3, or of `tf.compat.v1.train`.
+        name: prefix of the names of tensors and buckets.
+        use_locking: as in Horovod, for `tf.compat.v1.train`.
+        sync: a policy, or its name; `tf.compat.v1.train` takes `hvd.Full()` only.
+        arguments: Horovod's, and those of `horovod_partial.keras.DistributedOptimizer`.
+
+    Raises:
+        ValueError: an argument is wrong, or does not go with the policy.
+    """
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        from horovod_partial.keras.optimizer import DistributedOptimizer as of_keras
+
+        return of_keras(optimizer, name, sync=sync, **arguments)
+    policy = policies.resolve(sync, settings().sync)
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer) and not isinstance(policy, Full):
+        raise ValueError(f"{policy!r} needs an optimizer of Keras; one of tf.compat.v1.train takes hvd.Full()")
+    return horovod.tensorflow.DistributedOptimizer(optimizer, name, use_locking, **arguments)

@@ -1,0 +1,132 @@
+"""`hvd.DistributedGradientTape` with a sync policy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.mpi_ops import Average
+
+from horovod_partial import policies
+from horovod_partial.policies import ModelPolicy, Policy
+from horovod_partial.settings import settings
+from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, native, subclass
+
+
+class _Methods:
+    """Never made: becomes the body of a subclass of the wrapped tape's class."""
+
+    is_horovod_partial = True
+    _base: Any  # the wrapped tape's class
+    _reducer: GradientReducer
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave this variable's gradient to this rank; it is divided by the number of ranks, unless that is off."""
+        self._reducer.register_local(source)
+
+    def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
+        """As `tf.GradientTape.gradient`, combined over the ranks."""
+        del use_generic_names  # Horovod's: names are stable here in any case
+        flat = tf.nest.flatten(sources)
+        local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
+        gradients, _ = self._reducer(local, flat)
+        return tf.nest.pack_sequence_as(sources, gradients)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """As Horovod's: pairs of source and gradient, those of local sources first."""
+        pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
+        return (
+            [pair for pair in pairs if self._reducer.is_local(pair[0])],
+            [pair for pair in pairs if not self._reducer.is_local(pair[0])],
+        )
+
+
+def DistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    *,
+    sync: Policy | str | None = None,
+    max_staleness: int | None = None,
+    missed: str | None = None,
+    divisor: str = "ranks",
+    grace_ms: float | str | None = None,
+) -> tf.GradientTape:
+    """Wrap a tape so that its gradients are combined over the ranks, in eager code or in a `tf.function`.
+
+    The arguments before `sync` are those of `horovod.tensorflow.DistributedGradientTape`, whose methods are there too.
+    Variables may be TensorFlow's or Keras's.
+
+    Args:
+        gradtape: the tape; it may be in use already, and shares what it has recorded.
+        device_dense: as in Horovod, under `hvd.Full()`.
+        device_sparse: as in Horovod, under `hvd.Full()`.
+        compression: as in Horovod. What is pending and missed is kept compressed.
+        sparse_as_dense: as in Horovod; a partial policy needs it where gradients are sparse.
+        op: as in Horovod; a partial policy takes `hvd.Average` and `hvd.Sum`.
+        gradient_predivide_factor: as in Horovod.
+        num_groups: as in Horovod (deprecated there).
+        groups: as in Horovod; under a partial policy each group is a bucket.
+        process_set: as in Horovod.
+        scale_local_gradients: as in Horovod.
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, or the policy's name; None takes
+            `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own reduction. Policies that average
+            models need an optimizer: `hvd.DistributedOptimizer`.
+        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 16).
+        missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
+            updates.
+        divisor: of `hvd.Average`: `"ranks"` or `"contributors"`, as in `horovod_partial.torch.DistributedOptimizer`.
+        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
+
+    Raises:
+        ValueError: an argument is wrong, or does not go with the policy.
+    """
+    policy = policies.resolve(sync, settings().sync)
+    if isinstance(policy, ModelPolicy):
+        raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
+            f"{policy!r} averages models, which a tape does not know; pass it to hvd.DistributedOptimizer"
+        )
+    if getattr(gradtape, "is_horovod_partial", False):
+        raise ValueError("gradtape is a DistributedGradientTape already; wrap the tape itself, and wrap it once")
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        groups = num_groups if groups is None else groups
+    arguments = {
+        "device_dense": device_dense,
+        "device_sparse": device_sparse,
+        "compression": compression,
+        "sparse_as_dense": sparse_as_dense,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "groups": groups,
+        "process_set": process_set,
+        "scale_local_gradients": scale_local_gradients,
+        "max_staleness": max_staleness,
+        "missed": missed,
+        "divisor": divisor,
+        "grace_ms": grace_ms,
+    }
+    check_arguments(arguments)
+    tape: Any = object.__new__(subclass(type(gradtape), _Methods))
+    tape.__dict__ = gradtape.__dict__
+    # A tape is made anew in each step, so the name says nothing of it: its variables tell one use from another.
+    tape._reducer = GradientReducer("DistributedGradientTape", policy, arguments)
+    return tape
