@@ -136,4 +136,5 @@ def arrive(
         raise ValueError(error.message) from None
     except tf.errors.UnknownError as error:
         raise HorovodInternalError(error.message) from None
-    return results, RoundInfo(*tf.unstack(numbers, 6), members, member_work)
+    round, late, fresh, gradients, staleness, empty = tf.unstack(numbers, 6)
+    return results, RoundInfo(round, late, fresh, gradients, staleness, empty, members, member_work)

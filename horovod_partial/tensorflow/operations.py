@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import horovod.tensorflow
 import tensorflow as tf
@@ -26,7 +26,7 @@ from horovod_partial.policies import (
 from horovod_partial.settings import settings
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, runtime, wire_dtype
 
-Tensors = tf.Tensor | Sequence[tf.Tensor]
+Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
 
 def init(*args: Any, **kwargs: Any) -> None:
@@ -223,9 +223,9 @@ def average(
     return_info: bool = False,
 ) -> Any:
     """Arrive with a model at a policy's bucket."""
-    for one in tensor if isinstance(tensor, (list, tuple)) else [tensor]:
-        if not tf.as_dtype(one.dtype).is_floating:
-            raise ValueError(f"an average of models needs floating-point tensors, not {tf.as_dtype(one.dtype).name}")
+    for one in tf.nest.flatten(tensor):
+        if not one.dtype.is_floating:
+            raise ValueError(f"an average of models needs floating-point tensors, not {one.dtype.name}")
     options = {"max_staleness": max_staleness, "grace_ms": grace_ms, **bucket_config.of_models(policy)}
     return _reduce(tensor, name, Average, policy, process_set, options, work=steps, return_info=return_info)
 

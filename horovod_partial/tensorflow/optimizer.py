@@ -37,10 +37,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ValueError: an argument is wrong, or does not go with the policy.
     """
     if isinstance(optimizer, keras.optimizers.Optimizer):
-        from horovod_partial.keras.optimizer import DistributedOptimizer as of_keras
+        from horovod_partial.keras import optimizer as of_keras  # which needs this package
 
-        return of_keras(optimizer, name, sync=sync, **arguments)
+        return of_keras.DistributedOptimizer(optimizer, name, sync=sync, **arguments)
     policy = policies.resolve(sync, settings().sync)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer) and not isinstance(policy, Full):
-        raise ValueError(f"{policy!r} needs an optimizer of Keras; one of tf.compat.v1.train takes hvd.Full()")
+        message = f"{policy!r} needs an optimizer of Keras; one of tf.compat.v1.train takes hvd.Full()"
+        raise ValueError(message)  # noqa: TRY004 (it is the policy that does not fit)
     return horovod.tensorflow.DistributedOptimizer(optimizer, name, use_locking, **arguments)

@@ -27,6 +27,7 @@ from horovod_partial.policies import (
     Solo,
     WeightedAverage,
 )
+from horovod_partial.rounds import RoundInfo
 from horovod_partial.torch.model_operations import (
     group_allreduce,
     group_allreduce_,
@@ -42,7 +43,6 @@ from horovod_partial.torch.model_operations import (
     weighted_average_async_,
 )
 from horovod_partial.torch.operations import (
-    RoundInfo,
     flush,
     init,
     join,

@@ -19,9 +19,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from horovod_partial import _core
 from horovod_partial.contraction import average_converges, average_is_useful
 from horovod_partial.policies import ModelPolicy, Solo, WeightedAverage
+from horovod_partial.rounds import RoundInfo
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import average_async, average_over_all_
-from horovod_partial.torch.operations import PartialHandle, RoundInfo, make_config, runtime, submit
+from horovod_partial.torch.operations import PartialHandle, make_config, runtime, submit
 from horovod_partial.torch.wrapping import bucket_name, load_shared, unwrapped, wrapper
 
 _FOR_EVER = 2**31 - 1  # rounds: no bound on staleness

@@ -13,7 +13,7 @@ from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial import _attach, bucket_config, policies, statistics
 from horovod_partial.policies import Full, ModelPolicy, Policy
-from horovod_partial.rounds import RoundInfo as RoundInfo
+from horovod_partial.rounds import RoundInfo
 from horovod_partial.runtime import Runtime, library_of
 from horovod_partial.settings import settings
 

@@ -192,6 +192,7 @@ class Launch:
             "label": self._setup.label,
             "environment": dict(self._setup.environment),
             "double": self._setup.double,
+            "framework": self._setup.framework,
             "store_port": self._store.port,
         }
         (folder / "plan.json").write_text(json.dumps(plan))

@@ -22,6 +22,7 @@ class Setup:
     label: str = ""  # what is special about this environment
     environment: tuple[tuple[str, str], ...] = ()
     double: str = ""  # a library of `doubles/` that is preloaded into the ranks
+    framework: str = "torch"  # whose Horovod is initialised
 
     def __str__(self) -> str:
         return "-".join(filter(None, [self.transport, str(self.ranks), self.label]))
@@ -38,14 +39,15 @@ def setups_of(definition: pytest.Item | Any, config: pytest.Config) -> list[Setu
     """The setups that a test function asks for with `@pytest.mark.launch(...)`; the closest mark wins.
 
     `ranks` and `transports` are tuples; `full_ranks` is used with `--matrix=full`, and is `ranks` where those are given;
-    `environment` is a dictionary, and `label` names it. `double` names a file of `doubles/`.
+    `environment` is a dictionary, and `label` names it. `double` names a file of `doubles/`. `framework` is `"torch"`, or
+    `"tensorflow"` for Keras too.
     """
     options: dict[str, Any] = {}
     for mark in reversed(list(definition.iter_markers("launch"))):
         if "ranks" in mark.kwargs:
             options["full_ranks"] = mark.kwargs["ranks"]
         options.update(mark.kwargs)
-    unknown = set(options) - {"ranks", "full_ranks", "transports", "environment", "label", "double"}
+    unknown = set(options) - {"ranks", "full_ranks", "transports", "environment", "label", "double", "framework"}
     if unknown:
         raise pytest.UsageError(f"unknown arguments of the mark launch: {', '.join(sorted(unknown))}")
     full = config.getoption("matrix") == "full"
@@ -54,5 +56,5 @@ def setups_of(definition: pytest.Item | Any, config: pytest.Config) -> list[Setu
     transports = [name for name in options.get("transports", TRANSPORTS) if chosen in (None, name)]
     environment = tuple(sorted(options.get("environment", {}).items()))
     label = options.get("label", "")
-    double = options.get("double", "")
-    return [Setup(transport, count, label, environment, double) for transport in transports for count in ranks]
+    double, framework = options.get("double", ""), options.get("framework", "torch")
+    return [Setup(transport, count, label, environment, double, framework) for transport in transports for count in ranks]

@@ -9,6 +9,7 @@ SIGUSR1, `rank.<n>.dump` there.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -79,12 +80,11 @@ def main() -> int:
 
     import torch
 
-    import horovod_partial.torch as hvd
     from harness import world
 
     torch.set_num_threads(1)
     world.connect(plan, rank)
-    hvd.init()
+    importlib.import_module(f"horovod_partial.{plan['framework']}").init()
     reporter = Reporter(folder / f"rank.{rank}.events")
     world.reporter = reporter
     options = ["--rootdir", plan["root"], "--runxfail", "--capture=sys", "-qq", "--no-summary", "--tb=short"]

@@ -30,7 +30,7 @@ def connect(plan: dict[str, Any], rank: int) -> None:
     """Join the side channel of a launch."""
     global setup, _store, _rank
     environment = tuple(sorted(plan["environment"].items()))
-    setup = Setup(plan["transport"], plan["ranks"], plan["label"], environment, plan["double"])
+    setup = Setup(plan["transport"], plan["ranks"], plan["label"], environment, plan["double"], plan["framework"])
     _rank = rank
     timeout = timedelta(seconds=PATIENCE_SECONDS)
     _store = torch.distributed.TCPStore("127.0.0.1", plan["store_port"], is_master=False, timeout=timeout)
