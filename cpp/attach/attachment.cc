@@ -148,8 +148,9 @@ struct Hooks {
     try {
       const auto session = IsOurs(response) ? find_session() : nullptr;
       return session == nullptr ? reduce(response) : session->Execute(entries, response, Transport::kCarrier, reduce);
-    } catch (const std::runtime_error& error) {  // what a transport throws; bad input is a logic error
-      if (const auto session = find_session()) session->Break(error.what());
+    } catch (const std::runtime_error& error) {  // what Gloo throws; bad input is a logic error
+      const auto session = Transport::kCarrier == Carrier::kGloo ? find_session() : nullptr;
+      if (session != nullptr) session->Break(error.what());
       throw;
     }
   }

@@ -302,3 +302,30 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     if optimizer.built and not optimizer.gradient_accumulation_steps:
         raise ValueError("the optimizer is built already, without accumulators for backward_passes_per_step")
     optimizer.gradient_accumulation_steps = passes
+
+
+def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: keras.optimizers.Optimizer, *arguments: Any, local_layers: Any = None, **keywords: Any
+) -> Any:
+    """Horovod's optimizer that skips some layers: `DistributedOptimizer`, with gradients of `local_layers` left alone.
+
+    It has nothing to do with partial collectives.
+
+    Args:
+        optimizer: as in `DistributedOptimizer`, as the other arguments.
+        arguments: as there.
+        local_layers: a layer, or several, that have been built.
+        keywords: as there.
+
+    Raises:
+        ValueError: `local_layers` holds something else.
+    """
+    layers = [] if local_layers is None else local_layers
+    layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
+    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    wrapped = DistributedOptimizer(optimizer, *arguments, **keywords)
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            wrapped.register_local_var(variable)
+    return wrapped

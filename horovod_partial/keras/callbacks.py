@@ -1,0 +1,342 @@
+"""Callbacks for `model.fit` on Keras 3: Horovod's, and those that partial collectives need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import horovod.tensorflow
+import keras
+import tensorflow as tf
+from horovod.common.process_sets import ProcessSet, global_process_set
+
+from horovod_partial.policies import Quorum
+from horovod_partial.tensorflow import operations
+from horovod_partial.tensorflow.gradients import native
+from horovod_partial.tensorflow.graph import runtime
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Let all ranks begin with one rank's weights and optimizer state, whatever they were initialised or restored to.
+
+    Before the first step, or, where the model is built by its first batch, after that. State of random generators stays
+    each rank's own, as do metrics.
+
+    Args:
+        root_rank: whose they are.
+        device: as in Horovod.
+        local_variables: a variable, or several, to be left alone.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.broadcast_done = False
+        self._local: set[int] = set()
+        for variable in tf.nest.flatten([] if local_variables is None else local_variables):
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave this variable alone."""
+        if not isinstance(native(var), tf.Variable):
+            raise ValueError("All local variables must be of tf.Variable type.")  # noqa: TRY004 (Horovod's error)
+        self._local.add(id(native(var)))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        optimizer = self.model.optimizer
+        if not self.model.built:
+            return
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._broadcast()
+
+    def _broadcast(self) -> None:
+        if self.broadcast_done:
+            return
+        optimizer = self.model.optimizer
+        variables = [native(v) for v in (*self.model.weights, *(optimizer.variables if optimizer is not None else ()))]
+        with tf.device(self.device):
+            horovod.tensorflow.broadcast_variables(
+                [variable for variable in variables if id(variable) not in self._local], root_rank=self.root_rank
+            )
+        self.broadcast_done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Average the metrics of an epoch over all ranks.
+
+    Put it before callbacks that use metrics, such as `ReduceLROnPlateau` and `TensorBoard`. All ranks must have the same
+    metrics.
+
+    Args:
+        device: as in Horovod.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not logs:
+            return
+        names = sorted(logs)
+        values = tf.constant([float(logs[name]) for name in names], tf.float64)
+        averages = horovod.tensorflow.allreduce(values, device_dense=self.device, name="MetricAverageCallback")
+        logs.update(zip(names, averages.numpy().tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Set the learning rate to `initial_lr * multiplier`, between two epochs.
+
+    Args:
+        initial_lr: the learning rate at the start of training.
+        multiplier: a function of the epoch, or a number to be raised to the power of the epochs since `start_epoch`.
+        start_epoch: the first epoch that is adjusted.
+        end_epoch: the first that is not any more; None for never.
+        staircase: adjust at the start of an epoch, which is an integer then; else before every batch, and the epoch is
+            `epoch + batch / steps_per_epoch`.
+        momentum_correction: scale velocities along with the learning rate that is in them, for optimizers with
+            `momentum` (https://arxiv.org/abs/1706.02677, remark 2).
+        steps_per_epoch: where Keras does not tell.
+
+    Raises:
+        ValueError: `initial_lr` is None; or, in training, the steps of an epoch are not known.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self._multiplier = multiplier
+
+    def multiplier(self, epoch: float) -> float:
+        """By how much the initial learning rate is multiplied."""
+        if callable(self._multiplier):
+            return self._multiplier(epoch)
+        return self._multiplier ** (epoch - self.start_epoch)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.staircase or self.steps_per_epoch:
+            return
+        self.steps_per_epoch = self.params.get("steps")
+        if not self.steps_per_epoch:
+            raise ValueError(
+                "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to the "
+                f"{type(self).__name__}()."
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.current_epoch < self.start_epoch:
+            return
+        if self.end_epoch is not None and self.current_epoch >= self.end_epoch:
+            return
+        if not self.staircase:
+            assert self.steps_per_epoch is not None
+            self._adjust(self.current_epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._adjust(self.current_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
+
+    def _adjust(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old, new = float(optimizer.learning_rate), self.initial_lr * self.multiplier(epoch)
+        optimizer.learning_rate = new
+        if self.momentum_correction and old > 0:
+            # Horovod changes the momentum for one batch, which a graph would not see.
+            for velocity in _velocities(optimizer):
+                velocity.assign(velocity * (new / old))
+
+
+def _velocities(optimizer: Any) -> Iterable[Any]:
+    """The variables that accumulate steps, learning rate and all: those of SGD and RMSprop, not those of Adam."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(optimizer, "momentum", 0):
+        return ()
+    return [*getattr(optimizer, "momentums", ()), *getattr(optimizer, "_momentums", ())]
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raise the learning rate from `initial_lr / hvd.size()` to `initial_lr`, a little in each batch.
+
+    Args:
+        initial_lr: the learning rate after the warm-up.
+        warmup_epochs: how many epochs it takes.
+        momentum_correction: as in `LearningRateScheduleCallback`.
+        steps_per_epoch: as in `LearningRateScheduleCallback`.
+        verbose: 1 prints a line on rank 0 when it is over.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            # One batch on, so that the last batch of an epoch has the rate of a whole number of epochs.
+            assert self.steps_per_epoch is not None
+            epoch += 1.0 / self.steps_per_epoch
+            size = horovod.tensorflow.size()
+            return (epoch * (size - 1) / warmup_epochs + 1) / size
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=int(warmup_epochs),
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if epoch + 1 == self.end_epoch and self.verbose > 0 and horovod.tensorflow.rank() == 0:
+            rate = float(self.model.optimizer.learning_rate)
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+class FlushCallback(keras.callbacks.Callback):
+    """Deliver everything late at the end of each epoch and of training, so that what is saved has it.
+
+    Put it before `ModelCheckpoint`. All ranks wait for each other there, and need the same number of epochs.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._flush()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        flush = getattr(self.model.optimizer, "flush", None)
+        if flush is None:
+            raise ValueError("FlushCallback needs a model that was compiled with hvd.DistributedOptimizer")
+        flush()
+
+
+class ModelSyncCallback(keras.callbacks.Callback):
+    """Average the model over all ranks now and then: parameters and other floating-point weights, as BatchNorm's.
+
+    Under a partial policy replicas drift apart a little, since a rank meets what it has missed in another order. All
+    ranks wait for each other there.
+
+    Args:
+        every_n_steps: steps of this rank between two averages.
+        every_n_epochs: epochs between two averages. Give one of the two.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: both are given, or none, or one below 1.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__()
+        given = [number for number in (every_n_steps, every_n_epochs) if number is not None]
+        if len(given) != 1 or given[0] < 1:
+            raise ValueError("give every_n_steps or every_n_epochs, 1 or more")
+        self.every_n_steps = every_n_steps
+        self.every_n_epochs = every_n_epochs
+        self.process_set = process_set
+        self._steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        if self.every_n_steps is not None and self._steps % self.every_n_steps == 0:
+            self._average()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.every_n_epochs is not None and (epoch + 1) % self.every_n_epochs == 0:
+            self._average()
+
+    def _average(self) -> None:
+        by_dtype: dict[tf.DType, list[tf.Variable]] = {}
+        for variable in map(native, self.model.weights):
+            if variable.dtype.is_floating:
+                by_dtype.setdefault(variable.dtype, []).append(variable)
+        for dtype, variables in by_dtype.items():
+            name = f"ModelSyncCallback.{dtype.name}.{sum(v.shape.num_elements() for v in variables)}"
+            averages = operations.average([tf.identity(v) for v in variables], name, Quorum(1.0), self.process_set)
+            for variable, average in zip(variables, averages, strict=True):
+                variable.assign(average)
+
+
+class PartialStatsCallback(keras.callbacks.Callback):
+    """Put what happened to the rounds of an epoch into its logs: for the progress bar, `History` and `TensorBoard`.
+
+    Put it before `TensorBoard`. `late`: the share of this rank's arrivals that came too late; `fresh`: contributors to a
+    round on time, their mean; `staleness`: rounds since a rank's contribution before, their mean. Nothing under
+    `hvd.Full()`, which has no rounds.
+
+    Args:
+        process_set: whose buckets.
+    """
+
+    def __init__(self, process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self.process_set = process_set
+        self._before: dict[str, float] = {}
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._before = self._totals()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        now = self._totals()
+        new = {key: value - self._before.get(key, 0.0) for key, value in now.items()}
+        self._before = now
+        if logs is None or not new.get("rounds"):
+            return
+        logs["late"] = new["late"] / max(new["late"] + new["on_time"], 1.0)
+        logs["fresh"] = new["fresh"] / new["rounds"]
+        logs["staleness"] = new["staleness"] / max(new["contributions"], 1.0)
+
+    def _totals(self) -> dict[str, float]:
+        """Sums over the buckets, from the beginning of the program."""
+        if not self.process_set.included():
+            return {}
+        rank = self.process_set.rank()
+        totals: dict[str, float] = {}
+        for raw in runtime.statistics(self.process_set.process_set_id).values():
+            one = {
+                "rounds": raw["rounds"],
+                "on_time": raw["on_time"][rank],
+                "late": raw["late"][rank],
+                "fresh": sum(count * rounds for count, rounds in enumerate(raw["fresh"])),
+                "staleness": sum(rounds * count for rounds, count in raw["staleness"].items()),
+                "contributions": sum(raw["staleness"].values()),
+            }
+            totals = {key: totals.get(key, 0.0) + value for key, value in one.items()}
+        return totals

@@ -1,0 +1,35 @@
+"""`hvd.load_model`: a saved model, with its optimizer wrapped again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from horovod_partial.keras.optimizer import DistributedOptimizer
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: list[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> keras.Model:
+    """Load a model that was saved with `model.save`, and wrap its optimizer, whose state is kept.
+
+    Args:
+        filepath: as in `keras.models.load_model`.
+        custom_optimizers: optimizer classes of your own.
+        custom_objects: as in `keras.models.load_model`.
+        arguments: for `hvd.DistributedOptimizer`, as `compression` and `sync`.
+
+    Raises:
+        ValueError: the file is none that Keras 3 can load, or an argument is wrong.
+    """
+    if arguments.pop("legacy_opts", False):
+        raise ValueError("Keras 3 has no legacy optimizers")
+    known = {cls.__name__: cls for cls in custom_optimizers or ()} | (custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=known)
+    if model.optimizer is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, **arguments)
+    return model
