@@ -1172,6 +1172,90 @@ TEST_F(OneEngineTest, ALateContributionWantsACycleAndIsReportedInEach) {
   }
 }
 
+// A caller that does not wait, and is told.
+class ToldTest : public OneEngineTest {
+ protected:
+  std::shared_ptr<Work> ArriveAndBeTold() {
+    handle_ = engine_.Declare("bucket", Config(1));
+    return engine_.Arrive(handle_, {values_.data(), values_.data(), 1}, nullptr, [this](const Work& work) {
+      ++told_;
+      EXPECT_TRUE(work.done);
+      error_ = work.error;
+      round_told_ = work.info.round;
+      const std::unique_lock<std::mutex> lock(handle_->mutex, std::try_to_lock);
+      EXPECT_TRUE(lock.owns_lock()) << "a lock is held";
+    });
+  }
+  void CloseRoundOnTime() {
+    engine_.BuildReport({"bucket"}, Now(), kNever);
+    CloseRound(true, 1);
+    engine_.Finished(handle_, "");
+  }
+
+  int told_ = 0;
+  std::string error_;
+  Round round_told_ = -1;
+};
+
+TEST_F(ToldTest, WhenItsRoundIsOver) {
+  ArriveAndBeTold();
+  EXPECT_EQ(told_, 0);
+  CloseRoundOnTime();
+  EXPECT_EQ(told_, 1);
+  EXPECT_EQ(round_told_, 0);
+  ArriveAndBeTold();
+  CloseRoundOnTime();
+  EXPECT_EQ(told_, 2);
+  EXPECT_EQ(round_told_, 1);
+}
+
+TEST_F(ToldTest, AtOnceWhereItIsLate) {
+  ArriveAndBeTold();
+  CloseRoundOnTime();
+  CloseRound(false, 0);
+  engine_.Finished(handle_, "");
+  const auto work = ArriveAndBeTold();
+  EXPECT_EQ(told_, 2);
+  EXPECT_TRUE(work->info.late);
+}
+
+TEST_F(ToldTest, OfAFailedRound) {
+  ArriveAndBeTold();
+  engine_.BuildReport({"bucket"}, Now(), kNever);
+  CloseRound(true, 1);
+  engine_.Finished(handle_, "the link is down");
+  EXPECT_EQ(told_, 1);
+  EXPECT_EQ(error_, "the link is down");
+}
+
+TEST_F(ToldTest, OfAShutdown) {
+  ArriveAndBeTold();
+  engine_.Close("the end");
+  engine_.Close("again");
+  EXPECT_EQ(told_, 1);
+  EXPECT_EQ(error_, "the end");
+}
+
+TEST_F(ToldTest, NotWhereTheArrivalIsRefused) {
+  EXPECT_CALL(transport_, Submit).WillOnce(Return("the queue is closed"));
+  EXPECT_THAT([&] { ArriveAndBeTold(); }, ThrowsMessage<TransportError>("the queue is closed"));
+  EXPECT_EQ(told_, 0);
+}
+
+TEST_F(ToldTest, CountsAsWaitingFromWhenItSaysSo) {
+  const auto work = ArriveAndBeTold();
+  engine_.BuildReport({"bucket"}, Now(), kNever);
+  EXPECT_FALSE(engine_.WantsCycle(Now() + 1h, kNever)) << "its graph may be busy with others";
+  engine_.CountAsWaiting(*handle_, *work);
+  EXPECT_TRUE(ReportAt(Now() + 1h).waiting);
+  CloseRound(true, 1);
+  engine_.Finished(handle_, "");
+  EXPECT_FALSE(ReportAt(Now() + 1h).waiting);
+  EXPECT_GT(handle_->statistics.waited_seconds, 0);
+  engine_.CountAsWaiting(*handle_, *work);
+  EXPECT_FALSE(ReportAt(Now() + 1h).waiting) << "it is done";
+}
+
 class ByNoticeTest : public OneEngineTest {
  protected:
   // Round 0 is over; returns the arrival after that.

@@ -57,4 +57,6 @@ def setups_of(definition: pytest.Item | Any, config: pytest.Config) -> list[Setu
     environment = tuple(sorted(options.get("environment", {}).items()))
     label = options.get("label", "")
     double, framework = options.get("double", ""), options.get("framework", "torch")
-    return [Setup(transport, count, label, environment, double, framework) for transport in transports for count in ranks]
+    return [
+        Setup(transport, count, label, environment, double, framework) for transport in transports for count in ranks
+    ]
