@@ -1,85 +1,71 @@
-"""What a step costs where nobody is slow: ours against Horovod's own DistributedOptimizer, without any compute.
+"""What a step costs where nobody is slow: ours against Horovod's own, without any compute.
 
-    .venv/bin/python benchmarks/overhead.py [--json FILE] [--transport gloo]
+    .venv/bin/python benchmarks/overhead.py [--framework tensorflow] [--json FILE] [--transport gloo]
 
-Every arm has its own copy of the parameters, and its gradients flow through the hooks, from a backward that does next
-to nothing. The arms take turns in blocks of a few steps, in one order and then in the other, behind a barrier. Horovod's
-optimizer is there twice: where its two arms differ by more than 2 % the figures mean nothing. A ratio is that of an
-arm's median to the median of both of them.
+Every arm has its own copy of the parameters, and its gradients come from a backward that does next to nothing. In
+PyTorch all are optimizers; in TensorFlow ours are optimizers of Keras in the step of `model.fit`, and Horovod's is its
+tape (harness/steps_*.py). The arms take turns in blocks of a few steps, in one order and then in the other, behind a
+barrier. Horovod is there twice: where its two arms differ by more than 2 % the figures mean nothing. A ratio is that of
+an arm's median to the median of both of them.
 """
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import harness
-import horovod.torch
-import torch
 from harness import shapes
 
-import horovod_partial.torch as hvd
-
-ARMS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "horovod": horovod.torch.DistributedOptimizer,
-    "horovod_again": horovod.torch.DistributedOptimizer,
-    "full": lambda *arguments: hvd.DistributedOptimizer(*arguments, sync=hvd.Full()),
-    "majority": lambda *arguments: hvd.DistributedOptimizer(*arguments, sync=hvd.Majority()),
-    "solo": lambda *arguments: hvd.DistributedOptimizer(*arguments, sync=hvd.Solo()),
-}
 WARM_UP = 2  # blocks of each arm
 VALID = (0.98, 1.02)  # for Horovod against Horovod
 
 
-class Arm:
-    """A set of parameters with an optimizer around them."""
-
-    def __init__(self, name: str, shape_set: str) -> None:
-        self.parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes.SETS[shape_set]()]
-        named = [(f"{shape_set}.{name}.{index}", parameter) for index, parameter in enumerate(self.parameters)]
-        self.optimizer = ARMS[name](torch.optim.SGD(self.parameters, lr=1e-3), named)
-
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        torch.stack([parameter.sum() for parameter in self.parameters]).sum().backward()
-        self.optimizer.step()
-
-
-def measure(steps: int, block: int) -> dict[str, dict[str, list[float]]]:
+def measure(module: str, steps: int, block: int) -> dict[str, dict[str, list[float]]]:
     """On every rank: for each set of shapes what `alternate` returns."""
-    return {shape_set: alternate(shape_set, steps, block) for shape_set in shapes.SETS}
+    return {shape_set: alternate(module, shape_set, steps, block) for shape_set in shapes.SETS}
 
 
-def alternate(shape_set: str, steps: int, block: int) -> dict[str, list[float]]:
+def alternate(module: str, shape_set: str, steps: int, block: int) -> dict[str, list[float]]:
     """The mean seconds of a step in each block of each arm; means over the ranks."""
-    arms = {name: Arm(name, shape_set) for name in ARMS}
+    own = importlib.import_module(module)
+    arms = own.make_steps(shape_set, shapes.SETS[shape_set]())
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     blocks = WARM_UP + -(-steps // block)
     for index in range(blocks):
         harness.progress(f"overhead, {shape_set}", index, blocks)
         for name in sorted(arms, key=list(arms).index, reverse=index % 2 == 1):
-            hvd.barrier()
+            own.barrier()
             start = time.perf_counter()
             for _ in range(block):
-                arms[name].step()
+                arms[name]()
             if index >= WARM_UP:
                 seconds[name].append((time.perf_counter() - start) / block)
-    means = hvd.allreduce(torch.tensor(list(seconds.values()), dtype=torch.float64), name=f"{shape_set}.seconds")
-    return dict(zip(seconds, means.tolist(), strict=True))
+    means = own.mean_over_ranks(list(seconds.values()), f"{shape_set}.seconds")
+    return dict(zip(seconds, means, strict=True))
 
 
 def main() -> None:
     parser = harness.arguments(__doc__, ranks=4)
+    parser.add_argument("--framework", choices=("torch", "tensorflow"), default="torch", help="whose optimizers")
     parser.add_argument("--steps", type=int, default=200, help="of each arm")
     parser.add_argument("--block", type=int, default=4, help="steps that an arm takes in a row")
     options = parser.parse_args()
 
+    framework = options.framework
     measured = harness.launch(
-        measure, ranks=options.ranks, transport=options.transport, steps=options.steps, block=options.block
+        measure,
+        ranks=options.ranks,
+        transport=options.transport,
+        framework=framework,
+        module=f"harness.steps_{framework}",
+        steps=options.steps,
+        block=options.block,
     )
-    figures: dict[str, Any] = {"ranks": options.ranks, "transport": options.transport, "steps": options.steps}
+    figures: dict[str, Any] = {"framework": framework, "ranks": options.ranks, "transport": options.transport}
+    figures["steps"] = options.steps
     figures |= {"horovod_over_horovod": {}, "void": {}, "milliseconds": {}}
     rows = []
     for shape_set, seconds in measured.items():
@@ -95,7 +81,7 @@ def main() -> None:
             ratio = f"{median / horovod_median:.3f}"
             rows.append([shape_set, name, f"{1e3 * median:.2f}", ratio, "void" if void else ""])
     harness.print_table(
-        f"Step time without compute, {options.ranks} ranks over {options.transport}",
+        f"Step time without compute in {framework}, {options.ranks} ranks over {options.transport}",
         ["shapes", "optimizer", "ms", "over Horovod", ""],
         rows,
     )

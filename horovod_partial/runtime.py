@@ -42,7 +42,7 @@ class Runtime:
         _check_build(framework, version, mpi_ops)
         self._mpi_ops = mpi_ops
         self._library = library
-        self._used_process_sets: set[int] = set()
+        self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
         self._ended_badly = False
         self.generation = 0  # how often Horovod has been initialised
         self.failed = False  # an elastic job is about to restart, because a collective has failed
@@ -63,6 +63,7 @@ class Runtime:
             self.generation += 1
         self._mpi_ops.init(*args, **kwargs)
         log.start(self._mpi_ops.rank())
+        self._register_exit()
         self._guarded(_attach.shake_hands, self._library)
 
     def shutdown(self) -> None:
@@ -72,7 +73,6 @@ class Runtime:
         """
         if sys.exc_info()[0] is None and not self.failed:
             self._end()
-        self._used_process_sets.clear()
         self._mpi_ops.shutdown()
 
     def restart(self) -> None:
@@ -92,15 +92,13 @@ class Runtime:
 
     def join(self, *args: Any, **kwargs: Any) -> int:
         """Delivers what this rank has pending, then joins as `horovod.torch.join` does."""
-        for process_set in self._used_process_sets:
+        for process_set in self._process_sets:
             self._guarded(_attach.deliver, self._library, process_set)
         return self._mpi_ops.join(*args, **kwargs)
 
     def _end(self) -> None:
-        process_sets = sorted(self._used_process_sets, reverse=True)
-        self._used_process_sets.clear()
         errors = []
-        for process_set in process_sets if self._mpi_ops.is_initialized() else ():
+        for process_set in sorted(self._process_sets, reverse=True) if self._mpi_ops.is_initialized() else ():
             try:
                 self._guarded(_attach.end, self._library, process_set)
             except HorovodInternalError as error:  # of one process set, say a removed one; the others go on
@@ -128,9 +126,9 @@ class Runtime:
 
     def use(self, process_set: int) -> None:
         """A process set is about to be used: what is pending there is to be delivered at the end."""
-        if process_set in self._used_process_sets:
-            return
-        self._used_process_sets.add(process_set)
+        self._process_sets.add(process_set)
+
+    def _register_exit(self) -> None:
         # Handlers run in reverse order, and ours must run before Horovod's, which `init` has registered.
         atexit.unregister(self._at_exit)
         atexit.register(self._at_exit)
@@ -169,8 +167,7 @@ class Runtime:
 
     def flush(self, process_set: int) -> None:
         """Blocks until every rank is here, and everything pending has been delivered."""
-        if process_set in self._used_process_sets:
-            self._guarded(_attach.flush, self._library, process_set)
+        self._guarded(_attach.flush, self._library, process_set)
 
     def clear(self, process_set: int, name: str) -> None:
         """Forgets what this rank has pending and has missed in a bucket."""
@@ -182,8 +179,6 @@ class Runtime:
 
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
         """The raw statistics of every bucket of a process set, by name."""
-        if process_set not in self._used_process_sets:
-            return {}
         return self._guarded(_attach.statistics, self._library, process_set)
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -1,12 +1,13 @@
 """What benchmarks and examples share: starting ranks, delaying them, and reporting figures."""
 
 from harness.delays import Delays, LinearSkew, RandomVictims, Rotating, SlowRank
-from harness.launch import LaunchError, Transport, default_transport, launch
+from harness.launch import Framework, LaunchError, Transport, default_transport, launch
 from harness.progress import progress
 from harness.report import arguments, print_table, write_json
 
 __all__ = [
     "Delays",
+    "Framework",
     "LaunchError",
     "LinearSkew",
     "RandomVictims",

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import horovod_partial.torch as hvd
 from harness.progress import CHANNEL, ProgressBars
+from horovod_partial import _build_info as built
 
 Transport = Literal["mpi", "gloo"]
+Framework = Literal["torch", "tensorflow"]
 
 _PACKAGES = Path(__file__).resolve().parents[1]  # so that ranks can import this package
 
@@ -29,7 +30,7 @@ class LaunchError(RuntimeError):
 
 def default_transport() -> Transport:
     """MPI where Horovod was built with it and `mpirun` is there, else Gloo."""
-    return "mpi" if hvd.mpi_built() and shutil.which("mpirun") else "gloo"
+    return "mpi" if "mpi" in built.FEATURES and shutil.which("mpirun") else "gloo"
 
 
 def launch(
@@ -41,6 +42,7 @@ def launch(
     environment: Mapping[str, str] | None = None,
     process_sets: Sequence[Sequence[int]] = (),
     command: Sequence[str] | None = None,
+    framework: Framework = "torch",
     **arguments: Any,
 ) -> Any:
     """Run `function(**arguments)` on `ranks` ranks, with Horovod initialised, and show its progress.
@@ -53,6 +55,7 @@ def launch(
         environment: variables that the ranks get beside ours.
         process_sets: the ranks of each; if there are any, the function gets them, made by `init`, as `process_sets`.
         command: what starts the ranks, if not `horovodrun`; their program is added to it.
+        framework: whose Horovod is initialised.
         arguments: for the function; they travel as JSON, and so does its result.
 
     Returns:
@@ -65,6 +68,7 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="horovod-partial-") as folder:
         channel = Path(folder)
         request = {"script": inspect.getfile(function), "function": function.__name__, "arguments": arguments}
+        request["framework"] = framework
         request["process_sets"] = [list(members) for members in process_sets]
         (channel / "request.json").write_text(json.dumps(request))
         output = channel / "output.txt"

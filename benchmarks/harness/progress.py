@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-import horovod_partial.torch as hvd
-
 CHANNEL = "HARNESS_CHANNEL"  # the variable that tells ranks the folder they share with their launcher
 
 _INTERVAL = 0.1  # seconds between two reports, so that they cost nothing
 _last = 0.0
+_reports: Path | None = None  # where this process reports, if it does
+
+
+def report_to(channel: Path) -> None:
+    """Let this process, rank 0, be the one that reports."""
+    global _reports
+    _reports = _file(channel)
 
 
 def progress(stage: str, step: int, steps: int) -> None:
     """Report, on any rank, that the job is at `step` of the `steps` of a stage."""
     global _last
     now = time.monotonic()
-    if hvd.rank() == 0 and (now - _last > _INTERVAL or step == 0):
+    if _reports is not None and (now - _last > _INTERVAL or step == 0):
         _last = now
-        target = _file(Path(os.environ[CHANNEL]))
-        draft = target.with_suffix(".draft")
+        draft = _reports.with_suffix(".draft")
         draft.write_text(json.dumps([stage, step, steps]))
-        draft.replace(target)
+        draft.replace(_reports)
 
 
 class ProgressBars:

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-import torch
-
-import horovod_partial.torch as hvd
-from harness.progress import CHANNEL
+from harness.progress import CHANNEL, report_to
 
 
 def main() -> None:
     """Run the function that was asked for, and leave its result on rank 0."""
     channel = Path(os.environ[CHANNEL])
     request = json.loads((channel / "request.json").read_text())
-    torch.set_num_threads(1)
+    hvd = _import(request["framework"])
     process_sets = [hvd.ProcessSet(members) for members in request["process_sets"]]
     hvd.init(process_sets=process_sets)
+    if hvd.rank() == 0:
+        report_to(channel)
     arguments = request["arguments"] | ({"process_sets": process_sets} if process_sets else {})
     function = getattr(_load(Path(request["script"])), request["function"])
     result = function(**arguments)
     if hvd.rank() == 0:
         (channel / "result.json").write_text(json.dumps(result))
+
+
+def _import(framework: str) -> Any:
+    """The framework, which is to use one thread, and our front end for it."""
+    if framework == "torch":
+        import torch
+
+        torch.set_num_threads(1)
+    else:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+    return importlib.import_module(f"horovod_partial.{framework}")
 
 
 def _load(script: Path) -> ModuleType:

@@ -145,12 +145,15 @@ struct Hooks {
       hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
       return Sessions().Find(*state.process_set_table.Get(entries[0].process_set_id).controller);
     };
+    constexpr bool kBreaks = Transport::kCarrier == Carrier::kGloo;
+    const auto session = kBreaks || IsOurs(response) ? find_session() : nullptr;
+    if (session != nullptr) session->EndIfBroken();  // Horovod fails these entries
     try {
-      const auto session = IsOurs(response) ? find_session() : nullptr;
-      return session == nullptr ? reduce(response) : session->Execute(entries, response, Transport::kCarrier, reduce);
+      return session == nullptr || !IsOurs(response)
+                 ? reduce(response)
+                 : session->Execute(entries, response, Transport::kCarrier, reduce);
     } catch (const std::runtime_error& error) {  // what Gloo throws; bad input is a logic error
-      const auto session = Transport::kCarrier == Carrier::kGloo ? find_session() : nullptr;
-      if (session != nullptr) session->Break(error.what());
+      if (kBreaks && session != nullptr) session->Break(error.what());
       throw;
     }
   }

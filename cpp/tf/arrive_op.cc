@@ -5,7 +5,7 @@
 #include <tensorflow/core/framework/tensor.h>
 #include <tensorflow/core/framework/types.h>
 
-#include <cstdlib>
+#include <charconv>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -74,13 +74,19 @@ class Call {
 
   // Packs the tensors, unless there is but one. The result comes to where they lie then, if nobody else needs them.
   absl::Status Pack() {
-    for (int i = 1; i < context_->num_inputs() - 1; ++i) tensors_.push_back(context_->input(i));
+    const int count = context_->num_inputs() - 2;  // the bucket comes first, what the weight follows from last
+    if (count == 1) {
+      Tensor* output = nullptr;  // asked for before the input has another owner here
+      const absl::Status status =
+          context_->forward_input_or_allocate_output({1}, 0, context_->input(1).shape(), &output);
+      if (!status.ok()) return status;
+      target_ = *output;
+    }
+    for (int i = 1; i <= count; ++i) tensors_.push_back(context_->input(i));
     offsets_ = Offsets(tensors_);
-    if (tensors_.size() == 1) {
-      Tensor* output = nullptr;
-      const absl::Status status = context_->forward_input_or_allocate_output({1}, 0, tensors_[0].shape(), &output);
-      if (status.ok()) source_ = tensors_[0], target_ = *output;
-      return status;
+    if (count == 1) {
+      source_ = tensors_[0];
+      return absl::OkStatus();
     }
     const absl::Status status = context_->allocate_temp(tensors_[0].dtype(), TensorShape({offsets_.back()}), &source_);
     if (!status.ok()) return status;
@@ -158,7 +164,7 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
     const auto get_real = [&](const char* name, double* value) {
       std::string text;
       get(name, &text);
-      *value = std::strtod(text.c_str(), nullptr);
+      std::from_chars(text.data(), text.data() + text.size(), *value);  // whatever the program's locale
     };
     std::string rule, schedule, description;
     int quorum = 0, group_size = 0, window = 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -27,12 +28,19 @@ class ModelAverager:
         name: prefix of the buckets' names.
         policy: what to average with whom.
         arguments: as in `GradientReducer`; those about gradients must be left alone.
+        is_local: whether a variable is left alone.
 
     Raises:
         ValueError: an argument does not go with the policy.
     """
 
-    def __init__(self, name: str, policy: ModelPolicy, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        policy: ModelPolicy,
+        arguments: dict[str, Any],
+        is_local: Callable[[Any], bool] = lambda _: False,
+    ) -> None:
         unfit = {
             "compression": arguments["compression"] is not Compression.none,
             "op": arguments["op"] != Average,
@@ -58,6 +66,7 @@ class ModelAverager:
             )
         self._name = f"{name}.model"
         self._policy = policy
+        self._is_local = is_local
         self._process_set: ProcessSet = arguments["process_set"]
         self._max_staleness = arguments["max_staleness"]
         self._grace_ms = arguments["grace_ms"]
@@ -103,12 +112,18 @@ class ModelAverager:
                 self._steps_since_average = tf.Variable(0, dtype=tf.int32, trainable=False)
         averages, taken = self._averages, self._steps_since_average
         assert taken is not None
-        steps = taken.assign_add(1, read_value=True)
-        first = tf.logical_and(averages == 0, steps == 1)
-        begun = tf.cond(first, self._end_period, lambda: tf.constant(0, tf.int64))
-        over = averages + 2
-        with tf.control_dependencies([begun]):
-            ended = completed(self._period, self._process_set)
+        taken.assign_add(1)
+
+        def begin() -> tf.Tensor:
+            averages.assign(0)
+            taken.assign(1)
+            return self._end_period()
+
+        # Fewer rounds than averages: in the first step, and after Horovod has been initialised anew.
+        ended = completed(self._period, self._process_set)
+        ended = tf.cond(ended < averages + 1, begin, lambda: ended)
+        steps = taken.read_value()
+        over = averages.read_value() + 2
         # Once more if it only told of an earlier period, to which another rank came first.
         ended = tf.while_loop(
             lambda ended: tf.logical_and(steps >= policy.period, ended < over),
@@ -146,7 +161,7 @@ class ModelAverager:
 
     def _averaged(self, optimizer: Any, variables: list[Any]) -> list[tf.Variable]:
         """What the policy names, in an order that is the same on every rank: parameters, then state of their shapes."""
-        averaged = [native(variable) for variable in variables]
+        averaged = [native(variable) for variable in variables if not self._is_local(variable)]
         if "state" in self._policy.average:
             shapes = {tuple(variable.shape) for variable in averaged}
             state = [native(variable) for variable in optimizer.variables]

@@ -19,6 +19,7 @@ from horovod_partial.keras.models import ModelAverager
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
 from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, native, number_of, subclass
+from horovod_partial.tensorflow.graph import runtime
 
 _instances: Counter[str] = Counter()  # by the variables that they train; the ranks make those in one order
 
@@ -32,12 +33,14 @@ class _Methods:
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """As the wrapped optimizer's, with gradients combined over the ranks before, or models averaged after."""
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)  # type: ignore[attr-defined]
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
+        if len(grads) == 0 or len(grads) != len(variables):
+            return self._base.apply(self, grads, trainable_variables)  # which refuses what is wrong
         if not self.built:  # type: ignore[has-type]
             with keras.name_scope(self.name):  # type: ignore[attr-defined]
                 self.build(variables)  # type: ignore[attr-defined]
             self.built = True
-        return self._horovod.apply(self, list(grads), variables)
+        return self._horovod.apply(self, list(grads), list(variables))
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> Any:
         self._horovod.accumulated = list(trainable_variables)
@@ -103,11 +106,16 @@ class _State:
         """What the policy exchanges; made in the first step, because names follow from the variables."""
         if self._made is None:
             trained = [number_of(native(variable)) for variable in optimizer._trainable_variables]
-            digest = hashlib.sha256(f"{type(optimizer).__name__} {trained}".encode()).hexdigest()[:8]
+            # A new generation counts anew, as ranks do that are new in it.
+            what = f"{runtime.generation} {type(optimizer).__name__} {trained}"
+            digest = hashlib.sha256(what.encode()).hexdigest()[:8]
             _instances[digest] += 1
             name = f"{self._name}.{digest}.{_instances[digest]}"
             if isinstance(self._policy, ModelPolicy):
-                self._made = ModelAverager(name, self._policy, self._arguments)
+                local = {number_of(native(variable)) for variable in self._local}
+                self._made = ModelAverager(
+                    name, self._policy, self._arguments, lambda variable: number_of(native(variable)) in local
+                )
             else:
                 self._made = GradientReducer(
                     name, self._policy, self._arguments, drop_nonfinite_results=_scales_loss(optimizer)
@@ -120,7 +128,14 @@ class _State:
         exchange = self._exchange(optimizer)
         if isinstance(exchange, ModelAverager):
             result = optimizer._base.apply(optimizer, gradients, variables)
-            exchange.average(optimizer, variables)
+            passes = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
+            if not passes:
+                exchange.average(optimizer, variables)
+                return result
+            stepped = optimizer.inner_optimizer._iterations if _scales_loss(optimizer) else optimizer._iterations
+            keras.ops.cond(
+                keras.ops.equal(stepped % passes, 0), lambda: exchange.average(optimizer, variables), lambda: None
+            )
             return result
         if optimizer.gradient_accumulation_steps:
             return optimizer._base.apply(optimizer, gradients, variables)
@@ -158,10 +173,36 @@ class _State:
         if isinstance(self._made, ModelAverager):
             self._made.flush(optimizer)
             return
-        missed = self._made.flush()
-        if missed:
-            scale = optimizer.dynamic_scale if _scales_loss(optimizer) else 1.0
-            optimizer._base.apply(optimizer, [gradient * scale for _, gradient in missed], [v for v, _ in missed])
+        by_optimizer: dict[int, tuple[Any, list[Any], list[Any]]] = {}
+        for variable, gradient in self._made.flush():
+            own = _optimizer_of(optimizer, variable)
+            _, gradients, variables = by_optimizer.setdefault(id(own), (own, [], []))
+            gradients.append(gradient)
+            variables.append(variable)
+        for own, gradients, variables in by_optimizer.values():
+            _apply_now(own, gradients, variables)
+
+
+def _optimizer_of(optimizer: Any, variable: Any) -> Any:
+    """The optimizer that trains a variable, within those that combine others."""
+    if _scales_loss(optimizer):
+        optimizer = optimizer.inner_optimizer
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        optimizer = optimizer._optimizer_map(variable)
+    return optimizer
+
+
+def _apply_now(optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+    """Apply gradients that are combined already: they neither travel nor accumulate again."""
+    base = getattr(optimizer, "_base", type(optimizer))
+    passes, iterations = optimizer.gradient_accumulation_steps, optimizer._iterations.numpy()
+    optimizer.gradient_accumulation_steps = None
+    try:
+        base.apply(optimizer, gradients, variables)
+    finally:
+        optimizer.gradient_accumulation_steps = passes
+        if passes:
+            optimizer._iterations.assign(iterations)  # which says when the passes that accumulate are over
 
 
 def _scales_loss(optimizer: Any) -> bool:
@@ -271,14 +312,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "sync": policy,
     }
     check_arguments(arguments)
+    if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     _accumulate(optimizer, backward_passes_per_step)
     prefix = name or f"Distributed{type(optimizer).__name__}"
     if isinstance(policy, ModelPolicy):
         ModelAverager(prefix, policy, arguments)  # what does not fit fails here, not in the first step
     else:
         GradientReducer(prefix, policy, arguments)
-    if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     base = type(optimizer)
     members = {"_horovod_arguments": repeated}
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
@@ -295,8 +336,11 @@ def _accumulate(optimizer: Any, passes: int) -> None:
         raise ValueError("backward_passes_per_step must be > 0")
     if passes == 1:
         return
-    if _scales_loss(optimizer):
-        raise ValueError("set gradient_accumulation_steps of the optimizer within the LossScaleOptimizer instead")
+    if _scales_loss(optimizer) or isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        raise ValueError(
+            f"a {type(optimizer).__name__} takes no backward_passes_per_step; set gradient_accumulation_steps of the "
+            "optimizers within it"
+        )
     if optimizer.gradient_accumulation_steps not in (None, passes):
         raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
     if optimizer.built and not optimizer.gradient_accumulation_steps:

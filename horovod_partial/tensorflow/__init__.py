@@ -11,6 +11,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import *
 from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
 
+import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
 from horovod_partial.contraction import average_converges, average_is_useful, estimate_contraction
 from horovod_partial.policies import (
     Butterfly,
@@ -56,6 +57,7 @@ __all__ = [
     "WeightedAverage",
     "average_converges",
     "average_is_useful",
+    "elastic",
     "estimate_contraction",
     "flush",
     "group_allreduce",

@@ -19,10 +19,11 @@ from horovod.tensorflow.mpi_ops import Average, Sum
 from horovod_partial import bucket_config, bucket_plan
 from horovod_partial.policies import Full, Policy
 from horovod_partial.settings import settings
-from horovod_partial.tensorflow.graph import RoundInfo, arrive, runtime, wire_dtype
+from horovod_partial.tensorflow.graph import RoundInfo, arrive, refuse_xla, runtime, wire_dtype
 
-_counter = itertools.count()
+_generation = 0  # of Horovod: ranks that are new in an elastic job count from the start, and so do the others then
 _numbers: dict[int, int] = {}  # of variables, in the order in which they are first seen: the same on all ranks
+_counter = itertools.count()
 
 
 def native(variable: Any) -> Any:
@@ -33,10 +34,14 @@ def native(variable: Any) -> Any:
 
 def number_of(variable: Any) -> int:
     """A number that tells a variable from all others of this process, the same on every rank."""
+    global _generation, _counter
+    if _generation != runtime.generation:
+        _generation, _counter = runtime.generation, itertools.count()
+        _numbers.clear()
     key = id(variable)
     if key not in _numbers:
         _numbers[key] = next(_counter)
-        weakref.finalize(variable, _numbers.pop, key)
+        weakref.finalize(variable, _numbers.pop, key, None)
     return _numbers[key]
 
 
@@ -62,7 +67,7 @@ class GradientReducer:
         self.process_set: ProcessSet = arguments["process_set"]
         self._sync = sync
         self._arguments = arguments
-        # By bucket, of the last step that was traced: variable, wire's dtype and shape, and what makes a gradient of it.
+        # By bucket: variable, wire's dtype and shape, and what makes a gradient of it.
         self.layouts: dict[str, list[tuple[Any, tf.DType, tf.TensorShape, Callable[[tf.Tensor], tf.Tensor]]]] = {}
         self._local: set[int] = set()  # numbers of variables whose gradients stay on this rank
         predivide = arguments["gradient_predivide_factor"]
@@ -111,7 +116,6 @@ class GradientReducer:
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[RoundInfo]]:
         """The combined gradients, None where there was none; and what became of each bucket, in no order."""
-        variables = [native(variable) for variable in variables]
         combined = list(gradients)
         shared = [i for i, variable in enumerate(variables) if combined[i] is not None and not self.is_local(variable)]
         if self._arguments["scale_local_gradients"]:
@@ -129,7 +133,8 @@ class GradientReducer:
     # --- Full
 
     def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[RoundInfo]]:
-        return self._full(gradients, variables), []
+        refuse_xla()
+        return self._full(gradients, [native(variable) for variable in variables]), []
 
     # --- Partial
 
@@ -145,12 +150,14 @@ class GradientReducer:
         if self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
             return gradients, []
         compression = self._arguments["compression"]
+        if not all(isinstance(native(variable), tf.Variable) for variable in variables):
+            raise ValueError("a partial policy needs variables as sources: their gradients are told apart by them")
         wires, restores = [], []
         for gradient, variable in zip(gradients, variables, strict=True):
             wire, restore = _compressed(self._dense(gradient, variable), compression)
             wires.append(wire)
             restores.append(restore)
-        numbers = [number_of(variable) for variable in variables]
+        numbers = [number_of(native(variable)) for variable in variables]
         planned = bucket_plan.plan(
             [wire.dtype for wire in wires],
             [wire.shape.num_elements() * wire.dtype.size for wire in wires],
@@ -160,10 +167,10 @@ class GradientReducer:
         members = f"{self.process_set.process_set_id} {numbers} {[str(wire.dtype) for wire in wires]}"
         name = f"{self.name}.{hashlib.sha256(members.encode()).hexdigest()[:8]}"
         arguments = self._bucket_arguments()
-        self.layouts = {
-            f"{name}.{index}": [(variables[i], wires[i].dtype, wires[i].shape, restores[i]) for i in bucket]
-            for index, bucket in enumerate(planned)
-        }
+        for index, bucket in enumerate(planned):
+            self.layouts[f"{name}.{index}"] = [
+                (variables[i], wires[i].dtype, wires[i].shape, restores[i]) for i in bucket
+            ]
         results: list[Any] = [None] * len(wires)
         infos = []
         for index, bucket in enumerate(planned):

@@ -13,6 +13,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod.common.util import get_extension_full_path
 from horovod.tensorflow import mpi_ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.ops.control_flow_v2_func_graphs import CondBranchFuncGraph, WhileBodyFuncGraph
 
 from horovod_partial.runtime import Runtime
 
@@ -65,15 +66,18 @@ def wire_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def _bucket(name: str) -> tf.Tensor:
-    """The resource that stands for a bucket: one for each graph, in which all that touches it then keeps its order."""
+    """The resource that stands for a bucket: one for each function, in which all that touches it then keeps its order."""
     if tf.executing_eagerly():
         return _operations.horovod_partial_bucket(bucket=name)
     graph = tf.compat.v1.get_default_graph()
-    buckets = tf.compat.v1.get_collection_ref(f"horovod_partial/{name}")  # branches have that of the graph around them
-    for bucket in buckets:
+    while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
+        graph = graph.outer_graph
+    buckets = graph.get_collection_ref(f"horovod_partial/{name}")
+    for bucket in buckets:  # a function has those of the one around it, too
         if bucket.graph is graph:
             return bucket
-    buckets.append(_operations.horovod_partial_bucket(bucket=name))
+    with graph.as_default():
+        buckets.append(_operations.horovod_partial_bucket(bucket=name))
     return buckets[-1]
 
 
@@ -83,6 +87,12 @@ def completed(name: str, process_set: ProcessSet) -> tf.Tensor:
         return _operations.horovod_partial_completed(
             handle=_bucket(name), bucket=name, process_set=process_set.process_set_id
         )
+
+
+def refuse_xla() -> None:
+    """Raise ValueError where XLA is to compile the function that is being traced."""
+    if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise ValueError("XLA cannot compile collectives: pass jit_compile=False, to model.compile or to tf.function")
 
 
 def arrive(
@@ -114,11 +124,10 @@ def arrive(
             runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
     runtime.use(process_set.process_set_id)
-    if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise ValueError("XLA cannot compile collectives: pass jit_compile=False, to model.compile or to tf.function")
+    refuse_xla()
     attributes = {**policy, **options, "table": [group for row in policy["table"] for group in row]}
     for real in ("grace_seconds", "weight_parameter", "prescale_factor", "postscale_factor"):
-        attributes[real] = float(attributes[real]).hex()
+        attributes[real] = repr(float(attributes[real]))
     try:
         with tf.device("/CPU:0"):
             results, numbers, members, member_work = _operations.horovod_partial_arrive(
@@ -128,8 +137,9 @@ def arrive(
                 bucket=name,
                 process_set=process_set.process_set_id,
                 size=process_set.size(),
-                step=step or name,
-                step_buckets=step_buckets,
+                # Eager code waits for each bucket before it goes on.
+                step=name if tf.executing_eagerly() else step or name,
+                step_buckets=1 if tf.executing_eagerly() else step_buckets,
                 **attributes,
             )
     except tf.errors.InvalidArgumentError as error:

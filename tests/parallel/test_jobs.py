@@ -157,7 +157,7 @@ def test_i6_a_wait_ends_when_horovod_is_shut_down(job: Job) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", ["torch", pytest.param("tensorflow", marks=LONG)])
+@pytest.mark.parametrize("first", ["torch", "tensorflow"])
 def test_two_frameworks_in_one_process(job: Job, first: str) -> None:
     """[run] The second library's objects use the first one's virtual tables."""
     assert job.run("two_frameworks", first) == 0, job.output()
