@@ -1,12 +1,14 @@
 """Steps without compute in TensorFlow: ours are those of `model.fit` on Keras 3, Horovod's a tape on `tf.Variable`s.
 
-Horovod's own Keras optimizer reduces nothing on Keras 3.
+Horovod's own Keras optimizer reduces nothing on Keras 3. All update with Keras's SGD. Gradients must depend on the
+variables: Horovod's operation is none that TensorFlow has to run, and of a constant it would be computed once and for all.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import horovod.tensorflow
 import keras
@@ -28,20 +30,25 @@ def make_steps(prefix: str, shapes: list[Shape]) -> dict[str, Step]:
 
 def _make_tape_step(prefix: str, shapes: list[Shape]) -> Step:
     variables = [tf.Variable(tf.zeros(shape), name=f"{prefix}.{index}") for index, shape in enumerate(shapes)]
+    optimizer = keras.optimizers.SGD(LEARNING_RATE)
+    optimizer.build(variables)
 
     @tf.function
     def step() -> None:
         with tf.GradientTape() as tape:
-            loss = tf.add_n([tf.reduce_sum(variable) for variable in variables])
+            loss = _loss(variables)
         gradients = horovod.tensorflow.DistributedGradientTape(tape).gradient(loss, variables)
-        for variable, gradient in zip(variables, gradients, strict=True):
-            variable.assign_sub(LEARNING_RATE * gradient)
+        optimizer.apply(gradients, variables)
 
     return step
 
 
-class Sum(keras.Model):  # type: ignore[misc]
-    """The sum of its weights, whatever comes in."""
+def _loss(variables: list[Any]) -> tf.Tensor:
+    return tf.add_n([tf.reduce_sum(tf.square(variable)) for variable in variables])
+
+
+class Squares(keras.Model):  # type: ignore[misc]
+    """The sum of its weights' squares, whatever comes in."""
 
     def __init__(self, shapes: list[Shape]) -> None:
         super().__init__()
@@ -52,11 +59,11 @@ class Sum(keras.Model):  # type: ignore[misc]
         self.built = True
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return tf.add_n([tf.reduce_sum(part) for part in self._parts]) + inputs
+        return _loss(self._parts) + inputs
 
 
 def _make_fit_step(policy: str, shapes: list[Shape]) -> Step:
-    model = Sum(shapes)
+    model = Squares(shapes)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(LEARNING_RATE), sync=POLICIES[policy]())
     model.compile(optimizer=optimizer, loss=lambda _, result: result, jit_compile=False)
     model.build((1, 1))

@@ -1,4 +1,4 @@
-"""The plots of `digits.py` and `sequence.py`."""
+"""The plots of `digits_job.py` and of `examples/torch/sequence.py`."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from torch.nn.utils.rnn import pad_sequence
 import horovod_partial.torch as hvd
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples" / "shared")]
 
 import harness
 import plots

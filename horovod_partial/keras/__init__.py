@@ -42,7 +42,7 @@ from horovod_partial.keras import callbacks
 from horovod_partial.keras.callbacks import FlushCallback, ModelSyncCallback, PartialStatsCallback
 from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovod_partial.keras.saving import load_model
-from horovod_partial.keras.values import allgather, allreduce, broadcast, broadcast_variables, reducescatter
+from horovod_partial.keras.values import allgather, allreduce, broadcast, reducescatter
 from horovod_partial.policies import (
     Butterfly,
     Full,
@@ -55,7 +55,7 @@ from horovod_partial.policies import (
     Solo,
     WeightedAverage,
 )
-from horovod_partial.tensorflow.operations import flush, init, join, partial_stats, shutdown
+from horovod_partial.tensorflow.operations import broadcast_variables, flush, init, join, partial_stats, shutdown
 
 __all__ = [
     "Adasum",

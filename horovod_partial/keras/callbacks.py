@@ -12,8 +12,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 
 from horovod_partial.policies import Quorum
 from horovod_partial.tensorflow import operations
-from horovod_partial.tensorflow.gradients import native
-from horovod_partial.tensorflow.graph import runtime
+from horovod_partial.tensorflow.graph import native, runtime
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

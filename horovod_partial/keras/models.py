@@ -13,8 +13,7 @@ from horovod.tensorflow.mpi_ops import Average
 from horovod_partial import bucket_config
 from horovod_partial.policies import GroupAverage, ModelPolicy, Quorum, Solo, WeightedAverage
 from horovod_partial.tensorflow import operations
-from horovod_partial.tensorflow.gradients import native
-from horovod_partial.tensorflow.graph import arrive, completed, runtime
+from horovod_partial.tensorflow.graph import arrive, completed, native, runtime
 
 _FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
 

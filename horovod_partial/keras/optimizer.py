@@ -18,8 +18,8 @@ from horovod_partial import policies
 from horovod_partial.keras.models import ModelAverager
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, native, number_of, subclass
-from horovod_partial.tensorflow.graph import runtime
+from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, number_of, subclass
+from horovod_partial.tensorflow.graph import native, runtime
 
 _instances: Counter[str] = Counter()  # by the variables that they train; the ranks make those in one order
 
@@ -50,17 +50,14 @@ class _Methods:
         # Where gradients are accumulated, this is where their sum is: the passes before have not travelled.
         return self._base._clip_gradients(self, self._horovod.reduce_accumulated(self, list(grads)))
 
-    @property
-    def loss_scale_factor(self) -> Any:
-        return self.__dict__["loss_scale_factor"]
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value: Any) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         # A LossScaleOptimizer resets it in what it wraps. It would then decide on each rank alone whether to step.
-        raise ValueError(
-            "wrap the outermost optimizer: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). Where "
-            "the model's dtype policy is mixed_float16, Keras wraps what it is given unless it is one already"
-        )
+        if name == "loss_scale_factor" and not isinstance(self, keras.optimizers.MultiOptimizer):
+            raise ValueError(
+                "wrap the outermost optimizer: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). "
+                "Where the model's dtype policy is mixed_float16, Keras wraps what it is given unless it is one already"
+            )
+        self._base.__setattr__(self, name, value)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
@@ -321,10 +318,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         GradientReducer(prefix, policy, arguments)
     base = type(optimizer)
-    members = {"_horovod_arguments": repeated}
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        members["loss_scale_factor"] = base.loss_scale_factor  # it may set that of its members
-    wrapped: Any = object.__new__(subclass(base, _Methods, **members))
+    wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated))
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras and TensorFlow would track it
     averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras's own accumulation averages
     wrapped.__dict__["_horovod"] = _State(prefix, policy, arguments, averages)

@@ -9,8 +9,6 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import Average
 
-from horovod_partial.tensorflow.gradients import native
-
 
 def allreduce(
     value: Any,
@@ -46,8 +44,3 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> tf.Tensor:
     """`horovod.keras.reducescatter`: along the first dimension."""
     return horovod.tensorflow.reducescatter(tf.convert_to_tensor(value), op=op, name=name)
-
-
-def broadcast_variables(variables: Any, root_rank: int) -> None:
-    """Give Keras's or TensorFlow's variables the root rank's values."""
-    horovod.tensorflow.broadcast_variables([native(variable) for variable in variables], root_rank=root_rank)

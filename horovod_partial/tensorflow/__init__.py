@@ -27,6 +27,7 @@ from horovod_partial.policies import (
 )
 from horovod_partial.tensorflow.graph import RoundInfo
 from horovod_partial.tensorflow.operations import (
+    broadcast_variables,
     flush,
     group_allreduce,
     init,
@@ -57,6 +58,7 @@ __all__ = [
     "WeightedAverage",
     "average_converges",
     "average_is_useful",
+    "broadcast_variables",
     "elastic",
     "estimate_contraction",
     "flush",

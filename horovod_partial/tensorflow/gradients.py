@@ -19,17 +19,11 @@ from horovod.tensorflow.mpi_ops import Average, Sum
 from horovod_partial import bucket_config, bucket_plan
 from horovod_partial.policies import Full, Policy
 from horovod_partial.settings import settings
-from horovod_partial.tensorflow.graph import RoundInfo, arrive, refuse_xla, runtime, wire_dtype
+from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime, wire_dtype
 
 _generation = 0  # of Horovod: ranks that are new in an elastic job count from the start, and so do the others then
 _numbers: dict[int, int] = {}  # of variables, in the order in which they are first seen: the same on all ranks
 _counter = itertools.count()
-
-
-def native(variable: Any) -> Any:
-    """TensorFlow's own variable behind one of Keras's; anything else as it is."""
-    value = getattr(variable, "value", None)
-    return value if isinstance(value, tf.Variable) else variable
 
 
 def number_of(variable: Any) -> int:

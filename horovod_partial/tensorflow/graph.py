@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,12 @@ def wire_dtype(dtype: tf.DType) -> tf.DType:
     return dtype
 
 
+def native(variable: Any) -> Any:
+    """TensorFlow's own variable behind one of Keras's; anything else as it is."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable
+
+
 def _bucket(name: str) -> tf.Tensor:
     """The resource that stands for a bucket: one for each function, in which all that touches it then keeps its order."""
     if tf.executing_eagerly():
@@ -87,6 +94,11 @@ def completed(name: str, process_set: ProcessSet) -> tf.Tensor:
         return _operations.horovod_partial_completed(
             handle=_bucket(name), bucket=name, process_set=process_set.process_set_id
         )
+
+
+def _plain(message: str) -> str:
+    """An error without what TensorFlow puts around it."""
+    return re.sub(r"^\{\{.*?\}\} | \[Op:.*$", "", message)
 
 
 def refuse_xla() -> None:
@@ -143,8 +155,8 @@ def arrive(
                 **attributes,
             )
     except tf.errors.InvalidArgumentError as error:
-        raise ValueError(error.message) from None
+        raise ValueError(_plain(error.message)) from None
     except tf.errors.UnknownError as error:
-        raise HorovodInternalError(error.message) from None
+        raise HorovodInternalError(_plain(error.message)) from None
     round, late, fresh, gradients, staleness, empty = tf.unstack(numbers, 6)
     return results, RoundInfo(round, late, fresh, gradients, staleness, empty, members, member_work)

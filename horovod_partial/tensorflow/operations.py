@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import horovod.tensorflow
@@ -24,7 +24,7 @@ from horovod_partial.policies import (
     WeightedAverage,
 )
 from horovod_partial.settings import settings
-from horovod_partial.tensorflow.graph import RoundInfo, arrive, runtime, wire_dtype
+from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime, wire_dtype
 
 Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
@@ -53,6 +53,8 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     Ranks that have joined need not come.
     """
     check_initialized()
+    if not tf.executing_eagerly():
+        raise ValueError("call flush outside of graphs: it delivers when it is called")
     runtime.flush(process_set.process_set_id)
 
 
@@ -61,12 +63,18 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
     return statistics.summarise(runtime.statistics(process_set.process_set_id))
 
 
+def broadcast_variables(variables: Iterable[Any], root_rank: int, *args: Any, **kwargs: Any) -> Any:
+    """`horovod.tensorflow.broadcast_variables`, of Keras's variables too."""
+    return horovod.tensorflow.broadcast_variables([native(v) for v in variables], root_rank, *args, **kwargs)
+
+
 def check_initialized() -> None:
     """Raise ValueError where Horovod is not up."""
     if not mpi_ops.is_initialized():
         raise ValueError("Horovod has not been initialized; use hvd.init().")
 
 
+@tf.autograph.experimental.do_not_convert
 def partial_allreduce(
     tensor: Tensors,
     name: str | None = None,
@@ -146,6 +154,7 @@ def _full_allreduce(
     return horovod.tensorflow.allreduce(tensor, name=name, **options)
 
 
+@tf.autograph.experimental.do_not_convert
 def group_allreduce(
     tensor: Tensors,
     name: str | None = None,
@@ -170,6 +179,7 @@ def group_allreduce(
     return _reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
 
 
+@tf.autograph.experimental.do_not_convert
 def partial_reduce(
     tensor: Tensors,
     name: str | None = None,
@@ -190,6 +200,7 @@ def partial_reduce(
     return average(tensor, name, policy, process_set, return_info=return_info)
 
 
+@tf.autograph.experimental.do_not_convert
 def weighted_average(
     tensor: Tensors,
     steps: tf.Tensor | int,

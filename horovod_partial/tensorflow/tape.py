@@ -14,7 +14,8 @@ from horovod.tensorflow.mpi_ops import Average
 from horovod_partial import policies
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, native, subclass
+from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, subclass
+from horovod_partial.tensorflow.graph import native
 
 
 class _Methods:

@@ -24,7 +24,8 @@ _launches = pytest.StashKey[dict[tuple[Path, Setup], Launch]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "launch(ranks, full_ranks, transports, environment, label, double, framework): how a parallel test is launched"
+        "markers",
+        "launch(ranks, full_ranks, transports, environment, label, double, framework): how a parallel test is launched",
     )
     config.addinivalue_line("markers", "full_matrix: runs with --matrix=full only")
     config.stash[_launches] = {}

@@ -1,0 +1,52 @@
+"""A training loop of one's own in TensorFlow with a sync policy: marked are the lines that one process does not need.
+
+horovodrun -np 4 python examples/tensorflow/custom_loop.py
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import horovod_partial.tensorflow as hvd  # 1: instead of horovod.tensorflow
+
+hvd.init()  # 2
+
+images, labels = load_digits(return_X_y=True)
+images = (images / 16).astype(np.float32)
+images, labels = images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]  # 3: this rank's share of the data
+data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).batch(16, drop_remainder=True)
+
+model = keras.Sequential([keras.Input([64]), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)])
+optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+optimizer.build(model.trainable_variables)
+entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+hvd.broadcast_variables([variable.value for variable in model.weights], root_rank=0)  # 4: the same start on every rank
+
+
+@tf.function
+def train_step(batch: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+        loss = entropy(targets, model(batch, training=True))
+    tape = hvd.DistributedGradientTape(tape, sync=hvd.Majority())  # 5: nobody waits for all
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply(gradients, model.trainable_variables)
+    return loss
+
+
+for epoch in range(10):
+    for batch, targets in data:
+        loss = train_step(batch, targets)
+    if hvd.rank() == 0:
+        print(f"epoch {epoch}: loss {loss.numpy():.3f}", flush=True)
+
+# 6: before the model is saved or tested. Each rank may have missed results of the last rounds, so take the mean model.
+hvd.flush()
+for variable in model.weights:
+    variable.assign(hvd.allreduce(variable.value))
+
+if hvd.rank() == 0:
+    correct = np.mean(np.argmax(model(images), axis=1) == labels)
+    rounds = max(bucket["rounds"] for bucket in hvd.partial_stats().values())
+    print(f"{correct:.1%} of rank 0's images are recognised; {rounds} rounds", flush=True)
+hvd.shutdown()
