@@ -149,9 +149,8 @@ struct Hooks {
     const auto session = kBreaks || IsOurs(response) ? find_session() : nullptr;
     if (session != nullptr) session->EndIfBroken();  // Horovod fails these entries
     try {
-      return session == nullptr || !IsOurs(response)
-                 ? reduce(response)
-                 : session->Execute(entries, response, Transport::kCarrier, reduce);
+      return session == nullptr || !IsOurs(response) ? reduce(response)
+                                                     : session->Execute(entries, response, Transport::kCarrier, reduce);
     } catch (const std::runtime_error& error) {  // what Gloo throws; bad input is a logic error
       if (kBreaks && session != nullptr) session->Break(error.what());
       throw;

@@ -66,9 +66,9 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   hvd::Status Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
                       const Reduce& reduce);
   // A reduction over Gloo has failed halfway, and peers may still send what belongs to it. Horovod would go on to its
-  // next cycle on the same connections, where Gloo ends the process when it meets that. So what is left of this cycle is
-  // not reduced, and the next hook, before it communicates, ends Horovod's loop by the one exception that a hook lets out:
-  // connections close, and all ranks learn.
+  // next cycle on the same connections, where Gloo ends the process when it meets that. So what is left of this cycle
+  // is not reduced, and the next hook, before it communicates, ends Horovod's loop by the one exception that a hook
+  // lets out: connections close, and all ranks learn.
   void Break(const std::string& error) { broken_ = error; }
   void EndIfBroken() const;
 

@@ -60,8 +60,8 @@ struct Work : std::enable_shared_from_this<Work> {
   RoundInfo info;
   std::deque<Buffer> replay;  // results before the newest, oldest first; only with Missed::kReplay
   Buffer scratch;             // where an arrival that only delivers has its result, which nobody asked for
-  // For callers that do not wait: called once, when the work is done, without a lock of the engine and by whichever thread
-  // has done it. It may read the work, which changes no more, must not block, and must not call the engine.
+  // For callers that do not wait: called once, when the work is done, without a lock of the engine and by whichever
+  // thread has done it. It may read the work, which changes no more, must not block, and must not call the engine.
   std::function<void(const Work&)> on_done;
 };
 

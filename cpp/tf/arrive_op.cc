@@ -108,6 +108,13 @@ class Call {
     for (int i = 0; i < source_.dims(); ++i) dimensions.push_back(source_.dim_size(i));
     return dimensions;
   }
+  // What the ranks compare: one total may be split in many ways.
+  std::string Describe(const std::string& policy) const {
+    if (tensors_.size() == 1) return policy;  // Horovod compares its shape
+    std::string text = policy + " shapes=";
+    for (const Tensor& tensor : tensors_) text += tensor.shape().DebugString();
+    return text;
+  }
   Bucket::Arrival arrival() const {
     return {Address(source_), Address(target_), 1, context_->input(context_->num_inputs() - 1).scalar<int>()()};
   }
@@ -229,8 +236,10 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
         return absl::FailedPreconditionError("bucket " + bucket_ + " was made for " + std::to_string(size_) +
                                              " ranks, and now there are " + std::to_string(session->engine().size()) +
                                              "; make the optimizer anew, and trace tf.functions again");
+      Policy policy = policy_;
+      policy.description = call->Describe(policy_.description);
       const auto bucket =
-          session->engine().Declare(bucket_, MakeConfig(CoreType(type_), call->shape(), -1, policy_, arguments_));
+          session->engine().Declare(bucket_, MakeConfig(CoreType(type_), call->shape(), -1, policy, arguments_));
       const std::string step = step_;
       const auto step_buckets = static_cast<std::size_t>(step_buckets_);
       const auto work = session->engine().Arrive(bucket, call->arrival(), nullptr,

@@ -52,7 +52,7 @@ class _Methods:
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A LossScaleOptimizer resets it in what it wraps. It would then decide on each rank alone whether to step.
-        if name == "loss_scale_factor" and not isinstance(self, keras.optimizers.MultiOptimizer):
+        if name == "loss_scale_factor":
             raise ValueError(
                 "wrap the outermost optimizer: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). "
                 "Where the model's dtype policy is mixed_float16, Keras wraps what it is given unless it is one already"

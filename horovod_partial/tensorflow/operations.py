@@ -234,11 +234,14 @@ def average(
     return_info: bool = False,
 ) -> Any:
     """Arrive with a model at a policy's bucket."""
-    for one in tf.nest.flatten(tensor):
+    several = isinstance(tensor, (list, tuple))
+    tensors = [tf.convert_to_tensor(one) for one in (tensor if several else [tensor])]
+    for one in tensors:
         if not one.dtype.is_floating:
             raise ValueError(f"an average of models needs floating-point tensors, not {one.dtype.name}")
     options = {"max_staleness": max_staleness, "grace_ms": grace_ms, **bucket_config.of_models(policy)}
-    return _reduce(tensor, name, Average, policy, process_set, options, work=steps, return_info=return_info)
+    model = tensors if several else tensors[0]
+    return _reduce(model, name, Average, policy, process_set, options, work=steps, return_info=return_info)
 
 
 def _reduce(

@@ -2,13 +2,85 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
+from horovod_partial import _core
+from horovod_partial.tensorflow.gradients import native
+from horovod_partial.tensorflow.graph import runtime
 
 pytestmark = pytest.mark.launch(framework="tensorflow")
+
+with contextlib.suppress(RuntimeError):  # too late if something has used TensorFlow before; only slower then
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+
+STEADY = {"HOROVOD_PARTIAL_PARKED_MS": "1e7", "HOROVOD_PARTIAL_WAITING_MS": "1e7", "HOROVOD_PARTIAL_GRACE_MS": "0"}
+scripted = pytest.mark.launch(label="scripted", environment=STEADY)
+modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+
+EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
+POLICIES = ["solo", "majority", "majority:random", "quorum:0.75"]
+FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
+DTYPES = [tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bfloat16]
+
+
+def name_of(dtype: Any) -> str:
+    return str(dtype.name)
+
+
+def run_as(graph: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in eager code or as a graph. AutoGraph, which takes its time, has tests of its own."""
+    return tf.function(function, autograph=False) if graph else function
+
+
+def numbers(info: hvd.RoundInfo) -> hvd.RoundInfo:
+    """With numbers and lists in place of tensors."""
+    return hvd.RoundInfo(*(field.numpy().tolist() for field in info))
+
+
+def completed(name: str) -> int:
+    """How many rounds of a bucket have ended on this rank."""
+    return runtime.completed(0, name)
+
+
+def collect(name: str, like: np.ndarray) -> np.ndarray:
+    """The results that this rank has missed, zeros if there are none. After a flush: what a later operation would get."""
+    output = np.zeros_like(like)
+    runtime.collect(0, name, output.ctypes.data)
+    return output
+
+
+def expected_sum(world: World) -> int:
+    return sum(rank + 1 for rank in world.ranks)
+
+
+def check_that_the_job_goes_on(world: World) -> None:
+    result = hvd.partial_allreduce(tf.constant([world.rank + 1]), name=world.name("after"), op=hvd.Sum, sync="solo")
+    assert result.numpy().tolist() == [expected_sum(world)]
+    assert hvd.allreduce(tf.constant([1]), name=world.name("after.full"), op=hvd.Sum).numpy().tolist() == [world.size]
+
+
+# --- Everybody on time ------------------------------------------------------------------------------------------------
+
+
+def test_superset_of_horovod_tensorflow(world: World) -> None:
+    public = [name for name in dir(horovod.tensorflow) if not name.startswith("_")]
+    assert [name for name in public if not hasattr(hvd, name)] == []
+    assert (hvd.rank(), hvd.size()) == (world.rank, world.size)
 
 
 def test_everybody_in_a_graph(world: World) -> None:
@@ -17,6 +89,1347 @@ def test_everybody_in_a_graph(world: World) -> None:
         return hvd.partial_allreduce(tensor, name=world.name(), op=hvd.Sum, sync="quorum:1.0")
 
     for step in range(5):
-        assert reduce(tf.fill([3], float(world.rank + step))).numpy().tolist() == [
-            float(sum(rank + step for rank in world.ranks))
-        ] * 3
+        assert (
+            reduce(tf.fill([3], float(world.rank + step))).numpy().tolist()
+            == [float(sum(rank + step for rank in world.ranks))] * 3
+        )
+
+
+@modes
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_dtypes(world: World, dtype: Any, graph: bool) -> None:
+    reduce = run_as(graph, lambda x: hvd.partial_allreduce(x, name=world.name(), op=hvd.Sum, sync=EVERYBODY))
+    for step in range(2):
+        tensor = tf.cast(tf.fill([2, 3], world.rank + 1 + step), dtype)
+        result = reduce(tensor)
+        assert (result.dtype, result.shape) == (dtype, (2, 3))
+        assert result.numpy().tolist() == [[expected_sum(world) + step * world.size] * 3] * 2
+        assert tensor.numpy().tolist() == [[world.rank + 1 + step] * 3] * 2
+
+
+@modes
+@pytest.mark.parametrize("dtype", [tf.uint8, tf.int8, tf.bool, tf.int16, tf.complex64, tf.string], ids=name_of)
+def test_dtypes_that_are_not_reduced(world: World, dtype: Any, graph: bool) -> None:
+    reduce = run_as(graph, lambda x: hvd.partial_allreduce(x, name=world.name(), sync=EVERYBODY))
+    tensor = tf.constant(["x"]) if dtype == tf.string else tf.cast(tf.zeros([3]), dtype)
+    with pytest.raises(ValueError, match=f"Tensor type {dtype.name} is not supported"):
+        reduce(tensor)
+
+
+@modes
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3, 4), (1023,)], ids=str)
+def test_shapes(world: World, shape: tuple[int, ...], graph: bool) -> None:
+    reduce = run_as(graph, lambda x: hvd.partial_allreduce(x, name=world.name(), op=hvd.Sum, sync="solo"))
+    result = reduce(tf.fill(shape, world.rank + 1.0))
+    assert result.shape == shape
+    assert np.array_equal(result.numpy(), np.full(shape, float(expected_sum(world))))
+
+
+def test_a_shape_that_the_graph_does_not_know(world: World) -> None:
+    """It is the bucket's from the first round on."""
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
+    def reduce(tensor: tf.Tensor) -> tf.Tensor:
+        return hvd.partial_allreduce(tensor, name=world.name(), op=hvd.Sum, sync=EVERYBODY)
+
+    for _ in range(2):
+        assert reduce(tf.ones([2, 3])).numpy().tolist() == [[world.size] * 3] * 2
+
+
+SHAPES: list[tuple[int, ...]] = [(), (3,), (0,), (2, 5), (17,), (1, 1, 1), (64,), (0, 3), (33,)]
+
+
+def several(dtype: Any, factor: int) -> list[tf.Tensor]:
+    """Tensors of many shapes, whose elements differ."""
+    return [
+        tf.cast(tf.reshape(tf.range(np.prod(shape, dtype=int)) % 7 + i, shape) * factor, dtype)
+        for i, shape in enumerate(SHAPES)
+    ]
+
+
+def equal(results: Sequence[tf.Tensor], expected: Sequence[tf.Tensor]) -> bool:
+    return len(results) == len(expected) and all(
+        one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one.numpy(), other.numpy())
+        for one, other in zip(results, expected, strict=True)
+    )
+
+
+@modes
+@pytest.mark.parametrize("dtype", [tf.int32, tf.float16, tf.float64, tf.bfloat16], ids=name_of)
+def test_several_tensors_travel_as_one(world: World, dtype: Any, graph: bool) -> None:
+    name = world.name()
+    reduce = run_as(graph, lambda *x: hvd.partial_allreduce(list(x), name=name, op=hvd.Sum, sync=EVERYBODY))
+    for step in range(2):
+        tensors = several(dtype, world.rank + 1 + step)
+        assert equal(reduce(*tensors), several(dtype, expected_sum(world) + step * world.size))
+        assert equal(tensors, several(dtype, world.rank + 1 + step))
+    assert hvd.partial_stats()[name]["rounds"] == 2
+
+
+@modes
+def test_several_tensors_without_elements(world: World, graph: bool) -> None:
+    reduce = run_as(graph, lambda *x: hvd.partial_allreduce(x, name=world.name(), sync=EVERYBODY))
+    assert [result.shape for result in reduce(tf.zeros([0]), tf.zeros([2, 0]))] == [(0,), (2, 0)]
+
+
+@modes
+def test_one_tensor_in_a_list(world: World, graph: bool) -> None:
+    reduce = run_as(graph, lambda x: hvd.partial_allreduce([x], name=world.name(), op=hvd.Sum, sync=EVERYBODY))
+    (result,) = reduce(tf.ones([5]))
+    assert result.numpy().tolist() == [world.size] * 5
+
+
+def test_average_is_the_default(world: World) -> None:
+    result = hvd.partial_allreduce(tf.fill([2], world.rank + 1.0), name=world.name(), sync=EVERYBODY)
+    assert result.numpy().tolist() == [expected_sum(world) / world.size] * 2
+
+
+@modes
+def test_scaling(world: World, graph: bool) -> None:
+    arguments = {"sync": EVERYBODY, "prescale_factor": 0.1, "postscale_factor": 3.0}
+    for op, divisor in ((hvd.Sum, 1), (hvd.Average, world.size)):
+        reduce = run_as(graph, lambda x, op=op: hvd.partial_allreduce(x, world.name(str(op)), op, **arguments))
+        result = reduce(tf.constant([world.rank + 1.0], tf.float64))
+        assert result.numpy() == pytest.approx(0.3 * expected_sum(world) / divisor, rel=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=name_of)
+def test_half_precision_average(world: World, dtype: Any) -> None:
+    tensor = tf.cast(tf.fill([5], 0.25 * (world.rank + 1)), dtype)
+    result = hvd.partial_allreduce(tensor, name=world.name(), sync=EVERYBODY)
+    assert np.allclose(tf.cast(result, tf.float32), 0.25 * expected_sum(world) / world.size, rtol=1e-2)
+
+
+@modes
+def test_round_info(world: World, graph: bool) -> None:
+    reduce = run_as(
+        graph, lambda x: hvd.partial_allreduce(x, name=world.name(), op=hvd.Sum, sync=EVERYBODY, return_info=True)
+    )
+    for step in range(3):
+        result, info = reduce(tf.constant([1.0]))
+        assert result.numpy().tolist() == [world.size]
+        assert [field.dtype for field in info] == [tf.int64] * 6 + [tf.int32] * 2
+        assert [field.shape for field in info[:6]] == [()] * 6
+        number = numbers(info)
+        assert (number.round, number.late, number.staleness, number.empty) == (step, 0, 0, 0)
+        assert number.fresh == number.gradients == world.size
+        assert number.members == list(world.ranks)
+
+
+def test_what_can_be_made_a_tensor(world: World) -> None:
+    """Variables, Keras's too, and arrays: they stay as they are."""
+    array = np.full(3, world.rank + 1, np.float32)
+    inputs = {"tf": tf.Variable(array), "keras": keras.Variable(array), "numpy": array.copy()}
+    for kind, one in inputs.items():
+        result = hvd.partial_allreduce(one, name=world.name(kind), op=hvd.Sum, sync=EVERYBODY)
+        assert result.numpy().tolist() == [expected_sum(world)] * 3
+        result = hvd.partial_reduce(one, name=world.name(f"{kind}.ready"), size=world.size)
+        assert result.numpy().tolist() == [expected_sum(world) / world.size] * 3
+        assert np.array_equal(np.asarray(one), array)
+
+
+def test_a_variable_in_a_graph_keeps_its_value(world: World) -> None:
+    variable = tf.Variable([world.rank + 1.0])
+
+    @tf.function
+    def reduce() -> tuple[tf.Tensor, tf.Tensor]:
+        result = hvd.partial_allreduce(variable, name=world.name(), op=hvd.Sum, sync=EVERYBODY)
+        return result, variable + 0.0
+
+    for _ in range(2):
+        result, own = reduce()
+        assert (result.numpy().item(), own.numpy().item()) == (expected_sum(world), world.rank + 1)
+
+
+# --- Graphs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_constant_is_not_folded(world: World) -> None:
+    """Each run of the graph is an arrival, and the result is not written over the constant."""
+    name = world.name()
+
+    @tf.function
+    def reduce() -> tf.Tensor:
+        return hvd.partial_allreduce(tf.constant([2.0, 3.0]), name=name, op=hvd.Sum, sync=EVERYBODY)
+
+    for step in range(3):
+        assert reduce().numpy().tolist() == [2.0 * world.size, 3.0 * world.size]
+        assert completed(name) == step + 1
+
+
+def test_an_arrival_whose_result_nobody_uses_is_not_pruned(world: World) -> None:
+    name = world.name()
+
+    @tf.function
+    def reduce(tensor: tf.Tensor) -> tf.Tensor:
+        hvd.partial_allreduce(tensor, name=name, op=hvd.Sum, sync=EVERYBODY)
+        return tensor + 1
+
+    for step in range(3):
+        assert reduce(tf.constant([1.0])).numpy().tolist() == [2.0]
+        assert completed(name) == step + 1
+
+
+def test_equal_arrivals_are_not_merged(world: World) -> None:
+    """Two in one graph are two rounds, one after the other."""
+    name = world.name()
+
+    @tf.function
+    def reduce(tensor: tf.Tensor) -> list[Any]:
+        options = {"name": name, "op": hvd.Sum, "sync": EVERYBODY, "return_info": True}
+        return [hvd.partial_allreduce(tensor, **options) for _ in range(2)]
+
+    for step in range(2):
+        for number, (result, info) in enumerate(reduce(tf.constant([1.0]))):
+            assert result.numpy().tolist() == [world.size]
+            assert info.round.numpy() == 2 * step + number
+
+
+def test_arrivals_in_loops_and_branches(world: World) -> None:
+    name = world.name()
+
+    @tf.function
+    def reduce(times: tf.Tensor) -> tf.Tensor:
+        total = tf.constant([0.0])
+        for i in tf.range(times):
+            if i % 2 == 0:
+                total += hvd.partial_allreduce(tf.constant([1.0]), name=name, op=hvd.Sum, sync=EVERYBODY)
+            else:
+                total += hvd.partial_allreduce(tf.constant([10.0]), name=name, op=hvd.Sum, sync=EVERYBODY)
+        return total
+
+    for times, expected in ((3, 12), (0, 0), (4, 22)):
+        assert reduce(tf.constant(times)).numpy().tolist() == [expected * world.size]
+    assert completed(name) == 7
+
+
+def test_the_same_name_in_eager_code_and_in_graphs(world: World) -> None:
+    options = {"name": world.name(), "op": hvd.Sum, "sync": EVERYBODY, "return_info": True}
+    calls = [run_as(graph, lambda x: hvd.partial_allreduce(x, **options)) for graph in (False, True, True)]
+    for step, call in enumerate(calls * 2):
+        result, info = call(tf.constant([float(world.rank)]))
+        assert result.numpy().item() == sum(world.ranks)
+        assert info.round.numpy() == step
+
+
+@pytest.mark.parametrize("kind", ["one", "several", "model"])
+def test_after_saving_and_loading(world: World, kind: str, tmp_path: Path) -> None:
+    """The same name is the same bucket."""
+    name = world.name()
+
+    def reduce(tensor: tf.Tensor) -> Any:
+        if kind == "model":
+            return hvd.group_allreduce(tensor, name=name, op=hvd.Sum, schedule=hvd.Butterfly(64), grace_ms=FOR_EVER)
+        options = {"name": name, "op": hvd.Sum, "sync": EVERYBODY, "prescale_factor": 0.1, "postscale_factor": 10.0}
+        return hvd.partial_allreduce([tensor, tensor[:1]] if kind == "several" else tensor, **options)
+
+    module = tf.Module()
+    module.reduce = tf.function(reduce, input_signature=[tf.TensorSpec([3], tf.float32)])
+    first = lambda results: (results[0] if kind == "several" else results).numpy()
+    assert first(module.reduce(tf.ones([3]))) == pytest.approx([world.size] * 3)
+    tf.saved_model.save(module, str(tmp_path / "module"))
+    loaded = tf.saved_model.load(str(tmp_path / "module"))
+    for module_or_loaded in (loaded, module, loaded):
+        assert first(module_or_loaded.reduce(tf.ones([3]))) == pytest.approx([world.size] * 3)
+    assert completed(name) == 4
+
+
+def test_two_graphs_in_two_threads(world: World) -> None:
+    names = [world.name(str(i)) for i in range(2)]
+    calls = [
+        tf.function(lambda x, name=name: hvd.partial_allreduce(x, name=name, op=hvd.Sum, sync="solo")) for name in names
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        work = lambda call: sum(call(tf.constant([1], tf.int64)).numpy().item() for _ in range(10))
+        results = list(pool.map(work, calls))
+    hvd.flush()
+    for name, result in zip(names, results, strict=True):
+        assert result + collect(name, np.zeros(1, np.int64)).item() == 10 * world.size
+
+
+# --- Full -------------------------------------------------------------------------------------------------------------
+
+
+@modes
+def test_i5_full_has_horovods_bits(world: World, graph: bool) -> None:
+    name = f"full.{graph}"  # in a graph Horovod makes a scope of it, which may not have brackets
+    integers = tf.constant(np.random.default_rng(world.rank).integers(-1000, 1000, 999), tf.int64)
+    theirs = horovod.tensorflow.allreduce(integers, name=f"{name}.theirs", op=hvd.Sum)
+    for policy in (hvd.Full(), "full", None):
+        ours = run_as(graph, lambda x, p=policy: hvd.partial_allreduce(x, f"{name}.ours", hvd.Sum, sync=p))(integers)
+        assert np.array_equal(ours.numpy(), theirs.numpy())
+    assert f"{name}.ours" not in hvd.partial_stats()
+
+
+def test_full_of_several_tensors(world: World) -> None:
+    tensors = [tf.fill([3], world.rank + 1.0), tf.constant([[1.0 * world.rank]])]
+    one, two = hvd.partial_allreduce(tensors, name=world.name(), op=hvd.Sum, sync="full")
+    assert one.numpy().tolist() == [expected_sum(world)] * 3
+    assert two.numpy().tolist() == [[sum(world.ranks)]]
+
+
+def test_full_has_all_operations_and_no_rounds(world: World) -> None:
+    largest = hvd.partial_allreduce(tf.constant([world.rank]), name=world.name(), op=hvd.Max, sync="full")
+    assert largest.numpy().tolist() == [world.size - 1]
+    with pytest.raises(ValueError, match="no rounds under Full"):
+        hvd.partial_allreduce(tf.constant([1.0]), name=world.name("info"), sync="full", return_info=True)
+
+
+# --- Models -----------------------------------------------------------------------------------------------------------
+
+
+@modes
+def test_group_allreduce(world: World, graph: bool) -> None:
+    schedule, period = hvd.Butterfly(2), 3
+    options = {"name": world.name(), "schedule": schedule, "period": period, "grace_ms": FOR_EVER, "return_info": True}
+    reduce = run_as(graph, lambda x: hvd.group_allreduce(x, **options))
+    for step in range(6):
+        result, info = reduce(tf.constant([10.0**world.rank, step], tf.float64))
+        full = step == 0 or (step + 1) % period == 0
+        groups = [list(world.ranks)] if full else schedule.groups(step, world.size)
+        (members,) = [group for group in groups if world.rank in group]
+        number = numbers(info)
+        assert (number.round, number.late, number.members) == (step, 0, members)
+        assert result.numpy() == pytest.approx([sum(10.0**rank for rank in members) / len(members), step], rel=1e-12)
+
+
+@modes
+def test_group_allreduce_of_a_schedule_of_ones_own(world: World, graph: bool) -> None:
+    """The table is an attribute of the operation."""
+    schedule = hvd.Schedule(lambda round, rank: (rank + round) // 2 % 2, 4)
+    options = {"name": world.name(), "schedule": schedule, "op": hvd.Sum, "grace_ms": FOR_EVER}
+    reduce = run_as(graph, lambda x: hvd.group_allreduce(x, **options))
+    for step in range(6):
+        groups = schedule.groups(step, world.size) if step else [list(world.ranks)]
+        (members,) = [group for group in groups if world.rank in group]
+        assert reduce(tf.constant([10**world.rank])).numpy().item() == sum(10**rank for rank in members)
+
+
+@modes
+@pytest.mark.parametrize("size", [2, 64])
+def test_partial_reduce(world: World, graph: bool, size: int) -> None:
+    options = {"name": world.name(), "size": size, "return_info": True}
+    reduce = run_as(graph, lambda x: hvd.partial_reduce(x, **options))
+    for _ in range(4):
+        result, info = reduce(tf.constant([10.0**world.rank, 1.0], tf.float64))
+        members = info.members.numpy().tolist()
+        assert world.rank in members
+        assert len(members) == world.size or size == 2
+        assert result.numpy() == pytest.approx([sum(10.0**rank for rank in members) / len(members), 1.0], rel=1e-12)
+    hvd.flush()
+
+
+@modes
+def test_weighted_average(world: World, graph: bool) -> None:
+    steps_of = [2 + rank for rank in world.ranks]
+    shares = _core.contraction_weights(steps_of, 0.7)
+    arguments = {"contraction": 0.7, "return_info": True}
+    as_tensor = run_as(graph, lambda x, steps: hvd.weighted_average(x, steps, name=world.name("tensor"), **arguments))
+    as_number = run_as(
+        graph, lambda x: hvd.weighted_average(x, steps_of[world.rank], name=world.name("number"), **arguments)
+    )
+    model = tf.constant([10.0**world.rank, 1.0], tf.float64)
+    for result, info in (as_tensor(model, tf.constant(steps_of[world.rank])), as_number(model)):
+        expected = sum(share * 10.0**rank for rank, share in enumerate(shares))
+        assert result.numpy() == pytest.approx([expected, 1.0], rel=1e-6)
+        assert info.work.numpy().tolist() == steps_of
+
+
+@pytest.mark.parametrize("kind", ["group_allreduce", "partial_reduce", "weighted_average"])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.bfloat16], ids=name_of)
+def test_models_of_several_tensors(world: World, kind: str, dtype: Any) -> None:
+    options: dict[str, Any] = {
+        "group_allreduce": {"schedule": hvd.Butterfly(64), "grace_ms": FOR_EVER},
+        "partial_reduce": {"size": world.size},
+        "weighted_average": {"steps": 3, "contraction": 0.9},
+    }[kind]
+    results = getattr(hvd, kind)(several(dtype, world.rank + 1), name=world.name(), **options)
+    mean = expected_sum(world) / world.size
+    for result, one in zip(results, several(tf.float32, 1), strict=True):
+        assert (result.dtype, result.shape) == (dtype, one.shape)
+        assert np.allclose(tf.cast(result, tf.float32), one * mean, rtol=1e-2)
+
+
+@modes
+def test_wrong_arguments_of_models(world: World, graph: bool) -> None:
+    floats, integers, name = tf.zeros([2]), tf.zeros([2], tf.int32), world.name()
+    cases: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: hvd.partial_reduce(integers, name=name), ValueError, "needs floating-point tensors"),
+        (lambda: hvd.weighted_average(integers, 1, 0.9, name=name), ValueError, "needs floating-point tensors"),
+        (lambda: hvd.weighted_average(floats, True, 0.9, name=name), TypeError, "steps must be"),
+        (lambda: hvd.weighted_average(floats, -1, 0.9, name=name), ValueError, "steps must be 0 or more"),
+        (lambda: hvd.weighted_average(floats, 1, 1.5, name=name), ValueError, "contraction must be"),
+        (lambda: hvd.group_allreduce(floats, name=name, op=hvd.Max), ValueError, "hvd.Average or hvd.Sum"),
+        (lambda: hvd.group_allreduce(floats, name=name, period=0), ValueError, "period must be"),
+        (lambda: hvd.partial_reduce(floats, name=name, size=1), ValueError, "size must be"),
+        (lambda: hvd.partial_reduce(floats, name=name, weights="none"), ValueError, "weights must be"),
+        (lambda: hvd.group_allreduce(floats), ValueError, "needs a name"),
+        (lambda: hvd.partial_reduce(floats), ValueError, "needs a name"),
+        (lambda: hvd.weighted_average(floats, 1, 0.9), ValueError, "needs a name"),
+    ]
+    for call, kind, text in cases:
+        with pytest.raises(kind, match=text):
+            run_as(graph, call)()
+    check_that_the_job_goes_on(world)
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+@modes
+def test_wrong_arguments(world: World, graph: bool) -> None:
+    tensor = tf.zeros([3])
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"name": None}, ValueError, "needs a name"),
+        ({"sync": "most"}, ValueError, "unknown sync policy 'most'"),
+        ({"sync": 3}, TypeError, "sync must be a policy"),
+        ({"sync": "group_average"}, ValueError, "averages models"),
+        ({"sync": hvd.PartialReduce(2)}, ValueError, "averages models"),
+        ({"sync": "weighted_average:2:0.9"}, ValueError, "averages models"),
+        ({"missed": "replay"}, ValueError, "missed must be"),
+        ({"missed": "none"}, ValueError, "missed must be"),
+        ({"divisor": "all"}, ValueError, "divisor must be"),
+        ({"max_staleness": -1}, ValueError, "max_staleness must be"),
+        ({"max_staleness": 1.5}, TypeError, "max_staleness must be"),
+        ({"grace_ms": "long"}, ValueError, "grace_ms must be"),
+        ({"stalenes": 3}, TypeError, "unexpected keyword"),
+        *(
+            ({"op": getattr(hvd, op)}, ValueError, "hvd.Average or hvd.Sum")
+            for op in ("Max", "Min", "Product", "Adasum")
+        ),
+    ]
+    for options, kind, text in cases:
+        call = lambda x, o=options: hvd.partial_allreduce(x, **({"name": world.name(), "sync": EVERYBODY} | o))
+        with pytest.raises(kind, match=text):
+            run_as(graph, call)(tensor)
+    check_that_the_job_goes_on(world)
+
+
+@modes
+def test_tensors_of_several_types(world: World, graph: bool) -> None:
+    reduce = run_as(graph, lambda *x: hvd.partial_allreduce(x, name=world.name(), sync=EVERYBODY))
+    with pytest.raises(ValueError, match="must have one dtype"):
+        reduce(tf.zeros([2]), tf.zeros([2], tf.float64))
+    with pytest.raises(ValueError, match="must have one dtype"):
+        reduce()
+
+
+def same_error(world: World, graph: bool, call: Callable[[], Any], *parts: str) -> None:
+    """Every rank gets the same error, with these words in it."""
+    if graph:
+        with pytest.raises(tf.errors.UnknownError) as caught:
+            tf.function(call)()
+        text = str(caught.value)
+    else:
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            call()
+        text = world.same(str(caught.value))
+    assert all(part in text for part in parts), text
+
+
+@modes
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("policy", ["solo", "quorum:1.0"])
+def test_different_shapes(world: World, odd: int, policy: str, graph: bool) -> None:
+    shape = (2, 3) if world.rank == odd else (6,)
+    call = lambda: hvd.partial_allreduce(tf.zeros(shape), name=world.name(), sync=policy)
+    same_error(world, graph, call, "shape")
+    check_that_the_job_goes_on(world)
+    # The name is free again.
+    result = hvd.partial_allreduce(tf.ones([3]), name=world.name(), op=hvd.Sum, sync=policy)
+    assert result.numpy().tolist() == [world.size] * 3
+
+
+@modes
+def test_different_shapes_of_several_tensors(world: World, graph: bool) -> None:
+    """Their messages are of one length, but what is in them differs."""
+    shapes = ([3], [2]) if world.rank == 0 else ([2], [3])
+    call = lambda: hvd.partial_allreduce([tf.ones(shape) for shape in shapes], name=world.name(), sync=EVERYBODY)
+    same_error(world, graph, call, "shape")
+    check_that_the_job_goes_on(world)
+
+
+@modes
+def test_different_dtypes(world: World, graph: bool) -> None:
+    dtype = tf.float64 if world.rank == 1 else tf.float32
+    same_error(
+        world, graph, lambda: hvd.partial_allreduce(tf.zeros([3], dtype), name=world.name(), sync="solo"), "type"
+    )
+    check_that_the_job_goes_on(world)
+
+
+@modes
+@pytest.mark.parametrize(
+    ("own", "others", "words"),
+    [
+        ({"sync": "solo"}, {"sync": "majority"}, ("Solo()", "Majority(")),
+        ({"sync": "solo", "max_staleness": 3}, {"sync": "solo"}, ("max_staleness=3", "max_staleness=16")),
+        ({"sync": "solo", "missed": "latest"}, {"sync": "solo"}, ("missed=latest",)),
+        ({"sync": "solo", "divisor": "contributors"}, {"sync": "solo"}, ("divisor=contributors",)),
+    ],
+    ids=["policy", "max_staleness", "missed", "divisor"],
+)
+def test_different_policies(world: World, graph: bool, own: Any, others: Any, words: tuple[str, ...]) -> None:
+    options = own if world.rank == 1 else others
+    call = lambda: hvd.partial_allreduce(tf.zeros([3]), name=world.name(), **options)
+    same_error(world, graph, call, "Mismatched sync policies", *words)
+    check_that_the_job_goes_on(world)
+
+
+@modes
+def test_name_bound_to_another_declaration(world: World, graph: bool) -> None:
+    options = {"name": world.name(), "sync": EVERYBODY}
+    reduce = run_as(graph, lambda x: hvd.partial_allreduce(x, **options))
+    reduce(tf.zeros([3]))
+    kind = tf.errors.InvalidArgumentError if graph else ValueError
+    for tensor in (tf.zeros([4]), tf.zeros([3], tf.int32), tf.zeros([3, 1])):
+        with pytest.raises(kind, match=r"is bound to another shape, dtype, policy or scaling"):
+            reduce(tensor)
+    with pytest.raises(kind, match="is bound to another"):
+        run_as(graph, lambda x: hvd.partial_allreduce(x, name=world.name(), sync="solo"))(tf.zeros([3]))
+    assert reduce(tf.ones([3])).numpy().tolist() == [1.0] * 3
+    check_that_the_job_goes_on(world)
+
+
+@modes
+def test_several_tensors_under_a_name_bound_to_others(world: World, graph: bool) -> None:
+    """The message is as long, but a rank that is late would get what it has missed in other pieces."""
+    reduce = run_as(graph, lambda *x: hvd.partial_allreduce(x, name=world.name(), sync=EVERYBODY))
+    reduce(tf.zeros([3]), tf.zeros([2]))
+    with pytest.raises(tf.errors.InvalidArgumentError if graph else ValueError, match="is bound to another"):
+        reduce(tf.zeros([2]), tf.zeros([3]))
+
+
+def test_an_error_beside_another_bucket(world: World) -> None:
+    """One graph: what fails in it takes nothing else with it."""
+    shape = [2, 3] if world.rank == 1 else [6]
+    good = {"name": world.name("good"), "op": hvd.Sum, "sync": "solo"}
+    hvd.partial_allreduce(tf.zeros([1]), **good)
+
+    @tf.function
+    def reduce() -> list[tf.Tensor]:
+        bad = hvd.partial_allreduce(tf.zeros(shape), name=world.name("bad"), sync="solo")
+        return [bad, hvd.partial_allreduce(tf.ones([1]), **good)]
+
+    for _ in range(3):
+        with pytest.raises(tf.errors.UnknownError, match="shape"):
+            reduce()
+        world.barrier()
+    check_that_the_job_goes_on(world)
+
+
+@modes
+def test_not_differentiable(world: World, graph: bool) -> None:
+    def differentiate(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = hvd.partial_allreduce(x, name=world.name(), sync=EVERYBODY)
+        return tape.gradient(y, x)
+
+    with pytest.raises(LookupError, match="HorovodPartialArrive"):
+        run_as(graph, differentiate)(tf.ones([2]))
+    check_that_the_job_goes_on(world)
+
+
+def test_what_autograph_takes_is_silent(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """It converts what it meets, and warns of what it cannot."""
+
+    @tf.function
+    def reduce(x: tf.Tensor) -> Any:
+        options = {"schedule": hvd.Schedule(lambda round, rank: 0, 1)}
+        return hvd.group_allreduce(hvd.partial_allreduce(x, world.name(), sync="solo"), world.name("two"), **options)
+
+    reduce(tf.ones([2]))
+    assert "AutoGraph could not transform" not in caplog.text
+
+
+def test_xla_is_refused(world: World) -> None:
+    reduce = tf.function(lambda x: hvd.partial_allreduce(x, name=world.name(), sync="solo"), jit_compile=True)
+    with pytest.raises(ValueError, match="jit_compile=False"):
+        reduce(tf.ones([2]))
+    check_that_the_job_goes_on(world)
+
+
+def test_join_in_a_graph_is_refused(world: World) -> None:
+    with pytest.raises(ValueError, match="outside of graphs"):
+        tf.function(lambda: hvd.join())()
+
+
+# --- Rounds under a script --------------------------------------------------------------------------------------------
+
+
+class Script:
+    """A bucket of one number, driven step by step. Sums, so that each contribution can be told from the result."""
+
+    def __init__(self, world: World, graph: bool, **options: Any) -> None:
+        self.world = world
+        self.options = {"name": world.name(), "op": hvd.Sum, "return_info": True} | options
+        self.name = self.options["name"]
+        self.call = run_as(graph, lambda tensor: hvd.partial_allreduce(tensor, **self.options))
+        self.thread = ThreadPoolExecutor(1)
+        self.fences = itertools.count()
+
+    def start(self, value: float) -> Future[tuple[float, hvd.RoundInfo]]:
+        """In a thread of its own, which the operation blocks."""
+        return self.thread.submit(self.arrive, value)
+
+    def arrive(self, value: float) -> tuple[float, hvd.RoundInfo]:
+        result, info = self.call(tf.constant([value], tf.float64))
+        return result.numpy().item(), numbers(info)
+
+    def first(self) -> None:
+        """Round 0, which is always full."""
+        result, info = self.arrive(0)
+        assert (result, info.round, info.late, info.fresh) == (0, 0, 0, self.world.size)
+        self.world.barrier()
+
+    def fence(self) -> None:
+        """When this returns, the coordinator has decided on everything that any rank has submitted before."""
+        for _ in range(2):
+            hvd.allreduce(tf.zeros(1), name=self.world.name(f"fence.{next(self.fences)}"), op=hvd.Sum)
+
+    def completed(self, rounds: int) -> None:
+        """Wait until this rank has seen a number of rounds end."""
+        self.world.until(lambda: completed(self.name) >= rounds, f"round {rounds - 1} has ended here")
+
+    def must_wait(self, future: Future[Any] | None) -> None:
+        """An arrival has no result yet, although the coordinator has had its chance to close the round."""
+        self.fence()
+        assert future is None or not future.done()
+        self.world.barrier()
+
+
+def all_but(rank: int, world: World) -> hvd.Quorum:
+    """The policy that closes a round as soon as all ranks but one are there."""
+    assert 0 <= rank < world.size
+    return hvd.Quorum(world.size - 1)
+
+
+def value(rank: int, step: int = 0) -> int:
+    return 10**rank * (step + 1)
+
+
+def total(world: World, *, without: int | None = None, step: int = 0) -> int:
+    """The sum of `10 ** rank * (step + 1)`, so that each contribution is a digit of its own."""
+    return sum(value(rank, step) for rank in world.ranks if rank != without)
+
+
+@scripted
+@modes
+def test_round_0_waits_for_every_rank(world: World, graph: bool) -> None:
+    script = Script(world, graph, sync="solo")
+    future = script.start(value(world.rank)) if world.rank != 1 else None
+    if future is not None:
+        world.until(lambda: world.name() in hvd.partial_stats(), "the bucket is there")
+    script.must_wait(future)
+    result, info = future.result() if future else script.arrive(value(world.rank))
+    assert (result, info.round, info.fresh, info.late) == (total(world), 0, world.size, 0)
+
+
+@scripted
+@modes
+@pytest.mark.parametrize("late", [0, 1])
+def test_late_contribution_travels_without_its_rank(world: World, late: int, graph: bool) -> None:
+    """The late rank gets the result at once. A notice tells the coordinator; the rank itself does not come again."""
+    script = Script(world, graph, sync=all_but(late, world))
+    script.first()
+    for step in range(2):
+        if world.rank == late:
+            script.completed(2 + step)
+            if step == 0:
+                result, info = script.arrive(value(late, 0))
+                assert (info.round, info.late, info.staleness, info.fresh) == (1, 1, 1, world.size - 1)
+                assert result == total(world, without=late)
+        else:
+            result, info = script.arrive(value(world.rank, step))
+            pending = value(late, 0) if step == 1 else 0
+            assert result == total(world, without=late, step=step) + pending
+            assert (info.fresh, info.gradients, info.late) == (world.size - 1, world.size - 1 + step, 0)
+        script.fence()
+    if world.rank == late:
+        result, info = script.arrive(0)
+        assert (result, info.round, info.staleness) == (total(world, without=late, step=1) + value(late, 0), 2, 1)
+    hvd.flush()
+
+
+@scripted
+@modes
+@pytest.mark.parametrize("missed", ["sum", "latest"])
+def test_missed_results(world: World, missed: str, graph: bool) -> None:
+    late = 1
+    script = Script(world, graph, sync=all_but(late, world), missed=missed)
+    script.first()
+    if world.rank != late:
+        for step in range(3):
+            script.arrive(value(world.rank, step))
+    else:
+        script.completed(4)
+        result, info = script.arrive(0)
+        rounds = [total(world, without=late, step=step) for step in range(3)]
+        assert result == (sum(rounds) if missed == "sum" else rounds[-1])
+        assert (info.round, info.late, info.staleness) == (3, 1, 3)
+    hvd.flush()
+
+
+@scripted
+@modes
+def test_divisor_contributors(world: World, graph: bool) -> None:
+    late = 1
+    script = Script(world, graph, sync=all_but(late, world), op=hvd.Average, divisor="contributors")
+    script.first()
+    if world.rank == late:
+        script.completed(2)
+    result, info = script.arrive(value(world.rank, 0))
+    assert info.gradients == world.size - 1
+    assert result == pytest.approx(total(world, without=late) / (world.size - 1))
+    script.fence()
+    if world.rank == late:
+        script.completed(3)
+    result, info = script.arrive(0 if world.rank == late else value(world.rank, 1))
+    assert info.gradients == world.size
+    assert result == pytest.approx((total(world, without=late, step=1) + value(late, 0)) / world.size)
+    hvd.flush()
+
+
+@scripted
+@modes
+def test_divisor_ranks(world: World, graph: bool) -> None:
+    late = 1
+    script = Script(world, graph, sync=all_but(late, world), op=hvd.Average)
+    script.first()
+    if world.rank == late:
+        script.completed(2)
+    result, _ = script.arrive(value(world.rank, 0))
+    assert result == pytest.approx(total(world, without=late) / world.size)
+    hvd.flush()
+
+
+@scripted
+@modes
+def test_i4_a_round_does_not_close_without_a_rank_that_is_too_stale(world: World, graph: bool) -> None:
+    late = 1
+    script = Script(world, graph, sync=all_but(late, world), max_staleness=2)
+    script.first()
+    future = None
+    if world.rank != late:
+        for step in range(2):
+            script.arrive(value(world.rank, step))
+        future = script.start(value(world.rank, 2))
+    script.must_wait(future)
+    if future is None:
+        result, info = script.arrive(value(late, 0))  # late; what it has pending is as good as an arrival
+        assert result == sum(total(world, without=late, step=step) for step in range(2))
+        assert (info.late, info.staleness) == (1, 2)
+        script.completed(4)
+    else:
+        result, info = future.result()
+        assert result == total(world, without=late, step=2) + value(late, 0)
+        assert (info.round, info.fresh, info.gradients) == (3, world.size - 1, world.size)
+    world.barrier()
+    stats = world.same(hvd.partial_stats()[world.name()]["staleness_histogram"])
+    assert max(stats) == 2
+    hvd.flush()
+
+
+@scripted
+@modes
+def test_i3_majority_closes_when_half_have_arrived(world: World, graph: bool) -> None:
+    script = Script(world, graph, sync="majority")
+    script.first()
+    half = world.size // 2
+    future = script.start(value(world.rank)) if world.rank < half - 1 else None
+    script.must_wait(future)
+    if world.rank == half - 1:
+        future = script.start(value(world.rank))
+    if future is not None:
+        result, info = future.result()
+        assert (result, info.fresh) == (sum(value(rank) for rank in range(half)), half)
+    script.completed(2)
+    hvd.flush()
+
+
+@scripted
+def test_grace_holds_a_satisfied_round_open(world: World) -> None:
+    script = Script(world, True, sync="solo", grace_ms=FOR_EVER)
+    script.first()
+    future = script.start(value(world.rank)) if world.rank == 0 else None
+    script.must_wait(future)
+    result, info = future.result() if future else script.arrive(value(world.rank))
+    assert (result, info.fresh, info.round) == (total(world), world.size, 1)
+
+
+@scripted
+@modes
+@pytest.mark.parametrize("late", [0, 1])
+def test_flush_delivers_what_is_pending(world: World, late: int, graph: bool) -> None:
+    script = Script(world, graph, sync=all_but(late, world))
+    script.first()
+    if world.rank == late:
+        script.completed(2)
+    script.arrive(value(world.rank))
+    hvd.flush()
+    result, info = script.arrive(0)
+    assert (result, info.late, info.round, info.fresh, info.gradients) == (value(late), 1, 2, 0, 1)
+    assert hvd.partial_stats()[world.name()]["closed_by"]["flush"] == 1
+
+
+@scripted
+@modes
+@pytest.mark.parametrize("dtype", [tf.int64, tf.float16, tf.bfloat16], ids=name_of)
+def test_several_tensors_of_a_late_rank(world: World, dtype: Any, graph: bool) -> None:
+    late = 1
+    name = world.name()
+    options = {"name": name, "op": hvd.Sum, "sync": all_but(late, world)}
+    reduce = run_as(graph, lambda *x: hvd.partial_allreduce(x, **options))
+    assert equal(reduce(*several(dtype, 0)), several(dtype, 0))
+    world.barrier()
+    if world.rank == late:
+        world.until(lambda: completed(name) >= 2, "round 1 has ended here")
+    assert equal(reduce(*several(dtype, world.rank + 1)), several(dtype, expected_sum(world) - late - 1))
+    hvd.flush()
+    assert equal(reduce(*several(dtype, 0)), several(dtype, late + 1))
+
+
+@scripted
+def test_buckets_of_a_graph_are_late_on_their_own(world: World) -> None:
+    late = 1
+    options: dict[str, Any] = {"op": hvd.Sum, "return_info": True}
+    names = [world.name("one"), world.name("two")]
+    syncs = [all_but(late, world), EVERYBODY]
+
+    @tf.function
+    def reduce(x: tf.Tensor) -> list[Any]:
+        return [hvd.partial_allreduce(x, n, sync=s, **options) for n, s in zip(names, syncs, strict=True)]
+
+    alone = [lambda x, i=i: hvd.partial_allreduce(x, names[i], sync=syncs[i], **options) for i in range(2)]
+    reduce(tf.constant([0.0]))
+    world.barrier()
+    mine = tf.constant([float(value(world.rank))])
+    if world.rank == late:
+        world.until(lambda: completed(names[0]) >= 2, "the others' round has ended here")
+        world.tell("late")
+        (one, info_one), (two, info_two) = reduce(mine)
+    else:
+        one, info_one = alone[0](mine)
+        world.wait_for("late")
+        two, info_two = alone[1](mine)
+    assert one.numpy().item() == total(world, without=late)
+    assert two.numpy().item() == total(world)
+    assert info_one.late.numpy() == (world.rank == late)
+    assert info_two.late.numpy() == 0
+    hvd.flush()
+
+
+@scripted
+@pytest.mark.parametrize("closing", [0, 1])
+def test_buckets_of_a_graph_do_not_wait_for_each_other(world: World, closing: int) -> None:
+    """[closing] is the bucket that the other ranks come to first; the graph may have it before or behind the other."""
+    names = [world.name("one"), world.name("two")]
+    call = lambda x, name: hvd.partial_allreduce(x, name, op=hvd.Sum, sync=EVERYBODY)
+    both = tf.function(lambda x: [call(x, name) for name in names])
+    if world.rank == 0:
+        results = both(tf.constant([1.0]))
+    else:
+        results = [None, None]
+        for i in (closing, 1 - closing):
+            results[i] = call(tf.constant([1.0]), names[i])
+    assert [result.numpy().item() for result in results] == [world.size] * 2
+
+
+# --- Invariants, with delays of the ranks' own ------------------------------------------------------------------------
+
+
+def delay(rng: random.Random) -> None:
+    """Arrivals in another order in each step; nothing depends on how long this takes."""
+    time.sleep(rng.choice((0.0, 0.0, 0.001, 0.004)))
+
+
+@modes
+@pytest.mark.parametrize("policy", POLICIES)
+def test_i1_exactly_once(world: World, policy: str, graph: bool) -> None:
+    rng = random.Random(world.random().random() + world.rank)
+    generator = np.random.default_rng(rng.randrange(2**32))
+    names = [world.name(f"bucket.{index}") for index in range(3)]
+    options = {"op": hvd.Sum, "sync": policy}
+
+    def reduce(x: tf.Tensor, y: tf.Tensor, z: tf.Tensor) -> list[tf.Tensor]:
+        first = hvd.partial_allreduce(x, names[0], **options)
+        # Two in one message; 56 bytes each are padded to 64.
+        second, third = hvd.partial_allreduce([y, z], names[1], **options)
+        return [first, second, third, hvd.partial_allreduce(z, names[2], **options)]
+
+    call = run_as(graph, reduce)
+    submitted = np.zeros((4, 7), np.int64)
+    delivered = np.zeros((4, 7), np.int64)
+    for step in range(200 if world.long else 30):
+        delay(rng)
+        own = generator.integers(-1000, 1000, (3, 7))
+        submitted += own[[0, 1, 2, 2]]
+        delivered += np.array([result.numpy() for result in call(*map(tf.constant, own))])
+        if step % 10 == 0:
+            beside = hvd.allreduce(tf.constant([step + world.rank]), name=world.name("beside"), op=hvd.Sum)
+            assert beside.numpy().item() == sum(step + rank for rank in world.ranks)
+    hvd.flush()
+    delivered[0] += collect(names[0], delivered[0])
+    delivered[1:3] += collect(names[1], np.zeros(16, np.int64)).reshape(2, 8)[:, :7]
+    delivered[3] += collect(names[2], delivered[3])
+    totals = np.array(world.gather(submitted.tolist())).sum(0)
+    assert delivered.tolist() == totals.tolist()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_i2_one_result(world: World, policy: str) -> None:
+    rng = random.Random(world.random().random() + world.rank)
+    generator = np.random.default_rng(rng.randrange(2**32))
+    options = {"name": world.name(), "sync": policy, "missed": "latest", "return_info": True}
+    call = tf.function(lambda x: hvd.partial_allreduce(x, **options))
+    seen: dict[int, bytes] = {}
+    for _ in range(30):
+        delay(rng)
+        result, info = call(tf.constant(generator.random(33, np.float32)))
+        seen[info.round.numpy().item()] = result.numpy().tobytes()
+    hvd.flush()
+    everybody = world.gather(seen)
+    rounds = sorted({number for results in everybody for number in results})
+    differing = [n for n in rounds if len({results[n] for results in everybody if n in results}) != 1]
+    assert rounds, "no round has run"
+    assert not differing
+
+
+@pytest.mark.parametrize("policy", ["solo", "majority", "quorum:3", "quorum:1.0"])
+def test_i3_quorum(world: World, policy: str) -> None:
+    rng = random.Random(world.random().random() + world.rank)
+    quorum = {"solo": 1, "majority": (world.size + 1) // 2, "quorum:3": min(3, world.size), "quorum:1.0": world.size}
+    call = tf.function(lambda x: hvd.partial_allreduce(x, name=world.name(), sync=policy))
+    for _ in range(30):
+        delay(rng)
+        call(tf.ones([3]))
+    hvd.flush()
+    stats = world.same(hvd.partial_stats()[world.name()]["fresh_histogram"])
+    closed_by = hvd.partial_stats()[world.name()]["closed_by"]
+    exempt = sum(closed_by.get(reason, 0) for reason in ("liveness", "flush", "end"))
+    assert sum(count for fresh, count in stats.items() if fresh < quorum[policy]) <= exempt
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_i4_staleness(world: World, bound: int) -> None:
+    rng = random.Random(world.random().random() + world.rank)
+    call = tf.function(lambda x: hvd.partial_allreduce(x, name=world.name(), sync="solo", max_staleness=bound))
+    for _ in range(30):
+        delay(rng)
+        call(tf.ones([3]))
+    hvd.flush()
+    stats = hvd.partial_stats()[world.name()]
+    staleness = world.same(stats["staleness_histogram"])
+    exempt = stats["closed_by"].get("liveness", 0)
+    assert sum(count for rounds, count in staleness.items() if rounds > bound) <= exempt * world.size
+
+
+@modes
+def test_i7_no_torn_data(world: World, graph: bool) -> None:
+    """A variable is written as soon as the arrival returns; a round's sum is of whole contributions."""
+    rng = random.Random(world.random().random() + world.rank)
+    variable = tf.Variable(tf.zeros([1 << 17], tf.int32))
+
+    def step(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        variable.assign(tf.zeros_like(variable) + number)
+        result = hvd.partial_allreduce(variable, name=world.name(), op=hvd.Sum, sync="solo")
+        with tf.control_dependencies([result]):
+            variable.assign_sub(tf.ones_like(variable))
+        return tf.reduce_min(result), tf.reduce_max(result)
+
+    call = run_as(graph, step)
+    for number in range(40):
+        delay(rng)
+        least, most = call(tf.constant((number << 4) + world.rank))
+        assert least.numpy() == most.numpy(), f"step {number}"
+        assert variable[0].numpy() == (number << 4) + world.rank - 1
+    hvd.flush()
+
+
+# --- Tape -------------------------------------------------------------------------------------------------------------
+
+
+def make_variables(kind: str = "tf", dtype: str = "float32") -> list[Any]:
+    generator = np.random.default_rng(0)
+    arrays = [generator.normal(size=shape).astype(dtype) for shape in ((4, 3), (3,), (3, 2))]
+    if kind == "keras":
+        return [keras.Variable(array, dtype=dtype) for array in arrays]
+    # Horovod's groups go by these names.
+    return [tf.Variable(array, name=name) for array, name in zip(arrays, ("kernel", "bias", "out"), strict=True)]
+
+
+def batch(rank: int, step: int, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(1000 * rank + step)
+    return generator.normal(size=(6, 4)).astype(dtype), generator.normal(size=(6, 2)).astype(dtype)
+
+
+def joined(world: World, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """The batches of all ranks as one."""
+    xs, ys = zip(*(batch(rank, step) for rank in world.ranks), strict=True)
+    return np.concatenate(xs), np.concatenate(ys)
+
+
+def loss_of(variables: Sequence[Any], x: Any, y: Any) -> tf.Tensor:
+    kernel, bias, out = [tf.convert_to_tensor(native(variable)) for variable in variables]
+    return tf.reduce_mean((tf.matmul(tf.tanh(tf.matmul(x, kernel) + bias), out) - y) ** 2)
+
+
+def reference(world: World, variables: Sequence[Any], step: int) -> list[np.ndarray]:
+    """The gradients of one process on the joined batch."""
+    with tf.GradientTape() as tape:
+        loss = loss_of(variables, *joined(world, step))
+    return [gradient.numpy() for gradient in tape.gradient(loss, [native(variable) for variable in variables])]
+
+
+def stepper(graph: bool, variables: Sequence[Any], **options: Any) -> Callable[[Any, Any], list[tf.Tensor]]:
+    """A function of a batch that returns combined gradients."""
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, x, y)
+        return hvd.DistributedGradientTape(tape, **options).gradient(loss, variables)
+
+    return run_as(graph, step)
+
+
+def close(results: Sequence[Any], expected: Sequence[np.ndarray], tolerance: float = 1e-5) -> bool:
+    return all(np.allclose(one, other, atol=tolerance) for one, other in zip(results, expected, strict=True))
+
+
+on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
+
+
+@on_time
+@modes
+@pytest.mark.parametrize("kind", ["tf", "keras"])
+def test_tape(world: World, policy: str, graph: bool, kind: str) -> None:
+    variables = make_variables(kind)
+    gradients = stepper(graph, variables, sync=policy)
+    for step in range(3):
+        assert close(gradients(*batch(world.rank, step)), reference(world, variables, step))
+        for variable in variables:
+            native(variable).assign_sub(tf.fill(variable.shape, 0.1))
+
+
+@modes
+@pytest.mark.parametrize("policy", ["solo", "majority"])
+def test_tape_delivers_every_gradient_once(world: World, policy: str, graph: bool) -> None:
+    rng = random.Random(world.random().random() + world.rank)
+    variables = make_variables()
+    before = set(hvd.partial_stats())
+    gradients = stepper(graph, variables, sync=policy)
+    delivered = [np.zeros(variable.shape) for variable in variables]
+    expected = [np.zeros(variable.shape) for variable in variables]
+    for step in range(12):
+        delay(rng)
+        for one, gradient in zip(delivered, gradients(*batch(world.rank, step)), strict=True):
+            one += gradient.numpy()
+        for one, whole in zip(expected, reference(world, variables, step), strict=True):
+            one += whole
+    hvd.flush()
+    (name,) = set(hvd.partial_stats()) - before
+    rest = collect(name, np.zeros(48, np.float32))  # in reverse order, each from a multiple of 64 bytes on
+    for one, begin in zip(delivered, (32, 16, 0), strict=True):
+        one += rest[begin : begin + one.size].reshape(one.shape)
+    assert close(delivered, expected)
+
+
+@on_time
+def test_a_wrapped_tape_records(world: World, policy: str) -> None:
+    variables = make_variables()
+    with hvd.DistributedGradientTape(tf.GradientTape(), sync=policy) as tape:
+        loss = loss_of(variables, *batch(world.rank, 0))
+    assert isinstance(tape, tf.GradientTape)
+    assert close(tape.gradient(loss, variables), reference(world, variables, 0))
+
+
+@on_time
+@modes
+def test_tape_without_some_gradients(world: World, policy: str, graph: bool) -> None:
+    used, unused = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
+
+    def step(x: tf.Tensor) -> list[Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(used * x)
+        return hvd.DistributedGradientTape(tape, sync=policy).gradient(loss, [unused, used])
+
+    none, gradient = run_as(graph, step)(tf.constant(world.rank + 1.0))
+    assert none is None
+    assert gradient.numpy().tolist() == [expected_sum(world) / world.size] * 2
+
+
+@on_time
+def test_tape_without_any_gradient(world: World, policy: str) -> None:
+    variable = tf.Variable([1.0])
+    with tf.GradientTape() as tape:
+        loss = tf.constant(1.0)
+    assert hvd.DistributedGradientTape(tape, sync=policy).gradient(loss, [variable]) == [None]
+
+
+@on_time
+def test_further_arguments_of_gradient(world: World, policy: str) -> None:
+    used, unused = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
+    with tf.GradientTape() as tape:
+        y = used * 2.0
+    gradients = hvd.DistributedGradientTape(tape, sync=policy).gradient(
+        y,
+        [used, unused],
+        output_gradients=tf.fill([2], world.rank + 1.0),
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+    assert gradients[0].numpy() == pytest.approx(2.0 * expected_sum(world) / world.size)
+    assert gradients[1].numpy().tolist() == [0.0]
+
+
+@on_time
+@modes
+def test_nested_sources(world: World, policy: str, graph: bool) -> None:
+    variables = make_variables()
+    nested = {"out": variables[2], "hidden": [variables[0], (variables[1],)]}
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            loss = loss_of(variables, x, y)
+        tape = hvd.DistributedGradientTape(tape, sync=policy)
+        return tape.gradient(loss, nested), tape.gradient(loss, variables[1])
+
+    gradients, alone = run_as(graph, step)(*batch(world.rank, 0))
+    expected = reference(world, variables, 0)
+    assert close([gradients["hidden"][0], gradients["hidden"][1][0], gradients["out"]], expected)
+    assert close([alone], [expected[1]])
+
+
+@on_time
+@modes
+def test_persistent_tape(world: World, policy: str, graph: bool) -> None:
+    """Twice for the same variables: two rounds of the same buckets."""
+    variables = make_variables()
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            loss = loss_of(variables, x, y)
+            double = 2.0 * loss
+        tape = hvd.DistributedGradientTape(tape, sync=policy)
+        return tape.gradient(loss, variables), tape.gradient(double, variables)
+
+    call = run_as(graph, step)
+    for number in range(2):
+        once, twice = call(*batch(world.rank, number))
+        expected = reference(world, variables, number)
+        assert close(once, expected)
+        assert close(twice, [2.0 * one for one in expected])
+
+
+def table_step(policy: str, as_dense: bool, variables: Sequence[tf.Variable]) -> Callable[[Any], list[Any]]:
+    def step(rows: tf.Tensor) -> list[Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(variables[0], rows) * variables[1])
+        return hvd.DistributedGradientTape(tape, sync=policy, sparse_as_dense=as_dense).gradient(loss, variables)
+
+    return step
+
+
+@modes
+@pytest.mark.parametrize(("policy", "as_dense"), [("full", False), ("full", True), (EVERYBODY, True)])
+def test_indexed_slices(world: World, policy: str, as_dense: bool, graph: bool) -> None:
+    variables = [tf.Variable(tf.ones([5, 2])), tf.Variable(tf.ones([2]))]
+    step = run_as(graph, table_step(policy, as_dense, variables))
+    for _ in range(2):
+        sparse, dense = step(tf.constant([world.rank % 5, 4]))
+        assert isinstance(sparse, tf.IndexedSlices) != as_dense
+        counts = np.zeros(5)
+        for rank in world.ranks:
+            counts[rank % 5] += 1 / world.size
+        counts[4] += 1
+        assert np.allclose(tf.convert_to_tensor(sparse), np.stack([counts, counts], 1))
+        assert dense.numpy() == pytest.approx([2.0, 2.0])
+
+
+@modes
+def test_indexed_slices_are_refused(world: World, graph: bool) -> None:
+    variables = [tf.Variable(tf.ones([5, 2])), tf.Variable(tf.ones([2]))]
+    with pytest.raises(ValueError, match="sparse_as_dense=True"):
+        run_as(graph, table_step(EVERYBODY, False, variables))(tf.constant([world.rank % 5]))
+    check_that_the_job_goes_on(world)
+
+
+@on_time
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("kind", ["tf", "keras"])
+def test_local_sources(world: World, policy: str, scaled: bool, kind: str) -> None:
+    variables = make_variables(kind)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = loss_of(variables, *batch(world.rank, 0))
+    own = tape.gradient(loss, [native(variable) for variable in variables])
+    tape = hvd.DistributedGradientTape(tape, sync=policy, scale_local_gradients=scaled)
+    tape.register_local_source(variables[1])
+    expected = reference(world, variables, 0)
+    expected[1] = own[1].numpy() / (world.size if scaled else 1)
+    assert close(tape.gradient(loss, variables), expected)
+    local, shared = tape.get_local_and_global_gradients(loss, variables)
+    assert [source is variables[1] for source, _ in local] == [True]
+    assert close([gradient for _, gradient in local], expected[1:2])
+    assert close([gradient for _, gradient in shared], [expected[0], expected[2]])
+
+
+def test_only_local_sources(world: World) -> None:
+    variable = tf.Variable([1.0])
+    with tf.GradientTape() as tape:
+        loss = variable * (world.rank + 1.0)
+    tape = hvd.DistributedGradientTape(tape, sync=EVERYBODY)
+    tape.register_local_source(variable)
+    assert tape.gradient(loss, [variable])[0].numpy() == pytest.approx((world.rank + 1) / world.size)
+
+
+@modes
+@on_time
+@pytest.mark.parametrize("groups", ["number", "lists"])
+@pytest.mark.parametrize("kind", ["tf", "keras"])
+def test_groups(world: World, policy: str, groups: str, kind: str, graph: bool) -> None:
+    variables = make_variables(kind)
+    chosen: Any = 2 if groups == "number" else [[variables[0], variables[2]]]
+    before = set(hvd.partial_stats())
+    gradients = stepper(graph, variables, sync=policy, groups=chosen)
+    for step in range(2):
+        assert close(gradients(*batch(world.rank, step)), reference(world, variables, step))
+    assert len(set(hvd.partial_stats()) - before) == (0 if policy == "full" else 2)
+
+
+@on_time
+@modes
+def test_compression(world: World, policy: str, graph: bool) -> None:
+    variables = make_variables()
+    gradients = stepper(graph, variables, sync=policy, compression=hvd.Compression.fp16)
+    for step in range(2):
+        results = gradients(*batch(world.rank, step))
+        assert [result.dtype for result in results] == [tf.float32] * 3
+        assert close(results, reference(world, variables, step), 1e-2)
+
+
+@on_time
+def test_predivide_factor_and_sum(world: World, policy: str) -> None:
+    variables = make_variables()
+    expected = reference(world, variables, 0)
+    results = stepper(True, variables, sync=policy, gradient_predivide_factor=4.0)(*batch(world.rank, 0))
+    assert close(results, expected)
+    results = stepper(True, make_variables(), sync=policy, op=hvd.Sum)(*batch(world.rank, 0))
+    assert close(results, [world.size * one for one in expected])
+
+
+@pytest.mark.parametrize("dtypes", [["float16"], ["bfloat16"], ["float64"], ["float32", "float64", "float16"]], ids=str)
+@on_time
+def test_dtypes_of_gradients(world: World, policy: str, dtypes: list[str]) -> None:
+    if policy == "full" and "bfloat16" in dtypes:
+        pytest.skip("Horovod 0.28.1 does not reduce bfloat16")
+    variables = [tf.Variable(tf.ones([3], dtype)) for dtype in dtypes]
+    with tf.GradientTape() as tape:
+        parts = [tf.cast(tf.reduce_sum(variable), tf.float64) for variable in variables]
+        loss = (world.rank + 1.0) * tf.add_n(parts)
+    gradients = hvd.DistributedGradientTape(tape, sync=policy).gradient(loss, variables)
+    assert [gradient.dtype.name for gradient in gradients] == dtypes
+    for gradient in gradients:
+        assert tf.cast(gradient, tf.float32).numpy().tolist() == [expected_sum(world) / world.size] * 3
+
+
+@scripted
+@on_time
+@pytest.mark.parametrize("graphs", [0, 1, 2])
+def test_two_models_of_equal_shapes_do_not_mix(world: World, policy: str, graphs: int) -> None:
+    """As in a GAN: two tapes, in eager code, in one graph, or in a graph for each."""
+    models = [make_variables(), make_variables()]
+    for variable in models[1]:
+        variable.assign_add(tf.ones_like(variable))
+    single = [stepper(graphs == 2, model, sync=policy) for model in models]
+    both = run_as(graphs == 1, lambda x, y: [call(x, y) for call in single])
+    for step in range(2):
+        x, y = map(tf.constant, batch(world.rank, step))
+        results = both(x, y) if graphs == 1 else [call(x, y) for call in single]
+        for result, model in zip(results, models, strict=True):
+            assert close(result, reference(world, model, step))
+
+
+def test_two_optimizers_of_one_model(world: World) -> None:
+    """Tapes are made anew in each step: with the same variables they have the same buckets."""
+    variables = make_variables()
+    calls = [stepper(graph, variables, sync=EVERYBODY) for graph in (False, True)]
+    for step in range(2):
+        for call in calls:
+            assert close(call(*batch(world.rank, step)), reference(world, variables, step))
+
+
+@pytest.mark.parametrize("first", ["full", EVERYBODY])
+def test_wrapping_twice(world: World, first: str) -> None:
+    tape = hvd.DistributedGradientTape(tf.GradientTape(), sync=first)
+    for second in ("full", "solo"):
+        with pytest.raises(ValueError, match="already"):
+            hvd.DistributedGradientTape(tape, sync=second)
+
+
+def test_wrong_arguments_of_a_tape(world: World) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"sync": "most"}, "unknown sync policy"),
+        ({"sync": "group_average"}, "averages models"),
+        ({"sync": hvd.PartialReduce(2)}, "averages models"),
+        ({"missed": "replay"}, "missed must be"),
+        ({"divisor": "none"}, "divisor must be"),
+        ({"max_staleness": -1}, "max_staleness must be"),
+        ({"grace_ms": -1}, "grace_ms must be"),
+        ({"op": hvd.Max}, "hvd.Average or hvd.Sum"),
+        ({"op": hvd.Adasum}, "hvd.Average or hvd.Sum"),
+        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor"),
+        ({"groups": -1}, "groups should be"),
+    ]
+    for options, text in cases:
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedGradientTape(tf.GradientTape(), **({"sync": "solo"} | options))
+    with pytest.raises(TypeError, match="sync must be a policy"):
+        hvd.DistributedGradientTape(tf.GradientTape(), sync=1)
+    with pytest.warns(DeprecationWarning, match="num_groups"):
+        hvd.DistributedGradientTape(tf.GradientTape(), num_groups=1)
+
+
+def test_optimizers_of_tensorflow_1(world: World) -> None:
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    with pytest.raises(ValueError, match=r"takes hvd.Full\(\)"):
+        hvd.DistributedOptimizer(optimizer, sync="solo")
+    assert isinstance(hvd.DistributedOptimizer(optimizer), tf.compat.v1.train.Optimizer)
+
+
+# --- Process sets -----------------------------------------------------------------------------------------------------
+
+process_sets = pytest.mark.launch(
+    label="process-sets", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, full_ranks=(4,)
+)
+
+
+@pytest.fixture
+def halves(world: World) -> Iterator[list[Any]]:
+    if world is None:  # here only the outcome is asked for
+        yield []
+        return
+    sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])]
+    yield sets
+    world.barrier()
+    for process_set in sets:
+        hvd.remove_process_set(process_set)
+
+
+@process_sets
+@modes
+def test_process_sets(world: World, halves: list[Any], graph: bool) -> None:
+    mine, other = halves if world.rank < 2 else halves[::-1]
+    options = {"name": world.name(), "op": hvd.Sum, "sync": EVERYBODY}
+    reduce = run_as(graph, lambda x: hvd.partial_allreduce(x, process_set=mine, **options))
+    for step in range(3):
+        assert reduce(tf.constant([step + world.rank])).numpy().item() == sum(step + rank for rank in mine.ranks)
+    hvd.flush(process_set=mine)
+    assert world.name() in hvd.partial_stats(process_set=mine)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"not in (the )?process set"):
+        run_as(graph, lambda x: hvd.partial_allreduce(x, process_set=other, **options))(tf.constant([1]))
+    variables = make_variables()
+    world.barrier()
+    results = stepper(graph, variables, sync=EVERYBODY, process_set=mine)(*batch(world.rank, 0))
+    everybody = world.gather([result.numpy() for result in results])
+    assert close(everybody[mine.ranks[0]], everybody[mine.ranks[1]])
+    assert not close(everybody[0], everybody[2])
