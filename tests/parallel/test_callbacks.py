@@ -1,0 +1,263 @@
+"""Callbacks of Keras 3, saved models, and Horovod's optimizer that skips layers."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness.world import World
+
+import horovod_partial.keras as hvd
+
+pytestmark = pytest.mark.launch(framework="tensorflow")
+
+with contextlib.suppress(RuntimeError):  # too late if something has used TensorFlow before; only slower then
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+
+STEPS = 3  # of an epoch
+BATCH = 4
+
+
+def make_model(seed: int, *, built: bool = True) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(3, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((2,)), *layers] if built else layers)
+
+
+def data(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(rank).normal(size=(STEPS * BATCH, 2)).astype("float32")
+    return x, x.sum(1, keepdims=True)
+
+
+def fit(world: World, model: keras.Model, callbacks: list[Any], epochs: int = 1) -> dict[str, list[float]]:
+    options = {"batch_size": BATCH, "epochs": epochs, "verbose": 0, "shuffle": False}
+    return model.fit(*data(world.rank), callbacks=callbacks, **options).history
+
+
+def compiled(model: keras.Model, sync: str = "full", lr: float = 0.1, momentum: float = 0.9) -> keras.Model:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(lr, momentum=momentum), sync=sync, max_staleness=2)
+    model.compile(optimizer, "mse", jit_compile=False)
+    return model
+
+
+def values(variables: Any) -> list[list[float]]:
+    return [np.asarray(variable).reshape(-1).tolist() for variable in variables]
+
+
+class Before(keras.callbacks.Callback):
+    """Notes something before the first step."""
+
+    def __init__(self, note: Any) -> None:
+        super().__init__()
+        self._note = note
+        self.noted: Any = None
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.noted is None:
+            self.noted = self._note()
+
+
+# --- Broadcast
+
+
+def test_broadcast_before_the_first_step(world: World) -> None:
+    model = compiled(make_model(world.rank))
+    before = Before(lambda: values([*model.weights, *model.optimizer.variables]))
+    fit(world, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(1), before])
+    world.same(before.noted)
+
+
+def test_broadcast_of_a_model_that_its_first_batch_builds(world: World) -> None:
+    model = compiled(make_model(world.rank, built=False))
+    fit(world, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    world.same(values(model.trainable_weights))
+    world.same(values(model.optimizer.variables))
+
+
+def test_broadcast_leaves_local_variables_alone(world: World) -> None:
+    model = compiled(make_model(world.rank))
+    local = model.layers[0].kernel
+    own = values([local])
+    before = Before(lambda: (values([local]), values(model.trainable_weights[1:])))
+    fit(world, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=local), before])
+    assert before.noted[0] == own
+    world.same(before.noted[1])
+    with pytest.raises(ValueError, match=r"tf\.Variable"):
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["kernel"])
+
+
+# --- Metrics
+
+
+def test_metrics_are_averaged(world: World) -> None:
+    class Own(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+            assert logs is not None
+            own.append(float(logs["loss"]))
+
+    own: list[float] = []
+    history = fit(world, compiled(make_model(0)), [Own(), hvd.callbacks.MetricAverageCallback()], epochs=2)
+    for mean, of_ranks in zip(history["loss"], zip(*world.gather(own), strict=True), strict=True):
+        assert mean == pytest.approx(sum(of_ranks) / world.size)
+    world.same(history["loss"])
+
+
+# --- Learning rate
+
+
+def test_a_schedule_in_steps(world: World) -> None:
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5**epoch, start_epoch=1, end_epoch=3)
+    history = fit(world, compiled(make_model(0)), [schedule], epochs=4)
+    assert history["lr"] == pytest.approx([0.1, 0.05, 0.025, 0.025])
+
+
+def test_a_schedule_of_a_number_decays(world: World) -> None:
+    history = fit(world, compiled(make_model(0)), [hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5)], epochs=3)
+    assert history["lr"] == pytest.approx([0.1, 0.05, 0.025])
+
+
+def test_a_schedule_within_epochs(world: World) -> None:
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
+    history = fit(world, compiled(make_model(0)), [schedule], epochs=2)
+    assert history["lr"] == pytest.approx([0.1 * (1 + 2 / 3), 0.1 * (2 + 2 / 3)])
+
+
+def test_warm_up(world: World) -> None:
+    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2)
+    history = fit(world, compiled(make_model(0)), [warm_up], epochs=3)
+    first = 0.1 / world.size * ((world.size - 1) / 2 + 1)
+    assert history["lr"] == pytest.approx([first, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_momentum_follows_the_learning_rate(world: World, corrected: bool) -> None:
+    """As Horovod's on Keras 2: for the batch in which the rate changes, momentum is multiplied by the same factor."""
+
+    def train(callbacks: list[Any], momentum_of: dict[int, float] | None) -> list[list[float]]:
+        keras.utils.set_random_seed(1)
+        weight = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+        if momentum_of is None:
+            compiled(weight)
+            fit(world, weight, callbacks, epochs=2)
+            return values(weight.weights)
+        kernel, velocity = weight.get_weights()[0].astype("float64"), 0.0
+        for step in range(2 * STEPS):
+            gradients = []
+            for rank in world.ranks:
+                x, y = (part[step % STEPS * BATCH :][:BATCH].astype("float64") for part in data(rank))
+                gradients.append(2 * x.T @ (x @ kernel - y) / BATCH)
+            rate = 0.1 if step < STEPS else 0.02
+            velocity = momentum_of.get(step, 0.9) * velocity - rate * sum(gradients) / world.size
+            kernel = kernel + velocity
+        return values([kernel])
+
+    schedule = hvd.callbacks.LearningRateScheduleCallback(
+        0.1, lambda epoch: 0.2 if epoch else 1.0, momentum_correction=corrected
+    )
+    expected = train([], {STEPS: 0.9 * 0.2} if corrected else {})
+    assert train([schedule], None)[0] == pytest.approx(expected[0], abs=1e-5)
+
+
+def test_a_schedule_needs_a_rate_and_steps(world: World) -> None:
+    with pytest.raises(ValueError, match="initial_lr"):
+        hvd.callbacks.LearningRateScheduleCallback(None, 1.0)  # type: ignore[arg-type]
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, 1.0, staircase=False)
+    schedule.set_params({})
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        schedule.on_train_begin()
+
+
+# --- Flush, sync, statistics
+
+
+def test_flush_applies_everything_late(world: World) -> None:
+    model = compiled(make_model(0), "solo", momentum=0.0)
+    fit(world, model, [hvd.FlushCallback()], epochs=3)
+    for own, first in zip(
+        values(model.trainable_weights), world.gather(values(model.trainable_weights))[0], strict=True
+    ):
+        assert own == pytest.approx(first, abs=1e-5)
+
+
+def test_flush_needs_a_wrapped_optimizer(world: World) -> None:
+    model = make_model(0)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="DistributedOptimizer"):
+        fit(world, model, [hvd.FlushCallback()])
+
+
+@pytest.mark.parametrize("when", [{"every_n_steps": STEPS}, {"every_n_epochs": 2}], ids=["steps", "epochs"])
+def test_a_sync_makes_models_equal(world: World, when: dict[str, int]) -> None:
+    model = make_model(world.rank)
+    model.compile("sgd", "mse")  # each rank by itself
+    fit(world, model, [hvd.ModelSyncCallback(**when)], epochs=2)
+    world.same(values(model.weights))  # BatchNorm's statistics too
+
+
+def test_a_sync_is_the_mean(world: World) -> None:
+    model = make_model(world.rank)
+    model.compile("sgd", "mse")
+    callback = hvd.ModelSyncCallback(every_n_steps=1)
+    callback.set_model(model)
+    means = np.mean(np.array(world.gather(model.get_weights()[0].tolist())), 0)
+    callback.on_train_batch_end(0)
+    assert np.allclose(model.get_weights()[0], means, atol=1e-6)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"every_n_steps": 1, "every_n_epochs": 1}, {"every_n_steps": 0}])
+def test_a_sync_needs_one_interval(world: World, arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="every_n_steps or every_n_epochs"):
+        hvd.ModelSyncCallback(**arguments)
+
+
+def test_statistics_are_those_of_the_epoch(world: World) -> None:
+    history = fit(world, compiled(make_model(0), "quorum:1.0"), [hvd.PartialStatsCallback()], epochs=2)
+    assert history["late"] == [0.0, 0.0]
+    assert history["fresh"] == [float(world.size)] * 2
+    assert history["staleness"] == [0.0, 0.0]
+
+
+def test_there_are_no_statistics_under_full(world: World) -> None:
+    assert "late" not in fit(world, compiled(make_model(0)), [hvd.PartialStatsCallback()])
+
+
+# --- Saving
+
+
+def test_a_loaded_model_goes_on(world: World, tmp_path: Path) -> None:
+    model = compiled(make_model(0))
+    fit(world, model, [])
+    model.save(tmp_path / "model.keras")
+    loaded = hvd.load_model(tmp_path / "model.keras", sync="quorum:1.0")
+    assert values(loaded.optimizer.variables) == values(model.optimizer.variables)
+    fit(world, model, [])
+    fit(world, loaded, [])
+    for one, other in zip(values(loaded.trainable_weights), values(model.trainable_weights), strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    assert loaded.optimizer.rounds == STEPS
+
+
+def test_there_are_no_legacy_optimizers(world: World, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="legacy"):
+        hvd.load_model(tmp_path / "model.keras", legacy_opts=True)
+
+
+# --- Layers of one's own
+
+
+@pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
+def test_local_layers_are_left_alone(world: World, sync: str) -> None:
+    model = make_model(0)
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=model.layers[-1], sync=sync)
+    model.compile(optimizer, "mse", jit_compile=False)
+    fit(world, model, [])
+    world.same(values(model.layers[0].weights))
+    heads = world.gather(values(model.layers[-1].weights))
+    assert all(head != heads[0] for head in heads[1:])
+    with pytest.raises(ValueError, match="local layers"):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=["dense"])
