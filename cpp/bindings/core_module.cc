@@ -8,6 +8,7 @@
 #include "bindings/simulator_bindings.h"
 #include "core/decision_log.h"
 #include "core/merge_plan.h"
+#include "core/packing.h"
 #include "core/schedule.h"
 #include "core/simulation.h"
 #include "core/weights.h"
@@ -53,6 +54,7 @@ std::vector<Gradient> Gradients(const std::vector<double>& ready, const std::vec
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The part of horovod_partial that needs no Horovod.";
   m.def("set_log_level", [](int level) { SetLogLevel(static_cast<LogLevel>(level)); }, py::arg("level"));
+  m.def("packed_offsets", &PackedOffsets, py::arg("elements"), py::arg("element_bytes"));
   m.def(
       "log", [](int level, Rank rank, const std::string& text) { Log(static_cast<LogLevel>(level), rank, text); },
       py::arg("level"), py::arg("rank"), py::arg("text"));

@@ -16,6 +16,7 @@
 #include "attach/attachment.h"
 #include "attach/library.h"
 #include "bindings/bucket_config.h"
+#include "core/packing.h"
 #include "tf/step_waits.h"
 
 namespace horovod_partial::tf {
@@ -48,19 +49,6 @@ DataType CoreType(tensorflow::DataType type) {
   }
 }
 
-// Where each tensor lies in its bucket, in elements, and the bucket's size behind them. Results are views of the
-// bucket, and TensorFlow wants tensors aligned; a tensor alone is sent from where it lies.
-std::vector<std::int64_t> Offsets(const std::vector<Tensor>& tensors) {
-  constexpr std::int64_t kAlignment = 64;
-  std::vector<std::int64_t> offsets{0};
-  for (const Tensor& tensor : tensors) {
-    const std::int64_t unit = kAlignment / tensorflow::DataTypeSize(tensor.dtype());
-    const std::int64_t elements = tensor.NumElements();
-    offsets.push_back(offsets.back() + (tensors.size() == 1 ? elements : (elements + unit - 1) / unit * unit));
-  }
-  return offsets;
-}
-
 void* Address(const Tensor& tensor) {
   static char nothing;  // a tensor without elements has no address
   return tensor.NumElements() == 0 ? &nothing : tensor.data();
@@ -83,7 +71,9 @@ class Call {
       target_ = *output;
     }
     for (int i = 1; i <= count; ++i) tensors_.push_back(context_->input(i));
-    offsets_ = Offsets(tensors_);
+    std::vector<std::int64_t> elements;
+    for (const Tensor& tensor : tensors_) elements.push_back(tensor.NumElements());
+    offsets_ = PackedOffsets(elements, tensorflow::DataTypeSize(tensors_[0].dtype()));
     if (count == 1) {
       source_ = tensors_[0];
       return absl::OkStatus();

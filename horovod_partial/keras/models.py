@@ -11,7 +11,8 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import Average
 
 from horovod_partial import bucket_config
-from horovod_partial.policies import GroupAverage, ModelPolicy, Quorum, Solo, WeightedAverage
+from horovod_partial.arguments import refuse_about_gradients
+from horovod_partial.policies import ModelPolicy, Quorum, Solo, WeightedAverage
 from horovod_partial.tensorflow import operations
 from horovod_partial.tensorflow.graph import arrive, completed, native, runtime
 
@@ -40,22 +41,14 @@ class ModelAverager:
         arguments: dict[str, Any],
         is_local: Callable[[Any], bool] = lambda _: False,
     ) -> None:
-        unfit = {
+        given = {
             "compression": arguments["compression"] is not Compression.none,
             "op": arguments["op"] != Average,
             "gradient_predivide_factor": arguments["gradient_predivide_factor"] != 1.0,
             "groups": arguments["groups"] is not None,
             "divisor": arguments["divisor"] != "ranks",
         }
-        if not isinstance(policy, GroupAverage):
-            unfit.update(
-                max_staleness=arguments["max_staleness"] is not None, grace_ms=arguments["grace_ms"] is not None
-            )
-        if any(unfit.values()):
-            raise ValueError(
-                f"{', '.join(name for name, given in unfit.items() if given)} cannot be used with {policy!r}, which averages "
-                "models and no gradients"
-            )
+        refuse_about_gradients(policy, given, max_staleness=arguments["max_staleness"], grace_ms=arguments["grace_ms"])
         if policy.overlap:
             raise ValueError("overlap=True is for PyTorch: a graph of TensorFlow begins a step after the one before")
         if "buffers" in policy.average:
@@ -94,10 +87,10 @@ class ModelAverager:
             grace_ms=self._grace_ms,
             return_info=True,
         )
-        # A late one by work is of others' models, made without this rank.
-        stays = info.late == 1 if by_work else tf.constant(False)
-        for variable, result in zip(averaged, results, strict=True):
-            variable.assign(tf.where(stays, variable, tf.cast(result, variable.dtype)))
+        if by_work:  # a late one is of others' models, made without this rank
+            own = [tf.cast(variable, result.dtype) for variable, result in zip(averaged, results, strict=True)]
+            results = [tf.where(info.late == 1, *pair) for pair in zip(own, results, strict=True)]
+        _assign(averaged, results)
 
     def _average_by_work(self, policy: WeightedAverage, optimizer: Any, variables: list[Any]) -> None:
         """When some rank has taken all the steps of this period, average.
@@ -124,12 +117,11 @@ class ModelAverager:
         steps = taken.read_value()
         over = averages.read_value() + 2
         # Once more if it only told of an earlier period, to which another rank came first.
-        ended = tf.while_loop(
+        (ended,) = tf.while_loop(
             lambda ended: tf.logical_and(steps >= policy.period, ended < over),
             lambda _: (self._end_period(),),
             (ended,),
         )
-        ended = ended[0] if isinstance(ended, (list, tuple)) else ended
 
         def average() -> tf.Tensor:
             self._average_now(optimizer, variables, steps)
@@ -181,11 +173,15 @@ class ModelAverager:
         runtime.flush(process_set)
         averaged = self._averaged(optimizer, optimizer._trainable_variables)
         results = operations.average(_widened(averaged), name, Quorum(1.0), self._process_set)
-        for variable, result in zip(averaged, results, strict=True):
-            variable.assign(tf.cast(result, variable.dtype))
+        _assign(averaged, results)
 
 
 def _widened(variables: list[tf.Variable]) -> list[tf.Tensor]:
     """Copies in one type: float32, in which an average of half precision is exact enough, or float64 if one is."""
     wide = tf.float64 if any(variable.dtype == tf.float64 for variable in variables) else tf.float32
     return [tf.cast(variable, wide) for variable in variables]
+
+
+def _assign(variables: list[tf.Variable], values: list[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.cast(value, variable.dtype))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import Average
 
 from horovod_partial import policies
+from horovod_partial.arguments import with_num_groups
 from horovod_partial.keras.models import ModelAverager
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
@@ -279,13 +279,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError(
             f"Keras's backend is {keras.backend.backend()}; set KERAS_BACKEND=tensorflow, or use horovod_partial.torch"
         )
-    if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        groups = num_groups if groups is None else groups
+    groups = with_num_groups(groups, num_groups)
     arguments = {
         "device_dense": device_dense,
         "device_sparse": device_sparse,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from horovod.common.elastic import run_fn
-from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
+from horovod_partial import elastic
 from horovod_partial.tensorflow.graph import runtime
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
@@ -25,19 +25,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(func)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def translated(*args: Any, **kwargs: Any) -> Any:
         try:
             return func(*args, **kwargs)
         except tf.errors.UnknownError as error:
             if "Horovod" not in error.message:
                 raise
-            runtime.failed = True
             raise HorovodInternalError(error.message) from error
-        except HorovodInternalError:
-            runtime.failed = True
-            raise
-        except HostsUpdatedInterrupt:
-            # Replicas may differ by what a rank has missed, so the state is broadcast also where ranks only go.
-            raise HostsUpdatedInterrupt(skip_sync=False) from None
 
-    return run_fn(watched, runtime.restart)
+    return elastic.run(translated, runtime)

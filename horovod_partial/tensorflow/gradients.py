@@ -16,7 +16,8 @@ from horovod.common.util import split_list
 from horovod.tensorflow import _make_allreduce_grads_fn
 from horovod.tensorflow.mpi_ops import Average, Sum
 
-from horovod_partial import bucket_config, bucket_plan
+from horovod_partial import _core, bucket_config, bucket_plan
+from horovod_partial.arguments import is_average
 from horovod_partial.policies import Full, Policy
 from horovod_partial.settings import settings
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime, wire_dtype
@@ -67,27 +68,9 @@ class GradientReducer:
         predivide = arguments["gradient_predivide_factor"]
         if predivide != 1.0 and arguments["op"] != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
-        self._full: Any = None
         if isinstance(sync, Full):
-            names = (
-                "device_dense",
-                "device_sparse",
-                "compression",
-                "sparse_as_dense",
-                "op",
-                "gradient_predivide_factor",
-            )
-            groups = arguments["groups"]
-            if isinstance(groups, list):
-                groups = [[native(variable) for variable in group] for group in groups]
-            self._full = _make_allreduce_grads_fn(
-                name, *(arguments[key] for key in names), groups, process_set=self.process_set
-            )
             return
-        if arguments["op"] not in (Average, Sum):
-            raise ValueError(
-                "partial policies reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
-            )
+        self._average = is_average(arguments["op"], Average, Sum)
         self._options = {
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide,
@@ -118,7 +101,7 @@ class GradientReducer:
                     combined[i] = _divided(combined[i], self.process_set.size())
         if not shared or not self.process_set.included():
             return combined, []
-        reduce = self._reduce_fully if self._full is not None else self._reduce_partially
+        reduce = self._reduce_fully if isinstance(self._sync, Full) else self._reduce_partially
         results, infos = reduce([combined[i] for i in shared], [variables[i] for i in shared])
         for i, result in zip(shared, results, strict=True):
             combined[i] = result
@@ -128,7 +111,23 @@ class GradientReducer:
 
     def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[RoundInfo]]:
         refuse_xla()
-        return self._full(gradients, [native(variable) for variable in variables]), []
+        arguments = self._arguments
+        groups = arguments["groups"]
+        if isinstance(groups, list):
+            groups = [[native(variable) for variable in group] for group in groups]
+        # Another one in eager code than in a graph; Horovod keeps both.
+        reduce = _make_allreduce_grads_fn(
+            self.name,
+            arguments["device_dense"],
+            arguments["device_sparse"],
+            arguments["compression"],
+            arguments["sparse_as_dense"],
+            arguments["op"],
+            arguments["gradient_predivide_factor"],
+            groups,
+            process_set=self.process_set,
+        )
+        return reduce(gradients, [native(variable) for variable in variables]), []
 
     # --- Partial
 
@@ -136,7 +135,7 @@ class GradientReducer:
         return bucket_config.arguments(
             sync=self._sync,
             size=self.process_set.size(),
-            average=self._arguments["op"] == Average,
+            average=self._average,
             **self._options,
         )
 
@@ -211,7 +210,9 @@ class GradientReducer:
         missed: list[tuple[Any, tf.Tensor]] = []
         for name, layout in self.layouts.items():
             dtype = layout[0][1].as_numpy_dtype
-            offsets = packed_offsets([shape.num_elements() for _, _, shape, _ in layout], np.dtype(dtype).itemsize)
+            offsets = _core.packed_offsets(
+                [shape.num_elements() for _, _, shape, _ in layout], np.dtype(dtype).itemsize
+            )
             flat = np.zeros(offsets[-1], dtype)
             handle = runtime.collect(process_set, name, flat.ctypes.data)
             if handle is None or handle.info().empty:
@@ -226,12 +227,6 @@ class GradientReducer:
         """Rounds that all buckets have ended on this rank; 0 before the first step."""
         process_set = self.process_set.process_set_id
         return min((runtime.completed(process_set, name) for name in self.layouts), default=0)
-
-
-def packed_offsets(elements: Sequence[int], itemsize: int) -> list[int]:
-    """Where each tensor lies in its bucket, in elements, and the size of the whole: as cpp/tf/arrive_op.cc packs them."""
-    unit = 1 if len(elements) == 1 else 64 // itemsize
-    return list(itertools.accumulate((-(-count // unit) * unit for count in elements), initial=0))
 
 
 def _divided(gradient: Any, divisor: int) -> Any:

@@ -12,6 +12,7 @@ from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial import bucket_config, policies, statistics
+from horovod_partial.arguments import is_average, of_allreduce
 from horovod_partial.policies import (
     Butterfly,
     Full,
@@ -23,7 +24,6 @@ from horovod_partial.policies import (
     Schedule,
     WeightedAverage,
 )
-from horovod_partial.settings import settings
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime, wire_dtype
 
 Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
@@ -120,15 +120,7 @@ def partial_allreduce(
 
         A graph that runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
-    policy = policies.resolve(sync, settings().sync)
-    missed = "sum" if missed is None else missed
-    if missed not in ("sum", "latest"):
-        raise ValueError(f"missed must be 'sum' or 'latest' here, not {missed!r}: a tensor cannot hold several results")
-    if isinstance(policy, ModelPolicy):
-        raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
-            f"{policy!r} averages models: use hvd.group_allreduce, hvd.partial_reduce or hvd.weighted_average, or pass it "
-            "to hvd.DistributedOptimizer"
-        )
+    policy, missed = of_allreduce(sync, missed)
     if isinstance(policy, Full):
         if return_info:
             raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
@@ -256,10 +248,7 @@ def _reduce(
     return_info: bool,
 ) -> Any:
     check_initialized()
-    if op not in (Average, Sum):
-        raise ValueError(
-            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
-        )
+    divides = is_average(op, Average, Sum)
     if not name:
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")
     several = isinstance(tensor, (list, tuple))
@@ -269,7 +258,7 @@ def _reduce(
         raise ValueError(f"tensors that travel together must have one dtype, not {sorted(d.name for d in dtypes)}")
     dtype = dtypes.pop()
     wire = wire_dtype(dtype)
-    arguments = bucket_config.arguments(sync=policy, size=process_set.size(), average=op == Average, **options)
+    arguments = bucket_config.arguments(sync=policy, size=process_set.size(), average=divides, **options)
     results, info = arrive([tf.cast(one, wire) for one in tensors], name, process_set, *arguments, work=work)
     results = [tf.cast(one, dtype) for one in results]
     result = results if several else results[0]

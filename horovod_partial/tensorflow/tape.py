@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import Average
 
 from horovod_partial import policies
+from horovod_partial.arguments import with_num_groups
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
 from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, subclass
@@ -103,13 +103,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         )
     if getattr(gradtape, "is_horovod_partial", False):
         raise ValueError("gradtape is a DistributedGradientTape already; wrap the tape itself, and wrap it once")
-    if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        groups = num_groups if groups is None else groups
+    groups = with_num_groups(groups, num_groups)
     arguments = {
         "device_dense": device_dense,
         "device_sparse": device_sparse,

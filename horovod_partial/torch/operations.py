@@ -11,8 +11,9 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import mpi_lib_v2, mpi_ops
 from horovod.torch.mpi_ops import Average, Sum
 
-from horovod_partial import _attach, bucket_config, policies, statistics
-from horovod_partial.policies import Full, ModelPolicy, Policy
+from horovod_partial import _attach, bucket_config, statistics
+from horovod_partial.arguments import is_average, of_allreduce
+from horovod_partial.policies import Full, Policy
 from horovod_partial.rounds import RoundInfo
 from horovod_partial.runtime import Runtime, library_of
 from horovod_partial.settings import settings
@@ -92,11 +93,7 @@ def make_config(
     *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any
 ) -> _attach.BucketConfig:
     """What the core is told of a bucket, after checking it. `dtype` is that of the wire."""
-    if op not in (Average, Sum):
-        raise ValueError(
-            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
-        )
-    policy, options = bucket_config.arguments(average=op == Average, **arguments)
+    policy, options = bucket_config.arguments(average=is_average(op, Average, Sum), **arguments)
     return _attach.BucketConfig(
         dtype=_DTYPES[dtype], shape=list(shape), device=device, policy=_attach.Policy(**policy), **options
     )
@@ -264,17 +261,7 @@ def _submit(
     process_set: ProcessSet,
     options: _Options,
 ) -> PartialHandle | int:
-    policy = policies.resolve(sync, settings().sync)
-    missed = "sum" if options.missed is None else options.missed
-    if missed not in ("sum", "latest"):
-        raise ValueError(
-            f"missed must be 'sum' or 'latest' here, not {missed!r}: one tensor cannot hold several results"
-        )
-    if isinstance(policy, ModelPolicy):
-        raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
-            f"{policy!r} averages models: use hvd.group_allreduce, hvd.partial_reduce or hvd.weighted_average, or pass it "
-            "to hvd.DistributedOptimizer"
-        )
+    policy, missed = of_allreduce(sync, options.missed)
     if isinstance(policy, Full):
         check_initialized()
         return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,8 +11,9 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import policies
+from horovod_partial.arguments import refuse_about_gradients, with_num_groups
 from horovod_partial.fusion import MergedGradients
-from horovod_partial.policies import Full, GroupAverage, ModelPolicy, Policy
+from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.settings import settings
 from horovod_partial.torch import bucket_optimizer, full_optimizer, model_optimizer
 from horovod_partial.torch.wrapping import check_names
@@ -92,15 +92,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
-    if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        groups = num_groups if groups is None else groups
+    groups = with_num_groups(groups, num_groups)
     if isinstance(policy, ModelPolicy):
-        unfit = {
+        given = {
             "compression": compression is not Compression.none,
             "op": op != Average,
             "gradient_predivide_factor": gradient_predivide_factor != 1.0,
@@ -110,13 +104,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             "divisor": divisor != "ranks",
             "model_sync_every": model_sync_every is not None,
         }
-        if not isinstance(policy, GroupAverage):
-            unfit.update(max_staleness=max_staleness is not None, grace_ms=grace_ms is not None)
-        if any(unfit.values()):
-            raise ValueError(
-                f"{', '.join(name for name, given in unfit.items() if given)} cannot be used with {policy!r}, which averages "
-                "models and no gradients"
-            )
+        refuse_about_gradients(policy, given, max_staleness=max_staleness, grace_ms=grace_ms)
         if "buffers" in policy.average and named_buffers is None:
             raise ValueError('average="buffers" needs named_buffers=model.named_buffers()')
         return model_optimizer.wrap(

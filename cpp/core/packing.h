@@ -1,0 +1,19 @@
+// How several tensors lie in one bucket.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace horovod_partial {
+
+// Where each tensor begins, in elements, and the size of the whole behind them. Results are views of the bucket, and
+// TensorFlow wants tensors aligned; a tensor alone is sent from where it lies.
+inline std::vector<std::int64_t> PackedOffsets(const std::vector<std::int64_t>& elements, std::int64_t element_bytes) {
+  constexpr std::int64_t kAlignment = 64;
+  const std::int64_t unit = elements.size() == 1 ? 1 : kAlignment / element_bytes;
+  std::vector<std::int64_t> offsets{0};
+  for (const std::int64_t count : elements) offsets.push_back(offsets.back() + (count + unit - 1) / unit * unit);
+  return offsets;
+}
+
+}  // namespace horovod_partial

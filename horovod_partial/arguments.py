@@ -1,0 +1,83 @@
+"""Checks of what users say: the same, with the same words, in every framework."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from horovod_partial import policies
+from horovod_partial.policies import GradientPolicy, GroupAverage, ModelPolicy, Policy
+from horovod_partial.settings import settings
+
+
+def is_average(op: int, average: int, total: int) -> bool:
+    """Whether a partial collective divides.
+
+    Args:
+        op: what the user asked for.
+        average: the number of the framework's `hvd.Average`.
+        total: that of its `hvd.Sum`.
+
+    Raises:
+        ValueError: it is another operation.
+    """
+    if op not in (average, total):
+        raise ValueError(
+            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
+        )
+    return op == average
+
+
+def of_allreduce(sync: Policy | str | None, missed: str | None) -> tuple[GradientPolicy, str]:
+    """The policy of a single allreduce, and what a late rank gets.
+
+    Raises:
+        ValueError: they are none that it can have.
+    """
+    policy = policies.resolve(sync, settings().sync)
+    missed = "sum" if missed is None else missed
+    if missed not in ("sum", "latest"):
+        raise ValueError(
+            f"missed must be 'sum' or 'latest' here, not {missed!r}: one tensor cannot hold several results"
+        )
+    if isinstance(policy, ModelPolicy):
+        raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
+            f"{policy!r} averages models: use hvd.group_allreduce, hvd.partial_reduce or hvd.weighted_average, or pass it "
+            "to hvd.DistributedOptimizer"
+        )
+    return policy, missed
+
+
+def with_num_groups(groups: Any, num_groups: int) -> Any:
+    """`groups`, where Horovod's deprecated argument may stand for it. To be called by what the user calls."""
+    if num_groups == 0:
+        return groups
+    warnings.warn(
+        "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return num_groups if groups is None else groups
+
+
+def refuse_about_gradients(
+    policy: ModelPolicy, given: dict[str, bool], *, max_staleness: int | None, grace_ms: float | str | None
+) -> None:
+    """Refuse arguments that mean nothing to a policy of models.
+
+    Args:
+        policy: which has rounds that may be missed, or held open, only if it is `GroupAverage`.
+        given: by the name of an argument about gradients, whether the user gave it.
+        max_staleness: as the user gave it, as is the next.
+        grace_ms: None if not given.
+
+    Raises:
+        ValueError: there are such arguments.
+    """
+    if not isinstance(policy, GroupAverage):
+        given = {**given, "max_staleness": max_staleness is not None, "grace_ms": grace_ms is not None}
+    if any(given.values()):
+        raise ValueError(
+            f"{', '.join(name for name, is_given in given.items() if is_given)} cannot be used with {policy!r}, which "
+            "averages models and no gradients"
+        )
