@@ -17,7 +17,7 @@ import tensorflow as tf
 import horovod_partial.keras as hvd
 from harness.shapes import Shape
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 POLICIES: dict[str, Callable[[], object]] = {"full": hvd.Full, "majority": hvd.Majority, "solo": hvd.Solo}
 LEARNING_RATE = 1e-3
 
@@ -34,11 +34,12 @@ def _make_tape_step(prefix: str, shapes: list[Shape]) -> Step:
     optimizer.build(variables)
 
     @tf.function
-    def step() -> None:
+    def step() -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = _loss(variables)
         gradients = horovod.tensorflow.DistributedGradientTape(tape).gradient(loss, variables)
         optimizer.apply(gradients, variables)
+        return loss  # or TensorFlow would not compute it, as `model.fit` does
 
     return step
 
