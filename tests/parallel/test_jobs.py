@@ -23,6 +23,8 @@ POLICIES = [
     "solo",
     *(pytest.param(policy, marks=LONG) for policy in ("majority", *MODEL_POLICIES)),
 ]
+PROGRAMS = pytest.mark.parametrize("program", ["train", "train_keras"])
+MAINLY_TORCH = pytest.mark.parametrize("program", ["train", pytest.param("train_keras", marks=LONG)])
 # What the specification allows, for a machine that does nothing else.
 END_AFTER_KILL_SECONDS = 10.0
 
@@ -38,15 +40,17 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_exit_without_shutdown_is_clean(job: Job, policy: str) -> None:
-    assert job.run("train", policy, "exit") == 0, job.output()
+@MAINLY_TORCH
+def test_exit_without_shutdown_is_clean(job: Job, program: str, policy: str) -> None:
+    assert job.run(program, policy, "exit") == 0, job.output()
     assert len(job.notes("ended")) == job.setup.ranks
     assert not re.search(r"(?i)error|abort|terminate|traceback", job.output()), job.output()
 
 
-def test_shutdown(job: Job) -> None:
+@PROGRAMS
+def test_shutdown(job: Job, program: str) -> None:
     """An arrival after shutdown is refused; a second shutdown does nothing."""
-    assert job.run("train", "solo", "shutdown") == 0, job.output()
+    assert job.run(program, "solo", "shutdown") == 0, job.output()
     texts = set(job.notes("after-shutdown").values())
     assert texts == {"Horovod has not been initialized; use hvd.init()."}
     assert len(job.notes("ended")) == job.setup.ranks
@@ -56,15 +60,17 @@ def test_shutdown(job: Job) -> None:
 @pytest.mark.parametrize(
     "policy", ["majority", *(pytest.param(policy, marks=LONG) for policy in ("solo", *MODEL_POLICIES))]
 )
-def test_a_rank_that_leaves_early(job: Job, policy: str) -> None:
+@PROGRAMS
+def test_a_rank_that_leaves_early(job: Job, program: str, policy: str) -> None:
     """It ends its process; the others go on, and know when it has ended."""
-    assert job.run("train", policy, "early") == 0, job.output()
+    assert job.run(program, policy, "early") == 0, job.output()
     assert len(job.notes("ended")) == job.setup.ranks
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_killed_rank_ends_the_job(job: Job, policy: str) -> None:
-    job.start("train", policy, "nothing")
+@PROGRAMS
+def test_a_killed_rank_ends_the_job(job: Job, program: str, policy: str) -> None:
+    job.start(program, policy, "nothing")
     job.wait_for_notes("running")
     job.signal(signal.SIGKILL, rank=1)
     began = time.monotonic()
@@ -74,11 +80,12 @@ def test_a_killed_rank_ends_the_job(job: Job, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.launch(transports=("gloo",), ranks=(4,), full_ranks=(2, 4))
-def test_survivors_of_a_killed_rank_raise(job: Job, policy: str) -> None:
+@PROGRAMS
+def test_survivors_of_a_killed_rank_raise(job: Job, program: str, policy: str) -> None:
     """Started by hand: nobody ends the survivors, they must find out."""
     ranks = HandStarted(job.setup, job.folder)
     try:
-        ranks.start("train", policy, "nothing")
+        ranks.start(program, policy, "nothing")
         end = time.monotonic() + 90
         while len(job.notes("running")) < job.setup.ranks:
             assert time.monotonic() < end, ranks.output()
@@ -95,8 +102,9 @@ def test_survivors_of_a_killed_rank_raise(job: Job, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "solo"])
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=LONG)], ids=["SIGINT", "SIGTERM"])
-def test_a_signal_ends_the_job(job: Job, policy: str, number: signal.Signals) -> None:
-    job.start("train", policy, "nothing")
+@MAINLY_TORCH
+def test_a_signal_ends_the_job(job: Job, program: str, policy: str, number: signal.Signals) -> None:
+    job.start(program, policy, "nothing")
     job.wait_for_notes("running")
     job.signal(number)
     assert job.wait(60) != 0
@@ -105,8 +113,9 @@ def test_a_signal_ends_the_job(job: Job, policy: str, number: signal.Signals) ->
 @pytest.mark.parametrize(
     "what", ["backward", *(pytest.param(what, marks=LONG) for what in ("raise", "caught", "sys.exit"))]
 )
-def test_an_exception_on_one_rank_ends_the_job(job: Job, what: str) -> None:
-    job.start("train", "solo", what)
+@PROGRAMS
+def test_an_exception_on_one_rank_ends_the_job(job: Job, program: str, what: str) -> None:
+    job.start(program, "solo", what)
     assert job.wait(60) != 0
     assert "planned failure" in job.output() or what == "sys.exit", job.output()
 

@@ -160,7 +160,7 @@ def test_every_class_is_here(world: World) -> None:
 @pytest.mark.parametrize(
     ("policy", "graph", "make"),
     [
-        *((EVERYBODY, True, make) for make in MAKERS),
+        *((policy, True, make) for policy in ("full", EVERYBODY) for make in MAKERS),
         *(("full", False, make) for make in ("SGD", "Adam", *MAKERS_OF_MAKERS)),
     ],
 )

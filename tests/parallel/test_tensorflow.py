@@ -1047,6 +1047,24 @@ def test_i7_no_torn_data(world: World, graph: bool) -> None:
     hvd.flush()
 
 
+@modes
+@pytest.mark.parametrize("tensors", [1, 3])
+def test_i8_on_time_means_no_extra_copy(world: World, graph: bool, tensors: int) -> None:
+    """Nothing is kept: what arrives, or the bucket into which several tensors are packed, is what travels."""
+    name = world.name()
+
+    def step(value: tf.Tensor) -> Any:
+        values = [value + number for number in range(tensors)]
+        return hvd.partial_allreduce(values, name=name, sync="quorum:1.0", return_info=True)
+
+    call = run_as(graph, step)
+    for _ in range(5):
+        world.barrier()
+        _, info = call(tf.ones([1000]))
+        assert not numbers(info).late
+    assert hvd.partial_stats()[name]["bytes_held"] == 0
+
+
 # --- Tape -------------------------------------------------------------------------------------------------------------
 
 

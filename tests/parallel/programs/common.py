@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.rank import rank_of_environment, register
@@ -38,3 +40,30 @@ def _wait(file: Path) -> None:
         if time.monotonic() > end:
             raise TimeoutError(f"rank {RANK} waited in vain for {file.name}")
         time.sleep(0.005)
+
+
+def is_over(what: str, number: int, shutdown: Callable[[], None]) -> bool:
+    """After a step: lets that happen which the test has asked for, to rank 1. True if this rank trains no more."""
+    if number == 10:
+        note("running")
+    if number < 20:
+        return False
+    if what in ("exit", "shutdown") or (what == "early" and RANK == 1):
+        return True
+    if what in ("early", "sys.exit") and number == 60:  # the others have steps of their own
+        return True
+    if RANK == 1:
+        if what == "raise":
+            raise RuntimeError("planned failure")
+        if what == "sys.exit":
+            sys.exit(7)
+        if what == "stop":  # computes no more, and is killed by the test
+            note("stopped")
+            wait_for_word("never")
+        if what == "caught":
+            try:
+                raise RuntimeError("planned failure")
+            except RuntimeError:
+                shutdown()
+                raise
+    return False

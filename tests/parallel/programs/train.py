@@ -1,7 +1,4 @@
-"""Trains for ever, or until something happens: `train.py POLICY WHAT`, see below for what that may be.
-
-The rank that it happens to is 1.
-"""
+"""Trains for ever, or until something happens: `train.py POLICY WHAT`, see `common.is_over` for what that may be."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import itertools
 import sys
 
 import torch
-from common import RANK, note, wait_for_note, wait_for_word
+from common import RANK, is_over, note, wait_for_note
 
 import horovod_partial.torch as hvd
 
@@ -47,30 +44,8 @@ def step(number: int) -> None:
 def run() -> None:
     for number in itertools.count():
         step(number)
-        if number == 10:
-            note("running")
-        if number < 20:
-            continue
-        if what in ("exit", "shutdown"):
+        if is_over(what, number, hvd.shutdown):
             break
-        if what == "early" and RANK == 1:
-            break
-        if what in ("early", "sys.exit") and number == 60:  # the others have steps of their own
-            break
-        if RANK == 1:
-            if what == "raise":
-                raise RuntimeError("planned failure")
-            if what == "sys.exit":
-                sys.exit(7)
-            if what == "stop":  # computes no more, and is killed by the test
-                note("stopped")
-                wait_for_word("never")
-            if what == "caught":
-                try:
-                    raise RuntimeError("planned failure")
-                except RuntimeError:
-                    hvd.shutdown()
-                    raise
 
 
 try:
