@@ -38,7 +38,7 @@ from horovod.tensorflow import (
 )
 from horovod.tensorflow.compression import Compression
 
-from horovod_partial.keras import callbacks
+from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.callbacks import FlushCallback, ModelSyncCallback, PartialStatsCallback
 from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovod_partial.keras.saving import load_model
@@ -92,6 +92,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "flush",
     "global_process_set",
     "gloo_built",

@@ -21,7 +21,7 @@ from horovod_partial.settings import settings
 from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, number_of, subclass
 from horovod_partial.tensorflow.graph import native, runtime
 
-_instances: Counter[str] = Counter()  # by the variables that they train; the ranks make those in one order
+_instances: Counter[tuple[int, str]] = Counter()  # by the variables that they train; the ranks make those in one order
 
 
 class _Methods:
@@ -92,6 +92,7 @@ class _State:
         self._averages = averages  # of the gradients of several passes, which are summed otherwise
         self._local: list[Any] = []
         self._made: GradientReducer | ModelAverager | None = None
+        self._generation = 0  # of Horovod, in which that was made
         self.accumulated: list[Any] = []  # the variables of the gradients that Keras accumulates
 
     def register_local(self, variable: Any) -> None:
@@ -99,27 +100,33 @@ class _State:
         if isinstance(self._made, GradientReducer):
             self._made.register_local(variable)
 
+    def _current(self) -> GradientReducer | ModelAverager | None:
+        """What the policy exchanges; None before the first step, also before the first since Horovod was initialised anew."""
+        return self._made if self._generation == runtime.generation else None
+
     def _exchange(self, optimizer: Any) -> GradientReducer | ModelAverager:
-        """What the policy exchanges; made in the first step, because names follow from the variables."""
-        if self._made is None:
+        """The same; made in the first step, because names follow from the variables."""
+        made = self._current()
+        if made is None:
             trained = [number_of(native(variable)) for variable in optimizer._trainable_variables]
-            # A new generation counts anew, as ranks do that are new in it.
-            what = f"{runtime.generation} {type(optimizer).__name__} {trained}"
-            digest = hashlib.sha256(what.encode()).hexdigest()[:8]
-            _instances[digest] += 1
-            name = f"{self._name}.{digest}.{_instances[digest]}"
+            digest = hashlib.sha256(f"{type(optimizer).__name__} {trained}".encode()).hexdigest()[:8]
+            key = runtime.generation, digest  # a new generation counts anew, as ranks do that are new in it
+            _instances[key] += 1
+            name = f"{self._name}.{digest}.{_instances[key]}"
             if isinstance(self._policy, ModelPolicy):
                 local = {number_of(native(variable)) for variable in self._local}
-                self._made = ModelAverager(
+                made = ModelAverager(
                     name, self._policy, self._arguments, lambda variable: number_of(native(variable)) in local
                 )
             else:
-                self._made = GradientReducer(
+                reducer = GradientReducer(
                     name, self._policy, self._arguments, drop_nonfinite_results=_scales_loss(optimizer)
                 )
                 for variable in self._local:
-                    self._made.register_local(variable)
-        return self._made
+                    reducer.register_local(variable)
+                made = reducer
+            self._made, self._generation = made, runtime.generation
+        return made
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
         exchange = self._exchange(optimizer)
@@ -162,16 +169,18 @@ class _State:
     def rounds(self, optimizer: Any) -> int:
         if isinstance(self._policy, policies.Full) or self._arguments["process_set"].size() == 1:
             return int(optimizer.iterations)
-        return self._made.rounds if self._made is not None else 0
+        made = self._current()
+        return made.rounds if made is not None else 0
 
     def flush(self, optimizer: Any) -> None:
-        if self._made is None or isinstance(self._policy, policies.Full):
+        made = self._current()
+        if made is None or isinstance(self._policy, policies.Full):
             return
-        if isinstance(self._made, ModelAverager):
-            self._made.flush(optimizer)
+        if isinstance(made, ModelAverager):
+            made.flush(optimizer)
             return
         by_optimizer: dict[int, tuple[Any, list[Any], list[Any]]] = {}
-        for variable, gradient in self._made.flush():
+        for variable, gradient in made.flush():
             own = _optimizer_of(optimizer, variable)
             _, gradients, variables = by_optimizer.setdefault(id(own), (own, [], []))
             gradients.append(gradient)

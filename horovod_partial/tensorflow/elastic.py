@@ -1,17 +1,20 @@
-"""Elastic jobs: `horovod.tensorflow.elastic`, with a `run` that knows of partial collectives."""
+"""Elastic jobs: `horovod.tensorflow.elastic` for TensorFlow 2 and Keras 3, with a `run` that knows of partial collectives."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from horovod.common.elastic import ObjectState
 from horovod.common.exceptions import HorovodInternalError
-from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
+from horovod.tensorflow.functions import broadcast_object
+from horovod.tensorflow.mpi_ops import rank
 
 from horovod_partial import elastic
 from horovod_partial.tensorflow.graph import runtime
+from horovod_partial.tensorflow.operations import broadcast_variables
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -19,9 +22,9 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """`horovod.tensorflow.elastic.run`.
 
-    A graph that was traced for another number of ranks raises: make optimizers and tf.functions within `func`, or in a
-    reset callback. Where ranks are added or removed, what is pending is delivered first; where a rank has failed, it is
-    lost, as is all that happened after the last commit.
+    A graph that was traced for another number of ranks raises: make tf.functions within `func`, or in a reset callback.
+    (`TensorFlowKerasState` lets `model.fit` trace again by itself.) Where ranks are added or removed, what is pending is
+    delivered first; where a rank has failed, it is lost, as is all that happened after the last commit.
     """
 
     @functools.wraps(func)
@@ -34,3 +37,67 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             raise HorovodInternalError(error.message) from error
 
     return elastic.run(translated, runtime)
+
+
+class TensorFlowState(ObjectState):  # type: ignore[misc]
+    """Variables, and further properties, that all ranks have in common; Horovod's own broadcasts none in TensorFlow 2.
+
+    Args:
+        variables: of TensorFlow or of Keras; on every rank the same, in one order.
+        kwargs: further properties, which become attributes.
+    """
+
+    def __init__(self, variables: Sequence[Any], **kwargs: Any) -> None:
+        self.variables = list(variables)
+        self._save_variables()
+        super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
+
+    def save(self) -> None:
+        """Commit what there is now."""
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to the last commit."""
+        for variable, value in zip(self.variables, self._values, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Take what rank 0 has."""
+        broadcast_variables(self.variables, root_rank=0)
+        self._save_variables()
+        super().sync()
+
+    def _save_variables(self) -> None:
+        self._values = [variable.numpy() for variable in self.variables]
+
+
+class TensorFlowKerasState(TensorFlowState):
+    """A model of Keras 3 and its optimizer, and further properties; Horovod's own fails on Keras 3.
+
+    After a change of ranks the model is traced again by its next `fit`, for the new number.
+
+    Args:
+        model: which has been built.
+        optimizer: None takes the one that the model was compiled with.
+        kwargs: further properties, which become attributes.
+
+    Raises:
+        ValueError: the model has not been built, or has no optimizer.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self.model = model
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        if not model.built:
+            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
+        if self.optimizer is None:
+            raise ValueError("pass the optimizer, or compile the model first")
+        if not self.optimizer.built:  # a rank that joins later has to have the same variables as the others
+            self.optimizer.build(model.trainable_variables)
+        super().__init__([*model.weights, *self.optimizer.variables], **kwargs)
+
+    def reset(self) -> None:
+        """Ranks have changed."""
+        self.model.train_function = None  # Keras makes another in the next `fit`

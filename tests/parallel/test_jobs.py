@@ -25,6 +25,7 @@ POLICIES = [
 ]
 PROGRAMS = pytest.mark.parametrize("program", ["train", "train_keras"])
 MAINLY_TORCH = pytest.mark.parametrize("program", ["train", pytest.param("train_keras", marks=LONG)])
+ELASTIC_PROGRAMS = pytest.mark.parametrize("program", ["elastic", "elastic_keras"])
 # What the specification allows, for a machine that does nothing else.
 END_AFTER_KILL_SECONDS = 10.0
 
@@ -128,22 +129,23 @@ def test_shutdown_then_init(job: Job) -> None:
     assert set(job.notes("results").values()) == {repr([[size] * 3, [size] * 4])}
 
 
-def start_elastic(job: Job, policy: str, final_size: int, hosts: str, **variables: str) -> Path:
+def start_elastic(job: Job, program: str, policy: str, final_size: int, hosts: str, **variables: str) -> Path:
     """Start an elastic job. Returns the file of its hosts, which may be changed."""
     file, script = job.folder / "hosts", job.folder / "discover"
     file.write_text(hosts)
     script.write_text(f"#!/bin/sh\ncat {file}\n")
     script.chmod(0o755)
     options = ["--min-np", "2", "--max-np", "3", "--host-discovery-script", str(script), "--network-interfaces", "lo"]
-    job.start("elastic", policy, str(final_size), options=options, **variables)
+    job.start(program, policy, str(final_size), options=options, **variables)
     return file
 
 
 # Horovod's elastic jobs run over Gloo.
 @pytest.mark.launch(transports=("gloo",), ranks=(2,), full_ranks=(2,))
 @pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "majority"])
-def test_a_rank_is_added_to_an_elastic_job(job: Job, policy: str) -> None:
-    hosts = start_elastic(job, policy, 3, "localhost:2\n")
+@ELASTIC_PROGRAMS
+def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, policy: str) -> None:
+    hosts = start_elastic(job, program, policy, 3, "localhost:2\n")
     job.wait_for_notes("running")
     hosts.write_text("localhost:3\n")
     assert job.wait() == 0, job.output()
@@ -153,9 +155,10 @@ def test_a_rank_is_added_to_an_elastic_job(job: Job, policy: str) -> None:
 @pytest.mark.launch(transports=("gloo",), ranks=(3,), full_ranks=(3,))
 @pytest.mark.full_matrix  # survivors may find out only by Gloo's timeout of 30 s
 @pytest.mark.parametrize("policy", ["full", "majority", "solo"])
-def test_a_rank_of_an_elastic_job_is_killed(job: Job, policy: str) -> None:
+@ELASTIC_PROGRAMS
+def test_a_rank_of_an_elastic_job_is_killed(job: Job, program: str, policy: str) -> None:
     """It dies with several buckets under way; the others restore the last commit and go on."""
-    start_elastic(job, policy, 2, "localhost:2\n127.0.0.1:1\n", HOROVOD_PARTIAL_BUCKET_MB="0.001")
+    start_elastic(job, program, policy, 2, "localhost:2\n127.0.0.1:1\n", HOROVOD_PARTIAL_BUCKET_MB="0.001")
     job.wait()
     assert list(job.notes("ended").values()) == ["2 True True"] * 2, job.output()
 
