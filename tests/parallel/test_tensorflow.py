@@ -1065,6 +1065,44 @@ def test_i8_on_time_means_no_extra_copy(world: World, graph: bool, tensors: int)
     assert hvd.partial_stats()[name]["bytes_held"] == 0
 
 
+# --- Elastic jobs (whole ones are in test_jobs.py) ---------------------------------------------------------------------
+
+
+def test_elastic_state(world: World) -> None:
+    variables = [tf.Variable([world.rank + 1.0]), keras.Variable([world.rank + 2.0])]
+    state = hvd.elastic.TensorFlowState(variables, step=world.rank)
+
+    def values() -> list[float]:
+        return [variable.numpy().item() for variable in variables] + [state.step]
+
+    state.sync()
+    assert values() == [1, 2, 0]
+    for commits in (False, True):
+        for variable in variables:
+            variable.assign([7.0])
+        state.step = 7
+        if commits:
+            state.save()
+        state.restore()
+        assert values() == ([7, 7, 7] if commits else [1, 2, 0])
+
+
+def test_elastic_state_of_a_model(world: World) -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="built first"):
+        hvd.elastic.TensorFlowKerasState(model)
+    model.build((1, 2))
+    with pytest.raises(ValueError, match="pass the optimizer"):
+        hvd.elastic.TensorFlowKerasState(model)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam()), "mse")
+    state = hvd.elastic.TensorFlowKerasState(model, epoch=0)
+    model.set_weights([np.full_like(weight, world.rank) for weight in model.get_weights()])
+    model.optimizer.iterations.assign(world.rank + 3)
+    state.sync()
+    assert all((weight == 0).all() for weight in model.get_weights())
+    assert int(model.optimizer.iterations) == 3
+
+
 # --- Tape -------------------------------------------------------------------------------------------------------------
 
 
