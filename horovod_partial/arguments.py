@@ -60,6 +60,22 @@ def with_num_groups(groups: Any, num_groups: int) -> Any:
     return num_groups if groups is None else groups
 
 
+def check_gradient_arguments(arguments: dict[str, Any]) -> None:
+    """Horovod's checks of the arguments of an optimizer of Keras or a tape, with its messages; settles `missed`."""
+    groups = arguments["groups"]
+    if groups is not None and not (isinstance(groups, list) or groups > 0):
+        raise ValueError("groups should be a non-negative integer or a list of lists of variables.")
+    missed = arguments["missed"]
+    if missed not in (None, "auto", "sum", "latest"):
+        raise ValueError(
+            f"missed must be 'auto', 'sum' or 'latest' with Keras and TensorFlow, not {missed!r}: an optimizer of Keras "
+            "counts its steps for all variables together, and cannot replay those of one bucket"
+        )
+    if missed in (None, "auto"):
+        default = settings().missed
+        arguments["missed"] = default if default == "latest" else "sum"
+
+
 def refuse_about_gradients(
     policy: ModelPolicy, given: dict[str, bool], *, max_staleness: int | None, grace_ms: float | str | None
 ) -> None:

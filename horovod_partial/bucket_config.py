@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 from horovod_partial import policies
-from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Policy, Quorum, WeightedAverage
+from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Policy, Quorum, Solo, WeightedAverage
 from horovod_partial.settings import settings
+
+FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
 
 
 def arguments(
@@ -90,3 +92,8 @@ def of_models(policy: ModelPolicy | Quorum) -> dict[str, Any]:
         case PartialReduce(weights="staleness", alpha=alpha):
             options |= {"weights": "staleness", "weight_parameter": alpha}
     return options
+
+
+def of_signals() -> dict[str, Any]:
+    """The arguments of `arguments` for a bucket whose rounds only tell that some rank has arrived: nobody waits."""
+    return {"sync": Solo(), "max_staleness": FOR_EVER, "grace_ms": 0.0, "missed": "latest", "late": "discard"}

@@ -1,4 +1,4 @@
-"""Horovod for Keras 3 on TensorFlow, and partial collectives beside it.
+"""Horovod for Keras 3 on TensorFlow or PyTorch, and partial collectives beside it.
 
     import horovod_partial.keras as hvd
 
@@ -6,39 +6,9 @@ The names are those of `horovod.keras`, whose optimizer reduces nothing on Keras
 """
 
 from horovod.common.exceptions import HorovodInternalError
-from horovod.tensorflow import (
-    Adasum,
-    Average,
-    ProcessSet,
-    Sum,
-    add_process_set,
-    allgather_object,
-    broadcast_object,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from horovod.tensorflow.compression import Compression
 
 from horovod_partial.keras import callbacks, elastic
+from horovod_partial.keras.backend import backend
 from horovod_partial.keras.callbacks import FlushCallback, ModelSyncCallback, PartialStatsCallback
 from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovod_partial.keras.saving import load_model
@@ -55,7 +25,43 @@ from horovod_partial.policies import (
     Solo,
     WeightedAverage,
 )
-from horovod_partial.tensorflow.operations import broadcast_variables, flush, init, join, partial_stats, shutdown
+
+Adasum = backend.horovod.Adasum
+Average = backend.horovod.Average
+ProcessSet = backend.horovod.ProcessSet
+Sum = backend.horovod.Sum
+add_process_set = backend.horovod.add_process_set
+allgather_object = backend.horovod.allgather_object
+broadcast_object = backend.horovod.broadcast_object
+ccl_built = backend.horovod.ccl_built
+cross_rank = backend.horovod.cross_rank
+cross_size = backend.horovod.cross_size
+cuda_built = backend.horovod.cuda_built
+ddl_built = backend.horovod.ddl_built
+global_process_set = backend.horovod.global_process_set
+gloo_built = backend.horovod.gloo_built
+gloo_enabled = backend.horovod.gloo_enabled
+is_initialized = backend.horovod.is_initialized
+local_rank = backend.horovod.local_rank
+local_size = backend.horovod.local_size
+mpi_built = backend.horovod.mpi_built
+mpi_enabled = backend.horovod.mpi_enabled
+mpi_threads_supported = backend.horovod.mpi_threads_supported
+nccl_built = backend.horovod.nccl_built
+rank = backend.horovod.rank
+remove_process_set = backend.horovod.remove_process_set
+rocm_built = backend.horovod.rocm_built
+size = backend.horovod.size
+start_timeline = backend.horovod.start_timeline
+stop_timeline = backend.horovod.stop_timeline
+Compression = backend.horovod.Compression
+
+broadcast_variables = backend.broadcast_variables
+flush = backend.operations.flush
+init = backend.operations.init
+join = backend.operations.join
+partial_stats = backend.operations.partial_stats
+shutdown = backend.operations.shutdown
 
 __all__ = [
     "Adasum",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import horovod.tensorflow
 import keras
-import tensorflow as tf
 from horovod.common.process_sets import ProcessSet, global_process_set
 
+from horovod_partial.keras.backend import backend
+from horovod_partial.keras.models import is_floating
 from horovod_partial.policies import Quorum
-from horovod_partial.tensorflow import operations
-from horovod_partial.tensorflow.graph import native, runtime
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -23,24 +22,25 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     Args:
         root_rank: whose they are.
-        device: as in Horovod.
+        device: as in Horovod; refused on PyTorch.
         local_variables: a variable, or several, to be left alone.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
+        backend.check_devices(device=device)
         self.root_rank = root_rank
         self.device = device
         self.broadcast_done = False
         self._local: set[int] = set()
-        for variable in tf.nest.flatten([] if local_variables is None else local_variables):
+        for variable in keras.tree.flatten([] if local_variables is None else local_variables):
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
         """Leave this variable alone."""
-        if not isinstance(native(var), tf.Variable):
-            raise ValueError("All local variables must be of tf.Variable type.")  # noqa: TRY004 (Horovod's error)
-        self._local.add(id(native(var)))
+        if not isinstance(backend.native(var), backend.Variable):
+            raise ValueError("All local variables must be of keras.Variable type.")  # noqa: TRY004 (Horovod's error)
+        self._local.add(id(backend.native(var)))
 
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = self.model.optimizer
@@ -57,11 +57,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if self.broadcast_done:
             return
         optimizer = self.model.optimizer
-        variables = [native(v) for v in (*self.model.weights, *(optimizer.variables if optimizer is not None else ()))]
-        with tf.device(self.device):
-            horovod.tensorflow.broadcast_variables(
-                [variable for variable in variables if id(variable) not in self._local], root_rank=self.root_rank
-            )
+        variables = [*self.model.weights, *(optimizer.variables if optimizer is not None else ())]
+        shared = [variable for variable in variables if id(backend.native(variable)) not in self._local]
+        backend.broadcast_(shared, self.root_rank, self.device)
         self.broadcast_done = True
 
 
@@ -72,20 +70,22 @@ class MetricAverageCallback(keras.callbacks.Callback):
     metrics.
 
     Args:
-        device: as in Horovod.
+        device: as in Horovod; refused on PyTorch.
     """
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
+        backend.check_devices(device=device)
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if not logs:
             return
         names = sorted(logs)
-        values = tf.constant([float(logs[name]) for name in names], tf.float64)
-        averages = horovod.tensorflow.allreduce(values, device_dense=self.device, name="MetricAverageCallback")
-        logs.update(zip(names, averages.numpy().tolist(), strict=True))
+        averages = backend.average_numbers(
+            [float(logs[name]) for name in names], name="MetricAverageCallback", device=self.device
+        )
+        logs.update(zip(names, averages, strict=True))
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
@@ -203,7 +203,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             # One batch on, so that the last batch of an epoch has the rate of a whole number of epochs.
             assert self.steps_per_epoch is not None
             epoch += 1.0 / self.steps_per_epoch
-            size = horovod.tensorflow.size()
+            size = backend.horovod.size()
             return (epoch * (size - 1) / warmup_epochs + 1) / size
 
         super().__init__(
@@ -218,7 +218,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if epoch + 1 == self.end_epoch and self.verbose > 0 and horovod.tensorflow.rank() == 0:
+        if epoch + 1 == self.end_epoch and self.verbose > 0 and backend.horovod.rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
@@ -282,15 +282,13 @@ class ModelSyncCallback(keras.callbacks.Callback):
             self._average()
 
     def _average(self) -> None:
-        by_dtype: dict[tf.DType, list[tf.Variable]] = {}
-        for variable in map(native, self.model.weights):
-            if variable.dtype.is_floating:
-                by_dtype.setdefault(variable.dtype, []).append(variable)
-        for dtype, variables in by_dtype.items():
-            name = f"ModelSyncCallback.{dtype.name}.{sum(v.shape.num_elements() for v in variables)}"
-            averages = operations.average([tf.identity(v) for v in variables], name, Quorum(1.0), self.process_set)
-            for variable, average in zip(variables, averages, strict=True):
-                variable.assign(average)
+        variables = [variable for variable in self.model.weights if is_floating(variable)]
+        if not variables:
+            return
+        # Every average of the same weights, whatever callback asks for it, is a round of one bucket.
+        kinds = f"{[(keras.backend.standardize_dtype(v.dtype), tuple(v.shape)) for v in variables]}"
+        name = f"ModelSyncCallback.{hashlib.sha256(kinds.encode()).hexdigest()[:8]}"
+        backend.average_(variables, name, Quorum(1.0), self.process_set)
 
 
 class PartialStatsCallback(keras.callbacks.Callback):
@@ -328,7 +326,7 @@ class PartialStatsCallback(keras.callbacks.Callback):
             return {}
         rank = self.process_set.rank()
         totals: dict[str, float] = {}
-        for raw in runtime.statistics(self.process_set.process_set_id).values():
+        for raw in backend.runtime.statistics(self.process_set.process_set_id).values():
             one = {
                 "rounds": raw["rounds"],
                 "on_time": raw["on_time"][rank],

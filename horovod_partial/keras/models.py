@@ -1,28 +1,21 @@
-"""Models averaged over ranks, for the policies that do that, in graphs."""
+"""Models averaged over ranks, for the policies that do that, in eager code and in graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
+import keras
 from horovod.common.process_sets import ProcessSet
-from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.mpi_ops import Average
 
-from horovod_partial import bucket_config
 from horovod_partial.arguments import refuse_about_gradients
-from horovod_partial.policies import ModelPolicy, Quorum, Solo, WeightedAverage
-from horovod_partial.tensorflow import operations
-from horovod_partial.tensorflow.graph import arrive, completed, native, runtime
-
-_FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
+from horovod_partial.bucket_config import FOR_EVER
+from horovod_partial.keras.backend import backend
+from horovod_partial.policies import ModelPolicy, Quorum, WeightedAverage
 
 
 class ModelAverager:
     """The averages of one optimizer's model: WAGMA-SGD, P-Reduce and WP-SGD, as in `horovod_partial.torch`.
-
-    A rank's copy travels, so what is being sent is never what the optimizer writes; half precision travels as float32.
 
     Args:
         name: prefix of the buckets' names.
@@ -42,15 +35,15 @@ class ModelAverager:
         is_local: Callable[[Any], bool] = lambda _: False,
     ) -> None:
         given = {
-            "compression": arguments["compression"] is not Compression.none,
-            "op": arguments["op"] != Average,
+            "compression": arguments["compression"] is not backend.horovod.Compression.none,
+            "op": arguments["op"] != backend.horovod.Average,
             "gradient_predivide_factor": arguments["gradient_predivide_factor"] != 1.0,
             "groups": arguments["groups"] is not None,
             "divisor": arguments["divisor"] != "ranks",
         }
         refuse_about_gradients(policy, given, max_staleness=arguments["max_staleness"], grace_ms=arguments["grace_ms"])
         if policy.overlap:
-            raise ValueError("overlap=True is for PyTorch: a graph of TensorFlow begins a step after the one before")
+            raise ValueError("overlap=True is for horovod_partial.torch: Keras begins a step after the one before")
         if "buffers" in policy.average:
             raise ValueError(
                 "an optimizer of Keras does not know the model's buffers: leave them out of average=, and use "
@@ -62,8 +55,8 @@ class ModelAverager:
         self._process_set: ProcessSet = arguments["process_set"]
         self._max_staleness = arguments["max_staleness"]
         self._grace_ms = arguments["grace_ms"]
-        self._averages: tf.Variable | None = None  # of WeightedAverage, as the next
-        self._steps_since_average: tf.Variable | None = None
+        self._averages: Any = None  # of WeightedAverage: a variable, as the next
+        self._steps_since_average: Any = None
 
     def average(self, optimizer: Any, variables: list[Any]) -> None:
         """The average that the policy asks for after a step, in eager code or in a graph."""
@@ -74,23 +67,17 @@ class ModelAverager:
         else:
             self._average_now(optimizer, variables, 0)
 
-    def _average_now(self, optimizer: Any, variables: list[Any], steps: tf.Tensor | int) -> None:
-        averaged = self._averaged(optimizer, variables)
+    def _average_now(self, optimizer: Any, variables: list[Any], steps: Any) -> None:
         by_work = isinstance(self._policy, WeightedAverage)
-        results, info = operations.average(
-            _widened(averaged),
+        backend.average_(
+            self._averaged(optimizer, variables),
             self._name,
             self._policy,
             self._process_set,
             steps=steps,
-            max_staleness=_FOR_EVER if by_work else self._max_staleness,
+            max_staleness=FOR_EVER if by_work else self._max_staleness,
             grace_ms=self._grace_ms,
-            return_info=True,
         )
-        if by_work:  # a late one is of others' models, made without this rank
-            own = [tf.cast(variable, result.dtype) for variable, result in zip(averaged, results, strict=True)]
-            results = [tf.where(info.late == 1, *pair) for pair in zip(own, results, strict=True)]
-        _assign(averaged, results)
 
     def _average_by_work(self, policy: WeightedAverage, optimizer: Any, variables: list[Any]) -> None:
         """When some rank has taken all the steps of this period, average.
@@ -98,90 +85,72 @@ class ModelAverager:
         A round for each period tells: the first rank to come to its end closes it, and nobody waits. Round 0, in which
         all ranks take part, is before the first period.
         """
-        with tf.init_scope():
+        with backend.outside_graphs():
             if self._averages is None:
-                self._averages = tf.Variable(0, dtype=tf.int64, trainable=False)
-                self._steps_since_average = tf.Variable(0, dtype=tf.int32, trainable=False)
+                self._averages = keras.Variable(0, dtype="int64", trainable=False)
+                self._steps_since_average = keras.Variable(0, dtype="int32", trainable=False)
         averages, taken = self._averages, self._steps_since_average
-        assert taken is not None
         taken.assign_add(1)
 
-        def begin() -> tf.Tensor:
+        def begin() -> Any:
             averages.assign(0)
             taken.assign(1)
             return self._end_period()
 
         # Fewer rounds than averages: in the first step, and after Horovod has been initialised anew.
-        ended = completed(self._period, self._process_set)
-        ended = tf.cond(ended < averages + 1, begin, lambda: ended)
-        steps = taken.read_value()
-        over = averages.read_value() + 2
+        ended = backend.completed(self._period, self._process_set)
+        ended = keras.ops.cond(ended < averages + 1, begin, lambda: ended)
+        steps, over = taken + 0, averages + 2  # as they are now
         # Once more if it only told of an earlier period, to which another rank came first.
-        (ended,) = tf.while_loop(
-            lambda ended: tf.logical_and(steps >= policy.period, ended < over),
-            lambda _: (self._end_period(),),
-            (ended,),
+        ended = keras.ops.while_loop(
+            lambda ended: keras.ops.logical_and(steps >= policy.period, ended < over),
+            lambda _: self._end_period(),
+            ended,
         )
 
-        def average() -> tf.Tensor:
+        def average() -> None:
             self._average_now(optimizer, variables, steps)
             averages.assign_add(1)
             taken.assign(0)
-            return tf.constant(True)
 
-        tf.cond(ended >= over, average, lambda: tf.constant(False))
+        keras.ops.cond(ended >= over, average, lambda: None)
 
     @property
     def _period(self) -> str:
         return f"{self._name}.period"
 
-    def _end_period(self) -> tf.Tensor:
+    def _end_period(self) -> Any:
         """Tell that this rank is through with its period. Returns how many rounds of periods have ended."""
-        config = bucket_config.arguments(
-            sync=Solo(),
-            size=self._process_set.size(),
-            average=True,
-            max_staleness=_FOR_EVER,
-            grace_ms=0.0,
-            missed="latest",
-            late="discard",
-        )
-        results, _ = arrive([tf.zeros([1])], self._period, self._process_set, *config)
-        with tf.control_dependencies(results):
-            return completed(self._period, self._process_set)
+        return backend.signal(self._period, self._process_set)
 
-    def _averaged(self, optimizer: Any, variables: list[Any]) -> list[tf.Variable]:
+    def _averaged(self, optimizer: Any, variables: list[Any]) -> list[Any]:
         """What the policy names, in an order that is the same on every rank: parameters, then state of their shapes."""
-        averaged = [native(variable) for variable in variables if not self._is_local(variable)]
+        averaged = [variable for variable in variables if not self._is_local(variable)]
         if "state" in self._policy.average:
             shapes = {tuple(variable.shape) for variable in averaged}
-            state = [native(variable) for variable in optimizer.variables]
-            averaged += [v for v in state if v.dtype.is_floating and v.shape.rank and tuple(v.shape) in shapes]
+            averaged += [
+                variable
+                for variable in optimizer.variables
+                if is_floating(variable) and len(variable.shape) and tuple(variable.shape) in shapes
+            ]
         return averaged
 
     @property
     def rounds(self) -> int:
         """Averages that have been made. In eager code."""
-        return runtime.completed(self._process_set.process_set_id, self._name)
+        return backend.runtime.completed(self._process_set.process_set_id, self._name)
 
     def flush(self, optimizer: Any) -> None:
         """Average what the policy averages over all ranks, which all must come: then the models are equal."""
         if not self._process_set.included() or self._process_set.size() == 1:
             return
         process_set, name = self._process_set.process_set_id, f"{self._name}.flush"
-        runtime.clear(process_set, name)  # averages that were made while this rank was out of training
-        runtime.flush(process_set)
+        backend.runtime.clear(process_set, name)  # averages that were made while this rank was out of training
+        backend.runtime.flush(process_set)
         averaged = self._averaged(optimizer, optimizer._trainable_variables)
-        results = operations.average(_widened(averaged), name, Quorum(1.0), self._process_set)
-        _assign(averaged, results)
+        backend.average_(averaged, name, Quorum(1.0), self._process_set)
 
 
-def _widened(variables: list[tf.Variable]) -> list[tf.Tensor]:
-    """Copies in one type: float32, in which an average of half precision is exact enough, or float64 if one is."""
-    wide = tf.float64 if any(variable.dtype == tf.float64 for variable in variables) else tf.float32
-    return [tf.cast(variable, wide) for variable in variables]
-
-
-def _assign(variables: list[tf.Variable], values: list[tf.Tensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(tf.cast(value, variable.dtype))
+def is_floating(variable: Any) -> bool:
+    """Whether a variable holds floating-point numbers."""
+    return keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype))

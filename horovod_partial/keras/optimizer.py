@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.mpi_ops import Average
 
 from horovod_partial import policies
-from horovod_partial.arguments import with_num_groups
+from horovod_partial.arguments import check_gradient_arguments, with_num_groups
+from horovod_partial.gradients import GradientReducer
+from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelAverager
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, number_of, subclass
-from horovod_partial.tensorflow.graph import native, runtime
+from horovod_partial.wrapping import subclass
+
+Average, Compression = backend.horovod.Average, backend.horovod.Compression
 
 _instances: Counter[tuple[int, str]] = Counter()  # by the variables that they train; the ranks make those in one order
 
@@ -102,30 +102,30 @@ class _State:
 
     def _current(self) -> GradientReducer | ModelAverager | None:
         """What the policy exchanges; None before the first step, also before the first since Horovod was initialised anew."""
-        return self._made if self._generation == runtime.generation else None
+        return self._made if self._generation == backend.runtime.generation else None
 
     def _exchange(self, optimizer: Any) -> GradientReducer | ModelAverager:
         """The same; made in the first step, because names follow from the variables."""
         made = self._current()
         if made is None:
-            trained = [number_of(native(variable)) for variable in optimizer._trainable_variables]
+            trained = [backend.number_of(variable) for variable in optimizer._trainable_variables]
             digest = hashlib.sha256(f"{type(optimizer).__name__} {trained}".encode()).hexdigest()[:8]
-            key = runtime.generation, digest  # a new generation counts anew, as ranks do that are new in it
+            key = backend.runtime.generation, digest  # a new generation counts anew, as ranks do that are new in it
             _instances[key] += 1
             name = f"{self._name}.{digest}.{_instances[key]}"
             if isinstance(self._policy, ModelPolicy):
-                local = {number_of(native(variable)) for variable in self._local}
+                local = {backend.number_of(variable) for variable in self._local}
                 made = ModelAverager(
-                    name, self._policy, self._arguments, lambda variable: number_of(native(variable)) in local
+                    name, self._policy, self._arguments, lambda variable: backend.number_of(variable) in local
                 )
             else:
-                reducer = GradientReducer(
+                reducer: GradientReducer = backend.GradientReducer(
                     name, self._policy, self._arguments, drop_nonfinite_results=_scales_loss(optimizer)
                 )
                 for variable in self._local:
                     reducer.register_local(variable)
                 made = reducer
-            self._made, self._generation = made, runtime.generation
+            self._made, self._generation = made, backend.runtime.generation
         return made
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
@@ -154,7 +154,7 @@ class _State:
         if not rounds:
             return optimizer._base.apply(optimizer, scaled, variables)
         # All that was missed may have been dropped, as not finite: no result is no update.
-        nothing = tf.reduce_all(tf.stack([info.empty for info in rounds]) == 1)
+        nothing = keras.ops.all(keras.ops.equal(keras.ops.stack([info.empty for info in rounds]), 1))
         return keras.ops.cond(nothing, lambda: None, lambda: optimizer._base.apply(optimizer, scaled, variables))
 
     def reduce_accumulated(self, optimizer: Any, gradients: list[Any]) -> list[Any]:
@@ -240,8 +240,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """Wrap an optimizer of Keras 3 so that gradients are combined over the ranks before they are applied, or models after.
 
     The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer` (which reduces nothing on
-    Keras 3, in silence). It works in `model.fit`, with `run_eagerly`, and in loops of your own through `apply`; not with
-    `jit_compile=True`, which raises. Saved models hold the optimizer itself: `hvd.load_model` wraps it again.
+    Keras 3, in silence). It works in `model.fit`, with `run_eagerly`, and in loops of your own through `apply`; on
+    TensorFlow not with `jit_compile=True`, which raises. Saved models hold the optimizer itself: `hvd.load_model` wraps it again.
 
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
     gradients, then averages its model with others; arguments about gradients do not apply. Let all ranks start from the
@@ -252,10 +252,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer: any optimizer of Keras 3; its state is shared with the wrapper. Wrap the outermost one: a
             `LossScaleOptimizer` is made for you where the global dtype policy is `mixed_float16`.
         name: prefix of the names of tensors and buckets.
-        device_dense: as in Horovod, under `hvd.Full()`.
+        device_dense: as in Horovod, under `hvd.Full()`; refused on PyTorch, as is the next.
         device_sparse: as in Horovod, under `hvd.Full()`.
         compression: as in Horovod. What is pending and missed is kept compressed.
-        sparse_as_dense: as in Horovod; a partial policy needs it where gradients are sparse.
+        sparse_as_dense: as in Horovod; a partial policy, and Keras on PyTorch, needs it where gradients are sparse.
         gradient_predivide_factor: as in Horovod.
         op: as in Horovod; a partial policy takes `hvd.Average` and `hvd.Sum`.
         backward_passes_per_step: as in Horovod: gradients of so many steps are summed before they travel, by Keras's own
@@ -284,10 +284,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"optimizer must be one of Keras 3, not {type(optimizer)}")  # noqa: TRY004 (Keras's own error)
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            f"Keras's backend is {keras.backend.backend()}; set KERAS_BACKEND=tensorflow, or use horovod_partial.torch"
-        )
     groups = with_num_groups(groups, num_groups)
     arguments = {
         "device_dense": device_dense,
@@ -311,7 +307,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "average_aggregated_gradients": average_aggregated_gradients,
         "sync": policy,
     }
-    check_arguments(arguments)
+    check_gradient_arguments(arguments)
+    backend.check_devices(device_dense=device_dense, device_sparse=device_sparse)
     if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     _accumulate(optimizer, backward_passes_per_step)
@@ -319,7 +316,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if isinstance(policy, ModelPolicy):
         ModelAverager(prefix, policy, arguments)  # what does not fit fails here, not in the first step
     else:
-        GradientReducer(prefix, policy, arguments)
+        backend.GradientReducer(prefix, policy, arguments)
     base = type(optimizer)
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated))
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras and TensorFlow would track it

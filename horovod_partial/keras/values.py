@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.tensorflow
-import tensorflow as tf
-from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.mpi_ops import Average
+import keras
+
+from horovod_partial.keras.backend import backend
+
+Average, Compression = backend.horovod.Average, backend.horovod.Compression
 
 
 def allreduce(
@@ -18,10 +19,10 @@ def allreduce(
     postscale_factor: float = 1.0,
     op: int | None = None,
     compression: Any = Compression.none,
-) -> tf.Tensor:
-    """`horovod.keras.allreduce`: of anything that `tf.constant` takes; the average, unless `op` says otherwise."""
-    return horovod.tensorflow.allreduce(
-        tf.convert_to_tensor(value),
+) -> Any:
+    """`horovod.keras.allreduce`: of anything that Keras makes a tensor of; the average, unless `op` says otherwise."""
+    return backend.horovod.allreduce(
+        keras.ops.convert_to_tensor(value),
         average=average,
         op=op,
         name=name,
@@ -31,16 +32,16 @@ def allreduce(
     )
 
 
-def allgather(value: Any, name: str | None = None) -> tf.Tensor:
+def allgather(value: Any, name: str | None = None) -> Any:
     """`horovod.keras.allgather`: along the first dimension."""
-    return horovod.tensorflow.allgather(tf.convert_to_tensor(value), name=name)
+    return backend.horovod.allgather(keras.ops.convert_to_tensor(value), name=name)
 
 
-def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """`horovod.keras.broadcast`: the root rank's value."""
-    return horovod.tensorflow.broadcast(tf.convert_to_tensor(value), root_rank, name=name)
+    return backend.horovod.broadcast(keras.ops.convert_to_tensor(value), root_rank, name=name)
 
 
-def reducescatter(value: Any, name: str | None = None, op: int = Average) -> tf.Tensor:
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
     """`horovod.keras.reducescatter`: along the first dimension."""
-    return horovod.tensorflow.reducescatter(tf.convert_to_tensor(value), op=op, name=name)
+    return backend.horovod.reducescatter(keras.ops.convert_to_tensor(value), op=op, name=name)

@@ -37,6 +37,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ValueError: an argument is wrong, or does not go with the policy.
     """
     if isinstance(optimizer, keras.optimizers.Optimizer):
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(
+                f"Keras's backend is {keras.backend.backend()}, not TensorFlow; import horovod_partial.keras, which takes "
+                "the Horovod of that"
+            )
         from horovod_partial.keras import optimizer as of_keras  # which needs this package
 
         return of_keras.DistributedOptimizer(optimizer, name, sync=sync, **arguments)

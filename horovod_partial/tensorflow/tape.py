@@ -11,11 +11,12 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import Average
 
 from horovod_partial import policies
-from horovod_partial.arguments import with_num_groups
+from horovod_partial.arguments import check_gradient_arguments, with_num_groups
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.tensorflow.gradients import GradientReducer, check_arguments, subclass
+from horovod_partial.tensorflow.gradients import GradientReducer
 from horovod_partial.tensorflow.graph import native
+from horovod_partial.wrapping import subclass
 
 
 class _Methods:
@@ -119,7 +120,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         "divisor": divisor,
         "grace_ms": grace_ms,
     }
-    check_arguments(arguments)
+    check_gradient_arguments(arguments)
     tape: Any = object.__new__(subclass(type(gradtape), _Methods))
     tape.__dict__ = gradtape.__dict__
     # A tape is made anew in each step, so the name says nothing of it: its variables tell one use from another.

@@ -227,7 +227,7 @@ def average_async(
     tensor: torch.Tensor,
     output: torch.Tensor,
     name: str | None,
-    policy: ModelPolicy,
+    policy: ModelPolicy | Quorum,
     process_set: ProcessSet,
     steps: int = 0,
     max_staleness: int | None = None,
@@ -250,6 +250,15 @@ def average_over_all_(model: torch.Tensor, name: str, process_set: ProcessSet) -
     handle = submit(model, model, name, process_set, _config(model, Quorum(1.0), process_set, Average, None, None))
     handle.synchronize()
     return handle
+
+
+def signal(name: str, process_set: ProcessSet) -> None:
+    """Tell in a round that some rank has come here; waits for nobody, but for all in the first round."""
+    nothing = torch.zeros(1)
+    config = make_config(
+        dtype=nothing.dtype, shape=tuple(nothing.shape), size=process_set.size(), **bucket_config.of_signals()
+    )
+    submit(nothing, nothing, name, process_set, config).synchronize()
 
 
 def _config(

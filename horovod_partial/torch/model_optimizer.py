@@ -17,15 +17,14 @@ from horovod.common.process_sets import ProcessSet
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from horovod_partial import _core
+from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.contraction import average_converges, average_is_useful
-from horovod_partial.policies import ModelPolicy, Solo, WeightedAverage
+from horovod_partial.policies import ModelPolicy, WeightedAverage
 from horovod_partial.rounds import RoundInfo
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
-from horovod_partial.torch.model_operations import average_async, average_over_all_
-from horovod_partial.torch.operations import PartialHandle, make_config, runtime, submit
+from horovod_partial.torch.model_operations import average_async, average_over_all_, signal
+from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.wrapping import bucket_name, load_shared, unwrapped, wrapper
-
-_FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ class _Methods(torch.optim.Optimizer):
             self._policy,
             self.process_set,
             self._steps_since_average,
-            _FOR_EVER if isinstance(self._policy, WeightedAverage) else self._max_staleness,
+            FOR_EVER if isinstance(self._policy, WeightedAverage) else self._max_staleness,
             self._grace_ms,
         )
         if self._policy.overlap:
@@ -197,25 +196,13 @@ class _Methods(torch.optim.Optimizer):
         """
         process_set, name = self.process_set.process_set_id, f"{self._name}.period"
         if self._averages == 0 and self._steps_since_average == 1:
-            self._end_period(name)
+            signal(name, self.process_set)
         over = self._averages + 2
         while self._steps_since_average >= policy.period and runtime.completed(process_set, name) < over:
-            self._end_period(name)  # once more if it only told of an earlier period, to which another rank came first
+            signal(
+                name, self.process_set
+            )  # once more if it only told of an earlier period, to which another rank came first
         return runtime.completed(process_set, name) >= over
-
-    def _end_period(self, name: str) -> None:
-        signal = torch.zeros(1)
-        config = make_config(
-            dtype=torch.float32,
-            shape=(1,),
-            sync=Solo(),
-            size=self.process_set.size(),
-            max_staleness=_FOR_EVER,
-            grace_ms=0.0,
-            missed="latest",
-            late="discard",
-        )
-        submit(signal, signal, name, self.process_set, config).synchronize()
 
     # --- As Horovod's --------------------------------------------------------------------------------------------
 

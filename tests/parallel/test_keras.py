@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,35 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.keras_training import (
+    EVERYBODY,
+    FOR_EVER,
+    GRADIENTS,
+    INPUTS,
+    MAKERS,
+    MAKERS_OF_MAKERS,
+    MODELS,
+    OUTPUTS,
+    POLICIES,
+    SAMPLES,
+    batch,
+    close,
+    concatenated,
+    delay,
+    dtype_policy,
+    everybody_averages,
+    flat,
+    joined,
+    linear,
+    make_model,
+    reference,
+    run_linear,
+    sgd,
+    state,
+    stepper,
+    sync_of,
+    weights,
+)
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
@@ -22,18 +49,6 @@ from horovod_partial.tensorflow.graph import runtime
 
 pytestmark = pytest.mark.launch(framework="tensorflow")
 
-with contextlib.suppress(RuntimeError):  # too late if something has used TensorFlow before; only slower then
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-
-EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
-FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
-GRADIENTS = ["full", "solo", "majority", "majority:random", "quorum:0.75", EVERYBODY]
-MODELS = {
-    "group": hvd.GroupAverage(2),
-    "ready": hvd.PartialReduce(2),
-    "weighted": hvd.WeightedAverage(2, 0.9),
-}
-POLICIES = [*GRADIENTS, *MODELS]
 policies = pytest.mark.parametrize("policy", POLICIES)
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
@@ -41,106 +56,6 @@ on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
 both = pytest.mark.parametrize(
     ("policy", "graph"), [("full", False), (EVERYBODY, True)], ids=["full-eager", f"{EVERYBODY}-graph"]
 )
-
-INPUTS, OUTPUTS, SAMPLES = 4, 2, 6
-
-
-def sync_of(policy: str) -> Any:
-    return MODELS.get(policy, policy)
-
-
-def make_model(**options: Any) -> keras.Model:
-    keras.utils.set_random_seed(1)
-    return keras.Sequential(
-        [keras.Input((INPUTS,)), keras.layers.Dense(5, "tanh", **options), keras.layers.Dense(OUTPUTS)]
-    )
-
-
-def batch(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    generator = np.random.default_rng(1000 * rank + step)
-    return (
-        generator.normal(size=(SAMPLES, INPUTS)).astype("float32"),
-        generator.normal(size=(SAMPLES, OUTPUTS)).astype("float32"),
-    )
-
-
-def concatenated(batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    xs, ys = zip(*batches, strict=True)
-    return np.concatenate(xs), np.concatenate(ys)
-
-
-def joined(world: World, *steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """The batches of all ranks as one."""
-    return concatenated([batch(rank, step) for step in steps for rank in world.ranks])
-
-
-def weights(model: keras.Model) -> list[np.ndarray]:
-    return [np.asarray(weight) for weight in model.get_weights()]
-
-
-def flat(model: keras.Model) -> list[float]:
-    return np.concatenate([weight.reshape(-1) for weight in weights(model)]).tolist()
-
-
-def state(optimizer: Any) -> list[np.ndarray]:
-    return [variable.numpy() for variable in optimizer.variables]
-
-
-def close(some: Sequence[np.ndarray], others: Sequence[np.ndarray], tolerance: float = 1e-5) -> bool:
-    return all(np.allclose(one, other, atol=tolerance) for one, other in zip(some, others, strict=True))
-
-
-def stepper(model: keras.Model, optimizer: Any, graph: bool = False, scale: float = 1.0) -> Callable[..., None]:
-    """One step of a loop of one's own, with a batch."""
-
-    def step(x: tf.Tensor, y: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(scale * tf.reduce_mean((model(x, training=True) - y) ** 2))
-        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
-        optimizer.apply(gradients, model.trainable_variables)
-
-    if graph and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    return tf.function(step, autograph=False) if graph else step
-
-
-def reference(
-    world: World, make: Callable[[], Any], steps: int, scale: float = 1.0, passes: int = 1, **options: Any
-) -> tuple[keras.Model, Any]:
-    """A model and its optimizer after training it on all ranks' batches, without Horovod."""
-    model, optimizer = make_model(**options), make()
-    step = stepper(model, optimizer, scale=scale)
-    for number in range(steps):
-        step(*joined(world, *range(passes * number, passes * (number + 1))))
-    return model, optimizer
-
-
-def sgd() -> Any:
-    return keras.optimizers.SGD(0.1, momentum=0.9)
-
-
-MAKERS: dict[str, Callable[[], Any]] = {
-    "SGD": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda: keras.optimizers.Adam(0.01),
-    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "RMSprop": lambda: keras.optimizers.RMSprop(0.01),
-    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
-    "Adamax": lambda: keras.optimizers.Adamax(0.01),
-    "Nadam": lambda: keras.optimizers.Nadam(0.01),
-    "Ftrl": lambda: keras.optimizers.Ftrl(0.1),
-    "Lamb": lambda: keras.optimizers.Lamb(0.01),
-    "Lion": lambda: keras.optimizers.Lion(0.003),
-    "Adafactor": lambda: keras.optimizers.Adafactor(0.01),
-    "Muon": lambda: keras.optimizers.Muon(0.01),
-    "ScheduleFreeAdamW": lambda: keras.optimizers.ScheduleFreeAdamW(0.01),
-    "LossScaleOptimizer": lambda: keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=64.0),
-    "MultiOptimizer": lambda: keras.optimizers.MultiOptimizer(
-        keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.01), {".*bias": keras.optimizers.SGD(0.1)})
-    ),
-}
-MAKERS_OF_MAKERS = ("LossScaleOptimizer", "MultiOptimizer")  # which hold other optimizers
 
 
 def check_that_the_job_goes_on(world: World) -> None:
@@ -386,31 +301,6 @@ def test_accumulated_gradients_delivered_once(world: World, graph: bool) -> None
 # --- Every policy -----------------------------------------------------------------------------------------------------
 
 
-def delay(rng: random.Random) -> None:
-    """Arrivals in another order in each step; nothing depends on how long this takes."""
-    time.sleep(rng.choice((0.0, 0.0, 0.001, 0.004)))
-
-
-def linear(sync: Any, graph: bool, **options: Any) -> tuple[Any, Any, Callable[[Any], None]]:
-    """A weight whose gradient is what the step is given, so that after a flush it has gone the sum of all gradients."""
-    weight = keras.Variable(np.zeros(3, np.float32))
-    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), sync=sync, **options)
-    optimizer.build([weight])
-    step = lambda gradient: optimizer.apply([gradient], [weight])
-    return weight, optimizer, tf.function(step, autograph=False) if graph else step
-
-
-def run_linear(world: World, optimizer: Any, step: Callable[[Any], None], steps: int) -> np.ndarray:
-    """Take steps with delays, then flush; returns the sum of the averages of all gradients."""
-    rng = random.Random(world.random().random() + world.rank)
-    own = np.random.default_rng(rng.randrange(2**32)).normal(size=(steps, 3)).astype(np.float32)
-    for gradient in own:
-        delay(rng)
-        step(tf.constant(gradient))
-    optimizer.flush()
-    return np.mean(world.gather(own.sum(0)), 0)
-
-
 @pytest.mark.parametrize(
     ("policy", "graph"), [*((policy, False) for policy in GRADIENTS), ("solo", True), ("majority", True)]
 )
@@ -489,17 +379,6 @@ def test_flush_before_the_first_step(world: World, policy: str) -> None:
 
 
 # --- Policies of models -----------------------------------------------------------------------------------------------
-
-
-def everybody_averages(world: World, average: tuple[str, ...]) -> dict[str, tuple[Any, dict[str, Any]]]:
-    return {
-        "group": (
-            hvd.GroupAverage(schedule=hvd.Butterfly(world.size + 1), average=average),
-            {"grace_ms": FOR_EVER},
-        ),
-        "ready": (hvd.PartialReduce(world.size, average=average), {}),
-        "weighted": (hvd.WeightedAverage(1, 0.5, average=average), {}),
-    }
 
 
 @modes
@@ -605,15 +484,6 @@ def test_half_precision_models(world: World, policy: str) -> None:
 
 
 # --- Mixed precision --------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def dtype_policy(name: str) -> Iterator[None]:
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy("float32")
 
 
 @pytest.mark.parametrize("policy", ["full", "solo", EVERYBODY, *MODELS])

@@ -1,0 +1,187 @@
+"""Gradients of a step, combined over the ranks: what is the same for all optimizers and tapes that are handed gradients."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from horovod.common.process_sets import ProcessSet
+from horovod.common.util import split_list
+
+from horovod_partial import bucket_config, bucket_plan
+from horovod_partial.arguments import is_average
+from horovod_partial.policies import Full, Policy
+from horovod_partial.runtime import Runtime
+from horovod_partial.settings import settings
+
+
+class Numbers:
+    """Numbers that tell variables from all others of this process, the same on every rank.
+
+    They follow the order in which variables are first seen, in each generation of Horovod anew: ranks that are new in an
+    elastic job count from the start, and so do the others then.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._generation = 0
+        self._numbers: dict[int, int] = {}
+        self._counter = itertools.count()
+
+    def of(self, variable: Any) -> int:
+        """The number of a variable."""
+        if self._generation != self._runtime.generation:
+            self._generation, self._counter = self._runtime.generation, itertools.count()
+            self._numbers.clear()
+        key = id(variable)
+        if key not in self._numbers:
+            self._numbers[key] = next(self._counter)
+            weakref.finalize(variable, self._numbers.pop, key, None)
+        return self._numbers[key]
+
+
+class GradientReducer(ABC):
+    """Combines the gradients of a step under a gradient policy.
+
+    Under `Full` this is Horovod's own path, tensor by tensor. Under a partial policy gradients are packed into buckets, in
+    reverse order of the variables and of one type each.
+
+    Args:
+        name: prefix of the names of tensors and buckets.
+        sync: the policy.
+        arguments: those of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`,
+            `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `max_staleness`, `missed`, `divisor`
+            and `grace_ms`.
+        drop_nonfinite_results: as in the core: for trainings that skip a step whose gradients are not finite.
+    """
+
+    average: int  # the numbers of Horovod's operations
+    total: int
+    runtime: Runtime
+
+    def __init__(
+        self, name: str, sync: Policy, arguments: dict[str, Any], *, drop_nonfinite_results: bool = False
+    ) -> None:
+        self.name = name
+        self.process_set: ProcessSet = arguments["process_set"]
+        self._sync = sync
+        self._arguments = arguments
+        self._local: set[int] = set()  # numbers of variables whose gradients stay on this rank
+        predivide = arguments["gradient_predivide_factor"]
+        if predivide != 1.0 and arguments["op"] != self.average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if isinstance(sync, Full):
+            return
+        self._average = is_average(arguments["op"], self.average, self.total)
+        self._options = {
+            "prescale_factor": 1.0 / predivide,
+            "postscale_factor": predivide,
+            "max_staleness": arguments["max_staleness"],
+            "grace_ms": arguments["grace_ms"],
+            "missed": arguments["missed"],
+            "divisor": arguments["divisor"],
+            "drop_nonfinite": True,
+            "drop_nonfinite_results": drop_nonfinite_results,
+        }
+        self._bucket_arguments()  # wrong settings fail here, not in the first step
+
+    @staticmethod
+    @abstractmethod
+    def number_of(variable: Any) -> int:
+        """The number of a variable, of the framework's own or of Keras's."""
+
+    @staticmethod
+    @abstractmethod
+    def _divided(gradient: Any, divisor: int) -> Any: ...
+
+    @abstractmethod
+    def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> list[Any]: ...
+
+    @abstractmethod
+    def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]: ...
+
+    @abstractmethod
+    def _bucket_names(self) -> Iterable[str]: ...
+
+    @abstractmethod
+    def flush(self) -> list[tuple[Any, Any]]:
+        """Deliver what any rank has pending; every rank must come.
+
+        Returns the gradients that this rank has missed, with their variables.
+        """
+
+    def register_local(self, variable: Any) -> None:
+        """Leave this variable's gradient to this rank; it is divided by the number of ranks, as the others' are."""
+        self._local.add(self.number_of(variable))
+
+    def is_local(self, variable: Any) -> bool:
+        """Whether this variable's gradient stays on this rank."""
+        return self.number_of(variable) in self._local
+
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The combined gradients, None where there was none; and what became of each bucket, in no order."""
+        combined = list(gradients)
+        shared = [i for i, variable in enumerate(variables) if combined[i] is not None and not self.is_local(variable)]
+        if self._arguments["scale_local_gradients"]:
+            for i in set(range(len(variables))) - set(shared):
+                if combined[i] is not None:
+                    combined[i] = self._divided(combined[i], self.process_set.size())
+        if not shared or not self.process_set.included():
+            return combined, []
+        results, infos = self._reduce([combined[i] for i in shared], [variables[i] for i in shared])
+        for i, result in zip(shared, results, strict=True):
+            combined[i] = result
+        return combined, infos
+
+    def _reduce(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+        if isinstance(self._sync, Full):
+            return self._reduce_fully(gradients, variables), []
+        if self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
+            return gradients, []
+        return self._reduce_partially(gradients, variables)
+
+    def _bucket_arguments(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return bucket_config.arguments(
+            sync=self._sync,
+            size=self.process_set.size(),
+            average=self._average,
+            **self._options,
+        )
+
+    def _step_name(self, variables: Sequence[Any], dtypes: Sequence[Any]) -> str:
+        """What the names of a step's buckets begin with: another where variables or the types that travel differ."""
+        numbers = [self.number_of(variable) for variable in variables]
+        members = f"{self.process_set.process_set_id} {numbers} {[str(dtype) for dtype in dtypes]}"
+        return f"{self.name}.{hashlib.sha256(members.encode()).hexdigest()[:8]}"
+
+    def _plan(
+        self,
+        variables: Sequence[Any],
+        kinds: Sequence[Hashable],
+        sizes: Sequence[int],
+        bucket_bytes: float | None = None,
+    ) -> list[list[int]]:
+        """Which gradients travel together, as positions: see `bucket_plan.plan`; None stands for the setting."""
+        size = settings().bucket_mb * 1e6 if bucket_bytes is None else bucket_bytes
+        return bucket_plan.plan(kinds, sizes, self._groups([self.number_of(v) for v in variables]), size)
+
+    def _groups(self, numbers: list[int]) -> list[list[int]]:
+        groups = self._arguments["groups"]
+        if groups is None:
+            return []
+        if isinstance(groups, int):
+            return split_list(list(range(len(numbers))), groups)
+        positions = {number: i for i, number in enumerate(numbers)}
+        wanted = [[self.number_of(variable) for variable in group] for group in groups]
+        return [[positions[number] for number in group if number in positions] for group in wanted]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that all buckets have ended on this rank; 0 before the first step. In eager code."""
+        process_set = self.process_set.process_set_id
+        return min((self.runtime.completed(process_set, name) for name in self._bucket_names()), default=0)

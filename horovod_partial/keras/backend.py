@@ -1,0 +1,23 @@
+"""Keras's backend, chosen once: `backend` is the module of this package that serves it.
+
+All else in `horovod_partial.keras` is the same on every backend. What differs is in `backend_tensorflow`:
+
+* `horovod`: Horovod's module of the framework; `runtime`: ours; `operations`: our life cycle around it
+* `native`, the framework's `Variable` behind one of Keras's, and `number_of` it
+* `GradientReducer`
+* `average_`, `signal`, `completed`, `outside_graphs`: what averages of models are made of
+* `broadcast_variables`, `broadcast_`, `average_numbers`, `check_devices`: what callbacks need
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import keras
+
+_NAME = keras.backend.backend()
+if _NAME != "tensorflow":
+    raise ImportError(f"Keras's backend is {_NAME}, which is not supported; set KERAS_BACKEND=tensorflow")
+
+backend: ModuleType = importlib.import_module(f"horovod_partial.keras.backend_{_NAME}")

@@ -1,0 +1,107 @@
+"""Keras on TensorFlow: see `horovod_partial.keras.backend`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as horovod
+import tensorflow as tf
+from horovod.common.process_sets import ProcessSet
+
+from horovod_partial import bucket_config
+from horovod_partial.policies import ModelPolicy, Quorum, WeightedAverage
+from horovod_partial.tensorflow import operations
+from horovod_partial.tensorflow.gradients import GradientReducer
+from horovod_partial.tensorflow.graph import arrive, completed, native, runtime
+
+__all__ = [
+    "GradientReducer",
+    "Variable",
+    "average_",
+    "average_numbers",
+    "broadcast_",
+    "broadcast_variables",
+    "check_devices",
+    "completed",
+    "horovod",
+    "native",
+    "number_of",
+    "operations",
+    "outside_graphs",
+    "runtime",
+    "signal",
+]
+
+Variable = tf.Variable  # which `native` makes of Keras's
+number_of = GradientReducer.number_of
+broadcast_variables = operations.broadcast_variables
+outside_graphs = tf.init_scope  # where variables are made
+
+
+def check_devices(**devices: str) -> None:
+    """Any may be given: TensorFlow places operations."""
+
+
+def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
+    """Give variables the values of one rank."""
+    with tf.device(device):
+        broadcast_variables(variables, root_rank)
+
+
+def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[float]:
+    """Means over all ranks, in double precision."""
+    averages = horovod.allreduce(tf.constant(numbers, tf.float64), device_dense=device, name=name)
+    return averages.numpy().tolist()
+
+
+def average_(
+    variables: Sequence[Any],
+    name: str,
+    policy: ModelPolicy | Quorum,
+    process_set: ProcessSet,
+    *,
+    steps: tf.Tensor | int = 0,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+) -> None:
+    """Average floating-point variables as the policy says, as one message, in eager code or in a graph.
+
+    Copies travel, so what is being sent is never what the optimizer writes; half precision travels as float32, in which an
+    average is exact enough, and all as float64 if one is. A `WeightedAverage` that comes too late is of others' models,
+    and is left out.
+
+    Args:
+        variables: in the same order on every rank.
+        name: of the bucket.
+        policy: how to average.
+        process_set: the ranks that take part.
+        steps: what a model's weight follows from.
+        max_staleness: as in the optimizer, as the next.
+        grace_ms: None for the setting.
+    """
+    natives = [native(variable) for variable in variables]
+    wide = tf.float64 if any(variable.dtype == tf.float64 for variable in natives) else tf.float32
+    copies = [tf.cast(variable, wide) for variable in natives]
+    results, info = operations.average(
+        copies,
+        name,
+        policy,
+        process_set,
+        steps=steps,
+        max_staleness=max_staleness,
+        grace_ms=grace_ms,
+        return_info=True,
+    )
+    if isinstance(policy, WeightedAverage):
+        results = [tf.where(info.late == 1, *pair) for pair in zip(copies, results, strict=True)]
+    for variable, result in zip(natives, results, strict=True):
+        variable.assign(tf.cast(result, variable.dtype))
+
+
+def signal(name: str, process_set: ProcessSet) -> tf.Tensor:
+    """Tell in a round of a bucket that this rank has come here. Returns how many of its rounds have ended on this rank."""
+    config = bucket_config.arguments(size=process_set.size(), average=True, **bucket_config.of_signals())
+    results, _ = arrive([tf.zeros([1])], name, process_set, *config)
+    with tf.control_dependencies(results):
+        return completed(name, process_set)

@@ -1,0 +1,188 @@
+"""Models, steps and optimizers for tests of Keras, on each of its backends."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from harness.world import World
+from horovod_partial.keras.optimizer import DistributedOptimizer
+from horovod_partial.policies import Butterfly, GroupAverage, PartialReduce, WeightedAverage
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow
+
+    with contextlib.suppress(RuntimeError):  # too late if something has used TensorFlow before; only slower then
+        tensorflow.config.threading.set_intra_op_parallelism_threads(1)
+
+EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
+FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
+GRADIENTS = ["full", "solo", "majority", "majority:random", "quorum:0.75", EVERYBODY]
+MODELS = {
+    "group": GroupAverage(2),
+    "ready": PartialReduce(2),
+    "weighted": WeightedAverage(2, 0.9),
+}
+POLICIES = [*GRADIENTS, *MODELS]
+
+INPUTS, OUTPUTS, SAMPLES = 4, 2, 6
+
+
+def sync_of(policy: str) -> Any:
+    return MODELS.get(policy, policy)
+
+
+def make_model(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [keras.Input((INPUTS,)), keras.layers.Dense(5, "tanh", **options), keras.layers.Dense(OUTPUTS)]
+    )
+
+
+def batch(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(1000 * rank + step)
+    return (
+        generator.normal(size=(SAMPLES, INPUTS)).astype("float32"),
+        generator.normal(size=(SAMPLES, OUTPUTS)).astype("float32"),
+    )
+
+
+def concatenated(batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    xs, ys = zip(*batches, strict=True)
+    return np.concatenate(xs), np.concatenate(ys)
+
+
+def joined(world: World, *steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """The batches of all ranks as one."""
+    return concatenated([batch(rank, step) for step in steps for rank in world.ranks])
+
+
+def weights(model: keras.Model) -> list[np.ndarray]:
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+def flat(model: keras.Model) -> list[float]:
+    return np.concatenate([weight.reshape(-1) for weight in weights(model)]).tolist()
+
+
+def state(optimizer: Any) -> list[np.ndarray]:
+    return [variable.numpy() for variable in optimizer.variables]
+
+
+def close(some: Sequence[np.ndarray], others: Sequence[np.ndarray], tolerance: float = 1e-5) -> bool:
+    return all(np.allclose(one, other, atol=tolerance) for one, other in zip(some, others, strict=True))
+
+
+def stepper(model: keras.Model, optimizer: Any, graph: bool = False, scale: float = 1.0) -> Callable[..., None]:
+    """One step of a loop of one's own, with a batch. Graphs are TensorFlow's."""
+
+    def loss_of(x: Any, y: Any) -> Any:
+        return optimizer.scale_loss(scale * keras.ops.mean((model(x, training=True) - y) ** 2))
+
+    def step_tensorflow(x: Any, y: Any) -> None:
+        with tensorflow.GradientTape() as tape:
+            loss = loss_of(x, y)
+        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+
+    def step_torch(x: np.ndarray, y: np.ndarray) -> None:
+        model.zero_grad()
+        loss_of(x, keras.ops.convert_to_tensor(y)).backward()
+        gradients = [variable.value.grad for variable in model.trainable_variables]
+        optimizer.apply(gradients, model.trainable_variables)
+
+    if keras.backend.backend() == "torch":
+        return step_torch
+    if graph and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return tensorflow.function(step_tensorflow, autograph=False) if graph else step_tensorflow
+
+
+def reference(
+    world: World, make: Callable[[], Any], steps: int, scale: float = 1.0, passes: int = 1, **options: Any
+) -> tuple[keras.Model, Any]:
+    """A model and its optimizer after training it on all ranks' batches, without Horovod."""
+    model, optimizer = make_model(**options), make()
+    step = stepper(model, optimizer, scale=scale)
+    for number in range(steps):
+        step(*joined(world, *range(passes * number, passes * (number + 1))))
+    return model, optimizer
+
+
+def sgd() -> Any:
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.01),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "Adamax": lambda: keras.optimizers.Adamax(0.01),
+    "Nadam": lambda: keras.optimizers.Nadam(0.01),
+    "Ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "Lamb": lambda: keras.optimizers.Lamb(0.01),
+    "Lion": lambda: keras.optimizers.Lion(0.003),
+    "Adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "Muon": lambda: keras.optimizers.Muon(0.01),
+    "ScheduleFreeAdamW": lambda: keras.optimizers.ScheduleFreeAdamW(0.01),
+    "LossScaleOptimizer": lambda: keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=64.0),
+    "MultiOptimizer": lambda: keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.01), {".*bias": keras.optimizers.SGD(0.1)})
+    ),
+}
+MAKERS_OF_MAKERS = ("LossScaleOptimizer", "MultiOptimizer")  # which hold other optimizers
+
+
+def delay(rng: random.Random) -> None:
+    """Arrivals in another order in each step; nothing depends on how long this takes."""
+    time.sleep(rng.choice((0.0, 0.0, 0.001, 0.004)))
+
+
+def linear(sync: Any, graph: bool, **options: Any) -> tuple[Any, Any, Callable[[Any], None]]:
+    """A weight whose gradient is what the step is given, so that after a flush it has gone the sum of all gradients."""
+    weight = keras.Variable(np.zeros(3, np.float32))
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), sync=sync, **options)
+    optimizer.build([weight])
+    step = lambda gradient: optimizer.apply([gradient], [weight])
+    return weight, optimizer, tensorflow.function(step, autograph=False) if graph else step
+
+
+def run_linear(world: World, optimizer: Any, step: Callable[[Any], None], steps: int) -> np.ndarray:
+    """Take steps with delays, then flush; returns the sum of the averages of all gradients."""
+    rng = random.Random(world.random().random() + world.rank)
+    own = np.random.default_rng(rng.randrange(2**32)).normal(size=(steps, 3)).astype(np.float32)
+    for gradient in own:
+        delay(rng)
+        step(keras.ops.convert_to_tensor(gradient))
+    optimizer.flush()
+    return np.mean(world.gather(own.sum(0)), 0)
+
+
+def everybody_averages(world: World, average: tuple[str, ...]) -> dict[str, tuple[Any, dict[str, Any]]]:
+    return {
+        "group": (
+            GroupAverage(schedule=Butterfly(world.size + 1), average=average),
+            {"grace_ms": FOR_EVER},
+        ),
+        "ready": (PartialReduce(world.size, average=average), {}),
+        "weighted": (WeightedAverage(1, 0.5, average=average), {}),
+    }
+
+
+@contextlib.contextmanager
+def dtype_policy(name: str) -> Iterator[None]:
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy("float32")
