@@ -1,6 +1,7 @@
 """Keras's backend, chosen once: `backend` is the module of this package that serves it.
 
-All else in `horovod_partial.keras` is the same on every backend. What differs is in `backend_tensorflow`:
+All else in `horovod_partial.keras` is the same on every backend. What differs has the same names in `backend_tensorflow`
+and `backend_torch`:
 
 * `horovod`: Horovod's module of the framework; `runtime`: ours; `operations`: our life cycle around it
 * `native`, the framework's `Variable` behind one of Keras's, and `number_of` it
@@ -17,7 +18,9 @@ from types import ModuleType
 import keras
 
 _NAME = keras.backend.backend()
-if _NAME != "tensorflow":
-    raise ImportError(f"Keras's backend is {_NAME}, which is not supported; set KERAS_BACKEND=tensorflow")
+if _NAME not in ("tensorflow", "torch"):
+    raise ImportError(
+        f"Keras's backend is {_NAME}, which Horovod does not know; set KERAS_BACKEND to tensorflow or torch"
+    )
 
 backend: ModuleType = importlib.import_module(f"horovod_partial.keras.backend_{_NAME}")

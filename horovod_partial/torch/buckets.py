@@ -43,7 +43,7 @@ class GradientBucket:
         self.parameters = list(parameters)
         self.compression = Widened if first.dtype == torch.bfloat16 else compression
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
-        self.views = self._views_of(self.flat)
+        self.views = self.views_of(self.flat)
         # What travels has this type and shape; asking the compressor with a tensor of no elements costs nothing.
         self.wire_dtype = wire_dtype(self.compression.compress(self.flat[:0])[0].dtype)
         self.missing = set(self.parameters)
@@ -53,7 +53,8 @@ class GradientBucket:
         self._streams: set[torch.cuda.Stream] = set()  # of a device, on which the gradients were taken
         self._context: Any = None
 
-    def _views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
+    def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """The parts of a flat tensor that belong to each parameter."""
         views, offset = {}, 0
         for parameter in self.parameters:
             # With the parameter's own strides: fused optimizers walk parameter and gradient side by side in memory.
@@ -61,20 +62,25 @@ class GradientBucket:
             offset += parameter.numel()
         return views
 
-    def take(self, parameter: torch.nn.Parameter) -> bool:
-        """Take a parameter's gradient into the bucket; zeros if it has none. True if the bucket is complete now."""
+    def put(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
+        """Copy a parameter's gradient into the bucket, zeros for None; not where it is there already."""
         view = self.views[parameter]
         if view.is_cuda:
             self._streams.add(torch.cuda.current_stream(view.device))
-        gradient = parameter.grad
         if gradient is None:
             view.zero_()
         elif gradient.is_sparse:
             view.copy_(gradient.to_dense())
-            self._sparse.add(parameter)
         elif gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient)
-        parameter.grad = view
+
+    def take(self, parameter: torch.nn.Parameter) -> bool:
+        """Take a parameter's `grad` into the bucket; zeros if it has none. True if the bucket is complete now."""
+        gradient = parameter.grad
+        self.put(parameter, gradient)
+        if gradient is not None and gradient.is_sparse:
+            self._sparse.add(parameter)
+        parameter.grad = self.views[parameter]
         self.missing.discard(parameter)
         return not self.missing
 
@@ -92,8 +98,8 @@ class GradientBucket:
             )
         self.handle = start(wire)
 
-    def finish(self, scale: float, fold: bool) -> list[torch.Tensor]:
-        """Wait for the round; the newest result is in the gradients then.
+    def wait(self, scale: float, fold: bool) -> list[torch.Tensor]:
+        """Wait for the round; the newest result is in the views then.
 
         Returns the missed results before it, oldest first; with `fold` they are added to the newest instead.
         """
@@ -108,6 +114,11 @@ class GradientBucket:
             for result in earlier:
                 self.flat.add_(result, alpha=scale)
             earlier = []
+        return earlier
+
+    def finish(self, scale: float, fold: bool) -> list[torch.Tensor]:
+        """As `wait`; the parameters' `grad` are the views then."""
+        earlier = self.wait(scale, fold)
         for parameter, view in self.views.items():
             parameter.grad = view.to_sparse() if parameter in self._sparse else view
         self._sparse.clear()
@@ -120,7 +131,7 @@ class GradientBucket:
                 return False
             # Horovod may go on reading and writing the old one until it shuts down; the handle keeps that alive.
             self.flat = torch.zeros_like(self.flat)
-            self.views = self._views_of(self.flat)
+            self.views = self.views_of(self.flat)
         self.handle = None
         self.reset()
         return True
@@ -129,13 +140,13 @@ class GradientBucket:
         """The results that this rank has missed, oldest first, without an arrival; empty if there are none."""
         wire = self._empty_wire()
         handle = runtime.collect(process_set, self.name, wire.data_ptr())
-        if handle is None:
+        if handle is None or handle.info().empty:
             return []
         return [*self._earlier(handle), wire.to(self.flat.dtype)]
 
     def point_gradients_at(self, flat: torch.Tensor | None) -> None:
         """Let the parameters' gradients be views of `flat`, or None."""
-        views = self._views_of(flat) if flat is not None else {}
+        views = self.views_of(flat) if flat is not None else {}
         for parameter in self.parameters:
             parameter.grad = views.get(parameter)
 

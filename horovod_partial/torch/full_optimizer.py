@@ -23,7 +23,7 @@ def wrap(
     state, defaults = optimizer.state, optimizer.defaults
     has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
     wrapped: Any = horovod_optimizer.DistributedOptimizer(
-        optimizer, compression=_widening(compression) if has_bfloat16 else compression, **arguments
+        optimizer, compression=widening(compression) if has_bfloat16 else compression, **arguments
     )
     wrapped.state = state
     wrapped.defaults = defaults
@@ -71,7 +71,9 @@ def synchronize_before_unscaling(scaler: torch.amp.GradScaler, wrapped: Any) -> 
     scaler.unscale_ = synchronize_and_unscale  # type: ignore[method-assign]
 
 
-def _widening(compression: Any) -> type:
+def widening(compression: Any) -> type:
+    """A compression for gradients of which some may be bfloat16."""
+
     class Compressor:
         @staticmethod
         def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -1,0 +1,258 @@
+"""Keras on PyTorch: see `horovod_partial.keras.backend`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import horovod.torch as horovod
+import keras
+import torch
+from horovod.common.process_sets import ProcessSet
+from horovod.torch.mpi_ops import Average, Sum
+
+from horovod_partial import gradients
+from horovod_partial.policies import ModelPolicy, Policy, Quorum, WeightedAverage
+from horovod_partial.torch import model_operations, operations
+from horovod_partial.torch.buckets import GradientBucket, kind
+from horovod_partial.torch.full_optimizer import widening
+from horovod_partial.torch.model_buckets import ModelBucket
+from horovod_partial.torch.operations import PartialHandle, arrive, device_number, make_config, runtime
+
+__all__ = [
+    "GradientReducer",
+    "Variable",
+    "average_",
+    "average_numbers",
+    "broadcast_",
+    "broadcast_variables",
+    "check_devices",
+    "completed",
+    "horovod",
+    "native",
+    "number_of",
+    "operations",
+    "outside_graphs",
+    "runtime",
+    "signal",
+]
+
+Variable = torch.Tensor  # which `native` makes of Keras's
+outside_graphs = contextlib.nullcontext  # there are none
+_numbers = gradients.Numbers(runtime)
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _never_compiled(function: _F) -> _F:
+    """Run a function as it is where `jit_compile=True` compiles the training around it."""
+    return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+
+
+def native(variable: Any) -> Any:
+    """PyTorch's parameter behind a variable of Keras; anything else as it is."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def number_of(variable: Any) -> int:
+    """A number that tells a variable from all others of this process, the same on every rank."""
+    return _numbers.of(native(variable))
+
+
+class GradientReducer(gradients.GradientReducer):
+    """Combines the gradients of a step after backward has made them all; nobody's gradients are changed in place.
+
+    Each bucket arrives as soon as it is packed; then all are waited for. Results are valid until the next step.
+    """
+
+    average, total, runtime = Average, Sum, runtime
+    number_of = staticmethod(number_of)
+    __call__ = _never_compiled(gradients.GradientReducer.__call__)
+
+    def __init__(
+        self, name: str, sync: Policy, arguments: dict[str, Any], *, drop_nonfinite_results: bool = False
+    ) -> None:
+        super().__init__(name, sync, arguments, drop_nonfinite_results=drop_nonfinite_results)
+        # By what their names begin with. With the variables that they hold, in the order of the parameters.
+        self._buckets: dict[str, list[tuple[GradientBucket, list[Any]]]] = {}
+
+    @staticmethod
+    def _divided(gradient: Any, divisor: int) -> Any:
+        return gradient / divisor
+
+    def _dense(self, gradient: torch.Tensor) -> torch.Tensor:
+        if not gradient.is_sparse:
+            return gradient.detach()
+        if not self._arguments["sparse_as_dense"]:
+            raise ValueError("Keras cannot apply sparse gradients on PyTorch; pass sparse_as_dense=True")
+        return gradient.detach().to_dense()
+
+    # --- Full
+
+    def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        predivide = self._arguments["gradient_predivide_factor"]
+        options = {
+            "op": self._arguments["op"],
+            "prescale_factor": 1.0 / predivide,
+            "postscale_factor": predivide,
+            "process_set": self.process_set,
+        }
+        compression: Any = widening(self._arguments["compression"])
+        wires, contexts = zip(*(compression.compress(self._dense(gradient)) for gradient in gradients), strict=True)
+        handles = []
+        # One by one, but for the groups that were asked for.
+        planned = self._plan(variables, list(map(kind, wires)), [1] * len(wires), bucket_bytes=0)
+        for members in planned:
+            name = f"{self.name}.{number_of(variables[members[0]])}"
+            tensors = [wires[i].contiguous() for i in members]
+            if len(members) == 1:
+                handles.append(horovod.allreduce_async(tensors[0], name=name, **options))
+            else:
+                handles.append(horovod.grouped_allreduce_async(tensors, name=name, **options))
+        results: list[Any] = [None] * len(wires)
+        for members, handle in zip(planned, handles, strict=True):
+            reduced = horovod.synchronize(handle)
+            for i, result in zip(members, [reduced] if len(members) == 1 else reduced, strict=True):
+                results[i] = compression.decompress(result, contexts[i])
+        return results
+
+    # --- Partial
+
+    def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+        dense = [self._dense(gradient) for gradient in gradients]
+        parameters = [native(variable) for variable in variables]
+        name = self._step_name(variables, [parameter.dtype for parameter in parameters])
+        try:
+            combined, infos = self._travel(dict(zip(parameters, dense, strict=True)), self._buckets_of(name, variables))
+        except BaseException:
+            # What is under way may go on reading and writing them; the handles keep their memory alive.
+            self._buckets.pop(name, None)
+            raise
+        return [combined[parameter] for parameter in parameters], infos
+
+    def _buckets_of(self, name: str, variables: list[Any]) -> list[tuple[GradientBucket, list[Any]]]:
+        if name not in self._buckets:
+            parameters = [native(variable) for variable in variables]
+            sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
+            self._buckets[name] = [
+                (
+                    GradientBucket(f"{name}.{index}", [parameters[i] for i in members], self._arguments["compression"]),
+                    [variables[i] for i in members],
+                )
+                for index, members in enumerate(self._plan(variables, list(map(kind, parameters)), sizes))
+            ]
+        return self._buckets[name]
+
+    def _travel(
+        self,
+        gradients: dict[torch.nn.Parameter, torch.Tensor],
+        buckets: list[tuple[GradientBucket, list[Any]]],
+    ) -> tuple[dict[torch.nn.Parameter, torch.Tensor], list[Any]]:
+        for bucket, _ in buckets:
+            for parameter in bucket.parameters:
+                bucket.put(parameter, gradients[parameter])
+            bucket.arrive(partial(self._start, bucket.name), 1.0)
+        combined: dict[torch.nn.Parameter, torch.Tensor] = {}
+        infos = []
+        for bucket, _ in buckets:
+            handle: Any = bucket.handle
+            bucket.wait(1.0, fold=True)
+            combined.update(bucket.views)
+            infos.append(handle.handle.info())
+        return combined, infos
+
+    def _start(self, name: str, wire: torch.Tensor) -> PartialHandle:
+        # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
+        config = make_config(
+            dtype=wire.dtype,
+            shape=tuple(wire.shape),
+            device=device_number(wire.device),
+            sync=self._sync,
+            size=self.process_set.size(),
+            op=self._arguments["op"],
+            **self._options,
+        )
+        return PartialHandle(arrive(self.process_set.process_set_id, name, config, wire, wire), wire, wire, wire)
+
+    def _bucket_names(self) -> Iterable[str]:
+        return [bucket.name for buckets in self._buckets.values() for bucket, _ in buckets]
+
+    # --- Rounds
+
+    def flush(self) -> list[tuple[Any, torch.Tensor]]:
+        process_set = self.process_set.process_set_id
+        runtime.flush(process_set)
+        missed: list[tuple[Any, torch.Tensor]] = []
+        for buckets in self._buckets.values():
+            for bucket, variables in buckets:
+                for result in bucket.collect(process_set):
+                    missed += zip(variables, bucket.views_of(result).values(), strict=True)
+        return missed
+
+
+# --- Models
+
+
+@_never_compiled
+def average_(
+    variables: Sequence[Any],
+    name: str,
+    policy: ModelPolicy | Quorum,
+    process_set: ProcessSet,
+    *,
+    steps: torch.Tensor | int = 0,
+    max_staleness: int | None = None,
+    grace_ms: float | str | None = None,
+) -> None:
+    """As on TensorFlow: average floating-point variables as the policy says, as one message."""
+    bucket = ModelBucket([native(variable) for variable in variables])
+    bucket.pack()
+    handle = model_operations.average_async(
+        bucket.flat, bucket.flat, name, policy, process_set, int(steps), max_staleness, grace_ms
+    )
+    handle.synchronize()
+    if not (isinstance(policy, WeightedAverage) and handle.info().late):
+        bucket.unpack()
+
+
+@_never_compiled
+def signal(name: str, process_set: ProcessSet) -> int:
+    """As on TensorFlow: tell that this rank has come. Returns how many of the bucket's rounds have ended on this rank."""
+    model_operations.signal(name, process_set)
+    return completed(name, process_set)
+
+
+@_never_compiled
+def completed(name: str, process_set: ProcessSet) -> int:
+    """How many rounds of a bucket have ended on this rank."""
+    return runtime.completed(process_set.process_set_id, name)
+
+
+# --- Callbacks
+
+
+def check_devices(**devices: str) -> None:
+    """Raise ValueError where a device is given."""
+    given = [name for name, device in devices.items() if device]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} cannot be used with Keras on PyTorch: tensors are reduced on the device that they are on"
+        )
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
+    """Give variables of Keras, or tensors, the values of one rank."""
+    named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
+    horovod.broadcast_parameters(named, root_rank)
+
+
+def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
+    """As `broadcast_variables`, which knows no devices."""
+    broadcast_variables(variables, root_rank)
+
+
+def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[float]:
+    """Means over all ranks, in double precision."""
+    return horovod.allreduce(torch.tensor(numbers, dtype=torch.float64), name=name).tolist()
