@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from horovod.common.elastic import run_fn
+from horovod.common.elastic import ObjectState, run_fn
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 from horovod_partial.runtime import Runtime
@@ -27,3 +27,61 @@ def run(func: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
             raise HostsUpdatedInterrupt(skip_sync=False) from None
 
     return run_fn(watched, runtime.restart)
+
+
+class Functions(NamedTuple):
+    """What a state needs of a framework's Horovod."""
+
+    broadcast_variables: Callable[..., Any]
+    broadcast_object: Callable[..., Any]
+    rank: Callable[[], int]
+
+
+class VariablesState(ObjectState):  # type: ignore[misc]
+    """Variables, and further properties, that all ranks have in common. Each framework has a subclass with `functions`."""
+
+    functions: Functions
+
+    def __init__(self, variables: Sequence[Any], **kwargs: Any) -> None:
+        self.variables = list(variables)
+        self._save_variables()
+        super().__init__(bcast_object=self.functions.broadcast_object, get_rank=self.functions.rank, **kwargs)
+
+    def save(self) -> None:
+        """Commit what there is now."""
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to the last commit."""
+        for variable, value in zip(self.variables, self._values, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Take what rank 0 has."""
+        self.functions.broadcast_variables(self.variables, root_rank=0)
+        self._save_variables()
+        super().sync()
+
+    def _save_variables(self) -> None:
+        self._values = [variable.numpy() for variable in self.variables]
+
+
+class KerasState(VariablesState):
+    """A model of Keras 3 and its optimizer, and further properties."""
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self.model = model
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        if not model.built:
+            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
+        if self.optimizer is None:
+            raise ValueError("pass the optimizer, or compile the model first")
+        if not self.optimizer.built:  # a rank that joins later has to have the same variables as the others
+            self.optimizer.build(model.trainable_variables)
+        super().__init__([*model.weights, *self.optimizer.variables], **kwargs)
+
+    def reset(self) -> None:
+        """Ranks have changed."""
+        self.model.train_function = None  # Keras makes another in the next `fit`

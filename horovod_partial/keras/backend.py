@@ -8,6 +8,7 @@ and `backend_torch`:
 * `GradientReducer`
 * `average_`, `signal`, `completed`, `outside_graphs`: what averages of models are made of
 * `broadcast_variables`, `broadcast_`, `average_numbers`, `check_devices`: what callbacks need
+* `KerasState`, `run`: elastic jobs
 """
 
 from __future__ import annotations

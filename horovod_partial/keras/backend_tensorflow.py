@@ -12,11 +12,14 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import bucket_config
 from horovod_partial.policies import ModelPolicy, Quorum, WeightedAverage
 from horovod_partial.tensorflow import operations
+from horovod_partial.tensorflow.elastic import TensorFlowKerasState as KerasState
+from horovod_partial.tensorflow.elastic import run
 from horovod_partial.tensorflow.gradients import GradientReducer
 from horovod_partial.tensorflow.graph import arrive, completed, native, runtime
 
 __all__ = [
     "GradientReducer",
+    "KerasState",
     "Variable",
     "average_",
     "average_numbers",
@@ -29,6 +32,7 @@ __all__ = [
     "number_of",
     "operations",
     "outside_graphs",
+    "run",
     "runtime",
     "signal",
 ]

@@ -13,16 +13,18 @@ import torch
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.mpi_ops import Average, Sum
 
-from horovod_partial import gradients
+from horovod_partial import elastic, gradients
 from horovod_partial.policies import ModelPolicy, Policy, Quorum, WeightedAverage
 from horovod_partial.torch import model_operations, operations
 from horovod_partial.torch.buckets import GradientBucket, kind
+from horovod_partial.torch.elastic import run
 from horovod_partial.torch.full_optimizer import widening
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.operations import PartialHandle, arrive, device_number, make_config, runtime
 
 __all__ = [
     "GradientReducer",
+    "KerasState",
     "Variable",
     "average_",
     "average_numbers",
@@ -35,6 +37,7 @@ __all__ = [
     "number_of",
     "operations",
     "outside_graphs",
+    "run",
     "runtime",
     "signal",
 ]
@@ -256,3 +259,12 @@ def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
 def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[float]:
     """Means over all ranks, in double precision."""
     return horovod.allreduce(torch.tensor(numbers, dtype=torch.float64), name=name).tolist()
+
+
+# --- Elastic jobs
+
+
+class KerasState(elastic.KerasState):
+    """A model of Keras and its optimizer, and further properties: see `horovod_partial.tensorflow.elastic`."""
+
+    functions = elastic.Functions(broadcast_variables, horovod.broadcast_object, horovod.rank)

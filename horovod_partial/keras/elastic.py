@@ -6,10 +6,12 @@ from typing import Any
 
 import keras
 
-from horovod_partial.tensorflow.elastic import TensorFlowKerasState as KerasState
-from horovod_partial.tensorflow.elastic import run
+from horovod_partial.keras.backend import backend
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+
+KerasState = backend.KerasState
+run = backend.run
 
 
 class _StateCallback(keras.callbacks.Callback):  # type: ignore[misc]

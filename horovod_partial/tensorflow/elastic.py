@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from horovod.common.elastic import ObjectState
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow.functions import broadcast_object
 from horovod.tensorflow.mpi_ops import rank
@@ -39,7 +38,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return elastic.run(translated, runtime)
 
 
-class TensorFlowState(ObjectState):  # type: ignore[misc]
+class TensorFlowState(elastic.VariablesState):
     """Variables, and further properties, that all ranks have in common; Horovod's own broadcasts none in TensorFlow 2.
 
     Args:
@@ -47,33 +46,10 @@ class TensorFlowState(ObjectState):  # type: ignore[misc]
         kwargs: further properties, which become attributes.
     """
 
-    def __init__(self, variables: Sequence[Any], **kwargs: Any) -> None:
-        self.variables = list(variables)
-        self._save_variables()
-        super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
-
-    def save(self) -> None:
-        """Commit what there is now."""
-        self._save_variables()
-        super().save()
-
-    def restore(self) -> None:
-        """Go back to the last commit."""
-        for variable, value in zip(self.variables, self._values, strict=True):
-            variable.assign(value)
-        super().restore()
-
-    def sync(self) -> None:
-        """Take what rank 0 has."""
-        broadcast_variables(self.variables, root_rank=0)
-        self._save_variables()
-        super().sync()
-
-    def _save_variables(self) -> None:
-        self._values = [variable.numpy() for variable in self.variables]
+    functions = elastic.Functions(broadcast_variables, broadcast_object, rank)
 
 
-class TensorFlowKerasState(TensorFlowState):
+class TensorFlowKerasState(elastic.KerasState):
     """A model of Keras 3 and its optimizer, and further properties; Horovod's own fails on Keras 3.
 
     After a change of ranks the model is traced again by its next `fit`, for the new number.
@@ -87,17 +63,4 @@ class TensorFlowKerasState(TensorFlowState):
         ValueError: the model has not been built, or has no optimizer.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        self.model = model
-        self.optimizer = optimizer or getattr(model, "optimizer", None)
-        if not model.built:
-            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
-        if self.optimizer is None:
-            raise ValueError("pass the optimizer, or compile the model first")
-        if not self.optimizer.built:  # a rank that joins later has to have the same variables as the others
-            self.optimizer.build(model.trainable_variables)
-        super().__init__([*model.weights, *self.optimizer.variables], **kwargs)
-
-    def reset(self) -> None:
-        """Ranks have changed."""
-        self.model.train_function = None  # Keras makes another in the next `fit`
+    functions = TensorFlowState.functions

@@ -25,7 +25,11 @@ POLICIES = [
 ]
 PROGRAMS = pytest.mark.parametrize("program", ["train", "train_keras"])
 MAINLY_TORCH = pytest.mark.parametrize("program", ["train", pytest.param("train_keras", marks=LONG)])
-ELASTIC_PROGRAMS = pytest.mark.parametrize("program", ["elastic", "elastic_keras"])
+ELASTIC_PROGRAMS = pytest.mark.parametrize(
+    ("program", "backend"),
+    [("elastic", ""), ("elastic_keras", "tensorflow"), ("elastic_keras", "torch")],
+    ids=["elastic", "elastic_keras", "elastic_keras-torch"],
+)
 # What the specification allows, for a machine that does nothing else.
 END_AFTER_KILL_SECONDS = 10.0
 
@@ -144,8 +148,8 @@ def start_elastic(job: Job, program: str, policy: str, final_size: int, hosts: s
 @pytest.mark.launch(transports=("gloo",), ranks=(2,), full_ranks=(2,))
 @pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "majority"])
 @ELASTIC_PROGRAMS
-def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, policy: str) -> None:
-    hosts = start_elastic(job, program, policy, 3, "localhost:2\n")
+def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, backend: str, policy: str) -> None:
+    hosts = start_elastic(job, program, policy, 3, "localhost:2\n", KERAS_BACKEND=backend)
     job.wait_for_notes("running")
     hosts.write_text("localhost:3\n")
     assert job.wait() == 0, job.output()
@@ -156,9 +160,10 @@ def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, policy: str) 
 @pytest.mark.full_matrix  # survivors may find out only by Gloo's timeout of 30 s
 @pytest.mark.parametrize("policy", ["full", "majority", "solo"])
 @ELASTIC_PROGRAMS
-def test_a_rank_of_an_elastic_job_is_killed(job: Job, program: str, policy: str) -> None:
+def test_a_rank_of_an_elastic_job_is_killed(job: Job, program: str, backend: str, policy: str) -> None:
     """It dies with several buckets under way; the others restore the last commit and go on."""
-    start_elastic(job, program, policy, 2, "localhost:2\n127.0.0.1:1\n", HOROVOD_PARTIAL_BUCKET_MB="0.001")
+    variables = {"KERAS_BACKEND": backend, "HOROVOD_PARTIAL_BUCKET_MB": "0.001"}
+    start_elastic(job, program, policy, 2, "localhost:2\n127.0.0.1:1\n", **variables)
     job.wait()
     assert list(job.notes("ended").values()) == ["2 True True"] * 2, job.output()
 
