@@ -199,9 +199,8 @@ class _Methods(torch.optim.Optimizer):
             signal(name, self.process_set)
         over = self._averages + 2
         while self._steps_since_average >= policy.period and runtime.completed(process_set, name) < over:
-            signal(
-                name, self.process_set
-            )  # once more if it only told of an earlier period, to which another rank came first
+            # Once more if it only told of an earlier period, to which another rank came first.
+            signal(name, self.process_set)
         return runtime.completed(process_set, name) >= over
 
     # --- As Horovod's --------------------------------------------------------------------------------------------
