@@ -5,6 +5,14 @@
 The names are those of `horovod.keras`, whose optimizer reduces nothing on Keras 3, and whose callbacks fail there.
 """
 
+import keras
+
+if int(keras.__version__.partition(".")[0]) < 3:
+    raise ImportError(
+        f"horovod_partial.keras needs Keras 3, and Keras {keras.__version__} is installed: install TensorFlow 2.16 or "
+        "newer, or use the tape and the operations of horovod_partial.tensorflow"
+    )
+
 from horovod.common.exceptions import HorovodInternalError
 
 from horovod_partial.keras import callbacks, elastic

@@ -61,6 +61,12 @@ class TensorFlowKerasState(elastic.KerasState):
 
     Raises:
         ValueError: the model has not been built, or has no optimizer.
+        ImportError: the model is one of Keras 2.
     """
 
     functions = TensorFlowState.functions
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        import horovod_partial.keras  # noqa: F401 - which refuses Keras 2
+
+        super().__init__(model, optimizer, **kwargs)

@@ -35,18 +35,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         ValueError: an argument is wrong, or does not go with the policy.
+        ImportError: the optimizer is one of Keras 2.
     """
-    if isinstance(optimizer, keras.optimizers.Optimizer):
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if keras.backend.backend() != "tensorflow":
             raise ValueError(
                 f"Keras's backend is {keras.backend.backend()}, not TensorFlow; import horovod_partial.keras, which takes "
                 "the Horovod of that"
             )
-        from horovod_partial.keras import optimizer as of_keras  # which needs this package
+        from horovod_partial.keras import optimizer as of_keras  # which needs this package, and Keras 3
 
         return of_keras.DistributedOptimizer(optimizer, name, sync=sync, **arguments)
     policy = policies.resolve(sync, settings().sync)
-    if isinstance(optimizer, tf.compat.v1.train.Optimizer) and not isinstance(policy, Full):
+    if not isinstance(policy, Full):
         message = f"{policy!r} needs an optimizer of Keras; one of tf.compat.v1.train takes hvd.Full()"
         raise ValueError(message)  # noqa: TRY004 (it is the policy that does not fit)
     return horovod.tensorflow.DistributedOptimizer(optimizer, name, use_locking, **arguments)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,6 +52,20 @@ def run_as(graph: bool, function: Callable[..., Any]) -> Callable[..., Any]:
 def numbers(info: hvd.RoundInfo) -> hvd.RoundInfo:
     """With numbers and lists in place of tensors."""
     return hvd.RoundInfo(*(field.numpy().tolist() for field in info))
+
+
+def need_keras_3() -> None:
+    """Skip the rest of a test on Keras 2, which has no variables of its own."""
+    if not hasattr(keras, "Variable"):
+        pytest.skip(f"needs Keras 3, and Keras {keras.__version__} is installed")
+
+
+def variable_of(kind: str) -> Any:
+    """TensorFlow's class of variables, or Keras's."""
+    if kind == "tf":
+        return tf.Variable
+    need_keras_3()
+    return keras.Variable
 
 
 def completed(name: str) -> int:
@@ -216,16 +232,16 @@ def test_round_info(world: World, graph: bool) -> None:
         assert number.members == list(world.ranks)
 
 
-def test_what_can_be_made_a_tensor(world: World) -> None:
+@pytest.mark.parametrize("kind", ["tf", "keras", "numpy"])
+def test_what_can_be_made_a_tensor(world: World, kind: str) -> None:
     """Variables, Keras's too, and arrays: they stay as they are."""
     array = np.full(3, world.rank + 1, np.float32)
-    inputs = {"tf": tf.Variable(array), "keras": keras.Variable(array), "numpy": array.copy()}
-    for kind, one in inputs.items():
-        result = hvd.partial_allreduce(one, name=world.name(kind), op=hvd.Sum, sync=EVERYBODY)
-        assert result.numpy().tolist() == [expected_sum(world)] * 3
-        result = hvd.partial_reduce(one, name=world.name(f"{kind}.ready"), size=world.size)
-        assert result.numpy().tolist() == [expected_sum(world) / world.size] * 3
-        assert np.array_equal(np.asarray(one), array)
+    one = array.copy() if kind == "numpy" else variable_of(kind)(array)
+    result = hvd.partial_allreduce(one, name=world.name(), op=hvd.Sum, sync=EVERYBODY)
+    assert result.numpy().tolist() == [expected_sum(world)] * 3
+    result = hvd.partial_reduce(one, name=world.name("ready"), size=world.size)
+    assert result.numpy().tolist() == [expected_sum(world) / world.size] * 3
+    assert np.array_equal(np.asarray(one), array)
 
 
 def test_a_variable_in_a_graph_keeps_its_value(world: World) -> None:
@@ -1068,8 +1084,9 @@ def test_i8_on_time_means_no_extra_copy(world: World, graph: bool, tensors: int)
 # --- Elastic jobs (whole ones are in test_jobs.py) ---------------------------------------------------------------------
 
 
-def test_elastic_state(world: World) -> None:
-    variables = [tf.Variable([world.rank + 1.0]), keras.Variable([world.rank + 2.0])]
+@pytest.mark.parametrize("kind", ["tf", "keras"])
+def test_elastic_state(world: World, kind: str) -> None:
+    variables = [variable_of(kind)([world.rank + number]) for number in (1.0, 2.0)]
     state = hvd.elastic.TensorFlowState(variables, step=world.rank)
 
     def values() -> list[float]:
@@ -1088,6 +1105,7 @@ def test_elastic_state(world: World) -> None:
 
 
 def test_elastic_state_of_a_model(world: World) -> None:
+    need_keras_3()
     model = keras.Sequential([keras.layers.Dense(1)])
     with pytest.raises(ValueError, match="built first"):
         hvd.elastic.TensorFlowKerasState(model)
@@ -1109,10 +1127,9 @@ def test_elastic_state_of_a_model(world: World) -> None:
 def make_variables(kind: str = "tf", dtype: str = "float32") -> list[Any]:
     generator = np.random.default_rng(0)
     arrays = [generator.normal(size=shape).astype(dtype) for shape in ((4, 3), (3,), (3, 2))]
-    if kind == "keras":
-        return [keras.Variable(array, dtype=dtype) for array in arrays]
-    # Horovod's groups go by these names.
-    return [tf.Variable(array, name=name) for array, name in zip(arrays, ("kernel", "bias", "out"), strict=True)]
+    # Horovod's groups go by the names of TensorFlow's.
+    names = ("kernel", "bias", "out")
+    return [variable_of(kind)(array, name=name) for array, name in zip(arrays, names, strict=True)]
 
 
 def batch(rank: int, step: int, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
@@ -1450,6 +1467,17 @@ def test_optimizers_of_tensorflow_1(world: World) -> None:
     with pytest.raises(ValueError, match=r"takes hvd.Full\(\)"):
         hvd.DistributedOptimizer(optimizer, sync="solo")
     assert isinstance(hvd.DistributedOptimizer(optimizer), tf.compat.v1.train.Optimizer)
+
+
+def test_keras_2_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras, "__version__", "2.15.0")
+    monkeypatch.delitem(sys.modules, "horovod_partial.keras", raising=False)
+    with pytest.raises(ImportError, match=r"needs Keras 3, and Keras 2\.15\.0 is installed: install TensorFlow 2\.16"):
+        importlib.import_module("horovod_partial.keras")
+    with pytest.raises(ImportError, match="needs Keras 3"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD())
+    with pytest.raises(ImportError, match="needs Keras 3"):
+        hvd.elastic.TensorFlowKerasState(keras.Sequential())
 
 
 # --- Process sets -----------------------------------------------------------------------------------------------------
