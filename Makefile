@@ -1,10 +1,10 @@
-# `make help` lists the targets. Everything runs in .venv, which `make setup` makes with PYTHON.
+# `make help` lists the targets. All but test-tf215 run in .venv, which `make setup` makes with PYTHON.
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 
 BIN := $(CURDIR)/.venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SETUP_STAMP := .venv/setup-stamp
 export PATH := $(BIN):$(PATH)
 # Ranks outnumber cores in tests, demo and benchmarks, and threads of OpenMP would get in each other's way.
@@ -15,11 +15,11 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## Make .venv with pinned requirements, and Horovod built for them
-	@$(PYTHON) tools/bootstrap.py
+	@$(PYTHON) tools/bootstrap.py .venv
 
 # Made by setup, which leaves it alone when there is nothing to do.
 $(SETUP_STAMP): setup
@@ -67,6 +67,18 @@ test: build ctest-release ## Set up, build and run the tests with up to 8 ranks
 .PHONY: test-all
 test-all: build ctest-release ctest-tsan ctest-asan check-gpu ## Run the whole matrix, and the C++ tests under sanitizers
 	@$(BIN)/python -m pytest --matrix=full tests/single tests/parallel
+
+# In an environment of its own, into which the package is installed as by users: nothing of the normal build is touched.
+# `python -m pytest` would find the package of this folder first.
+.PHONY: test-tf215
+test-tf215: BIN := $(CURDIR)/.venv-tf215/bin
+test-tf215: ## Run the tests of the tape and the operations with TensorFlow 2.15
+	@$(PYTHON) tools/bootstrap.py .venv-tf215
+	@rm -rf build/tf215
+	@CMAKE_ARGS=-DHOROVOD_PARTIAL_WERROR=ON CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-build-isolation --no-deps \
+		--force-reinstall --config-settings='--global-option=build --build-base=build/tf215' .
+	@$(BIN)/pytest -rs --no-fold-skipped \
+		tests/parallel/test_tensorflow.py tests/parallel/test_jobs.py::test_two_frameworks_in_one_process
 
 .PHONY: demo
 demo: build ## Set up, build and train on digits under each policy

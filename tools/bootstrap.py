@@ -1,6 +1,6 @@
-"""Set up the development environment: `make setup`.
+"""Set up a development environment: `bootstrap.py .venv` for `make setup`, or another one of `ENVIRONMENTS`.
 
-Makes .venv with the pinned requirements, builds Horovod with Gloo and, where an MPI is found, with MPI, and installs it.
+Makes it with its pinned requirements, builds Horovod with Gloo and, where an MPI is found, with MPI, and installs it.
 The built wheel is kept in a cache outside the checkout, so that only the first set-up on a machine pays for it.
 A second run finds its stamp and ends at once. Standard library only: it runs before anything is installed, and starts
 itself again inside the environment as soon as there is one.
@@ -15,17 +15,32 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import horovod_source
 from horovod_source import SetupError
 
+
+class Environment(NamedTuple):
+    """What an environment is made from: names of files in `requirements`, and the newest Python that will do."""
+
+    requirements: tuple[str, ...]
+    constraints: str
+    newest_python: tuple[int, int]
+
+
+ENVIRONMENTS = {
+    ".venv": Environment(("frameworks", "build", "runtime", "test", "lint"), "constraints", (3, 12)),
+    ".venv-tf215": Environment(("frameworks-tf215", "build", "runtime", "test"), "constraints-tf215", (3, 11)),
+}
+
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+VENV = ROOT / sys.argv[1]
+ENVIRONMENT = ENVIRONMENTS[sys.argv[1]]
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup-stamp"
 PIP = (PYTHON, "-m", "pip", "--quiet", "--disable-pip-version-check")
 REQUIREMENTS = ROOT / "requirements"
-REQUIREMENT_FILES = ("frameworks", "build", "runtime", "test", "lint")
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 # Debian's packages, by a file that shows that they are there.
@@ -97,10 +112,10 @@ def install_requirements() -> None:
     """Install everything that is pinned."""
     # torch alone is sought on PyTorch's index: pip asks an extra index for every package that it resolves, and waits for
     # each where the index cannot be reached. torch then still comes from whatever index or folder pip is configured with.
-    torch = next(line for line in pins("frameworks").splitlines() if line.startswith("torch=="))
+    torch = next(line for line in pins(*ENVIRONMENT.requirements).splitlines() if line.startswith("torch=="))
     run(*PIP, "install", "--no-deps", "--retries=1", "--timeout=20", f"--extra-index-url={TORCH_INDEX}", torch)
-    files = [f"--requirement={REQUIREMENTS / name}.txt" for name in REQUIREMENT_FILES]
-    run(*PIP, "install", f"--constraint={REQUIREMENTS / 'constraints.txt'}", *files)
+    files = [f"--requirement={REQUIREMENTS / name}.txt" for name in ENVIRONMENT.requirements]
+    run(*PIP, "install", f"--constraint={REQUIREMENTS / ENVIRONMENT.constraints}.txt", *files)
 
 
 def horovod_wheel() -> Path:
@@ -141,18 +156,20 @@ def build_horovod(folder: Path, flags: list[str]) -> Path:
 
 def stamp() -> str:
     """What the environment was set up from."""
-    return digest(Path(__file__).read_text(), pins(*REQUIREMENT_FILES, "constraints"), sys.version, mpi_version())
+    return digest(
+        Path(__file__).read_text(), pins(*ENVIRONMENT.requirements, ENVIRONMENT.constraints), sys.version, mpi_version()
+    )
 
 
 def main() -> None:
-    if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+    if not (3, 10) <= sys.version_info[:2] <= ENVIRONMENT.newest_python:
         raise SetupError(
-            f"Python {platform.python_version()} is not supported; try `make setup PYTHON=python3.11`, say."
+            f"Python {platform.python_version()} is not supported in {VENV.name}; add PYTHON=python3.11 to make, say."
         )
     if Path(sys.prefix) != VENV:
         if not (VENV / "bin" / "pip").exists():
             run(sys.executable, "-m", "venv", VENV)
-        os.execv(PYTHON, [str(PYTHON), __file__])
+        os.execv(PYTHON, [str(PYTHON), *sys.argv])
     if STAMP.exists() and STAMP.read_text() == stamp():
         return
     STAMP.unlink(missing_ok=True)
