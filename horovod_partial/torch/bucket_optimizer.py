@@ -128,9 +128,8 @@ class _Methods(torch.optim.Optimizer):
         self._merging: Merging | None = None
         self._merging_generation = runtime.generation
         if fusion is not None and parameters:
-            self._merging = Merging(
-                fusion, names, parameters, process_set, self._name, self._reduce_probe, self._wire_bytes
-            )
+            trained = {parameter: names[parameter] for parameter in parameters}
+            self._merging = Merging(fusion, trained, process_set, self._name, self._reduce_probe, self._wire_bytes)
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
         if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
             self._register_hooks()
@@ -224,8 +223,7 @@ class _Methods(torch.optim.Optimizer):
             self._rounds_before = 0
             merging.restart()
             self._use_buckets(self._default_buckets, self._name)
-        if merging.clock.measuring:
-            merging.clock.gradient(parameter)
+        merging.gradient(parameter)
 
     def _reduce_probe(self, name: str, tensor: torch.Tensor) -> bool:
         handle = self._reduce(name, tensor)
@@ -270,7 +268,7 @@ class _Methods(torch.optim.Optimizer):
                     self._arrive(bucket)
             self._earlier = [bucket.finish(self._scale, fold) for bucket in self._buckets]
             if self._merging is not None:
-                self._merging.clock.synchronized()
+                self._merging.synchronized()
             for bucket in self._buckets:
                 bucket.reset()
             for parameter in self._passes_left:

@@ -11,7 +11,7 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import policies
-from horovod_partial.arguments import refuse_about_gradients, with_num_groups
+from horovod_partial.arguments import check_fusion, refuse_about_gradients, with_num_groups
 from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.settings import settings
@@ -124,10 +124,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise TypeError(f"model_sync_every must be an int, a number of rounds, not {model_sync_every!r}")
     if model_sync_every is not None and model_sync_every < 1:
         raise ValueError(f"model_sync_every must be 1 or more rounds, not {model_sync_every}")
-    if fusion is not None and not isinstance(fusion, MergedGradients):
-        raise TypeError(f"fusion must be hvd.MergedGradients(...), not {fusion!r}")
-    if fusion is not None and groups is not None:
-        raise ValueError("give fusion or groups, not both: each says which gradients travel together")
+    check_fusion(fusion, groups)
     if isinstance(policy, Full) and fusion is None:
         return full_optimizer.wrap(
             optimizer,

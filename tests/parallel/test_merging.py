@@ -11,9 +11,8 @@ import torch
 from harness.world import World
 
 import horovod_partial.torch as hvd
-from horovod_partial import fusion
+from horovod_partial import fusion, merging
 from horovod_partial.fusion import FusionPlan, MessageCost
-from horovod_partial.torch import merging
 
 pytestmark = pytest.mark.launch(full_ranks=(2, 8))
 
