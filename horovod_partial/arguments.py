@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from horovod_partial import policies
+from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import GradientPolicy, GroupAverage, ModelPolicy, Policy
 from horovod_partial.settings import settings
 
@@ -48,6 +49,21 @@ def of_allreduce(sync: Policy | str | None, missed: str | None) -> tuple[Gradien
     return policy, missed
 
 
+def check_fusion(fusion: Any, groups: Any) -> None:
+    """Refuse what is no `MergedGradients`, or goes with groups.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: there are groups too.
+    """
+    if fusion is None:
+        return
+    if not isinstance(fusion, MergedGradients):
+        raise TypeError(f"fusion must be hvd.MergedGradients(...), not {fusion!r}")
+    if groups is not None:
+        raise ValueError("give fusion or groups, not both: each says which gradients travel together")
+
+
 def with_num_groups(groups: Any, num_groups: int) -> Any:
     """`groups`, where Horovod's deprecated argument may stand for it. To be called by what the user calls."""
     if num_groups == 0:
@@ -61,8 +77,9 @@ def with_num_groups(groups: Any, num_groups: int) -> Any:
 
 
 def check_gradient_arguments(arguments: dict[str, Any]) -> None:
-    """Horovod's checks of the arguments of an optimizer of Keras or a tape, with its messages; settles `missed`."""
+    """Horovod's checks of the arguments of an optimizer of Keras or a tape, with its messages, and ours; settles `missed`."""
     groups = arguments["groups"]
+    check_fusion(arguments["fusion"], groups)
     if groups is not None and not (isinstance(groups, list) or groups > 0):
         raise ValueError("groups should be a non-negative integer or a list of lists of variables.")
     missed = arguments["missed"]

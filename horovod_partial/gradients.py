@@ -7,7 +7,7 @@ import itertools
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from horovod.common.process_sets import ProcessSet
@@ -15,7 +15,8 @@ from horovod.common.util import split_list
 
 from horovod_partial import bucket_config, bucket_plan
 from horovod_partial.arguments import is_average
-from horovod_partial.policies import Full, Policy
+from horovod_partial.fusion import FusionPlan, MergedGradients
+from horovod_partial.policies import Full, Policy, Quorum
 from horovod_partial.runtime import Runtime
 from horovod_partial.settings import settings
 
@@ -49,14 +50,15 @@ class GradientReducer(ABC):
     """Combines the gradients of a step under a gradient policy.
 
     Under `Full` this is Horovod's own path, tensor by tensor. Under a partial policy gradients are packed into buckets, in
-    reverse order of the variables and of one type each.
+    reverse order of the variables and of one type each. With `fusion` a measured plan packs them; under `Full` their rounds
+    are then those of a quorum of all ranks.
 
     Args:
         name: prefix of the names of tensors and buckets.
         sync: the policy.
         arguments: those of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`,
-            `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `max_staleness`, `missed`, `divisor`
-            and `grace_ms`.
+            `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `fusion`, `max_staleness`, `missed`,
+            `divisor` and `grace_ms`.
         drop_nonfinite_results: as in the core: for trainings that skip a step whose gradients are not finite.
     """
 
@@ -69,14 +71,18 @@ class GradientReducer(ABC):
     ) -> None:
         self.name = name
         self.process_set: ProcessSet = arguments["process_set"]
-        self._sync = sync
+        self._fusion: MergedGradients | None = arguments["fusion"]
+        self._full = isinstance(sync, Full) and self._fusion is None
+        self._sync = Quorum(1.0) if isinstance(sync, Full) else sync
         self._arguments = arguments
         self._local: set[int] = set()  # numbers of variables whose gradients stay on this rank
         predivide = arguments["gradient_predivide_factor"]
         if predivide != 1.0 and arguments["op"] != self.average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
-        if isinstance(sync, Full):
+        if self._full:
             return
+        if isinstance(sync, Full) and arguments["op"] not in (self.average, self.total):
+            raise ValueError("merged gradients reduce with op=hvd.Average or hvd.Sum; leave fusion out for the others")
         self._average = is_average(arguments["op"], self.average, self.total)
         self._options = {
             "prescale_factor": 1.0 / predivide,
@@ -106,14 +112,20 @@ class GradientReducer(ABC):
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]: ...
 
     @abstractmethod
-    def _bucket_names(self) -> Iterable[str]: ...
+    def _missed(self) -> list[tuple[Any, Any]]: ...
 
     @abstractmethod
+    def _rounds(self) -> list[int]: ...
+
     def flush(self) -> list[tuple[Any, Any]]:
-        """Deliver what any rank has pending; every rank must come.
+        """Deliver what any rank has pending; every rank must come. In eager code.
 
         Returns the gradients that this rank has missed, with their variables.
         """
+        if self._full:
+            return []
+        self.runtime.flush(self.process_set.process_set_id)
+        return self._missed()
 
     def register_local(self, variable: Any) -> None:
         """Leave this variable's gradient to this rank; it is divided by the number of ranks, as the others' are."""
@@ -139,7 +151,7 @@ class GradientReducer(ABC):
         return combined, infos
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
-        if isinstance(self._sync, Full):
+        if self._full:
             return self._reduce_fully(gradients, variables), []
         if self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
             return gradients, []
@@ -183,5 +195,9 @@ class GradientReducer(ABC):
     @property
     def rounds(self) -> int:
         """Rounds that all buckets have ended on this rank; 0 before the first step. In eager code."""
-        process_set = self.process_set.process_set_id
-        return min((self.runtime.completed(process_set, name) for name in self._bucket_names()), default=0)
+        return min(self._rounds(), default=0)
+
+    @property
+    def fusion_plan(self) -> FusionPlan | None:
+        """Of the gradients that were reduced last; None without `fusion`, and before it has been measured."""
+        return None

@@ -26,53 +26,60 @@ REGISTER_OP("HorovodPartialCompleted")
 rounds: how many rounds of a bucket have ended on this rank; 0 if it has not been used.
 )doc");
 
+// Where a message goes, of the policy and of the bucket: as in _attach.pyi. Real numbers as text, since an attribute
+// has single precision.
+#define DESTINATION_ATTRIBUTES                   \
+  Attr("T: {int32, int64, half, float, double}") \
+      .Attr("process_set: int")                  \
+      .Attr("size: int >= 1")                    \
+      .Attr("rule: string")                      \
+      .Attr("quorum: int")                       \
+      .Attr("seed: int")                         \
+      .Attr("max_staleness: int")                \
+      .Attr("grace_seconds: string")             \
+      .Attr("schedule: string")                  \
+      .Attr("group_size: int")                   \
+      .Attr("table: list(int)")                  \
+      .Attr("period: int")                       \
+      .Attr("window: int")                       \
+      .Attr("description: string")               \
+      .Attr("missed: string")                    \
+      .Attr("late: string")                      \
+      .Attr("divide_by_contributors: bool")      \
+      .Attr("drop_nonfinite: bool")              \
+      .Attr("drop_nonfinite_results: bool")      \
+      .Attr("weights: string")                   \
+      .Attr("weight_parameter: string")          \
+      .Attr("prescale_factor: string")           \
+      .Attr("postscale_factor: string")
+
+// What became of a round: RoundInfo.
+#define ROUND_OUTPUTS Output("info: int64").Output("members: int32").Output("member_work: int32")
+
+// The shapes of these, behind the results.
+void SetRoundShapes(InferenceContext* context, int first) {
+  context->set_output(first, context->Vector(6));
+  context->set_output(first + 1, context->Vector(InferenceContext::kUnknownDim));
+  context->set_output(first + 2, context->Vector(InferenceContext::kUnknownDim));
+}
+
 // Stateful: TensorFlow must neither drop it, nor run it once for several, nor while it optimises the graph.
 REGISTER_OP("HorovodPartialArrive")
-    .Attr("T: {int32, int64, half, float, double}")
-    .Attr("N: int >= 1")
+    .DESTINATION_ATTRIBUTES.Attr("N: int >= 1")
     .Attr("bucket: string")
-    .Attr("process_set: int")
-    .Attr("size: int >= 1")
     .Attr("step: string")
     .Attr("step_buckets: int >= 1")
-    // Of the policy, and of the bucket: as in _attach.pyi. Real numbers as text, since an attribute has single
-    // precision.
-    .Attr("rule: string")
-    .Attr("quorum: int")
-    .Attr("seed: int")
-    .Attr("max_staleness: int")
-    .Attr("grace_seconds: string")
-    .Attr("schedule: string")
-    .Attr("group_size: int")
-    .Attr("table: list(int)")
-    .Attr("period: int")
-    .Attr("window: int")
-    .Attr("description: string")
-    .Attr("missed: string")
-    .Attr("late: string")
-    .Attr("divide_by_contributors: bool")
-    .Attr("drop_nonfinite: bool")
-    .Attr("drop_nonfinite_results: bool")
-    .Attr("weights: string")
-    .Attr("weight_parameter: string")
-    .Attr("prescale_factor: string")
-    .Attr("postscale_factor: string")
     .Input("handle: resource")
     .Input("tensors: N * T")
     .Input("work: int32")
     .Output("results: N * T")
-    .Output("info: int64")
-    .Output("members: int32")
-    .Output("member_work: int32")
-    .SetIsStateful()
+    .ROUND_OUTPUTS.SetIsStateful()
     .SetShapeFn([](InferenceContext* context) -> absl::Status {
       int count = 0;
       absl::Status status = context->GetAttr("N", &count);
       if (!status.ok()) return status;
       for (int i = 0; i < count; ++i) context->set_output(i, context->input(1 + i));
-      context->set_output(count, context->Vector(6));
-      context->set_output(count + 1, context->Vector(InferenceContext::kUnknownDim));
-      context->set_output(count + 2, context->Vector(InferenceContext::kUnknownDim));
+      SetRoundShapes(context, count);
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -83,5 +90,46 @@ info: round, late, fresh, gradients, staleness, empty: as RoundInfo.
 members: the ranks whose contributions are in the result.
 member_work: theirs, as they passed it.
 )doc");
+
+// Merged gradients: a graph is traced before there is a plan, so each gradient is an operation of its own, whose kernel
+// looks up which message it belongs to. A resource for each gradient keeps its steps in order, and nothing else.
+REGISTER_OP("HorovodPartialMember")
+    .DESTINATION_ATTRIBUTES.Attr("steps: string")
+    .Attr("gradient: int >= 0")
+    .Input("handle: resource")
+    .Input("tensor: T")
+    .Output("result: T")
+    .ROUND_OUTPUTS.SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) -> absl::Status {
+      context->set_output(0, context->input(1));
+      SetRoundShapes(context, 1);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Puts a gradient of this rank into its message, which arrives at its bucket's open round when it is complete.
+
+steps: the name of what was declared for the gradients that are merged.
+gradient: the number of this one.
+result: its part of the round's result, or of what this rank has missed.
+info: as in HorovodPartialArrive, as the next.
+)doc");
+
+REGISTER_OP("HorovodPartialStepEnded")
+    .Attr("steps: string")
+    .Output("due: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+All results of a step are there.
+
+due: whether it is time to plan, on this rank and on all others.
+)doc");
+
+// Holds the gradients of the next step back until the plan is there.
+REGISTER_OP("HorovodPartialPlanned")
+    .Attr("N: int >= 1")
+    .Input("handles: N * resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 }  // namespace

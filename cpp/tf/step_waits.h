@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,18 +24,14 @@ class StepWaits {
     std::shared_ptr<Work> work;
   };
 
-  // One of the `buckets` buckets of a step.
-  void Add(const std::string& step, std::size_t buckets, Arrival arrival) {
+  // One of the `buckets` buckets of a step; `run` is TensorFlow's number for what runs it.
+  void Add(const std::string& step, std::int64_t run, std::size_t buckets, Arrival arrival) {
     std::vector<Arrival> complete;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const Key key{arrival.session.get(), step};
-      auto& arrived = arrived_[key];
-      for (const Arrival& earlier : arrived) {
-        if (earlier.bucket != arrival.bucket) continue;
-        arrived.clear();  // of a step that was given up halfway
-        break;
-      }
+      auto& [earlier, arrived] = arrived_[key];
+      if (std::exchange(earlier, run) != run) arrived.clear();  // a step of another run was given up halfway
       arrived.push_back(std::move(arrival));
       if (arrived.size() < buckets) return;
       complete = std::move(arrived);
@@ -47,7 +44,7 @@ class StepWaits {
   using Key = std::pair<const attach::Session*, std::string>;
 
   std::mutex mutex_;
-  std::map<Key, std::vector<Arrival>> arrived_;  // of steps that are not complete
+  std::map<Key, std::pair<std::int64_t, std::vector<Arrival>>> arrived_;  // of steps that are not complete, by run
 };
 
 }  // namespace horovod_partial::tf

@@ -15,6 +15,7 @@ if int(keras.__version__.partition(".")[0]) < 3:
 
 from horovod.common.exceptions import HorovodInternalError
 
+from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.callbacks import FlushCallback, ModelSyncCallback, PartialStatsCallback
@@ -79,9 +80,11 @@ __all__ = [
     "DistributedOptimizer",
     "FlushCallback",
     "Full",
+    "FusionPlan",
     "GroupAverage",
     "HorovodInternalError",
     "Majority",
+    "MergedGradients",
     "ModelSyncCallback",
     "PartialDistributedOptimizer",
     "PartialReduce",

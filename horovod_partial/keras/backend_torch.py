@@ -77,6 +77,11 @@ class GradientReducer(gradients.GradientReducer):
     def __init__(
         self, name: str, sync: Policy, arguments: dict[str, Any], *, drop_nonfinite_results: bool = False
     ) -> None:
+        if arguments["fusion"] is not None:
+            raise ValueError(
+                "Keras on PyTorch hands all gradients over after backward, so no plan can merge them better than buckets; "
+                "leave fusion out"
+            )
         super().__init__(name, sync, arguments, drop_nonfinite_results=drop_nonfinite_results)
         # By what their names begin with. With the variables that they hold, in the order of the parameters.
         self._buckets: dict[str, list[tuple[GradientBucket, list[Any]]]] = {}
@@ -179,14 +184,14 @@ class GradientReducer(gradients.GradientReducer):
         )
         return PartialHandle(arrive(self.process_set.process_set_id, name, config, wire, wire), wire, wire, wire)
 
-    def _bucket_names(self) -> Iterable[str]:
-        return [bucket.name for buckets in self._buckets.values() for bucket, _ in buckets]
-
     # --- Rounds
 
-    def flush(self) -> list[tuple[Any, torch.Tensor]]:
+    def _rounds(self) -> list[int]:
+        names = [bucket.name for buckets in self._buckets.values() for bucket, _ in buckets]
+        return [runtime.completed(self.process_set.process_set_id, name) for name in names]
+
+    def _missed(self) -> list[tuple[Any, torch.Tensor]]:
         process_set = self.process_set.process_set_id
-        runtime.flush(process_set)
         missed: list[tuple[Any, torch.Tensor]] = []
         for buckets in self._buckets.values():
             for bucket, variables in buckets:

@@ -39,6 +39,7 @@ class ModelAverager:
             "op": arguments["op"] != backend.horovod.Average,
             "gradient_predivide_factor": arguments["gradient_predivide_factor"] != 1.0,
             "groups": arguments["groups"] is not None,
+            "fusion": arguments["fusion"] is not None,
             "divisor": arguments["divisor"] != "ranks",
         }
         refuse_about_gradients(policy, given, max_staleness=arguments["max_staleness"], grace_ms=arguments["grace_ms"])

@@ -12,6 +12,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 
 from horovod_partial import policies
 from horovod_partial.arguments import check_gradient_arguments, with_num_groups
+from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.gradients import GradientReducer
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelAverager
@@ -73,6 +74,11 @@ class _Methods:
     def rounds(self) -> int:
         """Rounds that have ended: the clock that the ranks share, for schedules and for stopping. In eager code."""
         return self._horovod.rounds(self)
+
+    @property
+    def fusion_plan(self) -> FusionPlan | None:
+        """Which gradients travel together, and why; None without `fusion`, and before it has been measured."""
+        return self._horovod.fusion_plan
 
     def flush(self) -> None:
         """Deliver everything late, and apply what this rank has missed; or make the models equal. In eager code.
@@ -172,9 +178,13 @@ class _State:
         made = self._current()
         return made.rounds if made is not None else 0
 
+    @property
+    def fusion_plan(self) -> FusionPlan | None:
+        return self._made.fusion_plan if isinstance(self._made, GradientReducer) else None
+
     def flush(self, optimizer: Any) -> None:
         made = self._current()
-        if made is None or isinstance(self._policy, policies.Full):
+        if made is None:
             return
         if isinstance(made, ModelAverager):
             made.flush(optimizer)
@@ -232,6 +242,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     *,
     sync: Policy | str | None = None,
+    fusion: MergedGradients | None = None,
     max_staleness: int | None = None,
     missed: str | None = None,
     divisor: str = "ranks",
@@ -267,6 +278,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients: as in Horovod.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the policy's name; None
             takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
+        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`optimizer.fusion_plan` tells which), under
+            `Full()` with `hvd.Average` and `hvd.Sum` only; None leaves that to Horovod under `Full()`, and packs by size
+            (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 16).
         missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
             updates.
@@ -274,10 +288,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
 
     Returns:
-        An instance of the optimizer's class with the methods `flush`, `register_local_var`, and `rounds`.
+        An instance of the optimizer's class with the methods `flush`, `register_local_var`, and `rounds`, `fusion_plan`.
 
     Raises:
         ValueError: an argument is wrong, or does not go with the policy.
+        TypeError: `fusion` is something else.
     """
     policy = policies.resolve(sync, settings().sync)
     if getattr(optimizer, "is_horovod_partial", False):
@@ -295,6 +310,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "groups": groups,
         "process_set": process_set,
         "scale_local_gradients": scale_local_gradients,
+        "fusion": fusion,
         "max_staleness": max_staleness,
         "missed": missed,
         "divisor": divisor,

@@ -13,6 +13,7 @@ from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: 
 
 import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
 from horovod_partial.contraction import average_converges, average_is_useful, estimate_contraction
+from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import (
     Butterfly,
     Full,
@@ -26,6 +27,7 @@ from horovod_partial.policies import (
     WeightedAverage,
 )
 from horovod_partial.tensorflow.graph import RoundInfo
+from horovod_partial.tensorflow.merging import fusion_plans
 from horovod_partial.tensorflow.operations import (
     broadcast_variables,
     flush,
@@ -46,9 +48,11 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "Full",
+    "FusionPlan",
     "GroupAverage",
     "HorovodInternalError",
     "Majority",
+    "MergedGradients",
     "PartialReduce",
     "Quorum",
     "Ring",
@@ -62,6 +66,7 @@ __all__ = [
     "elastic",
     "estimate_contraction",
     "flush",
+    "fusion_plans",
     "group_allreduce",
     "init",
     "join",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from horovod.tensorflow import _make_allreduce_grads_fn
 from horovod.tensorflow.mpi_ops import Average, Sum
 
-from horovod_partial import _core, gradients
+from horovod_partial import gradients
+from horovod_partial.fusion import FusionPlan
+from horovod_partial.merging import Gradient
 from horovod_partial.policies import Policy
+from horovod_partial.tensorflow.buckets import Member, collect
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime, wire_dtype
+from horovod_partial.tensorflow.merging import Merging, merging
 
 _numbers = gradients.Numbers(runtime)
 
@@ -26,8 +28,8 @@ class GradientReducer(gradients.GradientReducer):
         self, name: str, sync: Policy, arguments: dict[str, Any], *, drop_nonfinite_results: bool = False
     ) -> None:
         super().__init__(name, sync, arguments, drop_nonfinite_results=drop_nonfinite_results)
-        # By bucket: variable, wire's dtype and shape, and what makes a gradient of it.
-        self.layouts: dict[str, list[tuple[Any, tf.DType, tf.TensorShape, Callable[[tf.Tensor], tf.Tensor]]]] = {}
+        self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # that do not change: their variables and gradients
+        self._merged: dict[str, tuple[Merging, list[Any]]] = {}  # by name, with the variables
 
     @staticmethod
     def number_of(variable: Any) -> int:
@@ -67,19 +69,19 @@ class GradientReducer(gradients.GradientReducer):
         compression = self._arguments["compression"]
         if not all(isinstance(native(variable), tf.Variable) for variable in variables):
             raise ValueError("a partial policy needs variables as sources: their gradients are told apart by them")
-        wires, restores = [], []
+        wires, members = [], []
         for gradient, variable in zip(gradients, variables, strict=True):
             wire, restore = _compressed(self._dense(gradient, variable), compression)
             wires.append(wire)
-            restores.append(restore)
+            members.append(Member(wire.dtype, wire.shape, restore))
         dtypes = [wire.dtype for wire in wires]
         sizes = [wire.shape.num_elements() * wire.dtype.size for wire in wires]
         name, planned = self._step_name(variables, dtypes), self._plan(variables, dtypes, sizes)
+        if self._fusion is not None:
+            return self._merge(f"{name}.merged", wires, members, variables, planned)
         arguments = self._bucket_arguments()
         for index, bucket in enumerate(planned):
-            self.layouts[f"{name}.{index}"] = [
-                (variables[i], wires[i].dtype, wires[i].shape, restores[i]) for i in bucket
-            ]
+            self._buckets[f"{name}.{index}"] = [(variables[i], members[i]) for i in bucket]
         results: list[Any] = [None] * len(wires)
         infos = []
         for index, bucket in enumerate(planned):
@@ -93,44 +95,66 @@ class GradientReducer(gradients.GradientReducer):
             )
             infos.append(info)
             for i, result in zip(bucket, reduced, strict=True):
-                results[i] = restores[i](result)
+                results[i] = members[i].restore(result)
         return results, infos
+
+    def _merge(
+        self,
+        name: str,
+        wires: list[tf.Tensor],
+        members: list[Member],
+        variables: list[Any],
+        messages: list[list[int]],
+    ) -> tuple[list[Any], list[RoundInfo]]:
+        assert self._fusion is not None
+        gradients = [
+            Gradient(
+                # By position: Keras numbers its layers through the process.
+                name=f"{position}.{variable.name.removesuffix(':0')}",
+                kind=wire.dtype.name,
+                shape=tuple(wire.shape),
+                dtype=native(variable).dtype.name,
+                nbytes=wire.shape.num_elements() * wire.dtype.size,
+            )
+            for position, (variable, wire) in enumerate(zip(variables, wires, strict=True))
+        ]
+        merged = merging(name, self._fusion, self.process_set, gradients, messages)
+        self._merged[name] = merged, variables
+        return merged.reduce(wires, members, self._bucket_arguments())
 
     def _dense(self, gradient: Any, variable: Any) -> tf.Tensor:
         if isinstance(gradient, tf.IndexedSlices) and not self._arguments["sparse_as_dense"]:
-            raise ValueError("buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full()")
+            raise ValueError(
+                "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without fusion"
+            )
         tensor = tf.convert_to_tensor(gradient)
         if not tensor.shape.is_fully_defined():
             tensor = tf.ensure_shape(tensor, variable.shape)
         return tensor
 
-    def _bucket_names(self) -> Iterable[str]:
-        return self.layouts
-
     # --- Rounds, in eager code
 
-    def flush(self) -> list[tuple[Any, tf.Tensor]]:
-        process_set = self.process_set.process_set_id
-        runtime.flush(process_set)
+    def _missed(self) -> list[tuple[Any, tf.Tensor]]:
         missed: list[tuple[Any, tf.Tensor]] = []
-        for name, layout in self.layouts.items():
-            dtype = layout[0][1].as_numpy_dtype
-            offsets = _core.packed_offsets(
-                [shape.num_elements() for _, _, shape, _ in layout], np.dtype(dtype).itemsize
-            )
-            flat = np.zeros(offsets[-1], dtype)
-            handle = runtime.collect(process_set, name, flat.ctypes.data)
-            if handle is None or handle.info().empty:
-                continue
-            for (variable, _, shape, restore), begin in zip(layout, offsets, strict=False):
-                result = flat[begin : begin + shape.num_elements()].reshape(shape)
-                missed.append((variable, restore(tf.constant(result))))
+        for name, bucket in self._buckets.items():
+            gradients = collect(self.process_set, name, [member for _, member in bucket])
+            missed += [(variable, gradient) for (variable, _), gradient in zip(bucket, gradients, strict=False)]
+        for merged, variables in self._merged.values():
+            missed += [(variables[i], gradient) for i, gradient in merged.collect()]
         return missed
+
+    def _rounds(self) -> list[int]:
+        rounds = [runtime.completed(self.process_set.process_set_id, name) for name in self._buckets]
+        return rounds + [merged.rounds for merged, _ in self._merged.values()]
+
+    @property
+    def fusion_plan(self) -> FusionPlan | None:
+        return next((merged.plan for merged, _ in reversed(self._merged.values())), None)
 
 
 def _compressed(tensor: tf.Tensor, compression: Any) -> tuple[tf.Tensor, Any]:
     wire, context = compression.compress(tensor)
     if wire.shape != tensor.shape:
-        raise ValueError("buckets need a compression that changes the dtype only; use Full() for others")
-    travelling = tf.cast(wire, wire_dtype(wire.dtype))
-    return travelling, lambda result: compression.decompress(tf.cast(result, wire.dtype), context)
+        raise ValueError("buckets need a compression that changes the dtype only; use Full() without fusion for others")
+    dtype = wire.dtype
+    return tf.cast(wire, wire_dtype(dtype)), lambda result: compression.decompress(tf.cast(result, dtype), context)

@@ -23,7 +23,8 @@ runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY)
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 _operations = tf.load_op_library(_OPERATIONS)
-ctypes.CDLL(_OPERATIONS).horovod_partial_set_library(_LIBRARY.encode())
+library = ctypes.CDLL(_OPERATIONS)  # what is no operation: without the interpreter's lock, and without exceptions
+library.horovod_partial_set_library(_LIBRARY.encode())
 
 # The types that travel, as in PyTorch; bfloat16, which Horovod 0.28.1 lacks, is widened to float32.
 _DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
@@ -135,11 +136,7 @@ def arrive(
         HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A graph that
             runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
-    runtime.use(process_set.process_set_id)
-    refuse_xla()
-    attributes = {**policy, **options, "table": [group for row in policy["table"] for group in row]}
-    for real in ("grace_seconds", "weight_parameter", "prescale_factor", "postscale_factor"):
-        attributes[real] = repr(float(attributes[real]))
+    attributes = _destination(process_set, policy, options)
     try:
         with tf.device("/CPU:0"):
             results, numbers, members, member_work = _operations.horovod_partial_arrive(
@@ -147,8 +144,6 @@ def arrive(
                 tensors=tensors,
                 work=work,
                 bucket=name,
-                process_set=process_set.process_set_id,
-                size=process_set.size(),
                 # Eager code waits for each bucket before it goes on.
                 step=name if tf.executing_eagerly() else step or name,
                 step_buckets=1 if tf.executing_eagerly() else step_buckets,
@@ -158,5 +153,60 @@ def arrive(
         raise ValueError(_plain(error.message)) from None
     except tf.errors.UnknownError as error:
         raise HorovodInternalError(_plain(error.message)) from None
+    return results, _round_info(numbers, members, member_work)
+
+
+def _destination(process_set: ProcessSet, policy: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The attributes that say where a message goes."""
+    runtime.use(process_set.process_set_id)
+    refuse_xla()
+    attributes = {**policy, **options, "table": [group for row in policy["table"] for group in row]}
+    for real in ("grace_seconds", "weight_parameter", "prescale_factor", "postscale_factor"):
+        attributes[real] = repr(float(attributes[real]))
+    return {**attributes, "process_set": process_set.process_set_id, "size": process_set.size()}
+
+
+def _round_info(numbers: tf.Tensor, members: tf.Tensor, work: tf.Tensor) -> RoundInfo:
     round, late, fresh, gradients, staleness, empty = tf.unstack(numbers, 6)
-    return results, RoundInfo(round, late, fresh, gradients, staleness, empty, members, member_work)
+    return RoundInfo(round, late, fresh, gradients, staleness, empty, members, work)
+
+
+def arrive_merged(
+    tensors: Sequence[tf.Tensor], name: str, process_set: ProcessSet, policy: dict[str, Any], options: dict[str, Any]
+) -> tuple[list[tf.Tensor], list[RoundInfo], tf.Tensor]:
+    """Arrive with gradients in the messages that the plan puts them into when the graph runs. In graphs.
+
+    Args:
+        tensors: all that have been declared, in that order, each of a type that travels.
+        name: of what was declared.
+        process_set: as in `arrive`, as the next, and the errors.
+        policy: see there.
+        options: see there.
+
+    Returns:
+        The results; what became of the round of each; and `empty` of all these, an int64 vector.
+    """
+    attributes = _destination(process_set, policy, options)
+    results, infos, numbers = [], [], []
+    with tf.device("/CPU:0"):
+        for number, tensor in enumerate(tensors):
+            result, *info = _operations.horovod_partial_member(
+                handle=_bucket(f"{name}.{number}"), tensor=tensor, steps=name, gradient=number, **attributes
+            )
+            results.append(result)
+            infos.append(_round_info(*info))
+            numbers.append(info[0])
+    # Of all at once: what unpacks them one by one is then not run where nobody asks for it.
+    return results, infos, tf.stack(numbers)[:, RoundInfo._fields.index("empty")]
+
+
+def step_ended(name: str) -> tf.Tensor:
+    """A step's results are there; whether it is time to plan."""
+    with tf.device("/CPU:0"):
+        return _operations.horovod_partial_step_ended(steps=name)
+
+
+def planned(name: str, gradients: int) -> tf.Operation:
+    """What all gradients of the next step wait for, in a graph."""
+    with tf.device("/CPU:0"):
+        return _operations.horovod_partial_planned(handles=[_bucket(f"{name}.{i}") for i in range(gradients)])

@@ -47,6 +47,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
         return of_keras.DistributedOptimizer(optimizer, name, sync=sync, **arguments)
     policy = policies.resolve(sync, settings().sync)
+    if arguments.get("fusion") is not None:
+        raise ValueError("fusion needs an optimizer of Keras")
     if not isinstance(policy, Full):
         message = f"{policy!r} needs an optimizer of Keras; one of tf.compat.v1.train takes hvd.Full()"
         raise ValueError(message)  # noqa: TRY004 (it is the policy that does not fit)

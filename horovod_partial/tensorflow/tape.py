@@ -12,6 +12,7 @@ from horovod.tensorflow.mpi_ops import Average
 
 from horovod_partial import policies
 from horovod_partial.arguments import check_gradient_arguments, with_num_groups
+from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
 from horovod_partial.tensorflow.gradients import GradientReducer
@@ -63,6 +64,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     *,
     sync: Policy | str | None = None,
+    fusion: MergedGradients | None = None,
     max_staleness: int | None = None,
     missed: str | None = None,
     divisor: str = "ranks",
@@ -88,6 +90,9 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, or the policy's name; None takes
             `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own reduction. Policies that average
             models need an optimizer: `hvd.DistributedOptimizer`.
+        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`hvd.fusion_plans()` tells which), under `Full()`
+            with `hvd.Average` and `hvd.Sum` only; None leaves that to Horovod under `Full()`, and packs by size
+            (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 16).
         missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
             updates.
@@ -96,6 +101,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Raises:
         ValueError: an argument is wrong, or does not go with the policy.
+        TypeError: `fusion` is something else.
     """
     policy = policies.resolve(sync, settings().sync)
     if isinstance(policy, ModelPolicy):
@@ -115,6 +121,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         "groups": groups,
         "process_set": process_set,
         "scale_local_gradients": scale_local_gradients,
+        "fusion": fusion,
         "max_staleness": max_staleness,
         "missed": missed,
         "divisor": divisor,

@@ -133,6 +133,16 @@ def test_shutdown_then_init(job: Job) -> None:
     assert set(job.notes("results").values()) == {repr([[size] * 3, [size] * 4])}
 
 
+@pytest.mark.full_matrix  # as above, so with two ranks, which never did
+@pytest.mark.launch(transports=("gloo",), framework="tensorflow", full_ranks=(2,))
+def test_merged_gradients_are_measured_anew_after_shutdown_then_init(job: Job) -> None:
+    """In eager code and in a graph that was traced before; as where the ranks of an elastic job have changed."""
+    assert job.run("restart_merged") == 0, job.output()
+    plans = [number >= 2 for _ in range(4) for number in range(5)]
+    weight = -20.0 * sum(10.0**rank for rank in range(job.setup.ranks))
+    assert set(job.notes("results").values()) == {repr((plans, [weight] * 3))}
+
+
 def start_elastic(job: Job, program: str, policy: str, final_size: int, hosts: str, **variables: str) -> Path:
     """Start an elastic job. Returns the file of its hosts, which may be changed."""
     file, script = job.folder / "hosts", job.folder / "discover"

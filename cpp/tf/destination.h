@@ -1,0 +1,44 @@
+// Where a kernel's messages go.
+#pragma once
+
+#include <tensorflow/core/framework/op_kernel.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "attach/session.h"
+#include "bindings/bucket_config.h"
+#include "tf/message.h"
+
+namespace horovod_partial::tf {
+
+// The process set, the policy and the options of buckets, from the attributes of a kernel.
+class Destination {
+ public:
+  // An error is the context's.
+  explicit Destination(tensorflow::OpKernelConstruction* context);
+
+  // What the kernel's messages travel by; `name` is for an error.
+  absl::Status GetSession(const std::string& name, std::shared_ptr<attach::Session>* session) const;
+
+  struct Step {
+    std::string name;     // what arrives together
+    std::size_t buckets;  // of how many
+    std::int64_t run;     // TensorFlow's number for what runs it
+  };
+  // Arrives. `on_done` is called once, with the message back, unless this fails; maybe before it returns.
+  absl::Status Arrive(const std::shared_ptr<attach::Session>& session, const std::string& bucket, const Step& step,
+                      const std::shared_ptr<const Message>& message, int work,
+                      std::function<void(const Work&)> on_done) const;
+
+ private:
+  tensorflow::DataType type_{};
+  int process_set_ = 0;
+  int size_ = 1;
+  Policy policy_;
+  BucketArguments arguments_;
+};
+
+}  // namespace horovod_partial::tf

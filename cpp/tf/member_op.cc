@@ -1,0 +1,215 @@
+// A gradient in a message that the plan of the moment puts it into (fusion=hvd.MergedGradients). No thread waits.
+#include <tensorflow/core/framework/cancellation.h>
+#include <tensorflow/core/framework/op_kernel.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tf/destination.h"
+#include "tf/merging.h"
+#include "tf/message.h"
+
+namespace horovod_partial::tf {
+namespace {
+
+using tensorflow::CancellationManager;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+double Seconds() { return std::chrono::duration<double>(Now()).count(); }
+
+// A kernel with its gradient.
+struct Member {
+  OpKernelContext* context;  // TensorFlow's, until it is told that the kernel is done
+  tensorflow::AsyncOpKernel::DoneCallback done;
+  tensorflow::CancellationToken token;
+  bool given_up = false;  // its step; guarded by the lock of Fillings
+
+  void Finish(const absl::Status& status) const {
+    context->cancellation_manager()->TryDeregisterCallback(token);  // called too late, it finds nothing to do
+    if (!status.ok()) context->SetStatus(status);
+    done();
+  }
+};
+
+// A message that is not complete.
+struct Filling {
+  Filling(tensorflow::DataType type, const std::vector<std::int64_t>& elements)
+      : message(std::make_shared<Message>(type, elements)), members(elements.size()), missing(elements.size()) {}
+
+  const std::shared_ptr<Message> message;
+  std::vector<std::shared_ptr<Member>> members;  // in the message's order; null: not here yet
+  std::size_t missing;                           // gradients that are not in the message yet
+};
+
+// The messages that are being filled, by bucket. TensorFlow's threads; the lock is never held with another, nor while
+// TensorFlow is told of a kernel's end, nor while a gradient is copied.
+class Fillings {
+ public:
+  static Fillings& Instance() {
+    static auto* fillings = new Fillings;
+    return *fillings;
+  }
+
+  // The first member to come makes the message. As soon as one has joined, another thread may end its kernel; so it
+  // gets what it still needs.
+  absl::Status Join(const MergedSteps::Place& place, const std::shared_ptr<Member>& member,
+                    std::shared_ptr<Filling>* filling, Tensor* gradient) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (member->given_up) return GivenUp(place.bucket);
+    auto& slot = fillings_[place.bucket];
+    if (slot == nullptr) {
+      auto made = std::make_shared<Filling>(member->context->input_dtype(1), place.elements);
+      const absl::Status status = made->message->Allocate(member->context, 1);
+      if (!status.ok()) {
+        fillings_.erase(place.bucket);
+        return status;
+      }
+      slot = std::move(made);
+    }
+    auto& seat = slot->members[place.position];
+    if (seat != nullptr)
+      return absl::InvalidArgumentError("a gradient of " + place.bucket +
+                                        " has come twice: do not run two steps of one model at the same time");
+    seat = member;
+    *filling = slot;
+    *gradient = member->context->input(1);
+    return absl::OkStatus();
+  }
+
+  // A member's gradient is in the message. True for the last one: then the message is the caller's.
+  bool Complete(const std::string& bucket, const std::shared_ptr<Filling>& filling) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = fillings_.find(bucket);
+    if (it == fillings_.end() || it->second != filling || --filling->missing > 0) return false;
+    fillings_.erase(it);
+    return true;
+  }
+
+  // TensorFlow gives a member's step up. If its message was being filled, the next step begins with an empty one; what
+  // has arrived at its bucket is not touched.
+  void Abandon(const MergedSteps::Place& place, Member& member) {
+    std::shared_ptr<Filling> filling;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      member.given_up = true;
+      const auto it = fillings_.find(place.bucket);
+      if (it == fillings_.end() || it->second->members[place.position].get() != &member) return;
+      filling = it->second;
+      fillings_.erase(it);
+    }
+    for (const auto& each : filling->members)
+      if (each != nullptr) each->Finish(GivenUp(place.bucket));
+  }
+
+ private:
+  static absl::Status GivenUp(const std::string& bucket) {
+    return absl::CancelledError("the step was given up before the message " + bucket + " was complete");
+  }
+
+  std::mutex mutex_;  // guards the map, and of each message that is in it all but the memory
+  std::map<std::string, std::shared_ptr<Filling>> fillings_;
+};
+
+class MemberOp final : public tensorflow::AsyncOpKernel {
+ public:
+  explicit MemberOp(OpKernelConstruction* context) : AsyncOpKernel(context), destination_(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("steps", &steps_));
+    OP_REQUIRES_OK(context, context->GetAttr("gradient", &gradient_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const absl::Status status = Start(context, done);
+    if (status.ok()) return;  // and the context may be gone by now
+    context->SetStatus(status);
+    done();
+  }
+
+ private:
+  absl::Status Start(OpKernelContext* context, const DoneCallback& done) const {
+    CancellationManager* const manager = context->cancellation_manager();
+    if (manager == nullptr) return absl::InternalError("merged gradients need steps that can be cancelled");
+    std::shared_ptr<attach::Session> session;
+    absl::Status status = destination_.GetSession(steps_, &session);
+    if (!status.ok()) return status;
+    MergedSteps::Place place;
+    try {
+      Merging::Instance().With(steps_, session, [&](MergedSteps& steps) {
+        place = steps.Come(gradient_, context->input(1).NumElements(), Seconds());
+      });
+    } catch (const std::invalid_argument& error) {
+      return absl::InvalidArgumentError(error.what());
+    }
+    const Destination::Step step{steps_, place.messages, context->step_id()};
+    const auto member = std::make_shared<Member>(Member{context, done, manager->get_cancellation_token()});
+    const auto abandon = [place, member] { Fillings::Instance().Abandon(place, *member); };
+    if (!manager->RegisterCallback(member->token, abandon)) return absl::CancelledError("the step has been given up");
+    std::shared_ptr<Filling> filling;
+    Tensor gradient;
+    status = Fillings::Instance().Join(place, member, &filling, &gradient);
+    if (!status.ok()) {
+      member->Finish(status);
+      return absl::OkStatus();
+    }
+    filling->message->Put(place.position, gradient);
+    if (!Fillings::Instance().Complete(place.bucket, filling)) return absl::OkStatus();
+    const absl::Status arrived = destination_.Arrive(session, place.bucket, step, filling->message, 0,
+                                                     [filling](const Work& work) { Finish(*filling, work); });
+    if (!arrived.ok())
+      for (const auto& each : filling->members) each->Finish(arrived);
+    return absl::OkStatus();
+  }
+
+  static void Finish(const Filling& filling, const Work& work) {
+    for (std::size_t i = 0; i < filling.members.size(); ++i) {
+      const Member& member = *filling.members[i];
+      absl::Status status = work.error.empty() ? absl::OkStatus() : absl::UnknownError(work.error);
+      if (status.ok()) status = filling.message->SetResult(member.context, 0, i);
+      if (status.ok()) status = SetRoundInfo(member.context, 1, work);
+      member.Finish(status);
+    }
+  }
+
+  const Destination destination_;
+  std::string steps_;
+  int gradient_ = 0;
+};
+
+class StepEndedOp final : public tensorflow::OpKernel {
+ public:
+  explicit StepEndedOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("steps", &steps_));
+  }
+  void Compute(OpKernelContext* context) override {
+    Tensor* due = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &due));
+    try {
+      Merging::Instance().With(steps_, [&](MergedSteps& steps) { due->scalar<bool>()() = steps.StepEnded(Seconds()); });
+    } catch (const std::invalid_argument& error) {
+      context->SetStatus(absl::InvalidArgumentError(error.what()));
+    }
+  }
+
+ private:
+  std::string steps_;
+};
+
+class PlannedOp final : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* /*context*/) override {}
+};
+
+REGISTER_KERNEL_BUILDER(Name("HorovodPartialMember").Device(tensorflow::DEVICE_CPU), MemberOp);
+REGISTER_KERNEL_BUILDER(Name("HorovodPartialStepEnded").Device(tensorflow::DEVICE_CPU), StepEndedOp);
+REGISTER_KERNEL_BUILDER(Name("HorovodPartialPlanned").Device(tensorflow::DEVICE_CPU), PlannedOp);
+
+}  // namespace
+}  // namespace horovod_partial::tf

@@ -1,0 +1,97 @@
+#include "tf/message.h"
+
+#include <cstring>
+
+#include "core/packing.h"
+
+namespace horovod_partial::tf {
+namespace {
+
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+void* Address(const Tensor& tensor) {
+  static char nothing;  // a tensor without elements has no address
+  return tensor.NumElements() == 0 ? &nothing : tensor.data();
+}
+
+template <class Number>
+absl::Status SetVector(OpKernelContext* context, int index, const std::vector<Number>& numbers) {
+  Tensor* output = nullptr;
+  const auto size = static_cast<std::int64_t>(numbers.size());
+  const absl::Status status = context->allocate_output(index, TensorShape({size}), &output);
+  if (status.ok() && size > 0) std::memcpy(output->data(), numbers.data(), numbers.size() * sizeof(Number));
+  return status;
+}
+
+}  // namespace
+
+Message::Message(tensorflow::DataType type, const std::vector<std::int64_t>& elements)
+    : type_(type), offsets_(PackedOffsets(elements, tensorflow::DataTypeSize(type))), shapes_(elements.size()) {}
+
+absl::Status Message::Allocate(OpKernelContext* context, int input) {
+  if (shapes_.size() > 1) {
+    const absl::Status status = context->allocate_temp(type_, TensorShape({offsets_.back()}), &source_);
+    target_ = source_;
+    return status;
+  }
+  Tensor* output = nullptr;
+  const absl::Status status =
+      context->forward_input_or_allocate_output({input}, 0, context->input(input).shape(), &output);
+  if (status.ok()) target_ = *output;
+  return status;
+}
+
+void Message::Put(std::size_t index, const Tensor& tensor) {
+  shapes_[index] = tensor.shape();
+  if (shapes_.size() == 1) {
+    source_ = tensor;
+    return;
+  }
+  const auto unit = static_cast<std::int64_t>(tensorflow::DataTypeSize(type_));
+  const auto bytes = static_cast<std::size_t>(tensor.NumElements() * unit);
+  const auto room = static_cast<std::size_t>((offsets_[index + 1] - offsets_[index]) * unit);
+  char* const place = static_cast<char*>(Address(source_)) + offsets_[index] * unit;
+  if (bytes > 0) std::memcpy(place, tensor.data(), bytes);
+  std::memset(place + bytes, 0, room - bytes);
+}
+
+std::vector<std::int64_t> Message::shape() const {
+  std::vector<std::int64_t> dimensions;
+  for (int i = 0; i < source_.dims(); ++i) dimensions.push_back(source_.dim_size(i));
+  return dimensions;
+}
+
+std::string Message::Describe(const std::string& policy) const {
+  if (shapes_.size() == 1) return policy;  // Horovod compares its shape
+  std::string text = policy + " shapes=";
+  for (const TensorShape& shape : shapes_) text += shape.DebugString();
+  return text;
+}
+
+void* Message::source() const { return Address(source_); }
+
+void* Message::target() const { return Address(target_); }
+
+absl::Status Message::SetResult(OpKernelContext* context, int output, std::size_t index) const {
+  if (shapes_.size() == 1) return absl::OkStatus();
+  Tensor view;
+  const std::int64_t begin = offsets_[index];
+  if (!view.CopyFrom(target_.Slice(begin, begin + shapes_[index].num_elements()), shapes_[index]))
+    return absl::InternalError("a view of a bucket has another size than its tensor");
+  context->set_output(output, view);
+  return absl::OkStatus();
+}
+
+absl::Status SetRoundInfo(OpKernelContext* context, int first_output, const Work& work) {
+  const RoundInfo& info = work.info;
+  const std::vector<std::int64_t> numbers{info.round,     info.late,      info.fresh,
+                                          info.gradients, info.staleness, info.empty};
+  absl::Status status = SetVector(context, first_output, numbers);
+  if (status.ok()) status = SetVector(context, first_output + 1, info.members);
+  if (status.ok()) status = SetVector(context, first_output + 2, info.work);
+  return status;
+}
+
+}  // namespace horovod_partial::tf

@@ -1,0 +1,90 @@
+"""The steps of merged gradients, as the library of TensorFlow's operations keeps them: `cpp/core/merged_steps.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_partial.tensorflow.graph import library
+
+_NUMBERS = ctypes.POINTER(ctypes.c_int64)
+_MESSAGES = [ctypes.c_int64, _NUMBERS, _NUMBERS]
+
+
+def _function(name: str, result: Any, arguments: Sequence[Any]) -> Any:
+    function = library[f"horovod_partial_{name}"]
+    function.restype = result
+    function.argtypes = [ctypes.c_char_p, *arguments]
+    return function
+
+
+_declare = _function("declare_steps", ctypes.c_bool, [ctypes.c_int64, _NUMBERS, *_MESSAGES, *[ctypes.c_int64] * 3])
+_begin = _function("begin_step", None, [ctypes.c_int])
+_plans = _function("plans", ctypes.c_int64, [])
+_plan = _function("plan_steps", ctypes.c_bool, [*_MESSAGES, ctypes.c_int64])
+_times = _function("step_times", ctypes.c_int64, [ctypes.c_bool, ctypes.POINTER(ctypes.c_double)])
+
+
+class MergedSteps:
+    """Of one name. Kernels look it up; here Python declares, reads and plans.
+
+    Args:
+        name: of the buckets.
+        elements: of each gradient.
+        messages: positions of the gradients in each message, before there is a plan.
+        first_due: steps before the first plan.
+        restart_due: the same after Horovod has been initialised anew.
+        window: steps to measure.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        elements: Sequence[int],
+        messages: Sequence[Sequence[int]],
+        first_due: int,
+        restart_due: int,
+        window: int,
+    ) -> None:
+        self._name = name.encode()
+        self._width = len(elements) + 1
+        self._rows = window + 1
+        declared = _declare(
+            self._name, len(elements), _array(elements), *_flat(messages), first_due, restart_due, window
+        )
+        assert declared, f"{name} has been declared otherwise"
+
+    def begin(self, process_set: int) -> None:
+        """All gradients of a step are there, in eager code."""
+        _begin(self._name, process_set)
+
+    @property
+    def plans(self) -> int:
+        """How many there have been since Horovod was initialised."""
+        return int(_plans(self._name))
+
+    def plan(self, messages: Sequence[Sequence[int]] | None, due: int | None) -> None:
+        """Between two steps: the messages from now on, if they change, and after how many steps to plan anew, if ever."""
+        planned = _plan(self._name, *_flat(messages or []), due or 0)
+        assert planned, "a plan that has been checked fits"
+
+    def times(self, *, first: bool) -> NDArray[np.float64]:
+        """Of the first steps under the plan in use, or of the last: seconds of each gradient, NaN if it did not come, and
+        of the step's end. At most `window` + 1 rows."""
+        times = np.empty([self._rows, self._width])
+        count = _times(self._name, first, times.ctypes.data_as(ctypes.POINTER(ctypes.c_double)))
+        return times[:count]
+
+
+def _array(numbers: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def _flat(messages: Sequence[Sequence[int]]) -> tuple[int, Any, Any]:
+    sizes = [len(message) for message in messages]
+    return len(sizes), _array(sizes), _array(list(itertools.chain.from_iterable(messages)))

@@ -1,0 +1,133 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include "core/merged_steps.h"
+
+namespace horovod_partial {
+namespace {
+
+using testing::ElementsAre;
+using testing::SizeIs;
+
+constexpr std::size_t kWindow = 2;
+
+// Gradients 0, 1 and 2 of 10, 20 and 30 elements; first {2, 1} and {0}.
+MergedSteps::Declaration Declared() { return {"g", {10, 20, 30}, {{2, 1}, {0}}, 3, 4, kWindow}; }
+
+// A step that begins at a moment, and when it is over whether a plan is due.
+bool Step(MergedSteps& steps, double begin) {
+  steps.Come(2, 30, begin);
+  steps.Come(1, 20, begin + 0.1);
+  steps.Come(0, 10, begin + 0.2);
+  return steps.StepEnded(begin + 0.5);
+}
+
+TEST(MergedStepsTest, TellsAGradientItsPlace) {
+  MergedSteps steps(Declared());
+  const MergedSteps::Place place = steps.Come(1, 20, 0);
+  EXPECT_EQ(place.bucket, "g.0");
+  EXPECT_EQ(place.messages, 2u);
+  EXPECT_EQ(place.position, 1u);
+  EXPECT_THAT(place.elements, ElementsAre(30, 20));
+  EXPECT_EQ(steps.Come(0, 10, 0).bucket, "g.1");
+}
+
+TEST(MergedStepsTest, RefusesGradientsThatItDoesNotKnow) {
+  MergedSteps steps(Declared());
+  EXPECT_THROW(steps.Come(3, 10, 0), std::invalid_argument);
+  EXPECT_THROW(steps.Come(-1, 10, 0), std::invalid_argument);
+  EXPECT_THROW(steps.Come(0, 11, 0), std::invalid_argument) << "another size";
+}
+
+TEST(MergedStepsTest, APlanIsDueOnceAfterSoManySteps) {
+  MergedSteps steps(Declared());
+  std::vector<bool> due;
+  for (int i = 0; i < 5; ++i) due.push_back(Step(steps, i));
+  EXPECT_THAT(due, ElementsAre(false, false, true, false, false));
+}
+
+TEST(MergedStepsTest, EveryPlanHasBucketsOfItsOwn) {
+  MergedSteps steps(Declared());
+  EXPECT_EQ(steps.plans(), 0);
+  steps.Plan(MergedSteps::Messages{{0}, {1}, {2}}, 1);
+  EXPECT_EQ(steps.plans(), 1);
+  EXPECT_EQ(steps.Come(2, 30, 0).bucket, "g.plan1.2");
+  EXPECT_EQ(steps.Come(2, 30, 0).messages, 3u);
+  steps.Plan(std::nullopt, 1);
+  EXPECT_EQ(steps.Come(2, 30, 0).bucket, "g.plan1.2") << "the messages stay";
+  steps.Plan(MergedSteps::Messages{{2, 1, 0}}, 1);
+  EXPECT_EQ(steps.Come(2, 30, 0).bucket, "g.plan3.0");
+}
+
+TEST(MergedStepsTest, APlanSaysWhenTheNextIsDue) {
+  MergedSteps steps(Declared());
+  Step(steps, 0);
+  steps.Plan(std::nullopt, 2);
+  EXPECT_FALSE(Step(steps, 1));
+  EXPECT_TRUE(Step(steps, 2));
+  steps.Plan(std::nullopt, std::nullopt);
+  for (int i = 3; i < 10; ++i) EXPECT_FALSE(Step(steps, i));
+}
+
+TEST(MergedStepsTest, RefusesPlansThatDoNotHaveEachGradientOnce) {
+  MergedSteps steps(Declared());
+  using Messages = MergedSteps::Messages;
+  for (const Messages& messages : {Messages{{0, 1}}, Messages{{0, 1, 2, 2}}, Messages{{0, 1, 3}}, Messages{{0, 1, -1}}})
+    EXPECT_THROW(steps.Plan(messages, 1), std::invalid_argument);
+  EXPECT_EQ(steps.plans(), 0);
+  EXPECT_EQ(steps.Come(0, 10, 0).bucket, "g.1") << "what was in use stays";
+  MergedSteps::Declaration wrong = Declared();
+  wrong.messages = {{0}};
+  EXPECT_THROW(MergedSteps{wrong}, std::invalid_argument);
+}
+
+TEST(MergedStepsTest, KeepsTheFirstAndTheLastTimes) {
+  MergedSteps steps(Declared());
+  for (int i = 0; i < 6; ++i) Step(steps, i);
+  ASSERT_THAT(steps.first_rows(), SizeIs(kWindow + 1));
+  ASSERT_THAT(steps.last_rows(), SizeIs(kWindow + 1));
+  EXPECT_THAT(steps.first_rows().front(), ElementsAre(0.2, 0.1, 0.0, 0.5));
+  EXPECT_THAT(steps.last_rows().front(), ElementsAre(3.2, 3.1, 3.0, 3.5));
+  EXPECT_THAT(steps.last_rows().back(), ElementsAre(5.2, 5.1, 5.0, 5.5));
+  steps.Plan(std::nullopt, 1);
+  EXPECT_THAT(steps.first_rows(), SizeIs(0)) << "times of another plan";
+  EXPECT_THAT(steps.last_rows(), SizeIs(0));
+}
+
+TEST(MergedStepsTest, AGradientThatDoesNotComeHasNoTime) {
+  MergedSteps steps(Declared());
+  Step(steps, 0);
+  steps.Come(0, 10, 1.0);
+  steps.StepEnded(2.0);
+  EXPECT_TRUE(std::isnan(steps.last_rows().back()[1])) << "not that of the step before";
+  EXPECT_EQ(steps.last_rows().back()[0], 1.0);
+}
+
+TEST(MergedStepsTest, GradientsMayComeTogether) {
+  MergedSteps steps(Declared());
+  steps.ComeTogether(7.0);
+  steps.StepEnded(8.0);
+  EXPECT_THAT(steps.last_rows().back(), ElementsAre(7.0, 7.0, 7.0, 8.0));
+}
+
+TEST(MergedStepsTest, ARestartForgetsPlansAndSteps) {
+  MergedSteps steps(Declared());
+  Step(steps, 0);
+  steps.Plan(MergedSteps::Messages{{0, 1, 2}}, 100);
+  Step(steps, 1);
+  steps.Restart();
+  EXPECT_EQ(steps.plans(), 0);
+  EXPECT_EQ(steps.Come(0, 10, 0).bucket, "g.1");
+  EXPECT_THAT(steps.last_rows(), SizeIs(0));
+  std::vector<bool> due;
+  for (int i = 0; i < 5; ++i) due.push_back(Step(steps, i));
+  EXPECT_THAT(due, ElementsAre(false, false, false, true, false));
+}
+
+}  // namespace
+}  // namespace horovod_partial

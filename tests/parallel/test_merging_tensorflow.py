@@ -1,0 +1,559 @@
+"""`fusion=hvd.MergedGradients()` of TensorFlow and Keras: buckets that change between two steps of a traced graph."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness.world import World
+
+import horovod_partial.tensorflow as hvd
+from horovod_partial import bucket_config, fusion, merging
+from horovod_partial.fusion import FusionPlan, MessageCost
+from horovod_partial.tensorflow.graph import arrive_merged, step_ended
+
+pytestmark = pytest.mark.launch(framework="tensorflow")
+
+with contextlib.suppress(RuntimeError):  # too late if something has used TensorFlow before; only slower then
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+
+EVERYBODY = "quorum:1.0"
+ALL = ["full", "solo", "majority", EVERYBODY]
+FORMS = ["tape", "eager tape", "fit", "eager fit", "steps per execution", "accumulation"]
+WARMUP = 2
+SWITCH = WARMUP + 1  # steps until the plan is there
+BATCH = 6
+
+STEADY = {"HOROVOD_PARTIAL_PARKED_MS": "1e7", "HOROVOD_PARTIAL_WAITING_MS": "1e7", "HOROVOD_PARTIAL_GRACE_MS": "0"}
+scripted = pytest.mark.launch(label="scripted", environment=STEADY)
+modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+
+
+@pytest.fixture
+def known_cost(monkeypatch: pytest.MonkeyPatch) -> MessageCost:
+    """A network that is never busy: probes travel, but their times do not count."""
+    cost = MessageCost(1e-4, 1e-9)
+    monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: cost))
+    monkeypatch.setattr(merging, "_PROBES", 1)
+    return cost
+
+
+def merged(**options: Any) -> hvd.MergedGradients:
+    return hvd.MergedGradients(**{"warmup_steps": WARMUP, "replan_every": None, **options})
+
+
+def make_model(dtype: str = "float32", middle: str | None = None) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, "tanh", dtype=dtype),
+            keras.layers.Dense(8, "tanh", dtype=middle or dtype),
+            keras.layers.Dense(2, dtype=dtype),
+        ]
+    )
+
+
+def sgd() -> Any:
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def batch(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(1000 * rank + step)
+    return generator.normal(size=(BATCH, 4)).astype("float32"), generator.normal(size=(BATCH, 2)).astype("float32")
+
+
+def joined(ranks: Any, steps: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Batches as one."""
+    xs, ys = zip(*(batch(rank, step) for step in steps for rank in ranks), strict=True)
+    return np.concatenate(xs), np.concatenate(ys)
+
+
+def weights(model: keras.Model) -> list[float]:
+    return np.concatenate([np.asarray(weight, float).reshape(-1) for weight in model.get_weights()]).tolist()
+
+
+def reference(world: World, steps: int, passes: int = 1, **options: Any) -> list[float]:
+    """After training one model on all ranks' batches, without Horovod."""
+    model, optimizer = make_model(**options), sgd()
+    for step in range(0, steps, passes):
+        x, y = joined(world.ranks, range(step, step + passes))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    return weights(model)
+
+
+def optimizer_of(sync: str, options: dict[str, Any] | None = None, **more: Any) -> Any:
+    return hvd.DistributedOptimizer(sgd(), sync=sync, fusion=merged(**(options or {})), **more)
+
+
+def tape_step(
+    model: keras.Model,
+    optimizer: Any,
+    fusion: hvd.MergedGradients,
+    sync: str = EVERYBODY,
+    graph: bool = True,
+    **more: Any,
+) -> Callable[..., None]:
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.cast(model(x, training=True), tf.float32) - y) ** 2)
+        tape = hvd.DistributedGradientTape(tape, sync=sync, fusion=fusion, **more)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    optimizer.build(model.trainable_variables)
+    return tf.function(step) if graph else step
+
+
+def train(world: World, step: Callable[..., None], steps: int, first: int = 0) -> None:
+    for number in range(first, first + steps):
+        step(*map(tf.constant, batch(world.rank, number)))
+
+
+def latest_plan() -> FusionPlan | None:
+    """Of the tape or optimizer that came last."""
+    return list(hvd.fusion_plans().values())[-1]
+
+
+def plan_of(model: keras.Model, messages: list[int]) -> FusionPlan:
+    variables = list(enumerate(model.trainable_variables))[::-1]
+    names = tuple(f"{position}.{variable.name}" for position, variable in variables)
+    nbytes = tuple(4 * int(np.prod(variable.shape)) for _, variable in variables)
+    return FusionPlan("exact", names, nbytes, (0.0,) * len(names), tuple(messages), MessageCost(1.0, 1.0))
+
+
+# --- Results ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sync", ["full", EVERYBODY])
+def test_weights_are_those_of_one_process(world: World, sync: str, form: str, known_cost: MessageCost) -> None:
+    """Before, across and after the switch, which takes place in the middle of a graph that has been traced."""
+    model = make_model()
+    steps = 2 * (SWITCH + 2)
+    options = {"rule": "wait_free", "replan_every": SWITCH + 1}
+    if form.endswith("tape"):
+        step = tape_step(model, sgd(), merged(**options), sync, graph=form == "tape")
+        train(world, step, steps)
+        plan = latest_plan()
+    else:
+        passes = 2 if form == "accumulation" else 1
+        steps *= passes
+        optimizer = optimizer_of(sync, options, backward_passes_per_step=passes, average_aggregated_gradients=True)
+        more = {"eager fit": {"run_eagerly": True}, "steps per execution": {"steps_per_execution": 4}}
+        model.compile(optimizer, "mse", **more.get(form, {}))
+        x, y = joined([world.rank], range(steps))
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        plan = optimizer.fusion_plan
+        assert optimizer.rounds == steps // passes + (2 if sync == EVERYBODY else 0)  # for each plan a flush of all
+        optimizer.flush()
+    assert plan.cost == known_cost
+    assert plan.messages == (1,) * 6
+    assert plan.predicted > plan.around > 0.0
+    assert plan.measured > 0.0
+    world.same((plan.gradients, plan.ready))
+    world.same(weights(model))
+    assert weights(model) == pytest.approx(reference(world, steps, 2 if form == "accumulation" else 1), abs=1e-5)
+
+
+@pytest.mark.parametrize("rule", fusion.RULES)
+def test_rules(world: World, rule: str, known_cost: MessageCost) -> None:
+    model = make_model()
+    step = tape_step(model, sgd(), merged(rule=rule), "full")
+    train(world, step, SWITCH + 2)
+    assert world.same(latest_plan()).rule == rule
+    assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
+
+
+@modes
+@pytest.mark.parametrize("sync", ALL)
+def test_a_switch_loses_and_doubles_nothing(world: World, sync: str, graph: bool, known_cost: MessageCost) -> None:
+    """Every rank's gradients are powers of two, so that their sum tells which were applied, and how often."""
+    variables = [keras.Variable(np.zeros(3), dtype="float64") for _ in range(4)]
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), sync=sync, op=hvd.Sum, fusion=merged(rule="wait_free", replan_every=5)
+    )
+    optimizer.build(variables)
+
+    def apply(value: tf.Tensor) -> None:
+        optimizer.apply([value * tf.ones(3, tf.float64)] * 4, variables)
+
+    step = tf.function(apply) if graph else apply
+    random = world.random()
+    steps = 12
+    pauses = [[random.random() < 0.3 for _ in world.ranks] for _ in range(steps)]
+    for number in range(steps):
+        if pauses[number][world.rank]:
+            time.sleep(0.02)
+        # Rank r's gradient of step s is 2**(4 s + r mod 4), which doubles hold exactly.
+        step(tf.constant(2.0 ** (4 * number + world.rank % 4), tf.float64))
+    optimizer.flush()
+    everything = -sum(2.0 ** (4 * number + rank % 4) for number in range(steps) for rank in world.ranks)
+    for variable in variables:
+        assert variable.numpy().tolist() == [everything] * 3
+
+
+def test_steps_in_a_loop_of_the_graph(world: World, known_cost: MessageCost) -> None:
+    """The gradients depend on nothing, so that only resources keep those of the next step behind the new plan."""
+    variables = [keras.Variable(np.zeros(3), dtype="float64") for _ in range(4)]
+    options = merged(rule="wait_free", replan_every=4)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync="solo", op=hvd.Sum, fusion=options)
+    optimizer.build(variables)
+    steps = 12
+
+    @tf.function
+    def loop() -> None:
+        for number in tf.range(steps):
+            value = 2.0 ** tf.cast(4 * number + world.rank % 4, tf.float64)
+            optimizer.apply([value * tf.ones(3, tf.float64)] * 4, variables)
+
+    loop()
+    optimizer.flush()
+    assert optimizer.fusion_plan.messages == (1,) * 4
+    everything = -sum(2.0 ** (4 * number + rank % 4) for number in range(steps) for rank in world.ranks)
+    for variable in variables:
+        assert variable.numpy().tolist() == [everything] * 3
+
+
+@scripted
+@modes
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_is_late_before_the_switch(world: World, late: int, graph: bool, known_cost: MessageCost) -> None:
+    """What it has missed by then comes with the results of the step in which the plan is made."""
+    variables = [keras.Variable(np.zeros(3), dtype="float64") for _ in range(4)]
+    sync = hvd.Quorum(world.size - 1)
+    name = world.name()
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), name, sync=sync, op=hvd.Sum, fusion=merged(rule="wait_free")
+    )
+    optimizer.build(variables)
+
+    def apply(value: tf.Tensor) -> None:
+        optimizer.apply([value * tf.ones(3, tf.float64)] * 4, variables)
+
+    step = tf.function(apply) if graph else apply
+
+    def run(number: int) -> None:
+        step(tf.constant(10.0 ** (world.size * number + world.rank), tf.float64))
+
+    run(0)
+    if world.rank == late:
+        world.wait_for("all others are through step 1")
+        run(1)
+        info = next(stats for bucket, stats in hvd.partial_stats().items() if bucket.startswith(name))
+        assert info["late"][late] >= 1
+    else:
+        run(1)
+        with world.turn(world.rank - (world.rank > late), "step 1"):
+            pass
+        if world.rank == max(rank for rank in world.ranks if rank != late):
+            world.tell("all others are through step 1")
+    run(2)
+    assert optimizer.fusion_plan.messages == (1,) * 4
+    everything = [-sum(10.0 ** (world.size * number + rank) for number in range(3) for rank in world.ranks)] * 3
+    for variable in variables:  # without a flush of one's own
+        assert variable.numpy().tolist() == everything
+    run(3)
+    optimizer.flush()
+    world.same([variable.numpy().tolist() for variable in variables])
+
+
+# --- Plans ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sync", ALL)
+def test_a_real_measurement(world: World, sync: str) -> None:
+    """On a busy machine the fit may be refused: then the default plan is in use, and says why."""
+    model = make_model()
+    train(world, tape_step(model, sgd(), merged(), sync), SWITCH + 2)
+    plan = world.gather(latest_plan())[0]
+    assert plan.reason or plan.cost.r_squared >= 0.95
+    if sync in ("full", EVERYBODY):
+        assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
+    hvd.flush()
+
+
+def test_a_fit_that_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> MessageCost:
+        raise ValueError("the network sleeps")
+
+    monkeypatch.setattr(MessageCost, "fit", refuse)
+    monkeypatch.setattr(merging, "_PROBES", 1)
+    model = make_model()
+    train(world, tape_step(model, sgd(), merged()), SWITCH + 2)
+    plan = latest_plan()
+    assert (plan.reason, plan.messages) == ("the network sleeps", (6,))  # 25 MB to a bucket
+    assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
+
+
+def test_times_that_drift_make_a_new_plan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = [MessageCost(1e-12, 1e-3), MessageCost(10.0, 1e-12)]
+    monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: costs[0]))
+    monkeypatch.setattr(merging, "_PROBES", 1)
+    model = make_model()
+    step = tape_step(model, sgd(), merged(replan_every=5))
+    train(world, step, SWITCH)
+    assert world.same(latest_plan().messages) != (6,)
+    train(world, step, 5, first=SWITCH)
+    assert latest_plan().cost == costs[0]
+    del costs[0]  # a message's latency is everything now
+    train(world, step, 5, first=SWITCH + 5)
+    assert world.same(latest_plan().messages) == (6,)
+    train(world, step, 2, first=SWITCH + 10)
+    assert weights(model) == pytest.approx(reference(world, SWITCH + 12), abs=1e-5)
+
+
+@modes
+def test_a_rank_that_has_left_ends_planning(world: World, graph: bool, known_cost: MessageCost) -> None:
+    model = make_model()
+    optimizer = optimizer_of("solo", {"replan_every": 4})
+    optimizer.build(model.trainable_variables)
+
+    def apply(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    step = tf.function(apply) if graph else apply
+    train(world, step, SWITCH + 6 if world.rank == 0 else SWITCH + 2)
+    plan = optimizer.fusion_plan
+    optimizer.flush()
+    assert world.same(plan.gradients)
+
+
+@modes
+def test_a_saved_plan(world: World, graph: bool, known_cost: MessageCost, tmp_path: Path) -> None:
+    model = make_model()
+    plan_of(model, [1, 2, 3]).save(tmp_path / "plan.json")
+    step = tape_step(model, sgd(), merged(plan=tmp_path / "plan.json"), graph=graph)
+    train(world, step, 1)
+    assert latest_plan().messages == (1, 2, 3)
+    train(world, step, 3, first=1)
+    assert weights(model) == pytest.approx(reference(world, 4), abs=1e-5)
+
+
+def error_of(graph: bool) -> Any:
+    return tf.errors.InvalidArgumentError if graph else ValueError
+
+
+@modes
+def test_a_plan_for_another_model(world: World, graph: bool) -> None:
+    model = make_model()
+    other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    step = tape_step(model, sgd(), merged(plan=plan_of(other, [2])), "majority", graph)
+    with pytest.raises(error_of(graph), match="the fusion plan is for other parameters"):
+        train(world, step, 1)
+
+
+@modes
+def test_ranks_with_different_plans(world: World, graph: bool) -> None:
+    model = make_model()
+    step = tape_step(model, sgd(), merged(plan=plan_of(model, [6] if world.rank == 0 else [3, 3])), graph=graph)
+    with pytest.raises(error_of(graph), match=r"ranks 1(, \d)* have another model or another plan than rank 0"):
+        train(world, step, 1)
+
+
+def test_one_rank_whose_plan_does_not_fit(world: World) -> None:
+    model = make_model()
+    other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    plan = plan_of(other, [2]) if world.rank == 1 else plan_of(model, [6])
+    expected = "for other parameters" if world.rank == 1 else "does not fit the model of ranks 1"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=expected):
+        train(world, tape_step(model, sgd(), merged(plan=plan)), 1)
+
+
+def test_a_graph_whose_plan_nobody_knows(world: World) -> None:
+    """As in a process that has loaded it: it has been traced elsewhere."""
+    arguments = bucket_config.arguments(sync=hvd.Solo(), size=world.size, average=True)
+
+    @tf.function
+    def unknown() -> Any:
+        return arrive_merged([tf.ones(3), tf.ones(2)], "unknown", hvd.global_process_set, *arguments)[0]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="merged gradients unknown are not known in this process"):
+        unknown()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="merged gradients unknown are not known in this process"):
+        step_ended("unknown")
+
+
+# --- Steps that fail --------------------------------------------------------------------------------------------------
+
+
+def test_a_step_given_up_halfway_leaves_nothing_behind(world: World, known_cost: MessageCost) -> None:
+    """On every rank a gradient never comes, while those of its message wait for it."""
+    variables = [keras.Variable(np.zeros(3), dtype="float64") for _ in range(4)]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync="majority", op=hvd.Sum, fusion=merged())
+    optimizer.build(variables)
+
+    @tf.function
+    def step(value: tf.Tensor, fails: tf.Tensor) -> None:
+        ones = tf.ones(3, tf.float64)
+
+        def fail() -> tf.Tensor:
+            tf.py_function(lambda: time.sleep(0.2), [], [])  # the others are in their message by now
+            with tf.control_dependencies([tf.debugging.assert_equal(value, value + 1, "given up")]):
+                return tf.identity(ones)
+
+        last = tf.cond(fails, fail, lambda: ones)
+        optimizer.apply([value * ones, value * ones, value * ones, value * last], variables)
+
+    for number in range(2 * SWITCH):
+        if number % 2 == 1:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="given up"):
+                step(tf.constant(1e9, tf.float64), tf.constant(True))
+        step(tf.constant(2.0 ** (4 * number + world.rank), tf.float64), tf.constant(False))
+    optimizer.flush()
+    everything = [-sum(2.0 ** (4 * number + rank) for number in range(2 * SWITCH) for rank in world.ranks)] * 3
+    for variable in variables:
+        assert variable.numpy().tolist() == everything
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("sync", ["full", "solo"])
+def test_a_shape_that_differs_on_one_rank(world: World, sync: str, odd: int) -> None:
+    width = 3 if world.rank == odd else 4
+    variables = [keras.Variable(np.zeros(n), dtype="float32") for n in (2, width, 5)]
+    optimizer = optimizer_of(sync)
+    optimizer.build(variables)
+
+    @tf.function
+    def step() -> None:
+        optimizer.apply([tf.ones(v.shape) for v in variables], variables)
+
+    with pytest.raises(tf.errors.UnknownError, match="shape"):
+        step()
+
+
+# --- With the rest ----------------------------------------------------------------------------------------------------
+
+
+@modes
+@pytest.mark.parametrize("sync", ["full", "majority"])
+def test_dtypes_do_not_mix(world: World, sync: str, graph: bool, known_cost: MessageCost) -> None:
+    model = make_model(middle="float64")
+    step = tape_step(model, sgd(), merged(rule="single"), sync, graph)
+    train(world, step, SWITCH + 2)
+    assert sorted(latest_plan().messages) == [2, 4]
+    if sync == "full":
+        world.same(weights(model))
+        assert weights(model) == pytest.approx(reference(world, SWITCH + 2, middle="float64"), abs=1e-5)
+    hvd.flush()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(world: World, dtype: str, known_cost: MessageCost) -> None:
+    model = make_model(dtype)
+    train(world, tape_step(model, sgd(), merged(rule="wait_free")), SWITCH + 2)
+    width = 2 if dtype == "float16" else 4  # bfloat16 travels as float32
+    assert sum(latest_plan().nbytes) == width * sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    world.same(weights(model))
+
+
+def test_compression(world: World, known_cost: MessageCost) -> None:
+    model = make_model()
+    step = tape_step(model, sgd(), merged(), compression=hvd.Compression.fp16)
+    train(world, step, SWITCH + 2)
+    assert sum(latest_plan().nbytes) == 2 * sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-2)
+
+
+@pytest.mark.parametrize("sync", ["full", "majority"])
+def test_a_loss_scale(world: World, sync: str, known_cost: MessageCost) -> None:
+    """A step whose gradients are not finite is skipped on all ranks."""
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=4.0), sync=sync, fusion=merged(rule="wait_free")
+    )
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: Any, y: Any, factor: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(factor * tf.reduce_mean((model(x, training=True) - y) ** 2))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    for number in range(SWITCH + 3):
+        bad = number == 1 and world.rank == 1
+        step(*map(tf.constant, batch(world.rank, number)), tf.constant(np.inf if bad else 1.0, tf.float32))
+    optimizer.flush()
+    assert optimizer.fusion_plan.messages == (1,) * 6
+    assert np.all(np.isfinite(weights(model)))
+    if sync == "full":
+        world.same(weights(model))
+        assert float(optimizer.dynamic_scale) == 2.0
+
+
+def test_two_models_in_one_graph(world: World, known_cost: MessageCost) -> None:
+    """Both plan in the same step, one after the other."""
+    models = [make_model(), make_model()]
+    optimizers = [sgd(), sgd()]
+    steps = [
+        tape_step(model, one, merged(rule=rule), graph=False)
+        for model, one, rule in zip(models, optimizers, ("single", "wait_free"), strict=True)
+    ]
+
+    @tf.function
+    def both(x: Any, y: Any) -> None:
+        for step in steps:
+            step(x, y)
+
+    train(world, both, SWITCH + 2)
+    assert [len(plan.messages) for plan in list(hvd.fusion_plans().values())[-2:]] == [1, 6]
+    for model in models:
+        assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"sync": "group_average"}, ValueError, "fusion cannot be used with"),
+        ({"groups": 2}, ValueError, "fusion or groups, not both"),
+        ({"fusion": "exact"}, TypeError, "fusion must be hvd.MergedGradients"),
+        ({"op": hvd.Adasum}, ValueError, r"merged gradients reduce with op=hvd.Average or hvd.Sum"),
+    ],
+)
+def test_arguments_that_do_not_fit(world: World, arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    given = {"fusion": hvd.MergedGradients(), **arguments}
+    with pytest.raises(error, match=match):
+        hvd.DistributedOptimizer(sgd(), **given)
+    if "sync" not in arguments:
+        with tf.GradientTape() as tape, pytest.raises(error, match=match):
+            hvd.DistributedGradientTape(tape, **given)
+
+
+def test_other_options_for_the_same_variables(world: World) -> None:
+    model = make_model()
+    train(world, tape_step(model, sgd(), merged(rule="single")), 1)
+    with pytest.raises(ValueError, match="merged already, with other options"):
+        train(world, tape_step(model, sgd(), merged(rule="exact")), 1)
+
+
+class Halving:
+    """A compression that changes more than the dtype."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        return tf.reshape(tensor, [-1])[::2], None
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        return tensor
+
+
+def test_what_is_refused_when_a_gradient_comes(world: World) -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match="compression that changes the dtype only; use Full\\(\\) without fusion"):
+        train(world, tape_step(model, sgd(), merged(), compression=Halving), 1)
+    table = keras.Variable(np.zeros((4, 2)), dtype="float32")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table.value, [0]))
+    with pytest.raises(ValueError, match="cannot hold sparse gradients"):
+        hvd.DistributedGradientTape(tape, sync="full", fusion=merged()).gradient(loss, [table])
