@@ -77,7 +77,7 @@ def with_num_groups(groups: Any, num_groups: int) -> Any:
 
 
 def check_gradient_arguments(arguments: dict[str, Any]) -> None:
-    """Horovod's checks of the arguments of an optimizer of Keras or a tape, with its messages, and ours; settles `missed`."""
+    """Horovod's checks of the arguments of an optimizer of Keras or a tape, with its messages; settles `missed`."""
     groups = arguments["groups"]
     check_fusion(arguments["fusion"], groups)
     if groups is not None and not (isinstance(groups, list) or groups > 0):

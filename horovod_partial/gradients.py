@@ -7,7 +7,7 @@ import itertools
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from horovod.common.process_sets import ProcessSet
@@ -112,20 +112,10 @@ class GradientReducer(ABC):
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]: ...
 
     @abstractmethod
-    def _missed(self) -> list[tuple[Any, Any]]: ...
+    def _bucket_names(self) -> Iterable[str]: ...
 
     @abstractmethod
-    def _rounds(self) -> list[int]: ...
-
-    def flush(self) -> list[tuple[Any, Any]]:
-        """Deliver what any rank has pending; every rank must come. In eager code.
-
-        Returns the gradients that this rank has missed, with their variables.
-        """
-        if self._full:
-            return []
-        self.runtime.flush(self.process_set.process_set_id)
-        return self._missed()
+    def _missed(self) -> list[tuple[Any, Any]]: ...
 
     def register_local(self, variable: Any) -> None:
         """Leave this variable's gradient to this rank; it is divided by the number of ranks, as the others' are."""
@@ -192,12 +182,23 @@ class GradientReducer(ABC):
         wanted = [[self.number_of(variable) for variable in group] for group in groups]
         return [[positions[number] for number in group if number in positions] for group in wanted]
 
-    @property
-    def rounds(self) -> int:
-        """Rounds that all buckets have ended on this rank; 0 before the first step. In eager code."""
-        return min(self._rounds(), default=0)
+    def flush(self) -> list[tuple[Any, Any]]:
+        """Deliver what any rank has pending; every rank must come. In eager code.
+
+        Returns the gradients that this rank has missed, with their variables.
+        """
+        if self._full:
+            return []
+        self.runtime.flush(self.process_set.process_set_id)
+        return self._missed()
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
         """Of the gradients that were reduced last; None without `fusion`, and before it has been measured."""
         return None
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that all buckets have ended on this rank; 0 before the first step. In eager code."""
+        process_set = self.process_set.process_set_id
+        return min((self.runtime.completed(process_set, name) for name in self._bucket_names()), default=0)

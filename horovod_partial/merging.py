@@ -151,8 +151,8 @@ class Planner:
         return self._options.warmup_steps + 1 if self._given is None else 1
 
     def restart(self) -> None:
-        """Horovod has been initialised anew, perhaps with other ranks: measure again."""
-        self.plan = self._given = None
+        """Horovod has been initialised anew, perhaps with other ranks: begin as those that are new."""
+        self.plan, self._given = None, self._options.plan
 
     def everybody_is_here(self) -> bool:
         """As in `Collectives`. Where a rank has left no plan can be agreed to, so the one in use stays for good."""

@@ -7,20 +7,16 @@
 namespace horovod_partial {
 
 bool MergedSteps::Declaration::operator==(const Declaration& other) const {
-  return name == other.name && elements == other.elements && messages == other.messages &&
-         first_due == other.first_due && restart_due == other.restart_due && window == other.window;
+  return name == other.name && elements == other.elements && messages == other.messages && due == other.due &&
+         window == other.window;
 }
 
-MergedSteps::MergedSteps(Declaration declaration) : declaration_(std::move(declaration)) {
-  Use(declaration_.messages, declaration_.name);
-  due_ = declaration_.first_due;
-  ForgetTimes();
-}
+MergedSteps::MergedSteps(Declaration declaration) : declaration_(std::move(declaration)) { Restart(); }
 
 void MergedSteps::Restart() {
   Use(declaration_.messages, declaration_.name);
   plans_ = steps_ = 0;
-  due_ = declaration_.restart_due;
+  due_ = declaration_.due;
   ForgetTimes();
 }
 

@@ -20,8 +20,7 @@ class MergedSteps {
     std::string name;                    // of the messages' buckets
     std::vector<std::int64_t> elements;  // of each gradient
     Messages messages;                   // before there is a plan
-    std::int64_t first_due = 0;          // steps before the first plan
-    std::int64_t restart_due = 0;        // the same after a restart
+    std::int64_t due = 0;                // steps before the first plan
     std::size_t window = 0;              // steps to measure
 
     bool operator==(const Declaration& other) const;
@@ -30,7 +29,7 @@ class MergedSteps {
   // Throws std::invalid_argument unless each gradient is in one message.
   explicit MergedSteps(Declaration declaration);
 
-  // As after the declaration, but that a plan from elsewhere counts no more.
+  // As after the declaration.
   void Restart();
 
   struct Place {

@@ -19,19 +19,17 @@ Merging& Merging::Instance() {
 
 void Merging::Declare(const MergedSteps::Declaration& declaration) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Entry& entry = entries_[declaration.name];
-  if (entry.steps == nullptr) {
-    entry.steps = std::make_unique<MergedSteps>(declaration);
-  } else if (!(entry.steps->declaration() == declaration)) {
-    throw std::invalid_argument(declaration.name + " has been declared with other gradients or another fusion");
-  }
+  const auto it = entries_.find(declaration.name);
+  if (it != entries_.end() && it->second.steps->declaration() == declaration) return;
+  auto steps = std::make_unique<MergedSteps>(declaration);
+  entries_[declaration.name] = {std::move(steps), {}, false};
 }
 
 void Merging::With(const std::string& name, const std::shared_ptr<attach::Session>& generation,
                    const std::function<void(MergedSteps&)>& body) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = entries_.find(name);
-  if (it == entries_.end() || it->second.steps == nullptr)
+  if (it == entries_.end())
     throw std::invalid_argument("the merged gradients " + name +
                                 " are not known in this process: trace the function here, with the tape or the "
                                 "optimizer that has fusion=");
@@ -68,13 +66,11 @@ MergedSteps::Messages Messages(std::int64_t count, const std::int64_t* sizes, co
 HOROVOD_PARTIAL_EXPORT bool horovod_partial_declare_steps(const char* name, std::int64_t count,
                                                           const std::int64_t* elements, std::int64_t messages,
                                                           const std::int64_t* sizes, const std::int64_t* gradients,
-                                                          std::int64_t first_due, std::int64_t restart_due,
-                                                          std::int64_t window) try {
+                                                          std::int64_t due, std::int64_t window) try {
   Merging::Instance().Declare({name,
                                {elements, elements + count},
                                Messages(messages, sizes, gradients),
-                               first_due,
-                               restart_due,
+                               due,
                                static_cast<std::size_t>(window)});
   return true;
 } catch (const std::invalid_argument&) {

@@ -19,7 +19,7 @@ class Merging {
  public:
   static Merging& Instance();
 
-  // The same again changes nothing. Throws std::invalid_argument if the name is bound to another declaration.
+  // The same again changes nothing; another one, of a later generation of Horovod, begins anew. Throws as MergedSteps.
   void Declare(const MergedSteps::Declaration& declaration);
   // With the steps of that name under the lock. Where a generation of Horovod is given, and is not the one before, they
   // begin anew first: ranks that are new in an elastic job know no plan. Throws std::invalid_argument for a name that

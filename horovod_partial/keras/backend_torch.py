@@ -79,8 +79,8 @@ class GradientReducer(gradients.GradientReducer):
     ) -> None:
         if arguments["fusion"] is not None:
             raise ValueError(
-                "Keras on PyTorch hands all gradients over after backward, so no plan can merge them better than buckets; "
-                "leave fusion out"
+                "fusion cannot be used with Keras on PyTorch: it hands gradients over when backward has made them all, and "
+                "then nothing is left to win by a plan"
             )
         super().__init__(name, sync, arguments, drop_nonfinite_results=drop_nonfinite_results)
         # By what their names begin with. With the variables that they hold, in the order of the parameters.
@@ -184,11 +184,10 @@ class GradientReducer(gradients.GradientReducer):
         )
         return PartialHandle(arrive(self.process_set.process_set_id, name, config, wire, wire), wire, wire, wire)
 
-    # --- Rounds
+    def _bucket_names(self) -> Iterable[str]:
+        return [bucket.name for buckets in self._buckets.values() for bucket, _ in buckets]
 
-    def _rounds(self) -> list[int]:
-        names = [bucket.name for buckets in self._buckets.values() for bucket, _ in buckets]
-        return [runtime.completed(self.process_set.process_set_id, name) for name in names]
+    # --- Rounds
 
     def _missed(self) -> list[tuple[Any, torch.Tensor]]:
         process_set = self.process_set.process_set_id

@@ -180,7 +180,8 @@ class _State:
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
-        return self._made.fusion_plan if isinstance(self._made, GradientReducer) else None
+        made = self._current()
+        return made.fusion_plan if isinstance(made, GradientReducer) else None
 
     def flush(self, optimizer: Any) -> None:
         made = self._current()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -9,7 +10,7 @@ from horovod.tensorflow import _make_allreduce_grads_fn
 from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial import gradients
-from horovod_partial.fusion import FusionPlan
+from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.merging import Gradient
 from horovod_partial.policies import Policy
 from horovod_partial.tensorflow.buckets import Member, collect
@@ -28,8 +29,8 @@ class GradientReducer(gradients.GradientReducer):
         self, name: str, sync: Policy, arguments: dict[str, Any], *, drop_nonfinite_results: bool = False
     ) -> None:
         super().__init__(name, sync, arguments, drop_nonfinite_results=drop_nonfinite_results)
-        self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # that do not change: their variables and gradients
-        self._merged: dict[str, tuple[Merging, list[Any]]] = {}  # by name, with the variables
+        self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # by name, with the variables; or, with fusion:
+        self._merged: dict[str, tuple[Merging, list[Any]]] = {}
 
     @staticmethod
     def number_of(variable: Any) -> int:
@@ -78,7 +79,7 @@ class GradientReducer(gradients.GradientReducer):
         sizes = [wire.shape.num_elements() * wire.dtype.size for wire in wires]
         name, planned = self._step_name(variables, dtypes), self._plan(variables, dtypes, sizes)
         if self._fusion is not None:
-            return self._merge(f"{name}.merged", wires, members, variables, planned)
+            return self._merge(self._fusion, f"{name}.merged", wires, members, variables, planned)
         arguments = self._bucket_arguments()
         for index, bucket in enumerate(planned):
             self._buckets[f"{name}.{index}"] = [(variables[i], members[i]) for i in bucket]
@@ -100,14 +101,14 @@ class GradientReducer(gradients.GradientReducer):
 
     def _merge(
         self,
+        fusion: MergedGradients,
         name: str,
         wires: list[tf.Tensor],
         members: list[Member],
         variables: list[Any],
         messages: list[list[int]],
     ) -> tuple[list[Any], list[RoundInfo]]:
-        assert self._fusion is not None
-        gradients = [
+        described = [
             Gradient(
                 # By position: Keras numbers its layers through the process.
                 name=f"{position}.{variable.name.removesuffix(':0')}",
@@ -118,7 +119,7 @@ class GradientReducer(gradients.GradientReducer):
             )
             for position, (variable, wire) in enumerate(zip(variables, wires, strict=True))
         ]
-        merged = merging(name, self._fusion, self.process_set, gradients, messages)
+        merged = merging(name, fusion, self.process_set, described, messages)
         self._merged[name] = merged, variables
         return merged.reduce(wires, members, self._bucket_arguments())
 
@@ -134,18 +135,23 @@ class GradientReducer(gradients.GradientReducer):
 
     # --- Rounds, in eager code
 
+    def _bucket_names(self) -> Iterable[str]:
+        return self._buckets
+
     def _missed(self) -> list[tuple[Any, tf.Tensor]]:
         missed: list[tuple[Any, tf.Tensor]] = []
         for name, bucket in self._buckets.items():
-            gradients = collect(self.process_set, name, [member for _, member in bucket])
-            missed += [(variable, gradient) for (variable, _), gradient in zip(bucket, gradients, strict=False)]
+            results = collect(self.process_set, name, [member for _, member in bucket])
+            missed += [(variable, result) for (variable, _), result in zip(bucket, results, strict=False)]
         for merged, variables in self._merged.values():
-            missed += [(variables[i], gradient) for i, gradient in merged.collect()]
+            missed += [(variables[i], result) for i, result in merged.collect()]
         return missed
 
-    def _rounds(self) -> list[int]:
-        rounds = [runtime.completed(self.process_set.process_set_id, name) for name in self._buckets]
-        return rounds + [merged.rounds for merged, _ in self._merged.values()]
+    @property
+    def rounds(self) -> int:
+        if self._fusion is None:
+            return super().rounds
+        return min((merged.rounds for merged, _ in self._merged.values()), default=0)
 
     @property
     def fusion_plan(self) -> FusionPlan | None:

@@ -23,7 +23,9 @@ def _function(name: str, result: Any, arguments: Sequence[Any]) -> Any:
     return function
 
 
-_declare = _function("declare_steps", ctypes.c_bool, [ctypes.c_int64, _NUMBERS, *_MESSAGES, *[ctypes.c_int64] * 3])
+_declare = _function(
+    "declare_steps", ctypes.c_bool, [ctypes.c_int64, _NUMBERS, *_MESSAGES, ctypes.c_int64, ctypes.c_int64]
+)
 _begin = _function("begin_step", None, [ctypes.c_int])
 _plans = _function("plans", ctypes.c_int64, [])
 _plan = _function("plan_steps", ctypes.c_bool, [*_MESSAGES, ctypes.c_int64])
@@ -37,8 +39,7 @@ class MergedSteps:
         name: of the buckets.
         elements: of each gradient.
         messages: positions of the gradients in each message, before there is a plan.
-        first_due: steps before the first plan.
-        restart_due: the same after Horovod has been initialised anew.
+        due: steps before the first plan.
         window: steps to measure.
     """
 
@@ -47,17 +48,14 @@ class MergedSteps:
         name: str,
         elements: Sequence[int],
         messages: Sequence[Sequence[int]],
-        first_due: int,
-        restart_due: int,
+        due: int,
         window: int,
     ) -> None:
         self._name = name.encode()
         self._width = len(elements) + 1
         self._rows = window + 1
-        declared = _declare(
-            self._name, len(elements), _array(elements), *_flat(messages), first_due, restart_due, window
-        )
-        assert declared, f"{name} has been declared otherwise"
+        declared = _declare(self._name, len(elements), _array(elements), *_flat(messages), due, window)
+        assert declared, "messages that are given have each gradient once"
 
     def begin(self, process_set: int) -> None:
         """All gradients of a step are there, in eager code."""

@@ -24,12 +24,12 @@ _made: dict[str, Merging] = {}  # by name: a tape is made anew in each step, and
 
 
 def merging(name: str, options: MergedGradients, *arguments: Any) -> Merging:
-    """The `Merging` of that name, made where there is none.
+    """The `Merging` of that name, made where there is none, or one of an earlier generation.
 
     Raises:
         ValueError: there is one with other options.
     """
-    if name not in _made:
+    if name not in _made or _made[name].generation != runtime.generation:
         _made[name] = Merging(name, options, *arguments)
     if _made[name].options != options:
         raise ValueError(
@@ -72,6 +72,7 @@ class Merging:
         messages: list[list[int]],
     ) -> None:
         self.options = options
+        self.generation = runtime.generation  # of Horovod; in a new one names are counted anew
         self._name = name
         self._process_set = process_set
         self._names = [gradient.name for gradient in gradients]
@@ -83,8 +84,7 @@ class Merging:
         self._rounds_before = 0  # in buckets that a plan has replaced
         self._plans = 0  # since Horovod was initialised
         elements = [math.prod(gradient.shape) for gradient in gradients]
-        warmup = options.warmup_steps
-        self._steps = MergedSteps(name, elements, messages, self._planner.first_due, warmup + 1, warmup)
+        self._steps = MergedSteps(name, elements, messages, self._planner.first_due, options.warmup_steps)
 
     def _use(self, prefix: str, messages: list[list[int]]) -> None:
         self._messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}  # by bucket

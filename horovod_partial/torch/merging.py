@@ -60,7 +60,7 @@ class Merging:
         return self._planner.plan
 
     def restart(self) -> None:
-        """Horovod has been initialised anew, perhaps with other ranks: measure again."""
+        """Horovod has been initialised anew, perhaps with other ranks: begin as those that are new."""
         self._planner.restart()
         self._start()
 

@@ -136,7 +136,7 @@ def test_shutdown_then_init(job: Job) -> None:
 @pytest.mark.full_matrix  # as above, so with two ranks, which never did
 @pytest.mark.launch(transports=("gloo",), framework="tensorflow", full_ranks=(2,))
 def test_merged_gradients_are_measured_anew_after_shutdown_then_init(job: Job) -> None:
-    """In eager code and in a graph that was traced before; as where the ranks of an elastic job have changed."""
+    """As where the ranks of an elastic job have changed."""
     assert job.run("restart_merged") == 0, job.output()
     plans = [number >= 2 for _ in range(4) for number in range(5)]
     weight = -20.0 * sum(10.0**rank for rank in range(job.setup.ranks))

@@ -75,13 +75,18 @@ def test_trains_as_one_process_would(world: World, policy: str, make: str) -> No
     assert optimizer.rounds == 3
 
 
-@on_time
-@pytest.mark.parametrize("form", ["fit", "run_eagerly", "train_on_batch"])
+@pytest.mark.parametrize(
+    ("policy", "form"),
+    [
+        *((EVERYBODY, form) for form in ("fit", "run_eagerly", "jit_compile", "train_on_batch")),
+        *(("full", form) for form in ("fit", "train_on_batch")),
+    ],
+)
 def test_forms_of_training(world: World, policy: str, form: str) -> None:
     steps = 4
     model = make_model()
     optimizer = hvd.DistributedOptimizer(MAKERS["Adam"](), sync=policy)
-    model.compile(optimizer, "mse", run_eagerly=form == "run_eagerly")
+    model.compile(optimizer, "mse", **({form: True} if form in ("run_eagerly", "jit_compile") else {}))
     batches = [batch(world.rank, number) for number in range(steps)]
     if form == "train_on_batch":
         for x, y in batches:
@@ -93,12 +98,10 @@ def test_forms_of_training(world: World, policy: str, form: str) -> None:
     assert optimizer.rounds == steps
 
 
-@pytest.mark.full_matrix  # four compilers on two cores take minutes
-@pytest.mark.parametrize("policy", [EVERYBODY, *MODELS])
-def test_training_that_is_compiled(world: World, policy: str) -> None:
-    sync, options = everybody_averages(world, ("parameters",)).get(policy, (policy, {}))
+def test_models_whose_training_is_compiled(world: World) -> None:
+    sync, _ = everybody_averages(world, ("parameters",))["weighted"]
     model = make_model()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=sync, **options), "mse", jit_compile=True)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=sync), "mse", jit_compile=True)
     x, y = concatenated([batch(world.rank, number) for number in range(3)])
     model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
     assert close(weights(model), weights(reference(world, lambda: keras.optimizers.SGD(0.1), 3)[0]))
@@ -672,6 +675,7 @@ def test_wrong_arguments(world: World) -> None:
         ({"sync": hvd.GroupAverage(2, overlap=True)}, "overlap"),
         ({"sync": hvd.GroupAverage(2, average=("parameters", "buffers"))}, "buffers"),
         ({"sync": hvd.GroupAverage(2), "groups": 2}, "groups cannot be used"),
+        ({"fusion": hvd.MergedGradients()}, "fusion cannot be used with Keras on PyTorch"),
     ]
     for options, text in cases:
         with pytest.raises(ValueError, match=text):

@@ -31,8 +31,6 @@ WARMUP = 2
 SWITCH = WARMUP + 1  # steps until the plan is there
 BATCH = 6
 
-STEADY = {"HOROVOD_PARTIAL_PARKED_MS": "1e7", "HOROVOD_PARTIAL_WAITING_MS": "1e7", "HOROVOD_PARTIAL_GRACE_MS": "0"}
-scripted = pytest.mark.launch(label="scripted", environment=STEADY)
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 
 
@@ -223,7 +221,6 @@ def test_steps_in_a_loop_of_the_graph(world: World, known_cost: MessageCost) -> 
         assert variable.numpy().tolist() == [everything] * 3
 
 
-@scripted
 @modes
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_is_late_before_the_switch(world: World, late: int, graph: bool, known_cost: MessageCost) -> None:

@@ -1,4 +1,4 @@
-"""`shutdown`, then `init`: merged gradients are measured anew, also by a graph that was traced before."""
+"""`shutdown`, then `init`: merged gradients are measured anew, in eager code and in a graph that is traced again."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def step(optimizer: object) -> None:
     optimizer.apply([tf.fill([3], tf.constant(10.0**RANK, tf.float64))] * 4, variables)
 
 
-steps = [lambda: step(optimizers[0]), tf.function(lambda: step(optimizers[1]), autograph=False)]
 plans = []
 for generation in range(2):
     if generation == 1:
         hvd.init()
+    steps = [lambda: step(optimizers[0]), tf.function(lambda: step(optimizers[1]), autograph=False)]
     for run, optimizer in zip(steps, optimizers, strict=True):
         optimizer.build(variables)
         for _ in range(5):
