@@ -112,6 +112,7 @@ absl::Status Destination::Arrive(const std::shared_ptr<attach::Session>& session
         session->engine().Declare(bucket, MakeConfig(CoreType(type_), message->shape(), -1, policy, arguments_));
     const auto arrived =
         session->engine().Arrive(handle, {message->source(), message->target(), 1, work}, nullptr, std::move(on_done));
+    // The kernel may be done by now, and gone.
     Waits().Add(step.name, step.run, step.buckets, {session, handle, arrived});
     return absl::OkStatus();
   });

@@ -22,7 +22,7 @@ void Merging::Declare(const MergedSteps::Declaration& declaration) {
   const auto it = entries_.find(declaration.name);
   if (it != entries_.end() && it->second.steps->declaration() == declaration) return;
   auto steps = std::make_unique<MergedSteps>(declaration);
-  entries_[declaration.name] = {std::move(steps), {}, false};
+  entries_[declaration.name] = {std::move(steps), {}};
 }
 
 void Merging::With(const std::string& name, const std::shared_ptr<attach::Session>& generation,
@@ -35,7 +35,7 @@ void Merging::With(const std::string& name, const std::shared_ptr<attach::Sessio
                                 "optimizer that has fusion=");
   Entry& entry = it->second;
   if (generation != nullptr && entry.generation.lock() != generation) {
-    if (std::exchange(entry.used, true)) entry.steps->Restart();
+    entry.steps->Restart();
     entry.generation = generation;
   }
   body(*entry.steps);

@@ -31,8 +31,7 @@ class Merging {
  private:
   struct Entry {
     std::unique_ptr<MergedSteps> steps;
-    std::weak_ptr<attach::Session> generation;
-    bool used = false;
+    std::weak_ptr<attach::Session> generation;  // in which the last of them was
   };
 
   std::mutex mutex_;  // guards all below
