@@ -17,16 +17,25 @@ from horovod_partial import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Partial collectives for a stock Horovod.")
 
-# In a process of its own: attaching cannot be undone, and Horovod may abort where MPI is broken.
-SELF_TEST = """
+# Each in a process of its own: attaching cannot be undone, and Horovod may abort where MPI is broken.
+SELF_TESTS = {
+    "torch": """
 import torch
 import horovod_partial.torch as hvd
 hvd.init()
-x = torch.ones(3)
-hvd.partial_allreduce_(x, name="check", op=hvd.Sum, sync=hvd.Solo())
+x = hvd.partial_allreduce(torch.ones(3), name="check", op=hvd.Sum, sync=hvd.Solo())
 assert x.tolist() == [hvd.size()] * 3, x
 hvd.shutdown()
-"""
+""",
+    "tensorflow": """
+import tensorflow
+import horovod_partial.tensorflow as hvd
+hvd.init()
+x = hvd.partial_allreduce(tensorflow.ones(3), name="check", op=hvd.Sum, sync=hvd.Solo())
+assert x.numpy().tolist() == [hvd.size()] * 3, x
+hvd.shutdown()
+""",
+}
 
 
 @app.callback(invoke_without_command=True)
@@ -40,7 +49,7 @@ def version_option(
 
 @app.command()
 def check() -> None:
-    """Show what this installation can do, and try it: attach, initialise, and reduce one tensor in one process."""
+    """Show what this installation can do, and try it with each framework: attach, initialise, reduce a tensor alone."""
     try:
         from horovod_partial import _build_info as built
     except ImportError:
@@ -53,26 +62,25 @@ def check() -> None:
     table = Table(title=f"horovod_partial {__version__} for Horovod {built.HOROVOD_VERSION}")
     table.add_column("")
     table.add_column("available")
-    for framework in ("torch", "tensorflow"):
-        version = built.FRAMEWORKS.get(framework)
-        # TensorFlow's front end is not there yet, whatever Horovod was built for.
-        table.add_row(framework, version if version and framework == "torch" else "no")
+    for framework in SELF_TESTS:
+        table.add_row(framework, built.FRAMEWORKS.get(framework, "no"))
     for transport, feature in (("MPI", "mpi"), ("Gloo", "gloo")):
         table.add_row(f"rounds over {transport}", mark(feature in built.FEATURES))
     table.add_row("rounds of GPU tensors", "experimental" if "cuda" in built.FEATURES else "no")
     for policy in ("Full", "Solo", "Majority", "Quorum", "GroupAverage", "PartialReduce", "WeightedAverage"):
         table.add_row(f"policy {policy}", "yes")
-    failure = _self_test()
-    table.add_row("attach self-test", "FAILED" if failure else "passed")
+    failures = {framework: _self_test(test) for framework, test in SELF_TESTS.items() if framework in built.FRAMEWORKS}
+    for framework, failure in failures.items():
+        table.add_row(f"attach self-test, {framework}", "FAILED" if failure else "passed")
     Console().print(table)
-    if failure:
-        typer.echo(failure, err=True)
+    if any(failures.values()):
+        typer.echo("\n".join(filter(None, failures.values())), err=True)
         raise typer.Exit(1)
 
 
-def _self_test() -> str:
+def _self_test(test: str) -> str:
     """What went wrong, or nothing."""
-    command = [sys.executable, "-c", SELF_TEST]
+    command = [sys.executable, "-c", test]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:

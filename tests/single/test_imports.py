@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -134,3 +135,14 @@ def test_everything_of_horovods_is_there() -> None:
     assert all(hasattr(ours, name) for name in ours.__all__)
     assert ours.allreduce is theirs.allreduce
     assert ours.elastic is not theirs.elastic, "its restart would pass our handshake by"
+
+
+def test_the_command_that_checks_tries_every_framework() -> None:
+    from horovod_partial import _build_info as built
+
+    command = [str(Path(sys.executable).parent / "horovod-partial"), "check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for framework, version in built.FRAMEWORKS.items():
+        assert re.search(rf"{framework} .*{re.escape(version)}", done.stdout)
+        assert re.search(rf"attach self-test, {framework} .*passed", done.stdout)
