@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attach/attachment.h"
+#include "tf/async_kernel.h"
 #include "tf/destination.h"
 #include "tf/library.h"
 #include "tf/message.h"
@@ -20,23 +21,16 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class ArriveOp final : public tensorflow::AsyncOpKernel {
+class ArriveOp final : public AsyncKernel {
  public:
-  explicit ArriveOp(OpKernelConstruction* context) : AsyncOpKernel(context), destination_(context) {
+  explicit ArriveOp(OpKernelConstruction* context) : AsyncKernel(context), destination_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
     OP_REQUIRES_OK(context, context->GetAttr("step", &step_));
     OP_REQUIRES_OK(context, context->GetAttr("step_buckets", &step_buckets_));
   }
 
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    const absl::Status status = Start(context, done);
-    if (status.ok()) return;  // and the context may be gone by now
-    context->SetStatus(status);
-    done();
-  }
-
  private:
-  absl::Status Start(OpKernelContext* context, const DoneCallback& done) const {
+  absl::Status Start(OpKernelContext* context, const DoneCallback& done) const override {
     const int count = context->num_inputs() - 2;  // the bucket comes first, what the weight follows from last
     std::vector<std::int64_t> elements;
     for (int i = 1; i <= count; ++i) elements.push_back(context->input(i).NumElements());

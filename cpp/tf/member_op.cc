@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tf/async_kernel.h"
 #include "tf/destination.h"
 #include "tf/merging.h"
 #include "tf/message.h"
@@ -118,22 +119,15 @@ class Fillings {
   std::map<std::string, std::shared_ptr<Filling>> fillings_;
 };
 
-class MemberOp final : public tensorflow::AsyncOpKernel {
+class MemberOp final : public AsyncKernel {
  public:
-  explicit MemberOp(OpKernelConstruction* context) : AsyncOpKernel(context), destination_(context) {
+  explicit MemberOp(OpKernelConstruction* context) : AsyncKernel(context), destination_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("steps", &steps_));
     OP_REQUIRES_OK(context, context->GetAttr("gradient", &gradient_));
   }
 
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    const absl::Status status = Start(context, done);
-    if (status.ok()) return;  // and the context may be gone by now
-    context->SetStatus(status);
-    done();
-  }
-
  private:
-  absl::Status Start(OpKernelContext* context, const DoneCallback& done) const {
+  absl::Status Start(OpKernelContext* context, const DoneCallback& done) const override {
     CancellationManager* const manager = context->cancellation_manager();
     if (manager == nullptr) return absl::InternalError("merged gradients need steps that can be cancelled");
     std::shared_ptr<attach::Session> session;
