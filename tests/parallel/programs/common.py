@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from harness.rank import rank_of_environment, register
 
@@ -67,3 +69,31 @@ def is_over(what: str, number: int, shutdown: Callable[[], None]) -> bool:
                 shutdown()
                 raise
     return False
+
+
+def end(what: str, shutdown: Callable[[], None], arrive: Callable[[], object], text: str = "") -> None:
+    """After the training: what a rank does last, and its note; `arrive` arrives at some bucket."""
+    if what == "shutdown":
+        shutdown()
+        try:
+            arrive()
+        except ValueError as error:
+            note("after-shutdown", str(error))
+        shutdown()
+    if what == "early" and RANK != 1:
+        wait_for_note("ended", 1)
+    note("ended", text)
+
+
+def die_if_told(steps: int) -> None:
+    """In an elastic job the rank on the host 127.0.0.1, as the job calls it, kills itself."""
+    if steps == 12 and os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def count_step(state: Any, has_final_size: bool) -> None:
+    """A step of an elastic job is over."""
+    state.steps += 1
+    state.steps_at_final_size += has_final_size
+    if state.steps == 10:
+        note("running")

@@ -5,12 +5,10 @@ A rank on the host 127.0.0.1, as the job calls it, kills itself on the way, betw
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 
 import torch
-from common import note
+from common import count_step, die_if_told, note
 
 import horovod_partial.torch as hvd
 
@@ -30,13 +28,9 @@ def train(state: hvd.elastic.TorchState) -> None:
     while state.steps_at_final_size < 20:
         optimizer.zero_grad()
         model(torch.randn(8, 4)).square().mean().backward()
-        if state.steps == 12 and os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1":
-            os.kill(os.getpid(), signal.SIGKILL)
+        die_if_told(state.steps)
         optimizer.step()
-        state.steps += 1
-        state.steps_at_final_size += 1 if hvd.size() == final_size else 0
-        if state.steps == 10:
-            note("running")
+        count_step(state, hvd.size() == final_size)
         if state.steps % 5 == 0:
             optimizer.flush()
             state.commit()

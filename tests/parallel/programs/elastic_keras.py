@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 
 import keras
 import numpy as np
-from common import note
+from common import count_step, die_if_told, note
 
 import horovod_partial.keras as hvd
 
@@ -25,12 +23,8 @@ class Counts(keras.callbacks.Callback):  # type: ignore[misc]
     """Counts steps, ends the training, and commits."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        if state.steps == 12 and os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        state.steps += 1
-        state.steps_at_final_size += 1 if hvd.size() == final_size else 0
-        if state.steps == 10:
-            note("running")
+        die_if_told(state.steps)
+        count_step(state, hvd.size() == final_size)
         if state.steps % 5 == 0:
             optimizer.flush()
 

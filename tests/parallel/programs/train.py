@@ -6,7 +6,7 @@ import itertools
 import sys
 
 import torch
-from common import RANK, is_over, note, wait_for_note
+from common import RANK, end, is_over, note
 
 import horovod_partial.torch as hvd
 
@@ -53,13 +53,9 @@ try:
 except hvd.HorovodInternalError as error:
     note("internal-error", str(error))
     raise
-if what == "shutdown":
-    hvd.shutdown()
-    try:
-        hvd.partial_allreduce(torch.ones(1), name="after", sync="solo")
-    except ValueError as error:
-        note("after-shutdown", str(error))
-    hvd.shutdown()
-if what == "early" and RANK != 1:
-    wait_for_note("ended", 1)
-note("ended", str(optimizer.rounds) if what != "shutdown" else "")
+end(
+    what,
+    hvd.shutdown,
+    lambda: hvd.partial_allreduce(torch.ones(1), name="after", sync="solo"),
+    str(optimizer.rounds) if what != "shutdown" else "",
+)

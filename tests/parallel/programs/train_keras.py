@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 import tensorflow as tf
-from common import RANK, is_over, note, wait_for_note
+from common import RANK, end, is_over, note
 
 import horovod_partial.keras as hvd
 from horovod_partial.tensorflow import partial_allreduce
@@ -53,13 +53,4 @@ try:
 except (hvd.HorovodInternalError, tf.errors.UnknownError) as error:
     note("internal-error", str(error))
     raise
-if what == "shutdown":
-    hvd.shutdown()
-    try:
-        partial_allreduce(tf.ones(1), name="after", sync="solo")
-    except ValueError as error:
-        note("after-shutdown", str(error))
-    hvd.shutdown()
-if what == "early" and RANK != 1:
-    wait_for_note("ended", 1)
-note("ended")
+end(what, hvd.shutdown, lambda: partial_allreduce(tf.ones(1), name="after", sync="solo"))
