@@ -6,6 +6,7 @@ and `backend_torch`:
 * `horovod`: Horovod's module of the framework; `runtime`: ours; `operations`: our life cycle around it
 * `native`, the framework's `Variable` behind one of Keras's, and `number_of` it
 * `GradientReducer`
+* `uncompiled`: a function that `jit_compile=True` leaves as it is
 * `average_`, `signal`, `completed`, `outside_graphs`: what averages of models are made of
 * `broadcast_variables`, `broadcast_`, `average_numbers`, `check_devices`: what callbacks need
 * `KerasState`, `run`: elastic jobs

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import horovod.tensorflow as horovod
 import tensorflow as tf
@@ -35,12 +35,20 @@ __all__ = [
     "run",
     "runtime",
     "signal",
+    "uncompiled",
 ]
 
 Variable = tf.Variable  # which `native` makes of Keras's
 number_of = GradientReducer.number_of
 broadcast_variables = operations.broadcast_variables
 outside_graphs = tf.init_scope  # where variables are made
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def uncompiled(function: _F) -> _F:
+    """The function itself: collectives refuse to be compiled, and say so."""
+    return function
 
 
 def check_devices(**devices: str) -> None:

@@ -40,6 +40,7 @@ __all__ = [
     "run",
     "runtime",
     "signal",
+    "uncompiled",
 ]
 
 Variable = torch.Tensor  # which `native` makes of Keras's
@@ -49,8 +50,12 @@ _numbers = gradients.Numbers(runtime)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def _never_compiled(function: _F) -> _F:
-    """Run a function as it is where `jit_compile=True` compiles the training around it."""
+def uncompiled(function: _F) -> _F:
+    """Run a function, and all that it calls, as it is where `jit_compile=True` compiles the training around it.
+
+    What counts, waits or keeps weak references must not be traced: PyTorch's compiler fails on some of it, and only then
+    when a rank is late, or when it is the second model of the process.
+    """
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
 
@@ -72,7 +77,7 @@ class GradientReducer(gradients.GradientReducer):
 
     average, total, runtime = Average, Sum, runtime
     number_of = staticmethod(number_of)
-    __call__ = _never_compiled(gradients.GradientReducer.__call__)
+    __call__ = uncompiled(gradients.GradientReducer.__call__)
 
     def __init__(
         self, name: str, sync: Policy, arguments: dict[str, Any], *, drop_nonfinite_results: bool = False
@@ -202,7 +207,6 @@ class GradientReducer(gradients.GradientReducer):
 # --- Models
 
 
-@_never_compiled
 def average_(
     variables: Sequence[Any],
     name: str,
@@ -224,14 +228,12 @@ def average_(
         bucket.unpack()
 
 
-@_never_compiled
 def signal(name: str, process_set: ProcessSet) -> int:
     """As on TensorFlow: tell that this rank has come. Returns how many of the bucket's rounds have ended on this rank."""
     model_operations.signal(name, process_set)
     return completed(name, process_set)
 
 
-@_never_compiled
 def completed(name: str, process_set: ProcessSet) -> int:
     """How many rounds of a bucket have ended on this rank."""
     return runtime.completed(process_set.process_set_id, name)

@@ -59,6 +59,7 @@ class ModelAverager:
         self._averages: Any = None  # of WeightedAverage: a variable, as the next
         self._steps_since_average: Any = None
 
+    @backend.uncompiled  # type: ignore[untyped-decorator]
     def average(self, optimizer: Any, variables: list[Any]) -> None:
         """The average that the policy asks for after a step, in eager code or in a graph."""
         if not self._process_set.included() or self._process_set.size() == 1:

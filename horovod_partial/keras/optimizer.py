@@ -110,6 +110,7 @@ class _State:
         """What the policy exchanges; None before the first step, also before the first since Horovod was initialised anew."""
         return self._made if self._generation == backend.runtime.generation else None
 
+    @backend.uncompiled  # type: ignore[untyped-decorator]
     def _exchange(self, optimizer: Any) -> GradientReducer | ModelAverager:
         """The same; made in the first step, because names follow from the variables."""
         made = self._current()

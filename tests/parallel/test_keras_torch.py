@@ -75,18 +75,13 @@ def test_trains_as_one_process_would(world: World, policy: str, make: str) -> No
     assert optimizer.rounds == 3
 
 
-@pytest.mark.parametrize(
-    ("policy", "form"),
-    [
-        *((EVERYBODY, form) for form in ("fit", "run_eagerly", "jit_compile", "train_on_batch")),
-        *(("full", form) for form in ("fit", "train_on_batch")),
-    ],
-)
+@on_time
+@pytest.mark.parametrize("form", ["fit", "run_eagerly", "train_on_batch"])
 def test_forms_of_training(world: World, policy: str, form: str) -> None:
     steps = 4
     model = make_model()
     optimizer = hvd.DistributedOptimizer(MAKERS["Adam"](), sync=policy)
-    model.compile(optimizer, "mse", **({form: True} if form in ("run_eagerly", "jit_compile") else {}))
+    model.compile(optimizer, "mse", run_eagerly=form == "run_eagerly")
     batches = [batch(world.rank, number) for number in range(steps)]
     if form == "train_on_batch":
         for x, y in batches:
@@ -98,10 +93,33 @@ def test_forms_of_training(world: World, policy: str, form: str) -> None:
     assert optimizer.rounds == steps
 
 
-def test_models_whose_training_is_compiled(world: World) -> None:
-    sync, _ = everybody_averages(world, ("parameters",))["weighted"]
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "solo",
+        "weighted",
+        *(pytest.param(one, marks=pytest.mark.full_matrix) for one in ("full", EVERYBODY, "group", "ready")),
+    ],
+)
+def test_steps_that_are_compiled(world: World, policy: str) -> None:
+    """Traced, but not handed to a compiler of machine code. The second optimizer finds what the first has left behind."""
+    for _ in range(2):
+        torch.compiler.reset()  # or a second one of the kind may not be compiled at all
+        weight, optimizer, step = linear(sync_of(policy), False)
+        expected = run_linear(world, optimizer, torch.compile(step, backend="eager"), 6)
+        if policy in MODELS:
+            world.same(weight.numpy().tolist())
+        else:
+            assert weight.numpy() == pytest.approx(-expected, abs=1e-4)
+
+
+@pytest.mark.full_matrix  # four compilers on two cores take minutes
+@pytest.mark.parametrize("policy", [EVERYBODY, *MODELS])
+def test_training_that_is_compiled(world: World, policy: str) -> None:
+    sync, options = everybody_averages(world, ("parameters",)).get(policy, (policy, {}))
+    torch.compiler.reset()
     model = make_model()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=sync), "mse", jit_compile=True)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=sync, **options), "mse", jit_compile=True)
     x, y = concatenated([batch(world.rank, number) for number in range(3)])
     model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
     assert close(weights(model), weights(reference(world, lambda: keras.optimizers.SGD(0.1), 3)[0]))
