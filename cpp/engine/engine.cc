@@ -214,14 +214,15 @@ void Engine::WaitForFlush(Report::Flush kind) {
       clock_->Enter(Now());
       flush_on_clock_ = true;
       news_ = true;
-      while (!flush_result_ && flush_error_.empty()) {
-        if (flush_changed_.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
+      // The result comes first: when every rank has come to its end, another one may shut Horovod down at once.
+      while (!flush_result_) {
+        if (!flush_error_.empty()) throw TransportError(flush_error_);
+        if (flush_changed_.wait_for(lock, kWatch) == std::cv_status::no_timeout || flush_result_) continue;
         if (!transport_.Alive()) throw TransportError(kShutDown);
         lock.unlock();
         transport_.Interrupt();
         lock.lock();
       }
-      if (!flush_error_.empty()) throw TransportError(flush_error_);
     } while (kind == Report::Flush::kEnding && *flush_result_ != Closing::Reason::kEnd);
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
@@ -241,7 +242,7 @@ void Engine::StopFlushClock() {
 // Under the flush's lock: its rounds are over. The clock stops now, although the thread may not have woken yet: a rank
 // that goes on must not seem to wait, or the others' next round may close without it.
 void Engine::EndFlush() {
-  flush_result_ = flush_reason_;
+  if (flush_error_.empty()) flush_result_ = flush_reason_;
   StopFlushClock();
 }
 

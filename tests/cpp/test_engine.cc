@@ -1021,6 +1021,12 @@ class OneEngineTest : public testing::Test {
     closing.contributions = {{gradients, fresh}, {1, true}};
     engine_.Begin({closing});
   }
+  void RunRoundZero() {
+    Arrive();
+    engine_.BuildReport({"bucket"}, Now(), kNever);
+    CloseRound(true, 1);
+    engine_.Finished(handle_, "");
+  }
 
   const Watchdog watchdog_{testing::UnitTest::GetInstance()->current_test_info()->name()};
   testing::NiceMock<MockTransport> transport_;
@@ -1090,10 +1096,7 @@ TEST_F(OneEngineTest, TwoThreadsMayWaitForOneArrival) {
 }
 
 TEST_F(OneEngineTest, AFlushIsReportedAsAWaitToo) {
-  Arrive();
-  engine_.BuildReport({"bucket"}, Now(), kNever);
-  CloseRound(true, 1);
-  engine_.Finished(handle_, "");
+  RunRoundZero();
   ReportAt(Now());
   std::atomic<bool> alive{true};
   EXPECT_CALL(transport_, Alive).WillRepeatedly([&] { return alive.load(); });
@@ -1109,13 +1112,25 @@ TEST_F(OneEngineTest, AFlushIsReportedAsAWaitToo) {
 }
 
 TEST_F(OneEngineTest, AnInterruptEndsAFlush) {
-  Arrive();
-  engine_.BuildReport({"bucket"}, Now(), kNever);
-  CloseRound(true, 1);
-  engine_.Finished(handle_, "");
+  RunRoundZero();
   EXPECT_CALL(transport_, Interrupt).WillOnce([] { throw std::runtime_error("Ctrl-C"); });
   EXPECT_THAT([&] { engine_.Flush(); }, ThrowsMessage<std::runtime_error>("Ctrl-C"));
   EXPECT_TRUE(ReportAt(Now() + 1h).empty());
+}
+
+TEST_F(OneEngineTest, AShutdownWhenEveryRankHasEndedIsNoError) {
+  RunRoundZero();
+  EXPECT_CALL(transport_, Interrupt).WillOnce([&] {  // this thread wakes only when another rank has shut down
+    Closing closing;
+    closing.bucket = "bucket";
+    closing.round = round_;
+    closing.reason = Closing::Reason::kEnd;
+    closing.contributions.resize(2);
+    engine_.Begin({closing});
+    engine_.Finished(handle_, "");
+    engine_.Close("Horovod has been shut down");
+  });
+  EXPECT_NO_THROW(engine_.End());
 }
 
 TEST_F(OneEngineTest, AForeignCollectiveCountsAsBlockedBeyondItsThreshold) {
@@ -1153,10 +1168,7 @@ TEST_F(OneEngineTest, AnArrivalIsReportedWithItsPolicyUntilARoundHasClosed) {
 }
 
 TEST_F(OneEngineTest, ALateContributionWantsACycleAndIsReportedInEach) {
-  Arrive();
-  engine_.BuildReport({"bucket"}, Now(), kNever);
-  CloseRound(true, 1);
-  engine_.Finished(handle_, "");
+  RunRoundZero();
   ReportAt(Now());
   CloseRound(false, 0);
   engine_.Finished(handle_, "");
@@ -1336,10 +1348,7 @@ TEST_F(OneEngineTest, AFlushOfAnEngineWithoutARoundReturnsAtOnce) {
 }
 
 TEST_F(OneEngineTest, StatisticsFollowTheClosings) {
-  Arrive();
-  engine_.BuildReport({"bucket"}, Now(), kNever);
-  CloseRound(true, 1);
-  engine_.Finished(handle_, "");
+  RunRoundZero();
   EXPECT_EQ(handle_->statistics.rounds, 1);
   EXPECT_THAT(handle_->statistics.on_time, ElementsAre(1, 1));
 }
