@@ -1,9 +1,7 @@
-"""`DistributedOptimizer` on Keras 3: every form of training, every optimizer, every policy."""
+"""`DistributedOptimizer` on Keras 3 with TensorFlow: what is not in `test_keras_backends`."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +11,18 @@ import pytest
 import tensorflow as tf
 from harness.keras_training import (
     EVERYBODY,
-    FOR_EVER,
-    GRADIENTS,
     INPUTS,
     MAKERS,
-    MAKERS_OF_MAKERS,
     MODELS,
     OUTPUTS,
-    POLICIES,
     SAMPLES,
     batch,
     close,
     concatenated,
-    delay,
     dtype_policy,
-    everybody_averages,
     flat,
-    joined,
-    linear,
     make_model,
     reference,
-    run_linear,
     sgd,
     state,
     stepper,
@@ -43,19 +32,12 @@ from harness.keras_training import (
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
-from horovod_partial import _core
 from horovod_partial.keras.optimizer import DistributedOptimizer
-from horovod_partial.tensorflow.graph import runtime
 
 pytestmark = pytest.mark.launch(framework="tensorflow")
 
-policies = pytest.mark.parametrize("policy", POLICIES)
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
-# Graphs take longer to make than to run: Full, whose code is the shorter, in eager code, and the other in a graph.
-both = pytest.mark.parametrize(
-    ("policy", "graph"), [("full", False), (EVERYBODY, True)], ids=["full-eager", f"{EVERYBODY}-graph"]
-)
 
 
 def check_that_the_job_goes_on(world: World) -> None:
@@ -63,34 +45,13 @@ def check_that_the_job_goes_on(world: World) -> None:
     assert result.numpy().tolist() == [world.size]
 
 
-# --- As one process would ---------------------------------------------------------------------------------------------
+# --- Forms of training ------------------------------------------------------------------------------------------------
 
 
 def test_every_class_is_here(world: World) -> None:
     base = keras.optimizers.Optimizer
     classes = {one for one in vars(keras.optimizers).values() if isinstance(one, type) and issubclass(one, base)}
     assert classes - {base} == {type(make()) for make in MAKERS.values()}
-
-
-@pytest.mark.parametrize(
-    ("policy", "graph", "make"),
-    [
-        *((policy, True, make) for policy in ("full", EVERYBODY) for make in MAKERS),
-        *(("full", False, make) for make in ("SGD", "Adam", *MAKERS_OF_MAKERS)),
-    ],
-)
-def test_trains_as_one_process_would(world: World, policy: str, graph: bool, make: str) -> None:
-    model = make_model()
-    optimizer = DistributedOptimizer(MAKERS[make](), sync=policy)
-    assert isinstance(optimizer, type(MAKERS[make]()))
-    step = stepper(model, optimizer, graph)
-    for number in range(3):
-        step(*batch(world.rank, number))
-        world.same(flat(model))
-    expected, plain = reference(world, MAKERS[make], 3)
-    assert close(weights(model), weights(expected))
-    assert close(state(optimizer), state(plain))
-    assert optimizer.rounds == 3
 
 
 @pytest.mark.parametrize(
@@ -124,16 +85,6 @@ def test_forms_of_training(world: World, policy: str, form: str) -> None:
 
 
 @on_time
-def test_several_epochs_with_validation(world: World, policy: str) -> None:
-    model = make_model()
-    model.compile(DistributedOptimizer(sgd(), sync=policy), "mse", metrics=["mae"])
-    x, y = batch(world.rank, 0)
-    history = model.fit(x, y, batch_size=SAMPLES, epochs=3, validation_data=batch(0, 1), verbose=0)
-    assert len(history.history["val_mae"]) == 3
-    world.same(history.history["val_loss"])
-
-
-@on_time
 def test_further_ways_to_apply(world: World, policy: str) -> None:
     """Pairs, and gradients alone of an optimizer that is built."""
     model = make_model()
@@ -162,20 +113,6 @@ def test_an_optimizer_that_is_built_in_a_graph(world: World, policy: str) -> Non
 
 
 @on_time
-def test_an_optimizer_that_has_trained(world: World, policy: str) -> None:
-    """Its state goes on: all ranks have trained alike before."""
-    model, optimizer = make_model(), MAKERS["Adam"]()
-    plain_step = stepper(model, optimizer)
-    for number in range(2):
-        plain_step(*joined(world, number))
-    step = stepper(model, DistributedOptimizer(optimizer, sync=policy))
-    for number in range(2, 4):
-        step(*batch(world.rank, number))
-    assert close(weights(model), weights(reference(world, MAKERS["Adam"], 4)[0]))
-    assert int(optimizer.iterations) == 4
-
-
-@on_time
 def test_through_horovod_partial_tensorflow(world: World, policy: str) -> None:
     model = make_model()
     step = stepper(model, hvd.DistributedOptimizer(sgd(), sync=policy))
@@ -184,158 +121,7 @@ def test_through_horovod_partial_tensorflow(world: World, policy: str) -> None:
     assert close(weights(model), weights(reference(world, sgd, 2)[0]))
 
 
-# --- Options of Keras's optimizers ------------------------------------------------------------------------------------
-
-OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
-    "clipnorm": lambda: {"clipnorm": 0.5},
-    "global_clipnorm": lambda: {"global_clipnorm": 0.5},
-    "clipvalue": lambda: {"clipvalue": 0.1},
-    "weight_decay": lambda: {"weight_decay": 0.1},
-    "ema": lambda: {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
-    "schedule": lambda: {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)},
-    "loss_scale_factor": lambda: {"loss_scale_factor": 8.0},
-}
-
-
-@pytest.mark.parametrize(
-    ("policy", "option"), [*((EVERYBODY, option) for option in OPTIONS), ("full", "global_clipnorm"), ("full", "ema")]
-)
-def test_options(world: World, policy: str, option: str) -> None:
-    """Clipping is of the average; gradients are large enough for that to matter."""
-    scale = 30.0 if option.startswith(("clip", "global")) else 1.0
-    make = lambda: keras.optimizers.SGD(**({"learning_rate": 0.1, "momentum": 0.5} | OPTIONS[option]()))
-    model = make_model()
-    optimizer = DistributedOptimizer(make(), sync=policy)
-    step = stepper(model, optimizer, scale=scale)
-    for number in range(3):
-        step(*batch(world.rank, number))
-        world.same(flat(model))
-    expected, plain = reference(world, make, 3, scale)
-    assert close(weights(model), weights(expected))
-    assert close(state(optimizer), state(plain))
-    if option == "ema":
-        optimizer.finalize_variable_values(model.trainable_variables)
-        plain.finalize_variable_values(expected.trainable_variables)
-        assert close(weights(model), weights(expected))
-
-
-@on_time
-def test_constraint(world: World, policy: str) -> None:
-    options = {"kernel_constraint": keras.constraints.UnitNorm()}
-    model = make_model(**options)
-    step = stepper(model, DistributedOptimizer(sgd(), sync=policy))
-    for number in range(3):
-        step(*batch(world.rank, number))
-    assert np.linalg.norm(weights(model)[0], axis=0) == pytest.approx(1.0, abs=1e-5)
-    assert close(weights(model), weights(reference(world, sgd, 3, **options)[0]))
-
-
-@on_time
-def test_learning_rate(world: World, policy: str) -> None:
-    """Set by a callback, and by hand."""
-    model = make_model()
-    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), sync=policy)
-    model.compile(optimizer, "mse")
-    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * (epoch + 1))
-    x, y = batch(world.rank, 0)
-    model.fit(x, y, batch_size=SAMPLES, epochs=2, callbacks=[schedule], verbose=0, shuffle=False)
-    assert float(optimizer.learning_rate) == pytest.approx(0.2)
-    optimizer.learning_rate = 0.3
-    model.fit(x, y, batch_size=SAMPLES, verbose=0, shuffle=False)
-    expected = make_model()
-    plain = keras.optimizers.SGD(1.0)
-    step = stepper(expected, plain)
-    for rate in (0.1, 0.2, 0.3):
-        plain.learning_rate = rate
-        step(*joined(world, 0))
-    assert close(weights(model), weights(expected))
-
-
-ACCUMULATIONS: dict[str, tuple[Callable[[], Any], dict[str, Any], float]] = {
-    "keras": (lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2), {}, 1.0),
-    "sum": (sgd, {"backward_passes_per_step": 2}, 2.0),
-    "average": (sgd, {"backward_passes_per_step": 2, "average_aggregated_gradients": True}, 1.0),
-    "clipped": (
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1),
-        {"backward_passes_per_step": 2},
-        2.0,
-    ),
-    "loss scale": (
-        lambda: keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2), initial_scale=64.0
-        ),
-        {},
-        1.0,
-    ),
-}
-
-
-@both
-@pytest.mark.parametrize("kind", ACCUMULATIONS)
-def test_accumulated_gradients(world: World, policy: str, graph: bool, kind: str) -> None:
-    """One exchange for two passes, but where a `LossScaleOptimizer` hides that there are two."""
-    make, options, factor = ACCUMULATIONS[kind]
-    model = make_model()
-    optimizer = DistributedOptimizer(make(), sync=policy, **options)
-    step = stepper(model, optimizer, graph)
-    for number in range(6):
-        before = flat(model)
-        step(*batch(world.rank, number))
-        assert (flat(model) == before) == (number % 2 == 0)
-        world.same(flat(model))
-    plain = lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1 if kind == "clipped" else None)
-    expected, _ = reference(world, plain, 3, scale=factor, passes=2)
-    assert close(weights(model), weights(expected))
-    if kind != "loss scale":
-        assert optimizer.rounds == 3
-
-
-@modes
-def test_accumulated_gradients_delivered_once(world: World, graph: bool) -> None:
-    """Late ranks or not: what is summed is linear in what was computed."""
-    weight, optimizer, step = linear("solo", graph, backward_passes_per_step=2)
-    expected = run_linear(world, optimizer, step, 12)
-    assert weight.numpy() == pytest.approx(-expected, abs=1e-4)
-
-
 # --- Every policy -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "graph"), [*((policy, False) for policy in GRADIENTS), ("solo", True), ("majority", True)]
-)
-def test_every_gradient_is_applied_once(world: World, policy: str, graph: bool) -> None:
-    weight, optimizer, step = linear(policy, graph)
-    expected = run_linear(world, optimizer, step, 15)
-    assert weight.numpy() == pytest.approx(-expected, abs=1e-4)
-    optimizer.flush()  # nothing is left
-    assert weight.numpy() == pytest.approx(-expected, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("policy", "graph"), [*((policy, True) for policy in POLICIES), *((policy, False) for policy in ("solo", *MODELS))]
-)
-def test_every_policy_exchanges(world: World, policy: str, graph: bool) -> None:
-    """Replicas agree after a flush, and are not those of ranks that train alone."""
-    steps = 6
-    model, alone = make_model(), make_model()
-    optimizer = DistributedOptimizer(keras.optimizers.SGD(0.05), sync=sync_of(policy))
-    model.compile(optimizer, "mse", run_eagerly=not graph)
-    x, y = concatenated([batch(world.rank, number) for number in range(steps)])
-    model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
-    rounds = optimizer.rounds
-    optimizer.flush()
-    everybody = world.gather(weights(model))
-    assert all(close(everybody[0], other) for other in everybody)
-    step = stepper(alone, keras.optimizers.SGD(0.05))
-    for number in range(steps):
-        step(*batch(world.rank, number))
-    assert not close(weights(model), weights(alone), 1e-3)
-    assert rounds >= 1
-    if policy in ("full", EVERYBODY):
-        assert rounds == steps
-    if policy in MODELS:
-        world.same(flat(model))
 
 
 @pytest.mark.parametrize("policy", ["full", "solo", "majority", EVERYBODY, *MODELS])
@@ -356,289 +142,7 @@ def test_learns_under_every_policy(world: World, policy: str) -> None:
     assert loss() < 0.2 * before
 
 
-def test_rounds(world: World) -> None:
-    for policy, steps, expected in (("full", 3, 3), (EVERYBODY, 3, 3), ("weighted", 4, 2)):
-        model = make_model()
-        optimizer = DistributedOptimizer(sgd(), sync=sync_of(policy))
-        assert optimizer.rounds == 0
-        step = stepper(model, optimizer)
-        for number in range(steps):
-            world.barrier()
-            step(*batch(world.rank, number))
-        assert optimizer.rounds == expected
-
-
-@policies
-def test_flush_before_the_first_step(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = DistributedOptimizer(sgd(), sync=sync_of(policy))
-    optimizer.flush()
-    optimizer.build(model.trainable_variables)
-    optimizer.flush()
-    assert close(weights(model), weights(make_model()))
-
-
-# --- Policies of models -----------------------------------------------------------------------------------------------
-
-
-@modes
-@pytest.mark.parametrize("policy", MODELS)
-def test_an_average_over_everybody_in_each_step(world: World, policy: str, graph: bool) -> None:
-    """Models and momenta are linear in the gradients, so it is as if gradients had been averaged."""
-    sync, options = everybody_averages(world, ("parameters", "state"))[policy]
-    model = make_model()
-    optimizer = DistributedOptimizer(sgd(), sync=sync, **options)
-    step = stepper(model, optimizer, graph)
-    for number in range(3):
-        step(*batch(world.rank, number))
-        world.same(flat(model))
-    expected, plain = reference(world, sgd, 3)
-    assert close(weights(model), weights(expected))
-    assert close(state(optimizer), state(plain))
-    assert optimizer.rounds == 3
-
-
-@pytest.mark.parametrize("policy", MODELS)
-def test_state_that_is_not_averaged_stays_the_ranks_own(world: World, policy: str) -> None:
-    sync, options = everybody_averages(world, ("parameters",))[policy]
-    model = make_model()
-    optimizer = DistributedOptimizer(sgd(), sync=sync, **options)
-    step = stepper(model, optimizer)
-    for number in range(2):
-        step(*batch(world.rank, number))
-    world.same(flat(model))
-    momenta = world.gather([one.tolist() for one in state(optimizer)[2:]])
-    assert momenta[0] != momenta[1]
-
-
-@modes
-def test_groups_and_full_rounds(world: World, graph: bool) -> None:
-    schedule, period = hvd.Butterfly(2), 3
-    model = make_model()
-    optimizer = DistributedOptimizer(sgd(), sync=hvd.GroupAverage(2, period=period), grace_ms=FOR_EVER)
-    step = stepper(model, optimizer, graph)
-    for number in range(6):
-        step(*batch(world.rank, number))
-        everybody = world.gather(flat(model))
-        full = number == 0 or (number + 1) % period == 0
-        for group in [list(world.ranks)] if full else schedule.groups(number, world.size):
-            assert all(everybody[rank] == everybody[group[0]] for rank in group)
-        if number and world.size > 2:
-            assert (everybody[0] == everybody[world.size - 1]) == full
-    assert optimizer.rounds == 6
-
-
-@modes
-@pytest.mark.parametrize("slow", [0, 1])
-def test_weighted_average_of_unequal_work(world: World, slow: int, graph: bool) -> None:
-    """A slow rank finishes its step when the fastest has taken all, and counts less."""
-    period, contraction = 4, 0.7
-    model = make_model()
-    optimizer = DistributedOptimizer(sgd(), sync=hvd.WeightedAverage(period, contraction))
-    step = stepper(model, optimizer, graph)
-    models = [make_model() for _ in world.ranks]
-    references = [stepper(one, sgd()) for one in models]
-    taken_of = [0] * world.size
-    for number, slow_steps in enumerate((2, 1, 3)):
-        steps_of = [slow_steps if rank == slow else period for rank in world.ranks]
-        mine = range(taken_of[world.rank], taken_of[world.rank] + steps_of[world.rank])
-        for one in mine[:-1]:
-            step(*batch(world.rank, one))
-        assert optimizer.rounds == number
-        world.barrier()
-        if world.rank == slow:  # in the midst of its step when the others come to the end of theirs
-            ended = lambda number=number: runtime.completed(0, period_bucket(optimizer)) >= number + 2
-            world.until(ended, "the fastest has taken its steps")
-        step(*batch(world.rank, mine[-1]))
-        shares = _core.contraction_weights(steps_of, contraction)
-        for rank in world.ranks:
-            for one in range(steps_of[rank]):
-                references[rank](*batch(rank, taken_of[rank] + one))
-            taken_of[rank] += steps_of[rank]
-        means = [
-            sum(share * weight.astype(np.float64) for share, weight in zip(shares, same, strict=True))
-            for same in zip(*map(weights, models), strict=True)
-        ]
-        for one in models:
-            one.set_weights(means)
-        assert close(weights(model), weights(models[0]))
-        world.same(flat(model))
-        assert optimizer.rounds == number + 1
-    optimizer.flush()
-
-
-def period_bucket(optimizer: Any) -> str:
-    return str(optimizer._horovod._made._period)
-
-
-@pytest.mark.parametrize("policy", MODELS)
-def test_half_precision_models(world: World, policy: str) -> None:
-    sync, options = everybody_averages(world, ("parameters",))[policy]
-    variables = [keras.Variable(np.zeros(3), dtype=dtype) for dtype in ("bfloat16", "float16", "float64")]
-    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), sync=sync, **options)
-    for _ in range(2):
-        optimizer.apply([tf.cast(tf.fill([3], world.rank + 1.0), variable.dtype) for variable in variables], variables)
-    mean = sum(rank + 1 for rank in world.ranks) / world.size
-    for variable in variables:
-        assert np.asarray(tf.cast(variable.value, tf.float64)) == pytest.approx(-2 * mean, rel=1e-2)
-
-
-# --- Mixed precision --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ["full", "solo", EVERYBODY, *MODELS])
-def test_mixed_precision(world: World, policy: str) -> None:
-    with dtype_policy("mixed_float16"):
-        model = make_model()
-        optimizer = DistributedOptimizer(keras.optimizers.SGD(0.05), sync=sync_of(policy))
-        assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        model.compile(optimizer, "mse")
-        assert model.optimizer is optimizer
-        x, y = concatenated([batch(world.rank, number) for number in range(4)])
-        model.fit(x, 0.1 * y, batch_size=SAMPLES, shuffle=False, verbose=0)
-        optimizer.flush()
-        assert int(optimizer.iterations) >= 1
-        assert not close(weights(model), weights(make_model()), 1e-4)
-    everybody = world.gather(weights(model))
-    assert all(close(everybody[0], other) for other in everybody)
-    if policy in ("full", EVERYBODY):
-        expected = make_model()
-        step = stepper(expected, keras.optimizers.SGD(0.05))
-        for number in range(4):
-            xs, ys = joined(world, number)
-            step(xs, 0.1 * ys)
-        assert close(weights(model), weights(expected), 1e-2)
-
-
-@modes
-@on_time
-def test_gradients_of_one_rank_that_are_not_finite(world: World, policy: str, graph: bool) -> None:
-    """All ranks skip that step, and halve their scale."""
-    make = lambda: keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=64.0)
-    model = make_model()
-    optimizer = DistributedOptimizer(make(), sync=policy)
-    step = stepper(model, optimizer, graph)
-    step(*batch(world.rank, 0))
-    before = flat(model)
-    x, y = batch(world.rank, 1)
-    step(x, y + (np.inf if world.rank == 1 else 0.0))
-    assert flat(model) == before
-    assert float(optimizer.dynamic_scale) == 32.0
-    step(*batch(world.rank, 2))
-    world.same(flat(model))
-    expected = make_model()
-    plain = stepper(expected, sgd())
-    for number in (0, 2):
-        plain(*joined(world, number))
-    assert close(weights(model), weights(expected))
-    assert int(optimizer.iterations) == 2
-
-
-@modes
-@pytest.mark.parametrize("policy", ["solo", "majority"])
-def test_gradients_that_are_not_finite_with_late_ranks(world: World, policy: str, graph: bool) -> None:
-    model = make_model()
-    optimizer = DistributedOptimizer(keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=64.0), sync=policy)
-    step = stepper(model, optimizer, graph)
-    rng = random.Random(world.random().random() + world.rank)
-    for number in range(10):
-        delay(rng)
-        x, y = batch(world.rank, number)
-        step(x, y + (np.inf if world.rank == number else 0.0))
-    optimizer.flush()
-    assert np.isfinite(flat(model)).all()
-
-
-def test_mixed_precision_that_is_known_too_late(world: World) -> None:
-    with dtype_policy("mixed_float16"):
-        model = make_model()
-    optimizer = DistributedOptimizer(sgd(), sync=EVERYBODY)
-    with pytest.raises(ValueError, match="wrap the outermost optimizer"):
-        model.compile(optimizer, "mse")
-
-
-@pytest.mark.parametrize("make", ["SGD", "MultiOptimizer"])
-def test_wrapped_by_a_loss_scale_optimizer(world: World, make: str) -> None:
-    for policy in ("full", "solo", hvd.GroupAverage(2)):
-        with pytest.raises(ValueError, match="wrap the outermost optimizer"):
-            keras.optimizers.LossScaleOptimizer(DistributedOptimizer(MAKERS[make](), sync=policy))
-
-
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "bfloat16", "float64"])
-def test_other_precisions(world: World, precision: str) -> None:
-    with dtype_policy(precision):
-        model = make_model()
-    optimizer = DistributedOptimizer(keras.optimizers.SGD(0.05), sync=EVERYBODY)
-    model.compile(optimizer, "mse")
-    x, y = batch(world.rank, 0)
-    model.fit(x, y, batch_size=SAMPLES, epochs=2, verbose=0)
-    world.same([weight.astype("float64").tolist() for weight in weights(model)])
-    assert {variable.dtype for variable in model.trainable_variables} == {
-        precision.replace("mixed_bfloat16", "float32")
-    }
-
-
 # --- Arguments of Horovod's -------------------------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize("scaled", [True, False])
-def test_local_variables(world: World, policy: str, graph: bool, scaled: bool) -> None:
-    model = make_model()
-    optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), sync=policy, scale_local_gradients=scaled)
-    local, shared = model.trainable_variables[0], model.trainable_variables[1]
-    optimizer.register_local_var(local)
-    step = stepper(model, optimizer, graph)
-    step(*batch(world.rank, 0))
-    alone = make_model()
-    stepper(alone, keras.optimizers.SGD(0.1 / world.size if scaled else 0.1))(*batch(world.rank, 0))
-    assert close([local.numpy()], weights(alone)[:1])
-    expected, _ = reference(world, lambda: keras.optimizers.SGD(0.1), 1)
-    assert close(weights(model)[1:], weights(expected)[1:])
-    optimizer.register_local_var(shared)  # from now on
-    if not graph:
-        step(*batch(world.rank, 1))
-        everybody = world.gather(weights(model))
-        assert not close(everybody[0][1:2], everybody[1][1:2])
-
-
-@both
-@pytest.mark.parametrize("groups", ["number", "lists"])
-def test_groups(world: World, policy: str, graph: bool, groups: str) -> None:
-    model = make_model()
-    variables = model.trainable_variables
-    chosen: Any = 2 if groups == "number" else [[variables[0], variables[3]], [variables[1], variables[2]]]
-    before = set(hvd.partial_stats())
-    step = stepper(model, DistributedOptimizer(sgd(), sync=policy, groups=chosen), graph)
-    for number in range(3):
-        step(*batch(world.rank, number))
-    assert close(weights(model), weights(reference(world, sgd, 3)[0]))
-    assert len(set(hvd.partial_stats()) - before) == (0 if policy == "full" else 2)
-
-
-@both
-def test_compression(world: World, policy: str, graph: bool) -> None:
-    model = make_model()
-    step = stepper(model, DistributedOptimizer(sgd(), compression=hvd.Compression.fp16, sync=policy), graph)
-    for number in range(3):
-        step(*batch(world.rank, number))
-    world.same(flat(model))
-    assert close(weights(model), weights(reference(world, sgd, 3)[0]), 1e-2)
-
-
-def test_compression_of_what_is_late(world: World) -> None:
-    weight, optimizer, step = linear("solo", False, compression=hvd.Compression.fp16)
-    expected = run_linear(world, optimizer, step, 10)
-    assert weight.numpy() == pytest.approx(-expected, abs=0.1)
-
-
-@on_time
-def test_predivide_factor_and_sum(world: World, policy: str) -> None:
-    total = sum(rank + 1 for rank in world.ranks)
-    for options, factor in (({"gradient_predivide_factor": 4.0}, 1 / world.size), ({"op": hvd.Sum}, 1.0)):
-        weight, _, step = linear(policy, False, **options)
-        step(tf.fill([3], world.rank + 1.0))
-        assert weight.numpy() == pytest.approx(-factor * total)
 
 
 @modes
@@ -674,96 +178,7 @@ def test_embeddings_are_refused(world: World) -> None:
     check_that_the_job_goes_on(world)
 
 
-@both
-@pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_variables_without_a_gradient(world: World, policy: str, graph: bool) -> None:
-    used, unused = keras.Variable(np.zeros(2)), keras.Variable(np.ones(2))
-    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5), sync=policy)
-    optimizer.build([unused, used])
-    step = lambda gradient: optimizer.apply([None, gradient], [unused, used])
-    call = tf.function(step) if graph else step
-    call(tf.fill([2], world.rank + 1.0))
-    assert used.numpy().tolist() == [-sum(rank + 1 for rank in world.ranks) / world.size] * 2
-    assert unused.numpy().tolist() == [1.0] * 2
-
-
-@on_time
-def test_no_gradient_at_all(world: World, policy: str) -> None:
-    weight = keras.Variable(np.ones(2))
-    optimizer = DistributedOptimizer(sgd(), sync=policy)
-    with pytest.raises(ValueError, match="No gradients provided"):
-        optimizer.apply([None], [weight])
-
-
-@both
-def test_two_optimizers(world: World, policy: str, graph: bool) -> None:
-    """As in a GAN: each has buckets of its own, although the models are alike."""
-    models = [make_model() for _ in range(2)]
-    steps = [stepper(model, DistributedOptimizer(sgd(), sync=policy), graph) for model in models]
-    for number in range(2):
-        steps[0](*batch(world.rank, number))
-        steps[1](*batch(world.rank, number + 10))
-    assert close(weights(models[0]), weights(reference(world, sgd, 2)[0]))
-    expected = make_model()
-    plain = stepper(expected, sgd())
-    for number in range(2):
-        plain(*joined(world, number + 10))
-    assert close(weights(models[1]), weights(expected))
-
-
-def test_two_optimizers_of_one_model(world: World) -> None:
-    """One after the other: what the first has pending or missed is none of the second's."""
-    model = make_model()
-    for sync in (EVERYBODY, "solo", EVERYBODY, hvd.GroupAverage(2), hvd.GroupAverage(2, period=3)):
-        optimizer = DistributedOptimizer(sgd(), sync=sync)
-        stepper(model, optimizer)(*batch(world.rank, 0))
-        optimizer.flush()
-
-
 # --- Saving -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "make"),
-    [("full", "Adam"), (EVERYBODY, "LossScaleOptimizer"), (EVERYBODY, "MultiOptimizer"), ("ready", "Adam")],
-)
-def test_saved_models_hold_the_plain_optimizer(world: World, policy: str, make: str, tmp_path: Path) -> None:
-    model = make_model()
-    model.compile(DistributedOptimizer(MAKERS[make](), sync=sync_of(policy)), "mse", run_eagerly=True)
-    x, y = batch(world.rank, 0)
-    model.fit(x, y, batch_size=SAMPLES, epochs=2, verbose=0)
-    model.optimizer.flush()
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert type(loaded.optimizer) is type(MAKERS[make]())
-    assert not hasattr(loaded.optimizer, "is_horovod_partial")
-    assert flat(loaded) == flat(model)
-    assert [one.tolist() for one in state(loaded.optimizer)] == [one.tolist() for one in state(model.optimizer)]
-    if policy != "ready":  # wrapped again it goes on as the other does
-        step = stepper(model, model.optimizer)
-        again = stepper(loaded, DistributedOptimizer(loaded.optimizer, sync=policy))
-        step(*batch(world.rank, 1))
-        again(*batch(world.rank, 1))
-        assert close(weights(loaded), weights(model))
-
-
-def test_saved_weights(world: World, tmp_path: Path) -> None:
-    """A checkpoint of the optimizer goes into a wrapped one of the same kind."""
-    model = make_model()
-    optimizer = DistributedOptimizer(MAKERS["Adam"](), sync=EVERYBODY)
-    model.compile(optimizer, "mse", run_eagerly=True)
-    step = stepper(model, optimizer)
-    for number in range(2):
-        step(*batch(world.rank, number))
-    model.save_weights(tmp_path / "model.weights.h5")
-    other = make_model()
-    other.compile(DistributedOptimizer(MAKERS["Adam"](), sync=EVERYBODY), "mse", run_eagerly=True)
-    other.optimizer.build(other.trainable_variables)
-    other.load_weights(tmp_path / "model.weights.h5")
-    assert close(state(other.optimizer), state(optimizer))
-    step(*batch(world.rank, 2))
-    stepper(other, other.optimizer)(*batch(world.rank, 2))
-    assert close(weights(other), weights(model))
 
 
 def test_tensorflow_checkpoint(world: World, tmp_path: Path) -> None:
@@ -779,34 +194,6 @@ def test_tensorflow_checkpoint(world: World, tmp_path: Path) -> None:
     assert close(state(optimizer), saved)
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_configuration(world: World, make: str) -> None:
-    plain = MAKERS[make]()
-    expected = plain.get_config()
-    optimizer = DistributedOptimizer(plain, sync="majority", groups=2)
-    assert optimizer.get_config() == expected
-    assert (type(optimizer).__name__, type(optimizer).__module__) == (type(plain).__name__, type(plain).__module__)
-    again = type(optimizer).from_config(optimizer.get_config())
-    assert again.is_horovod_partial
-    assert again.get_config() == expected
-    assert again._horovod_arguments == optimizer._horovod_arguments
-    # As Keras does with a plain one, which it does not know how to load if it is Lamb.
-    loaded, reloaded = [
-        keras.optimizers.deserialize(keras.optimizers.serialize(o)) for o in (optimizer, MAKERS[make]())
-    ]
-    assert type(loaded) is type(reloaded)
-
-
-def test_configuration_of_backward_passes(world: World) -> None:
-    optimizer = DistributedOptimizer(sgd(), sync=EVERYBODY, backward_passes_per_step=2)
-    again = type(optimizer).from_config(optimizer.get_config())
-    model = make_model()
-    step = stepper(model, again)
-    for number in range(4):
-        step(*batch(world.rank, number))
-    assert close(weights(model), weights(reference(world, sgd, 2, scale=2.0, passes=2)[0]))
-
-
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -818,14 +205,6 @@ def test_xla_is_refused(world: World, policy: str) -> None:
     with pytest.raises(ValueError, match="jit_compile=False"):
         model.fit(x, y, batch_size=SAMPLES, verbose=0)
     check_that_the_job_goes_on(world)
-
-
-@pytest.mark.parametrize("first", ["full", EVERYBODY, "group"])
-def test_wrapping_twice(world: World, first: str) -> None:
-    optimizer = DistributedOptimizer(sgd(), sync=sync_of(first))
-    for second in ("full", "solo", hvd.GroupAverage(2)):
-        with pytest.raises(ValueError, match="already"):
-            DistributedOptimizer(optimizer, sync=second)
 
 
 def test_wrong_arguments(world: World) -> None:

@@ -79,6 +79,11 @@ def close(some: Sequence[np.ndarray], others: Sequence[np.ndarray], tolerance: f
     return all(np.allclose(one, other, atol=tolerance) for one, other in zip(some, others, strict=True))
 
 
+def called(function: Callable[..., Any], graph: bool) -> Callable[..., Any]:
+    """As it is, or as a graph of TensorFlow."""
+    return tensorflow.function(function, autograph=False) if graph else function
+
+
 def stepper(model: keras.Model, optimizer: Any, graph: bool = False, scale: float = 1.0) -> Callable[..., None]:
     """One step of a loop of one's own, with a batch. Graphs are TensorFlow's."""
 
@@ -101,7 +106,7 @@ def stepper(model: keras.Model, optimizer: Any, graph: bool = False, scale: floa
         return step_torch
     if graph and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    return tensorflow.function(step_tensorflow, autograph=False) if graph else step_tensorflow
+    return called(step_tensorflow, graph)
 
 
 def reference(
@@ -154,7 +159,7 @@ def linear(sync: Any, graph: bool, **options: Any) -> tuple[Any, Any, Callable[[
     optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), sync=sync, **options)
     optimizer.build([weight])
     step = lambda gradient: optimizer.apply([gradient], [weight])
-    return weight, optimizer, tensorflow.function(step, autograph=False) if graph else step
+    return weight, optimizer, called(step, graph)
 
 
 def run_linear(world: World, optimizer: Any, step: Callable[[Any], None], steps: int) -> np.ndarray:
