@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import world as ranks_world
 from harness.launch import Launch
 from harness.matrix import Setup, setups_of
+from harness.merging import known_cost  # noqa: F401 (a fixture)
 from harness.world import World
 
 _launches = pytest.StashKey[dict[tuple[Path, Setup], Launch]]()

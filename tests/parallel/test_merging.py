@@ -8,27 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from harness.merging import ALL, EVERYBODY, SWITCH, WARMUP
 from harness.world import World
 
 import horovod_partial.torch as hvd
-from horovod_partial import fusion, merging
+from horovod_partial import fusion
 from horovod_partial.fusion import FusionPlan, MessageCost
 
 pytestmark = pytest.mark.launch(full_ranks=(2, 8))
-
-EVERYBODY = "quorum:1.0"
-ALL = ["full", "solo", "majority", EVERYBODY]
-WARMUP = 2
-SWITCH = WARMUP + 1  # steps until the plan is there
-
-
-@pytest.fixture
-def known_cost(monkeypatch: pytest.MonkeyPatch) -> MessageCost:
-    """A network that is never busy: probes travel, but their times do not count."""
-    cost = MessageCost(1e-4, 1e-9)
-    monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: cost))
-    monkeypatch.setattr(merging, "_PROBES", 1)
-    return cost
 
 
 def make_model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.merging import ALL, EVERYBODY, SWITCH, WARMUP
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
@@ -24,23 +25,10 @@ pytestmark = pytest.mark.launch(framework="tensorflow")
 with contextlib.suppress(RuntimeError):  # too late if something has used TensorFlow before; only slower then
     tf.config.threading.set_intra_op_parallelism_threads(1)
 
-EVERYBODY = "quorum:1.0"
-ALL = ["full", "solo", "majority", EVERYBODY]
 FORMS = ["tape", "eager tape", "fit", "eager fit", "steps per execution", "accumulation"]
-WARMUP = 2
-SWITCH = WARMUP + 1  # steps until the plan is there
 BATCH = 6
 
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-
-
-@pytest.fixture
-def known_cost(monkeypatch: pytest.MonkeyPatch) -> MessageCost:
-    """A network that is never busy: probes travel, but their times do not count."""
-    cost = MessageCost(1e-4, 1e-9)
-    monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: cost))
-    monkeypatch.setattr(merging, "_PROBES", 1)
-    return cost
 
 
 def merged(**options: Any) -> hvd.MergedGradients:
