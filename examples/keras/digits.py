@@ -1,6 +1,6 @@
 """The main job in Keras: handwritten digits, learnt by ranks that take turns at being slow.
 
-    .venv/bin/python examples/keras/digits.py [--seeds 5] [--transport gloo]
+    [KERAS_BACKEND=torch] .venv/bin/python examples/keras/digits.py [--seeds 5] [--transport gloo]
 
 The same as `examples/torch/digits.py`, with `model.fit`: a callback sleeps before each batch, for as long as that step
 is to take, and notes the times. Before the clock starts, all ranks take a step together, in which the graph is traced.
@@ -109,10 +109,13 @@ def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: ha
         shapes = [weight.shape for weight in model.get_weights()]
         pieces = np.split(weights, np.cumsum([np.prod(shape) for shape in shapes])[:-1])
         model.set_weights([piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)])
-        return float(np.mean(np.argmax(model(test_images), axis=1) == test_labels))
+        return float(np.mean(np.argmax(keras.ops.convert_to_numpy(model(test_images)), axis=1) == test_labels))
 
     return notes.run(all_steps, accuracy)
 
 
 if __name__ == "__main__":
-    digits_job.main(train_all, output=Path("build/demo_keras"), framework="tensorflow", label="Digits in Keras")
+    backend = keras.backend.backend()  # whose name is also that of the framework whose Horovod the ranks use
+    digits_job.main(
+        train_all, output=Path("build/demo_keras"), framework=backend, label=f"Digits in Keras on {backend}"
+    )
