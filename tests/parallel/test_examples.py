@@ -1,0 +1,35 @@
+"""The digits, which `make demo` trains on, in each framework: a few steps under every policy, table and plots."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.mark.timeout(240)  # four ranks import their framework, and train four times
+@pytest.mark.parametrize(
+    ("program", "backend"),
+    [("torch", ""), ("keras", "tensorflow"), ("keras", "torch")],
+    ids=["torch", "keras", "keras-torch"],
+)
+def test_digits(program: str, backend: str, tmp_path: Path) -> None:
+    options = ["--steps", "4", "--transport", "gloo", "--output", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / program / "digits.py"), *options],
+        env=os.environ | {"KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Majority" in done.stdout
+    assert set(json.loads((tmp_path / "digits.json").read_text())) == {"full", "solo", "majority", "solo_latest"}
+    assert {"accuracy.png", "arrivals.png"} <= {file.name for file in tmp_path.iterdir()}
