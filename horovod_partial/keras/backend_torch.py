@@ -53,8 +53,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def uncompiled(function: _F) -> _F:
     """Run a function, and all that it calls, as it is where `jit_compile=True` compiles the training around it.
 
-    What counts, waits or keeps weak references must not be traced: PyTorch's compiler fails on some of it, and only then
-    when a rank is late, or when it is the second model of the process.
+    What counts, waits or keeps weak references must not be traced: on some of it, such as `weakref.finalize`, PyTorch's
+    compiler fails, and not every time.
     """
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
