@@ -18,10 +18,10 @@ from harness.keras_training import (
     SAMPLES,
     batch,
     close,
-    concatenated,
     dtype_policy,
     flat,
     make_model,
+    on_time,
     reference,
     sgd,
     state,
@@ -37,7 +37,6 @@ from horovod_partial.keras.optimizer import DistributedOptimizer
 pytestmark = pytest.mark.launch(framework="tensorflow")
 
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
 
 
 def check_that_the_job_goes_on(world: World) -> None:
@@ -52,36 +51,6 @@ def test_every_class_is_here(world: World) -> None:
     base = keras.optimizers.Optimizer
     classes = {one for one in vars(keras.optimizers).values() if isinstance(one, type) and issubclass(one, base)}
     assert classes - {base} == {type(make()) for make in MAKERS.values()}
-
-
-@pytest.mark.parametrize(
-    ("policy", "form"),
-    [
-        *((EVERYBODY, form) for form in ("fit", "eager fit", "steps per execution", "train_on_batch", "loop", "graph")),
-        *(("full", form) for form in ("fit", "steps per execution", "graph")),
-    ],
-)
-def test_forms_of_training(world: World, policy: str, form: str) -> None:
-    steps = 4
-    model = make_model()
-    optimizer = DistributedOptimizer(MAKERS["Adam"](), sync=policy)
-    if form in ("loop", "graph"):
-        step = stepper(model, optimizer, form == "graph")
-        for number in range(steps):
-            step(*batch(world.rank, number))
-    else:
-        options = {"eager fit": {"run_eagerly": True}, "steps per execution": {"steps_per_execution": 2}}
-        model.compile(optimizer, "mse", **options.get(form, {}))
-        assert model.optimizer is optimizer
-        batches = [batch(world.rank, number) for number in range(steps)]
-        if form == "train_on_batch":
-            for x, y in batches:
-                model.train_on_batch(x, y)
-        else:
-            model.fit(*concatenated(batches), batch_size=SAMPLES, shuffle=False, verbose=0)
-    world.same(flat(model))
-    assert close(weights(model), weights(reference(world, MAKERS["Adam"], steps)[0]))
-    assert optimizer.rounds == steps
 
 
 @on_time

@@ -30,6 +30,7 @@ from harness.keras_training import (
     joined,
     linear,
     make_model,
+    on_time,
     reference,
     run_linear,
     sgd,
@@ -46,15 +47,18 @@ from horovod_partial.keras.backend import backend
 
 pytestmark = pytest.mark.launch(framework="tensorflow")
 
-GRAPHS = {"eager": False, "graph": True}  # a module that takes these tests has its own
+# A module that takes these tests has its own.
+GRAPHS = {"eager": False, "graph": True}
+FORMS = ["fit", "eager fit", "steps per execution", "train_on_batch", "loop", "graph"]
 
 policies = pytest.mark.parametrize("policy", POLICIES)
-on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "graph" in metafunc.fixturenames:
         metafunc.parametrize("graph", metafunc.module.GRAPHS.values(), ids=metafunc.module.GRAPHS)
+    if "form" in metafunc.fixturenames:
+        metafunc.parametrize("form", metafunc.module.FORMS)
 
 
 def in_graph(policy: str) -> bool:
@@ -84,6 +88,30 @@ def test_trains_as_one_process_would(world: World, policy: str, traced: bool, ma
     assert close(weights(model), weights(expected))
     assert close(state(optimizer), state(plain))
     assert optimizer.rounds == 3
+
+
+@on_time
+def test_forms_of_training(world: World, policy: str, form: str) -> None:
+    steps = 4
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(MAKERS["Adam"](), sync=policy)
+    if form in ("loop", "graph"):
+        step = stepper(model, optimizer, form == "graph")
+        for number in range(steps):
+            step(*batch(world.rank, number))
+    else:
+        options = {"eager fit": {"run_eagerly": True}, "steps per execution": {"steps_per_execution": 2}}
+        model.compile(optimizer, "mse", **options.get(form, {}))
+        assert model.optimizer is optimizer
+        batches = [batch(world.rank, number) for number in range(steps)]
+        if form == "train_on_batch":
+            for x, y in batches:
+                model.train_on_batch(x, y)
+        else:
+            model.fit(*concatenated(batches), batch_size=SAMPLES, shuffle=False, verbose=0)
+    world.same(flat(model))
+    assert close(weights(model), weights(reference(world, MAKERS["Adam"], steps)[0]))
+    assert optimizer.rounds == steps
 
 
 @on_time

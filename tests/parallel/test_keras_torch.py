@@ -10,7 +10,6 @@ import pytest
 import torch
 from harness.keras_training import (
     EVERYBODY,
-    MAKERS,
     MODELS,
     SAMPLES,
     batch,
@@ -21,6 +20,7 @@ from harness.keras_training import (
     flat,
     linear,
     make_model,
+    on_time,
     reference,
     run_linear,
     sgd,
@@ -29,13 +29,14 @@ from harness.keras_training import (
 )
 from harness.world import World
 from test_keras_backends import *
-from test_keras_backends import on_time, test_other_precisions
+from test_keras_backends import test_other_precisions
 
 import horovod_partial.keras as hvd
 
 pytestmark = pytest.mark.launch(environment={"KERAS_BACKEND": "torch"}, label="torch")
 
 GRAPHS = {"eager": False}
+FORMS = ["fit", "eager fit", "train_on_batch", "loop"]
 
 
 def check_that_the_job_goes_on(world: World) -> None:
@@ -43,24 +44,6 @@ def check_that_the_job_goes_on(world: World) -> None:
 
 
 # --- Forms of training ------------------------------------------------------------------------------------------------
-
-
-@on_time
-@pytest.mark.parametrize("form", ["fit", "run_eagerly", "train_on_batch"])
-def test_forms_of_training(world: World, policy: str, form: str) -> None:
-    steps = 4
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(MAKERS["Adam"](), sync=policy)
-    model.compile(optimizer, "mse", run_eagerly=form == "run_eagerly")
-    batches = [batch(world.rank, number) for number in range(steps)]
-    if form == "train_on_batch":
-        for x, y in batches:
-            model.train_on_batch(x, y)
-    else:
-        model.fit(*concatenated(batches), batch_size=SAMPLES, shuffle=False, verbose=0)
-    world.same(flat(model))
-    assert close(weights(model), weights(reference(world, MAKERS["Adam"], steps)[0]))
-    assert optimizer.rounds == steps
 
 
 @pytest.mark.parametrize(

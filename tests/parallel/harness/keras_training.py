@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 from harness.world import World
 from horovod_partial.keras.optimizer import DistributedOptimizer
@@ -30,6 +31,8 @@ MODELS = {
     "weighted": WeightedAverage(2, 0.9),
 }
 POLICIES = [*GRADIENTS, *MODELS]
+
+on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
 
 INPUTS, OUTPUTS, SAMPLES = 4, 2, 6
 
