@@ -115,7 +115,7 @@ struct Hooks {
     const auto session = Sessions().FindForHook(*controller);
     if (session != nullptr) session->EndIfBroken();
     originals.recv_ready_tensors(controller, ready_to_reduce, ready);
-    if (session != nullptr) session->AfterRecvReady(ready);
+    if (session != nullptr) session->AfterRecvReady(ready_to_reduce, ready);
   }
   static void SendFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
     const auto session = Sessions().FindForHook(*controller);
@@ -236,7 +236,7 @@ std::map<std::string, Attached>& AttachedLibraries() {
 }
 
 // The sum over all ranks of the fingerprint of what must be the same on them: the format of our messages.
-constexpr std::int64_t kFingerprint = 3;
+constexpr std::int64_t kFingerprint = 4;
 constexpr auto kPollInterval = std::chrono::milliseconds(100);  // of Ctrl-C, in a wait
 
 hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {

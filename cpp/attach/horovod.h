@@ -17,7 +17,17 @@ struct ControllerAccess : hvd::Controller {
   using hvd::Controller::rank_;
   using hvd::Controller::size_;
   using hvd::Controller::tensor_queue_;
+  using hvd::Controller::timeline_;
   static ControllerAccess& Of(hvd::Controller& controller) { return static_cast<ControllerAccess&>(controller); }
+};
+
+struct StallInspectorAccess : hvd::StallInspector {
+  using hvd::StallInspector::perform_stall_check;
+  using hvd::StallInspector::stall_shutdown_time_seconds;
+  using hvd::StallInspector::stall_warning_time_seconds;
+  static const StallInspectorAccess& Of(hvd::Controller& controller) {
+    return static_cast<const StallInspectorAccess&>(controller.GetStallInspector());
+  }
 };
 
 struct QueueAccess : hvd::TensorQueue {

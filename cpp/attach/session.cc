@@ -16,9 +16,6 @@ namespace {
 constexpr long long kShouldShutDown = 1LL << 0;
 constexpr long long kUncachedInQueue = 1LL << 1;
 
-constexpr int kStandInMilliseconds = 20'000;  // less than Gloo's patience with a rank
-constexpr Time kWarnAfter = std::chrono::seconds(60);
-
 static_assert(static_cast<int>(DataType::kUInt8) == hvd::HOROVOD_UINT8 &&
                   static_cast<int>(DataType::kInt8) == hvd::HOROVOD_INT8 &&
                   static_cast<int>(DataType::kUInt16) == hvd::HOROVOD_UINT16 &&
@@ -172,20 +169,30 @@ void Session::Tick(std::vector<long long>& status_bits) {
     bool cycle = engine_.WantsCycle(now, ForeignSince(now));
     if (coordinator_ != nullptr) {
       cycle = cycle || coordinator_->NextDeadline() <= now;
-      WarnAboutWaits(now);
+      WatchWaits(now);
     }
     if (cycle) status_bits[0] &= ~kUncachedInQueue;
   });
   if (failed_) status_bits[0] &= ~kShouldShutDown;
 }
 
-void Session::WarnAboutWaits(Time now) {
-  if (now - last_warning_ < kWarnAfter / 10) return;
-  last_warning_ = now;
-  const std::string waits = coordinator_->DescribeWaits(now - kWarnAfter);
-  if (waits == warned_) return;
+// What Horovod's stall inspector does for its own tensors, by the same settings: it never sees a request of ours.
+void Session::WatchWaits(Time now) {
+  const auto& inspector = StallInspectorAccess::Of(controller_);
+  const Time warn_after = std::chrono::seconds(inspector.stall_warning_time_seconds);
+  const Time end_after = std::chrono::seconds(inspector.stall_shutdown_time_seconds);
+  if (!inspector.perform_stall_check || now - last_watch_ < warn_after / 10) return;
+  last_watch_ = now;
+  const std::string waits = coordinator_->DescribeWaits(now - warn_after);
+  const bool ends = end_after > Time(0) && end_after >= warn_after && coordinator_->OldestWait() < now - end_after;
+  if (waits == warned_ && !ends) return;
   warned_ = waits;
-  if (!waits.empty()) Log(LogLevel::kWarning, rank_, "waiting for a minute and longer: " + waits);
+  if (waits.empty()) return;
+  const std::string text = "waiting for " + std::to_string(inspector.stall_warning_time_seconds) + " s and longer: ";
+  Log(LogLevel::kWarning, rank_, text + waits);
+  if (!ends) return;
+  Log(LogLevel::kError, rank_, "all ranks shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS says");
+  failed_ = true;
 }
 
 void Session::BeforeSendReady(hvd::RequestList& requests) {
@@ -193,129 +200,116 @@ void Session::BeforeSendReady(hvd::RequestList& requests) {
   if (state_ == nullptr) return;
   Guard("SendReadyTensors", [&] {
     engine_.ArriveWhatIsReady();  // with Horovod's response cache off there are no ticks
-    std::vector<std::string> sent;
-    for (const auto& request : requests.requests())
-      if (IsOurs(request.tensor_name())) sent.push_back(BucketName(request.tensor_name()));
     const Time now = Now();
-    const Report report = engine_.BuildReport(sent, now, ForeignSince(now));
+    const Report report = engine_.BuildReport(now, ForeignSince(now), process_set_->joined);
     if (!report.empty()) requests.add_request(Enclose(report, rank_));
   });
   if (failed_) requests.set_shutdown(true);
 }
 
-void Session::AfterRecvReady(std::vector<hvd::RequestList>& ready) {
+void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready) {
   hooks_run_ |= kRecvReadyTensors;
   if (state_ == nullptr) return;
   Guard("RecvReadyTensors", [&] {
     std::lock_guard<std::mutex> lock(coordinator_mutex_);
     const Time now = Now();
     engine_.ArriveWhatIsReady();  // here too, as there are no ticks with Horovod's response cache off
-    WarnAboutWaits(now);
-    // The other ranks' messages: ours are taken out, and go back in when their round closes.
+    WatchWaits(now);
+    // The other ranks' messages: ours are taken out, for Horovod would count them.
     for (Rank rank = 1; rank < size_; ++rank) {
       auto& list = ready[static_cast<std::size_t>(rank)];
       Report report;
-      bool ours = false;
+      std::vector<hvd::Request> others;
       for (const auto& request : list.requests()) {
         if (auto opened = Open(request)) {
           report = std::move(*opened);
-          ours = true;
-        } else if (IsOurs(request.tensor_name())) {
-          requests_[request.tensor_name()].arrived[rank] = request;
-          requests_[request.tensor_name()].devices[rank] = request.device();
-          ours = true;
-        } else if (request.request_type() == hvd::Request::JOIN) {
-          joined_[static_cast<std::size_t>(rank)] = true;
+          continue;
         }
+        if (request.request_type() == hvd::Request::JOIN) joined_[static_cast<std::size_t>(rank)] = true;
+        others.push_back(request);
       }
-      if (ours) {
-        std::vector<hvd::Request> kept;
-        for (const auto& request : list.requests())
-          if (!IsOurs(request.tensor_name()) && !IsReport(request)) kept.push_back(request);
-        list.set_requests(kept);
-      }
+      if (others.size() < list.requests().size()) list.set_requests(others);
       Observe(rank, report, now);
     }
-    // The coordinator's own requests are in its table already.
     joined_[0] = process_set_->joined;
-    std::vector<std::string> sent;
-    for (const auto& row : ControllerAccess::Of(controller_).message_table_) {
-      if (!IsOurs(row.first)) continue;
-      Requests& requests = requests_[row.first];
-      requests.last = row.second.front();
-      requests.devices[0] = requests.last.device();
-      if (!std::exchange(requests.own_reported, true)) sent.push_back(BucketName(row.first));
-    }
-    Observe(0, engine_.BuildReport(sent, now, ForeignSince(now)), now);
+    Observe(0, engine_.BuildReport(now, ForeignSince(now), joined_[0]), now);
     coordinator_->SetJoined(joined_);
     auto closings = coordinator_->Decide(now);
     if (decision_log_ != nullptr) {
       decision_log_->SetJoined(joined_);
       decision_log_->Decide(now, closings);
     }
-
-    std::vector<Closing> begun;
-    std::vector<hvd::Request> rows;
+    const std::string refusal = GroupCommunicators::Refusal(*state_);
     for (auto& closing : closings) {
       const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
-      const std::string refusal = grouped ? GroupCommunicators::Refusal(*state_) : "";
-      if (closing.error.empty() && !refusal.empty())
+      if (closing.error.empty() && grouped && !refusal.empty())
         closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
-      const bool begins = CloseRound(closing, rows);
-      if (begins) begun.push_back(closing);
-      const std::string name = WireName(closing.bucket);
-      closed_[name] = {std::move(closing), begins};
     }
-    if (!rows.empty() && size_ > 1) {
-      // Before a JOIN that the same list may hold: Horovod calls a row ready when it has as many requests as there are
-      // ranks that have not joined, neither more nor fewer.
-      const auto& others = ready[1].requests();
-      rows.insert(rows.end(), others.begin(), others.end());
-      ready[1].set_requests(rows);
-    }
-    engine_.Begin(begun);
-    if (joined_[0]) return;
-    for (const auto& [name, closed] : closed_) {
+    // The round begins here on this rank, not when the responses are known: fusing looks its entries up before that.
+    if (!joined_[0]) BeginOrRefuse(closings);
+    std::map<std::string, std::vector<hvd::Request>> rows;
+    for (const auto& closing : closings) {
+      const std::vector<hvd::Request>& row = rows[WireName(closing.bucket)] = RowOf(closing);
       std::int64_t elements = 1;
-      const hvd::Request& request = requests_[name].last;
-      for (const std::int64_t dimension : request.tensor_shape()) elements *= dimension;
-      PlaceZeros(name, request.tensor_type(), elements, request.device());
+      for (const std::int64_t dimension : row[0].tensor_shape()) elements *= dimension;
+      if (!joined_[0]) PlaceZeros(closing.bucket, row[0].tensor_type(), elements, row[0].device());
+    }
+    // Nothing can fail any more: a row is reduced on every rank.
+    hvd::Timeline& timeline = ControllerAccess::Of(controller_).timeline_;
+    for (auto& closing : closings) {
+      const std::string name = WireName(closing.bucket);
+      timeline.NegotiateStart(name, hvd::Request::ALLREDUCE);  // where nobody has arrived, as in a flush
+      timeline.NegotiateEnd(name);
+      ControllerAccess::Of(controller_).message_table_[name] = std::move(rows.at(name));
+      ready_to_reduce.push_back(name);
+      closed_[name] = std::move(closing);
     }
   });
 }
 
 void Session::Observe(Rank rank, const Report& report, Time now) {
+  hvd::Timeline& timeline = ControllerAccess::Of(controller_).timeline_;
+  for (const auto& item : report.items) {
+    if (item.kind != Report::Item::Kind::kArrival) continue;
+    timeline.NegotiateStart(WireName(item.bucket), hvd::Request::ALLREDUCE);
+    timeline.NegotiateRankReady(WireName(item.bucket), rank);
+  }
   coordinator_->Observe(rank, report, now);
   if (decision_log_ != nullptr) decision_log_->Observe(rank, report, now);
 }
 
-// Completes the row of this round, so that Horovod finds it ready. True if the round begins on this rank at once, and
-// not when the responses are known: fusing looks the entries up before that, and they may not be there yet.
-bool Session::CloseRound(const Closing& closing, std::vector<hvd::Request>& rows) {
-  const std::string name = WireName(closing.bucket);
-  Requests& requests = requests_[name];
-  if (!requests.arrived.empty()) requests.last = requests.arrived.begin()->second;
-  const bool own = requests.own_reported;
-
-  for (Rank rank = own ? 1 : 0; rank < size_; ++rank) {
-    const auto arrived = requests.arrived.find(rank);
-    hvd::Request request = arrived != requests.arrived.end() ? arrived->second : requests.last;
-    request.set_request_rank(rank);
-    if (const auto device = requests.devices.find(rank); device != requests.devices.end())
-      request.set_device(device->second);
-    // Horovod's own check makes the error response; its text is replaced by ours.
-    if (!closing.error.empty() && rank == size_ - 1)
-      request.set_tensor_type(request.tensor_type() == hvd::HOROVOD_UINT8 ? hvd::HOROVOD_INT8 : hvd::HOROVOD_UINT8);
-    rows.push_back(std::move(request));
+// What Horovod makes a response of: a request for each rank, joined ones too, for it finds a rank's device by the rank.
+// They never differ, so Horovod never refuses them.
+std::vector<hvd::Request> Session::RowOf(const Closing& closing) const {
+  const Declaration& declaration = coordinator_->declaration(closing.bucket);
+  hvd::Request request;
+  request.set_request_type(hvd::Request::ALLREDUCE);
+  request.set_tensor_name(WireName(closing.bucket));
+  request.set_tensor_type(HorovodType(declaration.type));
+  request.set_tensor_shape(declaration.shape);
+  request.set_reduce_op(TravellingSum());
+  request.set_prescale_factor(declaration.prescale_factor);
+  request.set_postscale_factor(declaration.postscale_factor);
+  std::vector<hvd::Request> row(static_cast<std::size_t>(size_), request);
+  for (Rank rank = 0; rank < size_; ++rank) {
+    row[static_cast<std::size_t>(rank)].set_request_rank(rank);
+    row[static_cast<std::size_t>(rank)].set_device(coordinator_->device(closing.bucket, rank));
   }
-  requests.arrived.clear();
-  requests.own_reported = false;
+  return row;
+}
 
-  // An own arrival waits until the responses are known: they may refuse it.
-  if (own || joined_[0] || engine_.Find(closing.bucket) == nullptr) return false;
-  if (closing.error.empty()) return true;
-  engine_.Refuse(closing.bucket);
-  return false;
+// Of the buckets that this rank knows.
+void Session::BeginOrRefuse(const std::vector<Closing>& closings) {
+  std::vector<Closing> begun;
+  for (const auto& closing : closings) {
+    if (engine_.Find(closing.bucket) == nullptr) continue;
+    if (closing.error.empty()) {
+      begun.push_back(closing);
+    } else {
+      engine_.Refuse(closing.bucket, closing.error);
+    }
+  }
+  engine_.Begin(begun);
 }
 
 namespace {
@@ -324,10 +318,10 @@ namespace {
 // as this the copies cost more (4 ranks on one machine: from 256 KiB on over MPI, from 4 MiB on over Gloo).
 constexpr std::int64_t kLargeBytes = 4 << 20;
 
-// Ours, with large tensors taken out of fused responses: they are reduced where they lie. What stays together has the
-// same groups.
-template <class GroupsOfTensor>
-std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses, const GroupsOfTensor& groups_of) {
+// Ours, with large tensors taken out of fused responses, which are reduced where they lie, and those that have been
+// refused. What stays together has the same groups.
+std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
+                                   const std::map<std::string, Closing>& closed) {
   std::vector<hvd::Response> list;
   for (const auto& response : responses) {
     if (!IsOurs(response) || response.tensor_names().size() < 2) {
@@ -339,14 +333,15 @@ std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses, 
     for (std::size_t i = 0; i < response.tensor_names().size(); ++i) {
       const std::string& name = response.tensor_names()[i];
       const std::int64_t elements = response.tensor_sizes()[i];
-      const bool alone = elements * element_bytes >= kLargeBytes;
-      const auto known = alone ? together.end() : together.find(groups_of(name));
+      const Closing& closing = closed.at(name);
+      const bool alone = elements * element_bytes >= kLargeBytes || !closing.error.empty();
+      const auto known = alone ? together.end() : together.find(closing.groups);
       if (known != together.end()) {
         list[known->second].add_tensor_name(name);
         list[known->second].add_tensor_size(elements);
         continue;
       }
-      if (!alone) together[groups_of(name)] = list.size();
+      if (!alone) together[closing.groups] = list.size();
       list.push_back(response);
       list.back().set_tensor_names({name});
       list.back().set_tensor_sizes({elements});
@@ -366,20 +361,20 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
     for (const auto& response : responses.responses())
       if (response.response_type() == hvd::Response::JOIN) joined_.assign(joined_.size(), false);
     if (!HasOurs(responses)) return;
-    std::vector<hvd::Response> list =
-        Unfused(responses.responses(), [&](const std::string& name) { return closed_.at(name).closing.groups; });
+    std::vector<hvd::Response> list = Unfused(responses.responses(), closed_);
     for (auto& response : list) {
       if (!IsOurs(response)) continue;
-      if (response.response_type() == hvd::Response::ERROR) {
-        const std::string& name = response.tensor_names()[0];
-        const std::string& error = closed_.at(name).closing.error;
-        if (!error.empty()) response.set_error_message(error);
+      const std::string& name = response.tensor_names()[0];
+      const std::string& error = closed_.at(name).error;
+      if (!error.empty()) {
+        response.set_response_type(hvd::Response::ERROR);
+        response.set_error_message(error);
         coordinator_->Forget(BucketName(name));
         if (decision_log_ != nullptr) decision_log_->Forget(BucketName(name));
         continue;
       }
       std::vector<Closing> closings;
-      for (const auto& name : response.tensor_names()) closings.push_back(closed_.at(name).closing);
+      for (const auto& name : response.tensor_names()) closings.push_back(closed_.at(name));
       Enclose(closings, response);
     }
     responses.set_responses(list);
@@ -406,37 +401,30 @@ void Unwrap(hvd::ResponseList& responses, int size) {
 }  // namespace
 
 void Session::AfterSendFinal(hvd::ResponseList& responses) {
-  if (state_ == nullptr || !HasOurs(responses)) return;
-  Guard("SendFinalTensors", [&] {
-    std::vector<Closing> own;  // the others have begun already
-    for (auto& closing : OpenAll(responses))
-      if (!closed_.at(WireName(closing.bucket)).begun && engine_.Find(closing.bucket) != nullptr)
-        own.push_back(std::move(closing));
-    if (!process_set_->joined) engine_.Begin(own);
-  });
+  if (state_ == nullptr) return;
+  NoteJoin(responses);
+  if (!HasOurs(responses)) return;
+  Guard("SendFinalTensors", [&] { OpenAll(responses); });
   closed_.clear();
   Unwrap(responses, size_);
-  FillMissing(responses);
 }
 
 void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   hooks_run_ |= kRecvFinalTensors;
-  if (state_ == nullptr || !HasOurs(responses)) return;
+  if (state_ == nullptr) return;
+  NoteJoin(responses);
+  if (!HasOurs(responses)) return;
   Guard("RecvFinalTensors", [&] {
-    std::vector<Closing> closings = OpenAll(responses);
-    if (process_set_->joined) return;
-    for (const auto& response : responses.responses()) {
-      if (!IsOurs(response) || response.response_type() != hvd::Response::ERROR) continue;
-      const std::string bucket = BucketName(response.tensor_names()[0]);
-      if (engine_.Find(bucket) != nullptr) engine_.Refuse(bucket);
-    }
-    std::vector<Closing> begun;
-    for (auto& closing : closings)
-      if (engine_.Find(closing.bucket) != nullptr) begun.push_back(std::move(closing));
-    engine_.Begin(begun);
+    const std::vector<Closing> closings = OpenAll(responses);
+    if (!process_set_->joined) BeginOrRefuse(closings);
   });
   Unwrap(responses, size_);
   FillMissing(responses);
+}
+
+void Session::NoteJoin(const hvd::ResponseList& responses) {
+  for (const auto& response : responses.responses())
+    if (response.response_type() == hvd::Response::JOIN) engine_.ReturnFromJoin();
 }
 
 // The closings of a cycle. Those with groups are noted, on joined ranks too, for when Horovod executes them.
@@ -448,7 +436,14 @@ std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
         "does not know. Turn hierarchical and torus allreduce off");
   std::vector<Closing> closings;
   for (const auto& response : responses.responses()) {
-    if (!IsOurs(response) || response.response_type() == hvd::Response::ERROR) continue;
+    if (!IsOurs(response)) continue;
+    if (response.response_type() == hvd::Response::ERROR) {
+      Closing refused;
+      refused.bucket = BucketName(response.tensor_names()[0]);
+      refused.error = response.error_message();
+      closings.push_back(std::move(refused));
+      continue;
+    }
     for (auto& closing : Open(response, size_)) {
       if (!closing.groups.empty() || !closing.upcoming.empty()) grouped_[WireName(closing.bucket)] = closing;
       closings.push_back(std::move(closing));
@@ -513,20 +508,21 @@ void Session::FillMissing(const hvd::ResponseList& responses) {
     if (!IsOurs(response)) continue;
     const bool error = response.response_type() == hvd::Response::ERROR;
     for (std::size_t i = 0; i < response.tensor_names().size(); ++i)
-      PlaceZeros(response.tensor_names()[i], error ? hvd::HOROVOD_UINT8 : response.tensor_type(),
+      PlaceZeros(BucketName(response.tensor_names()[i]), error ? hvd::HOROVOD_UINT8 : response.tensor_type(),
                  error ? 0 : response.tensor_sizes()[i],
                  error ? CPU_DEVICE_ID : response.devices()[static_cast<std::size_t>(rank_)]);
   }
 }
 
-void Session::PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements, int device) {
+void Session::PlaceZeros(const std::string& name, hvd::DataType type, std::int64_t elements, int device) {
+  const std::string wire_name = WireName(name);
   auto& queue = QueueAccess::Of(controller_);
   {
     std::lock_guard<std::mutex> lock(queue.mutex_);
     if (queue.tensor_table_.count(wire_name) > 0) return;
   }
   // A bucket that has failed here lies where it did; of one that this rank never used the response only has a guess.
-  if (const auto bucket = engine_.Find(BucketName(wire_name))) device = bucket->core.memory().device();
+  if (const auto bucket = engine_.Find(name)) device = bucket->core.memory().device();
   const auto bytes = static_cast<std::size_t>(elements) * SizeOf(static_cast<DataType>(type));
   auto zeros = std::make_shared<Buffer>();
   zeros->Reserve(bytes, MemoryOf(device));
@@ -579,59 +575,14 @@ hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<BucketHandle>& bu
   return made;
 }
 
-// Puts entry and request where Horovod's own Enqueue would. Not through it: it would register a group for each tensor
-// when group fusion is off, and a rank whose entry is made late would have none.
-std::string Session::Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) {
-  const BucketConfig& config = bucket->config;
-  hvd::Request request;
-  request.set_request_rank(rank_);
-  request.set_request_type(hvd::Request::ALLREDUCE);
-  request.set_tensor_name(WireName(bucket->core.name()));
-  request.set_tensor_type(HorovodType(config.options.type));
-  request.set_tensor_shape(config.shape);
-  request.set_device(bucket->core.memory().device());
-  request.set_reduce_op(TravellingSum());
-  request.set_prescale_factor(config.prescale_factor);
-  request.set_postscale_factor(config.postscale_factor);
-  hvd::TensorTableEntry made = MakeEntry(bucket, entry);
-
-  const auto controller = alive_.lock();
-  if (controller == nullptr) return hvd::SHUT_DOWN_ERROR.reason();
-  auto& queue = QueueAccess::Of(*controller);
-  for (int tries = 0; tries < kStandInMilliseconds; ++tries) {
-    {
-      std::lock_guard<std::mutex> lock(queue.mutex_);
-      // Under the queue's lock: a shutdown that we do not see yet will find this entry and call it back.
-      if (!Alive()) return hvd::SHUT_DOWN_ERROR.reason();
-      if (queue.tensor_table_.count(made.tensor_name) == 0) {
-        queue.tensor_table_.emplace(made.tensor_name, std::move(made));
-        queue.message_queue_.push(std::move(request));
-        return {};
-      }
-    }
-    // What stood in for this rank, zeros or nothing, waits for its turn behind what is being reduced.
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return hvd::DUPLICATE_NAME_ERROR.reason();
-}
-
-void Session::Retract(const BucketHandle& bucket) {
-  const std::string name = WireName(bucket.core.name());
-  auto& queue = QueueAccess::Of(controller_);
-  std::lock_guard<std::mutex> lock(queue.mutex_);
-  queue.tensor_table_.erase(name);
-  for (std::size_t left = queue.message_queue_.size(); left > 0; --left) {
-    hvd::Request request = std::move(queue.message_queue_.front());
-    queue.message_queue_.pop();
-    if (request.tensor_name() != name) queue.message_queue_.push(std::move(request));
-  }
-}
-
+// Puts the entry where Horovod's own Enqueue would, without a request.
 void Session::Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) {
   hvd::TensorTableEntry made = MakeEntry(bucket, entry);
   auto& queue = QueueAccess::Of(controller_);
   std::lock_guard<std::mutex> lock(queue.mutex_);
-  queue.tensor_table_.emplace(made.tensor_name, std::move(made));
+  const std::string name = made.tensor_name;
+  if (!queue.tensor_table_.emplace(name, std::move(made)).second)
+    throw std::logic_error("Horovod has an entry for " + name + " already");
 }
 
 }  // namespace horovod_partial::attach

@@ -31,7 +31,7 @@ enum Hook : unsigned {
 };
 
 // Made when Horovod initialises a controller, and closed when that controller's successor appears or Horovod shuts
-// down. The hooks run on Horovod's background thread; Submit and Alive on the application's.
+// down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt on the application's.
 class Session final : public Transport, public std::enable_shared_from_this<Session> {
  public:
   struct Options {
@@ -57,7 +57,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   // --- Background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
   void BeforeSendReady(hvd::RequestList& requests);
-  void AfterRecvReady(std::vector<hvd::RequestList>& ready);
+  void AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready);
   void BeforeSendFinal(hvd::ResponseList& responses);
   void AfterSendFinal(hvd::ResponseList& responses);
   void AfterRecvFinal(hvd::ResponseList& responses);
@@ -73,8 +73,6 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void EndIfBroken() const;
 
   // --- Transport
-  std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
-  void Retract(const BucketHandle& bucket) override;
   void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
   bool Alive() const override;
   void Interrupt() const override { CheckInterrupt(); }
@@ -86,13 +84,15 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void WatchForShutdown();
   hvd::TensorTableEntry MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry);
   // An entry of zeros, whose result nobody wants, unless there is an entry.
-  void PlaceZeros(const std::string& wire_name, hvd::DataType type, std::int64_t elements, int device);
-  bool CloseRound(const Closing& closing, std::vector<hvd::Request>& rows);
+  void PlaceZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
+  std::vector<hvd::Request> RowOf(const Closing& closing) const;
+  void BeginOrRefuse(const std::vector<Closing>& closings);
   void FillMissing(const hvd::ResponseList& responses);
   std::vector<Closing> OpenAll(const hvd::ResponseList& responses);
   Time ForeignSince(Time now);
   void Guard(const char* hook, const std::function<void()>& body);
-  void WarnAboutWaits(Time now);
+  void WatchWaits(Time now);
+  void NoteJoin(const hvd::ResponseList& responses);
   void Observe(Rank rank, const Report& report, Time now);
 
   hvd::Controller& controller_;                 // background thread
@@ -111,22 +111,11 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   std::string foreign_;                            // a collective that is not ours, outstanding
   std::weak_ptr<hvd::OpContext> foreign_context_;  // and which of that name; a barrier has none
   Time foreign_since_ = kNever;
-  struct Requests {
-    std::map<Rank, hvd::Request> arrived;  // of the open round; rank 0's is in Horovod's own table
-    hvd::Request last;                     // what to complete the row with
-    std::map<Rank, int> devices;           // on which each rank's tensor lies, once it has arrived
-    bool own_reported = false;
-  };
-  std::map<std::string, Requests> requests_;  // coordinator, by wire name
-  struct Closed {
-    Closing closing;
-    bool begun = false;  // on this rank, before the responses are known
-  };
-  std::map<std::string, Closed> closed_;    // coordinator: decided in this cycle, by wire name
+  std::map<std::string, Closing> closed_;   // coordinator: decided in this cycle, by wire name
   std::map<std::string, Closing> grouped_;  // rounds with groups, now or later, that have not been executed yet
   std::unique_ptr<GroupCommunicators> communicators_;
   std::vector<bool> joined_;  // coordinator
-  Time last_warning_{0};
+  Time last_watch_{0};
   std::string warned_;
 
   mutable std::mutex coordinator_mutex_;      // guards coordinator_ against readers of statistics

@@ -45,7 +45,6 @@ inline BucketConfig MakeConfig(DataType type, const std::vector<std::int64_t>& s
       "weights", arguments.weights,
       {{"uniform", Weights::kUniform}, {"contraction", Weights::kContraction}, {"staleness", Weights::kStaleness}});
   config.options.weight_parameter = arguments.weight_parameter;
-  config.options.by_notice = policy.grouped();
   config.policy = policy;
   config.shape = shape;
   config.prescale_factor = arguments.prescale_factor;

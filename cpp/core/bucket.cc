@@ -30,7 +30,12 @@ void Bucket::Keep(const void* model) {
   incoming_gradients_ = 1;
 }
 
+void Bucket::ForgetCleared() {
+  if (std::exchange(cleared_, false)) outgoing_gradients_ = 0;
+}
+
 void Bucket::MergePendingInto(Arrival& arrival) {
+  ForgetCleared();
   if (!HasPending()) return;
   if (outgoing_gradients_ > 0) memory().Add(options_.type, arrival.output, outgoing_.data(), options_.elements);
   if (incoming_gradients_ > 0) memory().Add(options_.type, arrival.output, incoming_.data(), options_.elements);
@@ -95,6 +100,7 @@ int Bucket::ReportArrival() {
 int Bucket::ReportPending() {
   if (state_ == State::kRunning) return 0;  // outgoing_ is in use; what came since is announced afterwards
   if (reported()) return 0;
+  ForgetCleared();
   if (options_.late == Late::kKeep) {
     // An arrival that has slipped in is either on time for its round or not in it.
     if (incoming_gradients_ > 0 && state_ != State::kArrived) {
@@ -133,23 +139,11 @@ void Bucket::Weigh(Rank rank) {
 Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   const auto& mine = closing.contributions.at(static_cast<std::size_t>(rank));
   const bool announced = reported();
-  const bool announced_by_notice = announces();
   Entry entry;
   if (!closing.Includes(rank)) {
     entry.member = false;
     const bool nobody = GroupsOf(closing.groups).empty();  // then it is no round: a flush of models delivers nothing
     completed_ = std::max(completed_, closing.round + (nobody ? 0 : 1));
-    if (state_ == State::kArrived && !announced_by_notice) {
-      entry.retract = true;
-      if (options_.by_notice) {
-        declared_ = true;  // a round of this bucket has closed: from now on notices announce arrivals, also this one
-        return entry;
-      }
-      ++incoming_late_;
-      if (!only_delivers_) AddPending(arrival_);
-      state_ = State::kIdle;
-      last_ = closing;
-    }
     return entry;
   }
   const int gradients = announced ? arrival_.gradients : outgoing_gradients_;
@@ -177,7 +171,6 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   } else {
     on_time_ = false;
     if (state_ == State::kArrived) {
-      entry.retract = !announced_by_notice;
       ++incoming_late_;
       if (!only_delivers_) AddPending(arrival_);
     }
@@ -208,6 +201,7 @@ bool Bucket::Finish() {
     memory().Copy(late_result.data(), arrival_.output, bytes());
   } else if (!kept) {
     outgoing_gradients_ = 0;
+    cleared_ = false;
   }
   // A round that only delivered, and had nothing to deliver, is no update: a step with zeros would not be none.
   if (std::exchange(discard_result_, false) || members_gradients_ == 0) return false;
@@ -228,7 +222,8 @@ void Bucket::Clear() {
   if (options_.late == Late::kKeep) {
     outgoing_gradients_ = 0;  // announced perhaps; then it is sent once more, as it was
   } else if (state_ != State::kRunning && outgoing_gradients_ > 0) {
-    outgoing_.Zero();  // the coordinator may count on it already: it is delivered, as nothing
+    outgoing_.Zero();
+    cleared_ = true;
   }
   wants_full_round_ = declared_;
 }

@@ -37,8 +37,7 @@ struct BucketOptions {
   Late late = Late::kAccumulate;
   Weights weights = Weights::kUniform;  // of the fresh contributions; the sum is their weighted average then
   double weight_parameter = 1;          // contraction or alpha (weights.h)
-  bool by_notice = false;       // after round 0 a report announces arrivals, and no request: not every round takes them
-  bool drop_nonfinite = false;  // a late contribution that is not finite is dropped and counted
+  bool drop_nonfinite = false;          // a late contribution that is not finite is dropped and counted
   bool drop_nonfinite_results = false;  // and so is a missed result: where on-time ranks skip it too, as with a scaler
 };
 
@@ -52,8 +51,7 @@ struct BucketOptions {
 //       +--------------------------+---------------------------+
 //                  Begin, late entry
 //
-// A round may leave this rank out (its group is empty): then nothing changes, and an arrival goes on waiting, if it was
-// announced by notice. A submitted one, which slipped in, becomes late.
+// A round may leave this rank out (its group is empty): then nothing changes, and an arrival goes on waiting.
 //
 // Buffers, each as large as the bucket and allocated when first needed, all of them by a late rank only:
 //   outgoing_  the announced pending sum; while a late entry runs it is the reduction's input and output
@@ -76,16 +74,15 @@ class Bucket {
     int work = 0;  // what its weight follows from; with Weights::kStaleness the bucket counts by itself
   };
   enum class Arrived : std::uint8_t {
-    kOnTime,   // submit a request; Finish will have the result in the arrival's output
+    kOnTime,   // the next report says so; Finish will have the result in the arrival's output
     kLate,     // the contribution is pending, results are waiting: TakeMissed has them now
     kWaiting,  // the contribution is pending, a round is running: TakeMissed has its result after Finish
     kBusy,     // an arrival is outstanding already; nothing was done
   };
-  // What to reduce in this round, and whether the request that was submitted stands.
+  // What to reduce in this round.
   struct Entry {
-    bool own = false;      // the submitted request is the entry
-    bool retract = false;  // it is not: it came too late for this round
-    bool member = true;    // else there is nothing to reduce on this rank
+    bool own = false;    // it is the arrival; else what is pending, or nothing
+    bool member = true;  // else there is nothing to reduce on this rank
     const void* input = nullptr;
     void* output = nullptr;
   };
@@ -98,9 +95,11 @@ class Bucket {
   // returned.
   std::deque<Buffer> TakeMissed(void* output);
 
-  // Background thread, once in every negotiating cycle. Reported: the arrival's request travels in this cycle, so its
-  // contribution is complete now. Returns how many gradients are in it.
+  // Background thread, once in every negotiating cycle. The coordinator hears of the arrival, so its contribution is
+  // complete now. Returns how many gradients are in it.
   int ReportArrival();
+  // The coordinator has forgotten the arrival, because this rank has joined: it is to be reported again.
+  void Unreport() { reported_ = false; }
   // Announces what is pending; returns how many gradients that is.
   int ReportPending();
   // Late arrivals in what ReportPending has announced that no round has seen.
@@ -111,11 +110,12 @@ class Bucket {
   // The reduction has ended well. True if the result is in the arrival's output, false if it was added to the missed.
   bool Finish();
 
-  // Forgets what is pending and missed, as loading a checkpoint does; the next arrival asks for a full round.
+  // Forgets what is pending and missed, as loading a checkpoint does; the next arrival asks for a full round. What the
+  // coordinator has heard of in the cycle under way may still be in a closing: it is delivered as zeros then.
   void Clear();
 
   State state() const { return state_; }
-  const Arrival& arrival() const { return arrival_; }  // of kArrived: what to submit
+  const Arrival& arrival() const { return arrival_; }  // of kArrived
   const std::string& name() const { return name_; }
   Memory& memory() const { return *options_.memory; }
   const BucketOptions& options() const { return options_; }
@@ -123,9 +123,8 @@ class Bucket {
   bool declared() const { return declared_; }                               // a round of this bucket has closed
   bool reported() const { return state_ == State::kArrived && reported_; }  // the coordinator knows of the arrival
   bool wants_full_round() const { return wants_full_round_; }
-  bool announces() const { return options_.by_notice && declared_; }  // arrivals come by notice, not by request
-  bool HasPending() const {                                           // which a round shall deliver
-    return options_.late == Late::kAccumulate && outgoing_gradients_ + incoming_gradients_ > 0;
+  bool HasPending() const {  // which a round shall deliver
+    return options_.late == Late::kAccumulate && (cleared_ ? 0 : outgoing_gradients_) + incoming_gradients_ > 0;
   }
   bool HasUnannounced() const { return incoming_gradients_ > 0; }
   bool HasMissed() const { return !missed_.empty(); }
@@ -140,6 +139,7 @@ class Bucket {
   void AddPending(const Arrival& arrival);
   void Keep(const void* model);
   void Weigh(Rank rank);
+  void ForgetCleared();
   void MergePendingInto(Arrival& arrival);
 
   const std::string name_;
@@ -155,11 +155,12 @@ class Bucket {
   bool on_time_ = false;   // kRunning: the entry is the arrival
   bool wants_full_round_ = false;
   bool discard_result_ = false;  // kRunning, late: the result is of before a Clear
-  int members_gradients_ = 0;    // kRunning: in the sum that this rank gets
-  int missed_gradients_ = 0;     // kKeep: in the missed result
-  int incoming_late_ = 0;        // kKeep: late arrivals in incoming_
-  int outgoing_late_ = 0;        // kKeep: late arrivals in outgoing_ that no round has seen
-  int iteration_ = 0;            // Weights::kStaleness: of this rank's model
+  bool cleared_ = false;  // what is outgoing has been forgotten; a round that counts it may close until the next report
+  int members_gradients_ = 0;  // kRunning: in the sum that this rank gets
+  int missed_gradients_ = 0;   // kKeep: in the missed result
+  int incoming_late_ = 0;      // kKeep: late arrivals in incoming_
+  int outgoing_late_ = 0;      // kKeep: late arrivals in outgoing_ that no round has seen
+  int iteration_ = 0;          // Weights::kStaleness: of this rank's model
 
   Buffer outgoing_;
   int outgoing_gradients_ = 0;

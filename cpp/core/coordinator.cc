@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <tuple>
 
 namespace horovod_partial {
 namespace {
@@ -25,9 +26,15 @@ bool Coordinator::Bucket::HasArrival() const {
   return std::any_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; });
 }
 
+void Coordinator::Bucket::FindFirstArrival() {
+  first_arrival = kNever;
+  for (const Arrival& arrival : arrivals)
+    if (arrival.present) first_arrival = std::min(first_arrival, arrival.time);
+}
+
 // Somebody has asked that all ranks come, or the policy does in this round.
 bool Coordinator::Bucket::WantsEverybody() const {
-  return (policy && IsFullRound(*policy, round)) ||
+  return (declaration && IsFullRound(policy(), round)) ||
          std::any_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.full; });
 }
 
@@ -35,7 +42,7 @@ bool Coordinator::Bucket::WantsEverybody() const {
 bool Coordinator::Bucket::Running() const { return std::find(running.begin(), running.end(), true) != running.end(); }
 
 Time Coordinator::Bucket::Grace() const {
-  return policy->grace == Policy::kAutomaticGrace ? grace.Estimate() : policy->grace;
+  return policy().grace == Policy::kAutomaticGrace ? grace.Estimate() : policy().grace;
 }
 
 Coordinator::Bucket& Coordinator::Find(const std::string& name) {
@@ -52,6 +59,24 @@ Coordinator::Bucket& Coordinator::Find(const std::string& name) {
     bucket.offsets.count.resize(Index(size_));
   }
   return bucket;
+}
+
+int Coordinator::device(const std::string& name, Rank rank) const {
+  const Bucket& bucket = buckets_.at(name);
+  const auto it = bucket.devices.find(rank);
+  return it == bucket.devices.end() ? bucket.declaration->device : it->second;
+}
+
+void Coordinator::SetJoined(std::vector<bool> joined) {
+  joined_ = std::move(joined);
+  for (Rank rank = 0; rank < size_; ++rank) {
+    if (!joined_[Index(rank)]) continue;
+    for (auto& [name, bucket] : buckets_) {
+      bucket.arrivals[Index(rank)] = {};
+      bucket.declared.erase(rank);
+      bucket.FindFirstArrival();
+    }
+  }
 }
 
 void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
@@ -90,7 +115,10 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
     const Time step = last == kNever ? Time(0) : arrived - last;
     last = arrived;
     bucket.arrivals[Index(rank)] = {item.gradients, item.work, true, item.full, arrived, step};
-    if (item.declares) bucket.declared[rank] = item.policy;
+    if (item.declaration) {
+      bucket.declared[rank] = *item.declaration;
+      bucket.devices[rank] = item.declaration->device;
+    }
     bucket.first_arrival = std::min(bucket.first_arrival, arrived);
     if (bucket.satisfied != kNever) bucket.grace.RecordLag(std::max(arrived - bucket.satisfied, kSmallestLag));
   }
@@ -116,15 +144,15 @@ bool Coordinator::TooStale(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
     const bool contributes = bucket.arrivals[Index(rank)].present || bucket.late[Index(rank)] > 0;
     if (contributes || Absent(rank)) continue;
-    if (bucket.round - bucket.last_contribution[Index(rank)] > bucket.policy->max_staleness) return true;
+    if (bucket.round - bucket.last_contribution[Index(rank)] > bucket.policy().max_staleness) return true;
   }
   return false;
 }
 
 bool Coordinator::Satisfied(const Bucket& bucket) const {
   if (bucket.WantsEverybody() || TooStale(bucket)) return false;
-  if (bucket.policy->rule == Policy::Rule::kInitiator) {
-    Rank rank = Initiator(*bucket.policy, bucket.round, size_);
+  if (bucket.policy().rule == Policy::Rule::kInitiator) {
+    Rank rank = Initiator(bucket.policy(), bucket.round, size_);
     for (int tries = 0; tries < size_ && joined_[Index(rank)]; ++tries) rank = (rank + 1) % size_;
     return bucket.arrivals[Index(rank)].present;
   }
@@ -134,7 +162,7 @@ bool Coordinator::Satisfied(const Bucket& bucket) const {
     arrived += bucket.arrivals[Index(rank)].present ? 1 : 0;
     active += joined_[Index(rank)] ? 0 : 1;
   }
-  return arrived >= std::min(bucket.policy->quorum, active);
+  return arrived >= std::min(bucket.policy().quorum, active);
 }
 
 // Rule 7.
@@ -155,8 +183,8 @@ bool Coordinator::NobodyWillDeclare(const Bucket& bucket) const {
 
 std::optional<Closing::Reason> Coordinator::Verdict(const Bucket& bucket, Time now) const {
   if (!bucket.HasArrival()) return std::nullopt;
-  if (EverybodyArrived(bucket)) return bucket.policy ? Closing::Reason::kEverybody : Closing::Reason::kFirst;
-  if (!bucket.policy || bucket.satisfied == kNever) return std::nullopt;
+  if (EverybodyArrived(bucket)) return bucket.declaration ? Closing::Reason::kEverybody : Closing::Reason::kFirst;
+  if (!bucket.declaration || bucket.satisfied == kNever) return std::nullopt;
   if (now - bucket.satisfied >= bucket.Grace()) return Closing::Reason::kQuorum;
   return std::nullopt;
 }
@@ -192,25 +220,14 @@ std::optional<Closing::Reason> Coordinator::FlushReason() const {
   return everybody_ends ? Closing::Reason::kEnd : Closing::Reason::kFlush;
 }
 
-std::string Coordinator::Disagreement(const Bucket& bucket) const {
-  const auto differs = [](const Policy& a, const Policy& b) {
-    return a.rule != b.rule || a.quorum != b.quorum || a.seed != b.seed || a.max_staleness != b.max_staleness ||
-           a.grace != b.grace || !(a.schedule == b.schedule) || a.period != b.period || a.group_size != b.group_size ||
-           a.window != b.window || a.description != b.description;
-  };
-  const Policy& expected = bucket.policy ? *bucket.policy : bucket.declared.begin()->second;
-  for (const auto& [rank, policy] : bucket.declared) {
-    if (!differs(expected, policy)) continue;
-    std::ostringstream text;
-    text << "Mismatched sync policies: ";
-    if (bucket.policy) {
-      text << "the bucket was declared with " << expected.description;
-    } else {
-      text << "rank " << bucket.declared.begin()->first << " asked for " << expected.description;
-    }
-    text << ", but rank " << rank << " asked for " << policy.description
-         << ". Use the same policy with the same settings on every rank.";
-    return text.str();
+std::string Coordinator::DisagreementOf(const Bucket& bucket) const {
+  const auto& [first, said] = *bucket.declared.begin();
+  const Rank by = bucket.declaration ? bucket.declared_by : first;
+  const Declaration& expected = bucket.declaration ? *bucket.declaration : said;
+  for (const auto& [rank, declaration] : bucket.declared) {
+    const std::string text =
+        Disagreement("rank " + std::to_string(by), expected, "rank " + std::to_string(rank), declaration);
+    if (!text.empty()) return text;
   }
   return {};
 }
@@ -244,16 +261,16 @@ Partition Coordinator::FormGroups(Bucket& bucket, Time now) {
 // The groups of a round that closes whatever its policy says, or because its policy is satisfied. A flush of models has
 // nothing to deliver: nobody takes part, but all ranks see that it is over.
 Partition Coordinator::GroupsFor(Bucket& bucket, Closing::Reason reason) const {
-  if (!bucket.policy || !bucket.policy->grouped()) return {};
+  if (!bucket.declaration || !bucket.policy().grouped()) return {};
   if (EverybodyArrived(bucket) && bucket.WantsEverybody()) return {};
   if (!bucket.HasArrival()) return PartitionOf({}, size_);
-  if (bucket.policy->rule != Policy::Rule::kReady) {
+  if (bucket.policy().rule != Policy::Rule::kReady) {
     if (reason == Closing::Reason::kLiveness && bucket.WantsEverybody()) return {};
-    return GroupsOf(bucket.policy->schedule, bucket.round, size_);
+    return GroupsOf(bucket.policy().schedule, bucket.round, size_);
   }
   // Those who were held may be more than a group.
   const auto left = InOrderOfArrival(bucket);
-  const auto most = static_cast<std::size_t>(bucket.policy->group_size);
+  const auto most = static_cast<std::size_t>(bucket.policy().group_size);
   std::vector<Members> groups;
   for (std::size_t first = 0; first < left.size(); first += most) {
     const auto begin = left.begin() + static_cast<std::ptrdiff_t>(first);
@@ -271,17 +288,18 @@ Closing::Contribution Coordinator::ContributionOf(const Bucket& bucket, Rank ran
   if (joined_[Index(rank)]) return contribution;
   if (arrival.present) return {arrival.gradients, true, false, arrival.work};
   contribution.gradients = bucket.pending[Index(rank)];
-  if (!bucket.policy || bucket.policy->schedule.kind == Schedule::Kind::kNone) return contribution;
+  if (!bucket.declaration || bucket.policy().schedule.kind == Schedule::Kind::kNone) return contribution;
   // A model that is kept goes into round after round, but not for ever.
   contribution.stale = bucket.late[Index(rank)] == 0;
   const Round age = bucket.round - bucket.last_contribution[Index(rank)];
-  if (contribution.stale && age > bucket.policy->max_staleness) contribution = {};
+  if (contribution.stale && age > bucket.policy().max_staleness) contribution = {};
   return contribution;
 }
 
 // Round 0 closes: from now on the bucket has a policy.
-void Coordinator::Begin(Bucket& bucket, const Policy& policy, Closing& closing) const {
-  bucket.policy = policy;
+void Coordinator::Begin(Bucket& bucket, Closing& closing) const {
+  std::tie(bucket.declared_by, bucket.declaration) = *bucket.declared.begin();
+  const Policy& policy = bucket.policy();
   if (policy.rule == Policy::Rule::kReady) bucket.ready_groups.emplace(size_, policy.group_size, policy.window);
   const Round upcoming = std::min(CycleOf(policy.schedule, size_), kUpcoming);
   for (Round round = 1; round <= upcoming; ++round) closing.upcoming.push_back(GroupsOf(policy.schedule, round, size_));
@@ -294,7 +312,7 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
   closing.round = bucket.round;
   closing.reason = reason;
   closing.groups = std::move(groups);
-  const bool flush = bucket.policy && bucket.policy->grouped() && !bucket.HasArrival();
+  const bool flush = bucket.declaration && bucket.policy().grouped() && !bucket.HasArrival();
   for (Rank rank = 0; rank < size_; ++rank) {
     if (!closing.Includes(rank)) {
       closing.contributions.emplace_back();
@@ -312,13 +330,13 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
     bucket.late_seen[Index(rank)] = 0;
   }
   if (!bucket.declared.empty()) {
-    closing.error = Disagreement(bucket);
-    if (!bucket.policy && reason == Closing::Reason::kLiveness) {
+    closing.error = DisagreementOf(bucket);
+    if (!bucket.declaration && reason == Closing::Reason::kLiveness) {
       closing.error =
           "No rank that is missing will ever use this bucket: they have ended, or wait in a flush. "
           "Use a new bucket on every rank, before any of them flushes or ends.";
     }
-    if (!bucket.policy) Begin(bucket, bucket.declared.begin()->second, closing);
+    if (!bucket.declaration) Begin(bucket, closing);
     bucket.declared.clear();
   }
   if (flush) return closing;  // no round
@@ -326,9 +344,7 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
   bucket.closed = now;
   bucket.last_first_arrival = bucket.first_arrival;
   bucket.last_satisfied = bucket.satisfied == kNever ? now : bucket.satisfied;
-  bucket.first_arrival = kNever;
-  for (const Arrival& arrival : bucket.arrivals)
-    if (arrival.present) bucket.first_arrival = std::min(bucket.first_arrival, arrival.time);
+  bucket.FindFirstArrival();
   bucket.satisfied = kNever;
   ++bucket.round;
   return closing;
@@ -344,7 +360,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   std::vector<Closing> closings;
   if (stuck_since_ != kNever && now - stuck_since_ >= kAbandonAfter) {
     for (auto& [name, bucket] : buckets_)
-      if (bucket.policy) closings.push_back(Close(name, bucket, Closing::Reason::kEnd, now));
+      if (bucket.declaration) closings.push_back(Close(name, bucket, Closing::Reason::kEnd, now));
     stuck_since_ = kNever;
     if (!closings.empty()) return closings;
   }
@@ -358,7 +374,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
       again_ = again_ || (bucket.Running() && bucket.HasArrival());
       continue;
     }
-    if (bucket.policy && bucket.HasArrival()) {
+    if (bucket.declaration && bucket.HasArrival()) {
       if (!Satisfied(bucket)) {
         bucket.satisfied = kNever;  // a rank that was exempt is back, and too stale to be left out
       } else if (bucket.satisfied == kNever) {
@@ -377,7 +393,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     if (!bucket.HasArrival()) continue;
     anybody_waits = true;
     if (bucket.Running()) continue;
-    if (!(bucket.policy ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket))) continue;
+    if (!(bucket.declaration ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket))) continue;
     if (!closings.empty()) {
       again_ = true;  // one at a time, and only when nothing else closes
     } else {
@@ -392,7 +408,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     again_ = true;
   } else if (reason) {
     for (auto& [name, bucket] : buckets_)
-      if (bucket.policy) closings.push_back(Close(name, bucket, *reason, now));
+      if (bucket.declaration) closings.push_back(Close(name, bucket, *reason, now));
   }
   return closings;
 }
@@ -401,11 +417,19 @@ Time Coordinator::NextDeadline() const {
   if (again_) return Time::min();
   Time earliest = stuck_since_ == kNever ? kNever : stuck_since_ + kAbandonAfter;
   for (const auto& [name, bucket] : buckets_) {
-    if (bucket.policy && bucket.satisfied != kNever) earliest = std::min(earliest, bucket.satisfied + bucket.Grace());
+    if (bucket.declaration && bucket.satisfied != kNever)
+      earliest = std::min(earliest, bucket.satisfied + bucket.Grace());
     if (bucket.ready_groups && bucket.HasArrival() && !bucket.WantsEverybody())
       earliest = std::min(earliest, bucket.ready_groups->hold_until());
   }
   return earliest;
+}
+
+Time Coordinator::OldestWait() const {
+  Time oldest = kNever;
+  for (const auto& [name, bucket] : buckets_)
+    if (bucket.HasArrival()) oldest = std::min(oldest, bucket.first_arrival);
+  return oldest;
 }
 
 std::string Coordinator::DescribeWaits(Time oldest) const {

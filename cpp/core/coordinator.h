@@ -28,15 +28,23 @@ class Coordinator {
   explicit Coordinator(int size);
 
   void Observe(Rank rank, const Report& report, Time now);
-  // Joined ranks (hvd.join) get no more data to send: Horovod sends zeros for them.
-  void SetJoined(std::vector<bool> joined) { joined_ = std::move(joined); }
+  // Joined ranks (hvd.join) get no more data to send: Horovod sends zeros for them. What had arrived of them arrives
+  // again when the join is over.
+  void SetJoined(std::vector<bool> joined);
   std::vector<Closing> Decide(Time now);
+
+  // Since when the open round has been waiting that has waited longest, or kNever.
+  Time OldestWait() const;
 
   // When Decide should be called again although no rank has news: the earliest end of a grace period or of a hold, or
   // kNever.
   Time NextDeadline() const;
 
-  // Horovod refused a round (shapes differ, say): the bucket is as if it had never been used.
+  // What the ranks have agreed on for a bucket of which a round has been closed, and where a rank's tensor lies.
+  const Declaration& declaration(const std::string& bucket) const { return *buckets_.at(bucket).declaration; }
+  int device(const std::string& bucket, Rank rank) const;
+
+  // A round has been refused: the bucket is as if it had never been used.
   void Forget(const std::string& bucket) { buckets_.erase(bucket); }
 
   // Ranks that a round or a flush waits for, as one line for each that has waited since `oldest` or before; empty if
@@ -68,9 +76,11 @@ class Coordinator {
     Time step{0};  // since this rank's arrival before
   };
   struct Bucket {
-    std::optional<Policy> policy;     // set when round 0 has closed
-    std::map<Rank, Policy> declared;  // round 0: what each rank that has arrived says
-    Round round = 0;                  // the open one
+    std::optional<Declaration> declaration;  // set when round 0 has closed, and kept: a rank may declare later
+    Rank declared_by = 0;                    // whose it is
+    std::map<Rank, Declaration> declared;    // by ranks that have arrived since the last closing
+    std::map<Rank, int> devices;             // of ranks that have declared
+    Round round = 0;                         // the open one
     std::vector<Arrival> arrivals;
     std::vector<int> pending;    // level, of this cycle
     std::vector<int> late;       // likewise: late arrivals in what is pending
@@ -87,7 +97,9 @@ class Coordinator {
     GraceEstimator grace;
     Offsets offsets;
 
+    const Policy& policy() const { return declaration->policy; }
     bool HasArrival() const;
+    void FindFirstArrival();
     bool WantsEverybody() const;
     bool Running() const;
     Time Grace() const;
@@ -105,7 +117,7 @@ class Coordinator {
   std::optional<Closing::Reason> FlushReason() const;
   bool OnlyBlockedRanksAreLeft() const;
   bool AnythingRuns() const;
-  std::string Disagreement(const Bucket& bucket) const;
+  std::string DisagreementOf(const Bucket& bucket) const;
 
   std::vector<bool> Active() const;
   std::vector<Rank> InOrderOfArrival(const Bucket& bucket) const;
@@ -114,7 +126,7 @@ class Coordinator {
 
   Bucket& Find(const std::string& name);
   void RecordOffset(Bucket& bucket, Rank rank, Time offset);
-  void Begin(Bucket& bucket, const Policy& policy, Closing& closing) const;
+  void Begin(Bucket& bucket, Closing& closing) const;
   Partition FormGroups(Bucket& bucket, Time now);
   Closing Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Partition groups, Time now);
   Closing Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Time now) {

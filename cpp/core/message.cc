@@ -55,9 +55,67 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-}  // namespace
+void Put(const Policy& policy, Writer& out) {
+  out.Put(policy.rule);
+  out.Put(static_cast<std::int32_t>(policy.quorum));
+  out.Put(policy.seed);
+  out.Put(policy.max_staleness);
+  out.Put(static_cast<std::int64_t>(policy.grace.count()));
+  out.Put(policy.schedule.kind);
+  out.Put(static_cast<std::int32_t>(policy.schedule.group_size));
+  out.Put(static_cast<std::uint32_t>(policy.schedule.table.size()));
+  for (const Partition& partition : policy.schedule.table) {
+    out.Put(static_cast<std::uint32_t>(partition.size()));
+    for (const int group : partition) out.Put(static_cast<std::int32_t>(group));
+  }
+  out.Put(policy.period);
+  out.Put(static_cast<std::int32_t>(policy.group_size));
+  out.Put(static_cast<std::int32_t>(policy.window));
+  out.Put(policy.description);
+}
 
-namespace {
+Policy GetPolicy(Reader& in) {
+  Policy policy;
+  policy.rule = in.Get<Policy::Rule>();
+  policy.quorum = in.Get<std::int32_t>();
+  policy.seed = in.Get<std::uint64_t>();
+  policy.max_staleness = in.Get<Round>();
+  policy.grace = Time(in.Get<std::int64_t>());
+  policy.schedule.kind = in.Get<Schedule::Kind>();
+  policy.schedule.group_size = in.Get<std::int32_t>();
+  for (auto partitions = in.Get<std::uint32_t>(); partitions > 0; --partitions) {
+    Partition partition;
+    for (auto ranks = in.Get<std::uint32_t>(); ranks > 0; --ranks) partition.push_back(in.Get<std::int32_t>());
+    policy.schedule.table.push_back(std::move(partition));
+  }
+  policy.period = in.Get<Round>();
+  policy.group_size = in.Get<std::int32_t>();
+  policy.window = in.Get<std::int32_t>();
+  policy.description = in.GetString();
+  return policy;
+}
+
+void Put(const Declaration& declaration, Writer& out) {
+  Put(declaration.policy, out);
+  out.Put(declaration.type);
+  out.Put(static_cast<std::uint32_t>(declaration.shape.size()));
+  for (const std::int64_t dimension : declaration.shape) out.Put(dimension);
+  out.Put(static_cast<std::int32_t>(declaration.device));
+  out.Put(declaration.prescale_factor);
+  out.Put(declaration.postscale_factor);
+}
+
+Declaration GetDeclaration(Reader& in) {
+  Declaration declaration;
+  declaration.policy = GetPolicy(in);
+  declaration.type = in.Get<DataType>();
+  for (auto dimensions = in.Get<std::uint32_t>(); dimensions > 0; --dimensions)
+    declaration.shape.push_back(in.Get<std::int64_t>());
+  declaration.device = in.Get<std::int32_t>();
+  declaration.prescale_factor = in.Get<double>();
+  declaration.postscale_factor = in.Get<double>();
+  return declaration;
+}
 
 // Without a list of the members: it would be made for every arrival.
 bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
@@ -119,24 +177,8 @@ std::string Encode(const Report& report) {
     out.Put(static_cast<std::int32_t>(item.work));
     out.Put(static_cast<std::int64_t>(item.age.count()));
     out.Put(item.full);
-    out.Put(item.declares);
-    if (!item.declares) continue;
-    out.Put(item.policy.rule);
-    out.Put(static_cast<std::int32_t>(item.policy.quorum));
-    out.Put(item.policy.seed);
-    out.Put(item.policy.max_staleness);
-    out.Put(static_cast<std::int64_t>(item.policy.grace.count()));
-    out.Put(item.policy.schedule.kind);
-    out.Put(static_cast<std::int32_t>(item.policy.schedule.group_size));
-    out.Put(static_cast<std::uint32_t>(item.policy.schedule.table.size()));
-    for (const Partition& partition : item.policy.schedule.table) {
-      out.Put(static_cast<std::uint32_t>(partition.size()));
-      for (const int group : partition) out.Put(static_cast<std::int32_t>(group));
-    }
-    out.Put(item.policy.period);
-    out.Put(static_cast<std::int32_t>(item.policy.group_size));
-    out.Put(static_cast<std::int32_t>(item.policy.window));
-    out.Put(item.policy.description);
+    out.Put(item.declaration.has_value());
+    if (item.declaration) Put(*item.declaration, out);
   }
   return out.Take();
 }
@@ -157,25 +199,7 @@ Report DecodeReport(const std::string& bytes) {
     item.work = in.Get<std::int32_t>();
     item.age = Time(in.Get<std::int64_t>());
     item.full = in.Get<bool>();
-    item.declares = in.Get<bool>();
-    if (item.declares) {
-      item.policy.rule = in.Get<Policy::Rule>();
-      item.policy.quorum = in.Get<std::int32_t>();
-      item.policy.seed = in.Get<std::uint64_t>();
-      item.policy.max_staleness = in.Get<Round>();
-      item.policy.grace = Time(in.Get<std::int64_t>());
-      item.policy.schedule.kind = in.Get<Schedule::Kind>();
-      item.policy.schedule.group_size = in.Get<std::int32_t>();
-      for (auto partitions = in.Get<std::uint32_t>(); partitions > 0; --partitions) {
-        Partition partition;
-        for (auto ranks = in.Get<std::uint32_t>(); ranks > 0; --ranks) partition.push_back(in.Get<std::int32_t>());
-        item.policy.schedule.table.push_back(std::move(partition));
-      }
-      item.policy.period = in.Get<Round>();
-      item.policy.group_size = in.Get<std::int32_t>();
-      item.policy.window = in.Get<std::int32_t>();
-      item.policy.description = in.GetString();
-    }
+    if (in.Get<bool>()) item.declaration = GetDeclaration(in);
     report.items.push_back(std::move(item));
   }
   in.ExpectEnd();

@@ -2,11 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/declaration.h"
 #include "core/groups.h"
-#include "core/policy.h"
 #include "core/types.h"
 
 namespace horovod_partial {
@@ -27,13 +28,12 @@ struct Report {
     };
     Kind kind = Kind::kArrival;
     std::string bucket;
-    int gradients = 0;      // or models, in this contribution; an arrival that only delivers may have none
-    int late = 0;           // kPending: late arrivals in it that no round has seen; a kept model may have none
-    int work = 0;           // kArrival: what its weight follows from, steps or an iteration
-    Time age{0};            // since this rank's last arrival: no report travels while a reduction runs
-    bool full = false;      // an arrival whose round must not close before every rank has arrived
-    bool declares = false;  // the rank has not yet seen a round of this bucket, so the policy is there
-    Policy policy;
+    int gradients = 0;  // or models, in this contribution; an arrival that only delivers may have none
+    int late = 0;       // kPending: late arrivals in it that no round has seen; a kept model may have none
+    int work = 0;       // kArrival: what its weight follows from, steps or an iteration
+    Time age{0};        // since this rank's last arrival: no report travels while a reduction runs
+    bool full = false;  // an arrival whose round must not close before every rank has arrived
+    std::optional<Declaration> declaration;  // with an arrival of a rank that has not seen a round of this bucket
   };
 
   bool blocked = false;  // in a full collective of Horovod's, for longer than a threshold

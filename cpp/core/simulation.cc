@@ -59,8 +59,7 @@ std::vector<Closing> Simulation::Cycle(Time now) {
       if (sent) {
         item.gradients = local.bucket->ReportArrival();
         item.full = local.bucket->wants_full_round();
-        item.declares = !local.bucket->declared();
-        item.policy = policy_;
+        if (!local.bucket->declared()) item.declaration = Declaration{policy_, DataType::kFloat64, {1}};
       } else {
         item.kind = Report::Item::Kind::kPending;
         item.gradients = local.bucket->ReportPending();

@@ -22,10 +22,15 @@ bool BucketConfig::operator==(const BucketConfig& other) const {
          options.elements == other.options.elements && options.missed == other.options.missed &&
          options.divisor == other.options.divisor && options.late == other.options.late &&
          options.weights == other.options.weights && options.weight_parameter == other.options.weight_parameter &&
-         options.by_notice == other.options.by_notice && options.drop_nonfinite == other.options.drop_nonfinite &&
+         options.drop_nonfinite == other.options.drop_nonfinite &&
          options.drop_nonfinite_results == other.options.drop_nonfinite_results && shape == other.shape &&
          policy.description == other.policy.description && prescale_factor == other.prescale_factor &&
          postscale_factor == other.postscale_factor;
+}
+
+Declaration BucketHandle::declaration() const {
+  return {config.policy,          config.options.type,    config.shape, config.options.memory->device(),
+          config.prescale_factor, config.postscale_factor};
 }
 
 Engine::Engine(Transport& transport, Rank rank, int size, Thresholds thresholds, std::shared_ptr<WaitClock> clock)
@@ -72,39 +77,42 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
     ++awaited_;
     return work;
   }
-  ArriveNow(bucket, work, calls);
-  if (!work->error.empty()) {
-    calls.Forget();
-    throw TransportError(work->error);
+  try {
+    ArriveNow(*bucket, *work, calls);
+  } catch (const std::exception& error) {
+    Fail(*bucket, WhyItFailed(*bucket, error), calls);
+    calls.Forget();  // the caller gets the exception
+    throw;
   }
   return work;
 }
 
-// Under the bucket's lock, with the work outstanding.
-void Engine::ArriveNow(const std::shared_ptr<BucketHandle>& bucket, const std::shared_ptr<Work>& work, Calls& calls) {
-  bucket->arrived = Now();
-  switch (bucket->core.Arrive(work->arrival)) {
-    case Bucket::Arrived::kOnTime: {
-      if (bucket->core.announces()) {
-        news_ = true;
-        break;
-      }
-      const Bucket::Arrival& submitted = bucket->core.arrival();
-      const std::string error = transport_.Submit(bucket, {true, false, true, submitted.input, submitted.output});
-      if (error.empty()) break;
-      bucket->poison = work->error = error;
-      bucket->work = nullptr;
-      Done(*bucket, *work, calls);
-      break;
-    }
-    case Bucket::Arrived::kLate:
-      bucket->work = nullptr;
-      Complete(*bucket, *work, true, calls);
-      news_ = true;
-      break;
-    case Bucket::Arrived::kWaiting: news_ = true; break;
+// Under the bucket's lock, with the work outstanding. May throw: a late contribution needs memory.
+void Engine::ArriveNow(BucketHandle& bucket, Work& work, Calls& calls) {
+  bucket.arrived = Now();
+  switch (bucket.core.Arrive(work.arrival)) {
+    case Bucket::Arrived::kOnTime:
+    case Bucket::Arrived::kWaiting: break;
+    case Bucket::Arrived::kLate: Complete(bucket, *std::exchange(bucket.work, nullptr), true, calls); break;
     case Bucket::Arrived::kBusy:
-      throw std::logic_error("bucket " + bucket->core.name() + " is busy without an outstanding work");
+      throw std::logic_error("bucket " + bucket.core.name() + " is busy without an outstanding work");
+  }
+  news_ = true;
+}
+
+std::string Engine::WhyItFailed(const BucketHandle& bucket, const std::exception& error) const {
+  return "rank " + std::to_string(rank_) + " could not keep its contribution to " + bucket.core.name() + ": " +
+         error.what() + ". Nothing more can be done with this bucket";
+}
+
+// Under the bucket's lock: from now on every use of it fails. Nothing is cleared: what was pending may or may not have
+// been delivered, and no later call shall pretend.
+void Engine::Fail(BucketHandle& bucket, const std::string& error, Calls& calls) {
+  bucket.poison = error;
+  StopAwaiting(bucket);
+  if (const auto work = std::exchange(bucket.work, nullptr)) {
+    work->error = error;
+    Done(bucket, *work, calls);
   }
 }
 
@@ -130,12 +138,10 @@ void Engine::Wait(BucketHandle& bucket, Work& work) {
         if (bucket.finished.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
         lock.unlock();
         transport_.Interrupt();
-        // A shutdown calls every entry back; one that does not has lost it. What a device still makes has none yet, and
-        // what a notice announces has none before its round.
+        // A shutdown calls every entry back; one that does not has lost it. Only a round that runs has an entry.
         dead = transport_.Alive() ? 0 : dead + 1;
         lock.lock();
-        const bool only_announced = bucket.core.announces() && bucket.core.state() == Bucket::State::kArrived;
-        const bool has_entry = bucket.awaited == nullptr && !only_announced;
+        const bool has_entry = bucket.core.state() == Bucket::State::kRunning;
         if (!work.done && dead > (has_entry ? kDeadWatches : 0)) throw TransportError(kShutDown);
       }
     } catch (...) {
@@ -210,6 +216,7 @@ void Engine::WaitForFlush(Report::Flush kind) {
   try {
     do {
       flush_result_.reset();
+      ++flush_number_;
       flush_ = kind;
       clock_->Enter(Now());
       flush_on_clock_ = true;
@@ -242,6 +249,7 @@ void Engine::StopFlushClock() {
 // Under the flush's lock: its rounds are over. The clock stops now, although the thread may not have woken yet: a rank
 // that goes on must not seem to wait, or the others' next round may close without it.
 void Engine::EndFlush() {
+  if (flush_closed_ != flush_number_) return;  // that flush was given up, and another one waits
   if (flush_error_.empty()) flush_result_ = flush_reason_;
   StopFlushClock();
 }
@@ -277,8 +285,11 @@ void Engine::ArriveWhatIsReady() {
     if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
     StopAwaiting(*bucket);
     last_arrival_ = Now();
-    const std::shared_ptr<Work> work = bucket->work;
-    ArriveNow(bucket, work, calls);
+    try {
+      ArriveNow(*bucket, *bucket->work, calls);
+    } catch (const std::exception& error) {
+      Fail(*bucket, WhyItFailed(*bucket, error), calls);
+    }
   }
 }
 
@@ -291,7 +302,7 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
   return news_ || Blocked(now, foreign_since) != reported_blocked_ || Waiting(now) != reported_waiting_;
 }
 
-Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time foreign_since) {
+Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   news_ = false;
   Report report;
   report.blocked = reported_blocked_ = Blocked(now, foreign_since);
@@ -299,6 +310,7 @@ Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time 
   {
     std::lock_guard<std::mutex> lock(flush_mutex_);
     report.flush = flush_;
+    flush_reported_ = flush_ == Report::Flush::kNone ? 0 : flush_number_;
   }
   for (const auto& bucket : Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
@@ -308,24 +320,20 @@ Report Engine::BuildReport(const std::vector<std::string>& sent, Time now, Time 
     Report::Item item;
     item.bucket = core.name();
     item.age = std::max(now - bucket->arrived, Time(0));
-    const bool announced = core.announces() && core.state() == Bucket::State::kArrived && !core.reported();
-    if (announced || std::find(sent.begin(), sent.end(), core.name()) != sent.end()) {
+    if (core.state() == Bucket::State::kRunning) {
+      item.kind = Report::Item::Kind::kRunning;
+      report.waiting = reported_waiting_ = false;  // what it waits for ends by itself
+    } else if (core.state() == Bucket::State::kArrived && joined) {
+      core.Unreport();
+      continue;
+    } else if (core.state() == Bucket::State::kArrived && !core.reported()) {
       item.kind = Report::Item::Kind::kArrival;
       item.gradients = core.ReportArrival();
       item.work = core.arrival().work;
       item.full = core.wants_full_round();
-      item.declares = !core.declared();
-      if (item.declares) item.policy = bucket->config.policy;
+      if (!core.declared()) item.declaration = bucket->declaration();
     } else {
       item.kind = Report::Item::Kind::kPending;
-      if (core.state() == Bucket::State::kRunning) {
-        item.kind = Report::Item::Kind::kRunning;
-        report.waiting = reported_waiting_ = false;  // what it waits for ends by itself
-        report.items.push_back(std::move(item));
-        continue;
-      }
-      // An arrival whose request is still in the queue: this rank waits for a round that it is about to reach.
-      if (core.state() == Bucket::State::kArrived && !core.reported()) report.waiting = reported_waiting_ = false;
       item.gradients = core.ReportPending();
       item.late = core.ReportLate();
       // Who will not train any more does not hold the others' models back with its own.
@@ -344,40 +352,34 @@ void Engine::Begin(const std::vector<Closing>& closings) {
     const bool flush = closing.reason == Closing::Reason::kFlush || closing.reason == Closing::Reason::kEnd;
     if (flush) flush_reason = closing.reason;
     const auto bucket = Find(closing.bucket);
-    Calls calls;
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!bucket->poison.empty()) continue;  // the transport sends zeros
-    const bool announces = bucket->core.announces();
     const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
     bucket->flush_round = flush && entry.member;
     flush_rounds += bucket->flush_round ? 1 : 0;
     bucket->statistics.Record(closing);
-    if (entry.retract) transport_.Retract(*bucket);
-    if (!entry.own || announces) transport_.Place(bucket, entry);
-    if (!entry.retract || entry.member) continue;
-    if (bucket->core.state() == Bucket::State::kArrived) {
-      news_ = true;
-    } else {
-      Complete(*bucket, *std::exchange(bucket->work, nullptr), true, calls);
-    }
+    transport_.Place(bucket, entry);
   }
   if (!flush_reason) return;
   std::lock_guard<std::mutex> lock(flush_mutex_);
-  flush_ = Report::Flush::kNone;
   flush_rounds_ += flush_rounds;
+  flush_closed_ = flush_reported_;
   flush_reason_ = *flush_reason;
+  if (flush_closed_ == flush_number_) flush_ = Report::Flush::kNone;
   if (flush_rounds_ == 0) EndFlush();
   flush_changed_.notify_all();
 }
 
-void Engine::Refuse(const std::string& name) {
+void Engine::Refuse(const std::string& name, const std::string& error) {
   const auto bucket = Find(name);
+  Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
-  const bool announces = bucket->core.announces();  // then there is neither entry nor request
-  // Its own entry, if it has one, gets the error.
-  if (!bucket->poison.empty() || (bucket->core.reported() && !announces)) return;
-  if (bucket->core.state() == Bucket::State::kArrived && !announces) transport_.Retract(*bucket);
-  transport_.Place(bucket, {});
+  if (!bucket->poison.empty()) return;  // the transport has an entry for it
+  transport_.Place(bucket, {false, false, nullptr, nullptr});
+  Fail(*bucket, error, calls);
+  if (bucket->core.declared()) return;
+  std::lock_guard<std::mutex> map_lock(buckets_mutex_);
+  buckets_.erase(name);  // round 0 was refused: the name is free again, on every rank
 }
 
 void Engine::Done(BucketHandle& bucket, Work& work, Calls& calls) {
@@ -421,9 +423,6 @@ void Engine::EndFlushRound(const std::string& error) {
 void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error) {
   Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
-  if (!error.empty()) StopAwaiting(*bucket);
-  // A work whose device has not made it is no arrival yet, and waits for a later round.
-  const std::shared_ptr<Work> work = bucket->awaited == nullptr ? std::exchange(bucket->work, nullptr) : nullptr;
   std::string failure = error;
   bool on_time = false;
   try {
@@ -431,21 +430,14 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
   } catch (const std::exception& exception) {  // a device may fail, and whoever calls back does not expect it
     failure = exception.what();
   }
-  if (failure.empty()) {
+  if (!failure.empty()) {
+    Fail(*bucket, failure, calls);
+  } else {
     if (bucket->core.HasUnannounced()) news_ = true;  // it could not be announced while the round was running
     bucket->statistics.dropped = bucket->core.dropped();
-    if (work != nullptr) Complete(*bucket, *work, !on_time, calls);
-  } else {
-    // Nothing is cleared: what was pending may or may not have been delivered, and no later call shall pretend.
-    bucket->poison = failure;
-    if (work != nullptr) {
-      work->error = failure;
-      Done(*bucket, *work, calls);
-    }
-    if (!bucket->core.declared()) {
-      std::lock_guard<std::mutex> map_lock(buckets_mutex_);
-      buckets_.erase(bucket->core.name());  // round 0 was refused: the name is free again, on every rank
-    }
+    // A work whose device has not made it is no arrival yet, and waits for a later round.
+    if (bucket->work != nullptr && bucket->awaited == nullptr)
+      Complete(*bucket, *std::exchange(bucket->work, nullptr), !on_time, calls);
   }
   if (std::exchange(bucket->flush_round, false)) EndFlushRound(failure);
 }
@@ -460,12 +452,7 @@ void Engine::Close(const std::string& reason) {
   for (const auto& bucket : Buckets()) {
     Calls calls;
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    bucket->poison = reason;
-    StopAwaiting(*bucket);
-    if (const auto work = std::exchange(bucket->work, nullptr)) {
-      work->error = reason;
-      Done(*bucket, *work, calls);
-    }
+    Fail(*bucket, reason, calls);
   }
   std::lock_guard<std::mutex> lock(flush_mutex_);
   flush_error_ = reason;

@@ -81,9 +81,8 @@ class Calls {
   std::vector<std::function<void()>> calls_;
 };
 
-// A bucket with its lock. The background thread (hooks and callbacks) and the application's threads meet here. One
-// lock for each bucket, held while a request is submitted, so that no round can begin between decision and submission.
-// Never hold two: Horovod's shutdown calls back under its queue's lock, and would close a cycle of locks.
+// A bucket with its lock. The background thread (hooks and callbacks) and the application's threads meet here. Never
+// hold the locks of two: Horovod's shutdown calls back under its queue's lock, and would close a cycle of locks.
 class BucketHandle {
  public:
   BucketHandle(std::string name, BucketConfig bucket_config)
@@ -100,6 +99,8 @@ class BucketHandle {
   std::string poison;                   // not empty: a round has failed, nothing more can be done with this bucket
   bool flush_round = false;             // the round that runs belongs to a flush
   BucketStatistics statistics;
+
+  Declaration declaration() const;
 };
 
 class Engine {
@@ -136,7 +137,7 @@ class Engine {
   void Flush();
   // The same, until every rank has come to its end.
   void End();
-  // Forgets what is pending and missed in one bucket on this rank.
+  // Forgets what is pending and missed in one bucket on this rank, if there is one.
   void Clear(const std::string& name);
 
   // --- Background thread
@@ -144,12 +145,14 @@ class Engine {
   void ArriveWhatIsReady();
   // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever.
   bool WantsCycle(Time now, Time foreign_since);
-  // `sent`: names of the buckets whose requests travel in this cycle.
-  Report BuildReport(const std::vector<std::string>& sent, Time now, Time foreign_since);
-  // All the rounds that were closed in this cycle, in order. (On rank 0 twice: first those without an own arrival.)
+  // A joined rank reports no arrivals: those that wait are reported when the join is over.
+  Report BuildReport(Time now, Time foreign_since, bool joined);
+  // The join of all ranks is over.
+  void ReturnFromJoin() { news_ = true; }
+  // All the rounds that were closed in this cycle, in order; on ranks that have not joined.
   void Begin(const std::vector<Closing>& closings);
-  // The negotiation of a bucket has failed: an entry, which must exist, is about to be called back with the error.
-  void Refuse(const std::string& name);
+  // A round of this bucket has been refused: what has arrived fails. The transport gets an entry all the same.
+  void Refuse(const std::string& name, const std::string& error);
   // The transport's callback.
   void Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
 
@@ -164,7 +167,9 @@ class Engine {
  private:
   bool Blocked(Time now, Time foreign_since) const;
   bool Waiting(Time now) const;
-  void ArriveNow(const std::shared_ptr<BucketHandle>& bucket, const std::shared_ptr<Work>& work, Calls& calls);
+  void ArriveNow(BucketHandle& bucket, Work& work, Calls& calls);
+  void Fail(BucketHandle& bucket, const std::string& error, Calls& calls);
+  std::string WhyItFailed(const BucketHandle& bucket, const std::exception& error) const;
   void StopAwaiting(BucketHandle& bucket);
   void Done(BucketHandle& bucket, Work& work, Calls& calls);
   void Complete(BucketHandle& bucket, Work& work, bool late, Calls& calls);
@@ -185,7 +190,7 @@ class Engine {
 
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
   std::atomic<int> awaited_{0};    // works whose device has not made them
-  std::atomic<bool> news_{false};  // there is something to report that no request announces
+  std::atomic<bool> news_{false};  // there is something to report
   const std::shared_ptr<WaitClock> clock_;
   std::atomic<Time> last_arrival_{Time::min()};
   bool reported_blocked_ = false;  // background thread only, as the next
@@ -194,8 +199,11 @@ class Engine {
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;
   Report::Flush flush_ = Report::Flush::kNone;  // this rank waits in a flush of this kind
+  int flush_number_ = 0;                        // counts this rank's flushes: an exception may end one halfway
+  int flush_reported_ = 0;                      // the one that this cycle's report has told of, 0 for none
   bool flush_on_clock_ = false;                 // and the clock counts its thread
-  int flush_rounds_ = 0;                        // rounds of the flush that have not finished
+  int flush_rounds_ = 0;                        // rounds of a flush that have not finished
+  int flush_closed_ = 0;                        // whose rounds these are
   Closing::Reason flush_reason_{};              // why they were closed
   std::optional<Closing::Reason> flush_result_;
   std::string flush_error_;

@@ -14,11 +14,8 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  // Application's thread, under the bucket's lock: negotiate, then reduce this entry. Returns an error text, or "".
-  virtual std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) = 0;
-  // Background thread, under the bucket's lock: the submitted request has not been sent, and shall not be.
-  virtual void Retract(const BucketHandle& bucket) = 0;
-  // Background thread, under the bucket's lock: this entry takes part in the round that has just been closed.
+  // Background thread, under the bucket's lock: this entry takes part in the round that has just been closed. Throws
+  // std::logic_error if the bucket has an entry already.
   virtual void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) = 0;
   // False once the library has shut down, whatever the reason.
   virtual bool Alive() const = 0;

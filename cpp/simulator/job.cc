@@ -57,7 +57,6 @@ BucketOptions OptionsOf(const JobConfig& config, bool signal) {
   options.late = signal ? Late::kDiscard : config.late;
   options.missed = options.late == Late::kAccumulate ? Missed::kSum : Missed::kLatest;
   options.divisor = options.late == Late::kAccumulate ? Divisor::kNone : Divisor::kContributors;
-  options.by_notice = !signal && config.policy.grouped();
   return options;
 }
 
@@ -256,8 +255,8 @@ void Job::Observe(Rank rank) {
     if (local.bucket.state() == Bucket::State::kArrived && !local.bucket.reported()) {
       item.gradients = local.bucket.ReportArrival();
       item.work = local.bucket.arrival().work;
-      item.declares = rank == 0 && !local.bucket.declared();  // the ranks of a simulation do not disagree
-      if (item.declares) item.policy = PolicyOf(message);
+      // One declaration is enough: the ranks of a simulation do not disagree.
+      if (rank == 0 && !local.bucket.declared()) item.declaration = Declaration{PolicyOf(message)};
     } else {
       item.kind = Report::Item::Kind::kPending;
       item.gradients = local.bucket.ReportPending();

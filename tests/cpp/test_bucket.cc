@@ -116,7 +116,6 @@ TEST_F(BucketTest, OnTimeIsSentFromWhereItLies) {
   bucket_.Arrive({input.data(), output.data(), 1});
   const Bucket::Entry entry = bucket_.Begin(CloseWith(), kRank);
   EXPECT_TRUE(entry.own);
-  EXPECT_FALSE(entry.retract);
   EXPECT_EQ(entry.input, input.data());
   EXPECT_EQ(entry.output, output.data());
   EXPECT_EQ(bucket_.held_bytes(), 0u);
@@ -146,7 +145,6 @@ TEST_F(BucketTest, ASecondArrivalIsRefused) {
 TEST_F(BucketTest, WithoutAnArrivalZerosAreSent) {
   const Bucket::Entry entry = bucket_.Begin(CloseWithout(), kRank);
   EXPECT_FALSE(entry.own);
-  EXPECT_FALSE(entry.retract);
   EXPECT_THAT(Sent(entry), Each(0));
   Reduce(entry, 5);
   EXPECT_FALSE(bucket_.Finish());
@@ -266,12 +264,11 @@ TEST_F(BucketTest, NoSecondRoundBeginsWhileOneRuns) {
 
 // --- An arrival that slipped in between report and closing
 
-TEST_F(BucketTest, ASlippedArrivalIsRetractedAndBecomesLate) {
+TEST_F(BucketTest, ASlippedArrivalBecomesLate) {
   const Closing closing = CloseWithout();
   Values values = {1, 2};
   EXPECT_EQ(bucket_.Arrive(InPlace(values)), Arrived::kOnTime);
   const Bucket::Entry entry = bucket_.Begin(closing, kRank);
-  EXPECT_TRUE(entry.retract);
   EXPECT_FALSE(entry.own);
   EXPECT_THAT(Sent(entry), Each(0));
   EXPECT_NE(entry.output, values.data());
@@ -288,7 +285,6 @@ TEST_F(BucketTest, ASlippedArrivalLeavesTheAnnouncedSumAlone) {
   Values values = {10, 20};
   EXPECT_EQ(bucket_.Arrive(InPlace(values)), Arrived::kOnTime);
   const Bucket::Entry entry = bucket_.Begin(closing, kRank);
-  EXPECT_TRUE(entry.retract);
   EXPECT_THAT(Sent(entry), ElementsAre(1, 2));
   Reduce(entry, 0);
   bucket_.Finish();
@@ -352,7 +348,6 @@ TEST_F(BucketTest, ASlippedArrivalWithoutInputAddsNothing) {
   Values output(2);
   bucket_.Arrive({nullptr, output.data(), 0});
   const Bucket::Entry entry = bucket_.Begin(closing, kRank);
-  EXPECT_TRUE(entry.retract);
   Reduce(entry, 5);
   bucket_.Finish();
   EXPECT_FALSE(bucket_.HasPending());
@@ -441,6 +436,29 @@ TEST_F(BucketTest, WhatWasAnnouncedBeforeAClearIsDeliveredAsNothing) {
   EXPECT_EQ(closing.contributions[kRank].gradients, 1);
   bucket_.Clear();
   EXPECT_THAT(Sent(bucket_.Begin(closing, kRank)), Each(0));
+}
+
+TEST_F(BucketTest, WhatWasAnnouncedBeforeAClearCountsInNoLaterRound) {
+  BecomeLate();
+  CloseWithout();
+  --next_round_;  // another bucket closed in that cycle
+  bucket_.Clear();
+  EXPECT_FALSE(bucket_.HasPending());
+  EXPECT_EQ(bucket_.ReportPending(), 0) << "a divisor would count a gradient that is gone";
+  Values values = {5, 6};
+  bucket_.Arrive(InPlace(values));
+  EXPECT_EQ(bucket_.ReportArrival(), 1);
+  const Bucket::Entry entry = bucket_.Begin(CloseWith(), kRank);
+  EXPECT_THAT(Sent(entry), ElementsAre(5, 6));
+}
+
+TEST_F(BucketTest, AnArrivalBetweenAnAnnouncementAndAClearCountsItselfOnly) {
+  BecomeLate();
+  bucket_.ReportPending();
+  bucket_.Clear();
+  Values values = {5, 6};
+  bucket_.Arrive(InPlace(values));
+  EXPECT_EQ(bucket_.ReportArrival(), 1);
 }
 
 TEST_F(BucketTest, AClearWhileRunningDiscardsTheResult) {
@@ -723,7 +741,6 @@ TEST_F(KeptModelTest, AnArrivalThatSlippedInIsLate) {
   Values model = {10, 20};
   EXPECT_EQ(models_->Arrive(InPlace(model)), Arrived::kOnTime);
   const Bucket::Entry entry = models_->Begin(closing, kRank);
-  EXPECT_TRUE(entry.retract);
   EXPECT_FALSE(entry.own);
   EXPECT_THAT(Sent(entry), ElementsAre(1, 2));
   Reduce(entry, 5);
@@ -851,13 +868,27 @@ TEST_F(KeptModelTest, HoldsAtMostFiveTimesItsSize) {
   }
 }
 
+// --- A join
+
+TEST_F(BucketTest, AnArrivalOfARankThatJoinsIsReportedAgain) {
+  BecomeLate();
+  Values values = {5, 6};
+  bucket_.Arrive(InPlace(values));
+  EXPECT_EQ(bucket_.ReportArrival(), 2);
+  bucket_.Unreport();
+  EXPECT_FALSE(bucket_.reported());
+  EXPECT_EQ(bucket_.ReportArrival(), 2) << "what was pending is in it already";
+  const Bucket::Entry entry = bucket_.Begin(CloseWith(), kRank);
+  EXPECT_TRUE(entry.own);
+  EXPECT_THAT(Sent(entry), ElementsAre(6, 8));
+}
+
 // --- Rounds that leave this rank out
 
 class LeftOutTest : public BucketTest {
  protected:
-  void MakeBucket(bool by_notice, Late late) {
+  void MakeBucket(Late late) {
     BucketOptions options = Options();
-    options.by_notice = by_notice;
     options.late = late;
     options.missed = Missed::kLatest;
     options.divisor = Divisor::kContributors;
@@ -874,7 +905,6 @@ class LeftOutTest : public BucketTest {
   void RunRoundZero() {
     Values model = {1, 2};
     EXPECT_EQ(grouped_->Arrive(InPlace(model)), Arrived::kOnTime);
-    EXPECT_FALSE(grouped_->announces()) << "round 0 has requests";
     Reduce(grouped_->Begin(Close({grouped_->ReportArrival(), true}), kRank), 8);
     EXPECT_TRUE(grouped_->Finish());
   }
@@ -882,12 +912,11 @@ class LeftOutTest : public BucketTest {
 };
 
 TEST_F(LeftOutTest, AnIdleRankIsNotDisturbed) {
-  MakeBucket(true, Late::kDiscard);
+  MakeBucket(Late::kDiscard);
   RunRoundZero();
   const Bucket::Entry entry = grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);
   EXPECT_FALSE(entry.member);
   EXPECT_FALSE(entry.own);
-  EXPECT_FALSE(entry.retract);
   EXPECT_EQ(entry.input, nullptr);
   EXPECT_EQ(grouped_->state(), State::kIdle);
   EXPECT_FALSE(grouped_->HasMissed());
@@ -895,10 +924,9 @@ TEST_F(LeftOutTest, AnIdleRankIsNotDisturbed) {
   EXPECT_EQ(grouped_->last().round, 0) << "the last one that it was in";
 }
 
-TEST_F(LeftOutTest, AnArrivalByNoticeGoesOnWaiting) {
-  MakeBucket(true, Late::kDiscard);
+TEST_F(LeftOutTest, AnArrivalGoesOnWaiting) {
+  MakeBucket(Late::kDiscard);
   RunRoundZero();
-  EXPECT_TRUE(grouped_->announces());
   Values model = {3, 4};
   EXPECT_EQ(grouped_->Arrive(InPlace(model)), Arrived::kOnTime);
   grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);  // it slipped in
@@ -906,7 +934,6 @@ TEST_F(LeftOutTest, AnArrivalByNoticeGoesOnWaiting) {
   EXPECT_EQ(grouped_->ReportArrival(), 1);
   const Bucket::Entry left_out = grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);  // others were first
   EXPECT_FALSE(left_out.member);
-  EXPECT_FALSE(left_out.retract);
   EXPECT_TRUE(grouped_->reported());
   const Bucket::Entry entry = grouped_->Begin(CloseGroups({kNoGroup, 0, 0}), kRank);
   EXPECT_TRUE(entry.own);
@@ -918,23 +945,8 @@ TEST_F(LeftOutTest, AnArrivalByNoticeGoesOnWaiting) {
   EXPECT_EQ(grouped_->held_bytes(), 0u);
 }
 
-TEST_F(LeftOutTest, ASubmittedArrivalThatSlippedInBecomesLate) {
-  MakeBucket(false, Late::kKeep);
-  RunRoundZero();
-  Values model = {3, 4};
-  EXPECT_EQ(grouped_->Arrive(InPlace(model)), Arrived::kOnTime);
-  const Bucket::Entry entry = grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);
-  EXPECT_FALSE(entry.member);
-  EXPECT_TRUE(entry.retract);
-  EXPECT_EQ(grouped_->state(), State::kIdle);
-  grouped_->TakeMissed(model.data());
-  EXPECT_THAT(model, ElementsAre(3, 4)) << "an average with nobody else";
-  EXPECT_EQ(grouped_->ReportPending(), 1);
-  EXPECT_EQ(grouped_->ReportLate(), 1) << "no round has seen it";
-}
-
 TEST_F(LeftOutTest, AFlushOfNobodyIsNoRound) {
-  MakeBucket(false, Late::kKeep);
+  MakeBucket(Late::kKeep);
   RunRoundZero();
   EXPECT_FALSE(grouped_->Begin(CloseGroups({kNoGroup, kNoGroup, kNoGroup}), kRank).member);
   EXPECT_EQ(grouped_->completed(), 1);
@@ -942,7 +954,7 @@ TEST_F(LeftOutTest, AFlushOfNobodyIsNoRound) {
 }
 
 TEST_F(LeftOutTest, RoundsOfOthersCountAsCompleted) {
-  MakeBucket(true, Late::kDiscard);
+  MakeBucket(Late::kDiscard);
   RunRoundZero();
   grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);
   grouped_->Begin(CloseGroups({0, kNoGroup, 0}), kRank);

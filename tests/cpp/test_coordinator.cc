@@ -116,8 +116,7 @@ class Puppets {
     item.bucket = bucket;
     item.gradients = letter == 'D' ? 0 : 1;
     item.full = letter == 'C';
-    item.declares = seen_.count(bucket) == 0;
-    if (item.declares) item.policy = policy_;
+    if (seen_.count(bucket) == 0) item.declaration = Declaration{policy_};
     report.items.push_back(item);
   }
   static void AddRunning(Report& report, const std::string& bucket) {
@@ -397,8 +396,7 @@ TEST(ScheduledRoundTest, TheWorkOfArrivalsIsPassedOn) {
     item.bucket = "a";
     item.gradients = 1;
     item.work = 10 + rank;
-    item.declares = true;
-    item.policy = Quorum(2);
+    item.declaration = Declaration{Quorum(2)};
     report.items.push_back(item);
     coordinator.Observe(rank, report, Time(0));
   }
@@ -846,22 +844,21 @@ TEST_F(GraceRuleTest, TheAutomaticOneDoesNotWaitForASlowRank) {
 
 // --- Ranks that disagree
 
-void Declare(Coordinator& coordinator, Rank rank, const Policy& policy) {
+void Declare(Coordinator& coordinator, Rank rank, const Declaration& declaration) {
   Report report;
   Report::Item item;
   item.bucket = "a";
   item.gradients = 1;
-  item.declares = true;
-  item.policy = policy;
+  item.declaration = declaration;
   report.items.push_back(item);
   coordinator.Observe(rank, report, Time(0));
 }
 
 TEST(DisagreementTest, NamesBothRanksAndBothPolicies) {
   Coordinator coordinator(3);
-  Declare(coordinator, 0, Quorum(1));
-  Declare(coordinator, 1, Quorum(1));
-  Declare(coordinator, 2, Quorum(2));
+  Declare(coordinator, 0, {Quorum(1)});
+  Declare(coordinator, 1, {Quorum(1)});
+  Declare(coordinator, 2, {Quorum(2)});
   const std::vector<Closing> closings = coordinator.Decide(Time(0));
   ASSERT_EQ(closings.size(), 1u);
   EXPECT_EQ(closings[0].error,
@@ -886,21 +883,74 @@ TEST(DisagreementTest, EverySettingCounts) {
   others[11].window = 2;
   for (const Policy& other : others) {
     Coordinator coordinator(2);
-    Declare(coordinator, 0, agreed);
-    Declare(coordinator, 1, other);
+    Declare(coordinator, 0, {agreed});
+    Declare(coordinator, 1, {other});
     EXPECT_THAT(coordinator.Decide(Time(0)).at(0).error, HasSubstr("rank 1")) << &other - others.data();
   }
+}
+
+TEST(DisagreementTest, WhatTravelsMustBeTheSame) {
+  const Declaration agreed{Quorum(1), DataType::kFloat32, {2, 3}, Memory::kHost, 0.5, 2};
+  std::vector<std::pair<Declaration, std::string>> others(5, {agreed, ""});
+  others[0].first.type = DataType::kInt32;
+  others[0].second =
+      "Mismatched data types: One rank had type float32, but another rank had type int32. (rank 0 and rank 1)";
+  others[1].first.shape = {3, 2};
+  others[1].second =
+      "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [2, 3], but another rank sent a tensor of "
+      "shape [3, 2]. (rank 0 and rank 1)";
+  others[2].first.prescale_factor = 1;
+  others[2].second =
+      "Mismatched prescale and/or postscale factors: One rank sent factors (0.5, 2), but another rank sent factors "
+      "(1, 2). (rank 0 and rank 1)";
+  others[3].first.postscale_factor = 1;
+  others[3].second =
+      "Mismatched prescale and/or postscale factors: One rank sent factors (0.5, 2), but another rank sent factors "
+      "(0.5, 1). (rank 0 and rank 1)";
+  others[4].first.device = 0;
+  others[4].second =
+      "Mismatched ALLREDUCE CPU/GPU device selection: One rank specified device CPU, but another rank specified device "
+      "GPU. (rank 0 and rank 1)";
+  for (const auto& [other, error] : others) {
+    Coordinator coordinator(2);
+    Declare(coordinator, 0, agreed);
+    Declare(coordinator, 1, other);
+    EXPECT_EQ(coordinator.Decide(Time(0)).at(0).error, error);
+  }
+}
+
+TEST(DeclarationTest, IsKeptForTheRowsOfLaterRounds) {
+  Coordinator coordinator(3);
+  coordinator.SetJoined({false, false, true});
+  Declare(coordinator, 0, {Quorum(1), DataType::kFloat64, {4}, 2, 1, 0.25});
+  Declare(coordinator, 1, {Quorum(1), DataType::kFloat64, {4}, 3, 1, 0.25});
+  EXPECT_EQ(coordinator.Decide(Time(0)).at(0).error, "");
+  EXPECT_EQ(coordinator.declaration("a").type, DataType::kFloat64);
+  EXPECT_THAT(coordinator.declaration("a").shape, testing::ElementsAre(4));
+  EXPECT_EQ(coordinator.declaration("a").postscale_factor, 0.25);
+  EXPECT_EQ(coordinator.device("a", 0), 2);
+  EXPECT_EQ(coordinator.device("a", 1), 3);
+  EXPECT_EQ(coordinator.device("a", 2), 2) << "of a rank that has not said where its tensor lies";
+}
+
+TEST(JoinTest, WhatHadArrivedOfARankThatJoinsIsForgotten) {
+  Puppets puppets(3, Quorum(2));
+  puppets.Cycle("AAA");
+  EXPECT_EQ(puppets.Cycle("..A"), "");
+  EXPECT_EQ(puppets.Cycle(".AJ"), "") << "one arrival of two";
+  EXPECT_EQ(puppets.coordinator.OldestWait(), puppets.now);
+  EXPECT_EQ(puppets.Cycle("A.J"), "everybody FF-");
 }
 
 TEST(DisagreementTest, ARankThatComesLaterIsHeldToWhatTheOthersSaid) {
   Coordinator coordinator(2);
   coordinator.SetJoined({false, true});
-  Declare(coordinator, 0, Quorum(1));
+  Declare(coordinator, 0, {Quorum(1)});
   EXPECT_EQ(coordinator.Decide(Time(0)).at(0).error, "");
   coordinator.SetJoined({false, false});
-  Declare(coordinator, 1, Quorum(2));
+  Declare(coordinator, 1, {Quorum(2)});
   EXPECT_EQ(coordinator.Decide(Time(0)).at(0).error,
-            "Mismatched sync policies: the bucket was declared with Quorum(1), but rank 1 asked for Quorum(2). "
+            "Mismatched sync policies: rank 0 asked for Quorum(1), but rank 1 asked for Quorum(2). "
             "Use the same policy with the same settings on every rank.");
 }
 
@@ -913,14 +963,14 @@ TEST(DisagreementTest, ARoundZeroThatNobodyElseWillJoinIsAnError) {
 
 TEST(ForgetTest, TheBucketIsAsIfItHadNeverBeenUsed) {
   Coordinator coordinator(2);
-  Declare(coordinator, 0, Quorum(1));
-  Declare(coordinator, 1, Quorum(2));
+  Declare(coordinator, 0, {Quorum(1)});
+  Declare(coordinator, 1, {Quorum(2)});
   coordinator.Decide(Time(0));
   coordinator.Forget("a");
   EXPECT_THAT(coordinator.Decide(Time(0)), IsEmpty());
-  Declare(coordinator, 0, Quorum(2));
+  Declare(coordinator, 0, {Quorum(2)});
   EXPECT_THAT(coordinator.Decide(Time(0)), IsEmpty()) << "round 0 is full again";
-  Declare(coordinator, 1, Quorum(2));
+  Declare(coordinator, 1, {Quorum(2)});
   const std::vector<Closing> closings = coordinator.Decide(Time(0));
   ASSERT_EQ(closings.size(), 1u);
   EXPECT_EQ(closings[0].round, 0);

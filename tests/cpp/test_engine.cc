@@ -80,7 +80,8 @@ class RanksTest : public testing::Test {
     while (!EngineOf(rank).WantsCycle(Now() + 1h, kNever)) std::this_thread::yield();
   }
   void CycleUntilBlocked(Rank rank) {
-    while (!EngineOf(rank).BuildReport({}, Now() + 1h, kNever).waiting) Cycle();
+    do Cycle();
+    while (!horovod_->last_report(rank).waiting);
   }
 
   static Bucket::State StateOf(const BucketHandle& handle) {
@@ -638,8 +639,7 @@ class GroupsTest : public RanksTest {
   void WhileEnded(const Members& ranks, const std::function<void()>& body) {
     std::vector<std::future<void>> threads;
     for (const Rank rank : ranks) threads.push_back(Begin([this, rank] { EngineOf(rank).End(); }));
-    for (const Rank rank : ranks)
-      while (EngineOf(rank).BuildReport({}, Now(), kNever).flush != Report::Flush::kEnding) std::this_thread::yield();
+    for (const Rank rank : ranks) AwaitWaiting(rank);
     body();
     for (Rank rank = 0; rank < horovod_->size(); ++rank)
       if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
@@ -993,12 +993,7 @@ TEST_F(GroupsTest, WeightedAveragesCountTheWorkBehindAModel) {
 
 class MockTransport : public Transport {
  public:
-  MockTransport() {
-    ON_CALL(*this, Submit).WillByDefault(Return(""));
-    ON_CALL(*this, Alive).WillByDefault(Return(true));
-  }
-  MOCK_METHOD(std::string, Submit, (const std::shared_ptr<BucketHandle>&, const Bucket::Entry&), (override));
-  MOCK_METHOD(void, Retract, (const BucketHandle&), (override));
+  MockTransport() { ON_CALL(*this, Alive).WillByDefault(Return(true)); }
   MOCK_METHOD(void, Place, (const std::shared_ptr<BucketHandle>&, const Bucket::Entry&), (override));
   MOCK_METHOD(bool, Alive, (), (const, override));
   MOCK_METHOD(void, Interrupt, (), (const, override));
@@ -1012,7 +1007,7 @@ class OneEngineTest : public testing::Test {
     handle_ = engine_.Declare("bucket", Config(1));
     return engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
   }
-  Report ReportAt(Time now, Time foreign_since = kNever) { return engine_.BuildReport({}, now, foreign_since); }
+  Report ReportAt(Time now, Time foreign_since = kNever) { return engine_.BuildReport(now, foreign_since, false); }
   // Closes a round with what this engine, which is rank 0 of 2, has announced.
   void CloseRound(bool fresh, int gradients) {
     Closing closing;
@@ -1023,7 +1018,7 @@ class OneEngineTest : public testing::Test {
   }
   void RunRoundZero() {
     Arrive();
-    engine_.BuildReport({"bucket"}, Now(), kNever);
+    ReportAt(Now());
     CloseRound(true, 1);
     engine_.Finished(handle_, "");
   }
@@ -1036,22 +1031,67 @@ class OneEngineTest : public testing::Test {
   Round round_ = 0;
 };
 
-TEST_F(OneEngineTest, SubmitsWhatTheApplicationHas) {
-  EXPECT_CALL(transport_, Submit(_, testing::AllOf(testing::Field(&Bucket::Entry::input, values_.data()),
-                                                   testing::Field(&Bucket::Entry::output, values_.data()))));
+TEST_F(OneEngineTest, PlacesWhatTheApplicationHasWhenItsRoundBegins) {
+  EXPECT_CALL(transport_, Place).Times(0);
   Arrive();
+  EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
+  ReportAt(Now());
+  testing::Mock::VerifyAndClearExpectations(&transport_);
+  EXPECT_CALL(transport_, Place(_, testing::AllOf(testing::Field(&Bucket::Entry::own, true),
+                                                  testing::Field(&Bucket::Entry::input, values_.data()),
+                                                  testing::Field(&Bucket::Entry::output, values_.data()))));
+  CloseRound(true, 1);
 }
 
-TEST_F(OneEngineTest, ASubmissionThatFailsPoisonsTheBucket) {
-  EXPECT_CALL(transport_, Submit).WillOnce(Return("the queue is closed"));
-  EXPECT_THAT([&] { Arrive(); }, ThrowsMessage<TransportError>("the queue is closed"));
-  EXPECT_THAT([&] { Arrive(); }, ThrowsMessage<TransportError>("the queue is closed"));
+// The host's memory, of which there is no more as soon as a test says so.
+class ScarceMemory final : public Memory {
+ public:
+  int device() const override { return kHost; }
+  void* Allocate(std::size_t bytes) override {
+    if (scarce) throw std::bad_alloc();
+    return Host().Allocate(bytes);
+  }
+  void Free(void* data) override { Host().Free(data); }
+  void Copy(void* target, const void* source, std::size_t bytes) override { Host().Copy(target, source, bytes); }
+  void Zero(void* data, std::size_t bytes) override { Host().Zero(data, bytes); }
+  void Add(DataType type, void* target, const void* source, std::size_t elements) override {
+    Host().Add(type, target, source, elements);
+  }
+  void Scale(DataType type, void* data, std::size_t elements, double factor) override {
+    Host().Scale(type, data, elements, factor);
+  }
+  bool AllFinite(DataType type, const void* data, std::size_t elements) override {
+    return Host().AllFinite(type, data, elements);
+  }
+
+  bool scarce = false;
+};
+
+TEST_F(OneEngineTest, AnExceptionWhileArrivingFailsTheBucket) {
+  static ScarceMemory memory;  // the bucket outlives this function
+  memory.scarce = false;
+  BucketConfig config = Config(1);
+  config.options.memory = &memory;
+  handle_ = engine_.Declare("bucket", config);
+  const auto arrive = [&] { return engine_.Arrive(handle_, {values_.data(), values_.data(), 1}); };
+  arrive();
+  ReportAt(Now());
+  CloseRound(true, 1);
+  engine_.Finished(handle_, "");
+  CloseRound(false, 0);
+  engine_.Finished(handle_, "");
+  memory.scarce = true;
+  EXPECT_THROW(arrive(), std::bad_alloc) << "a late contribution needs a buffer";
+  EXPECT_EQ(handle_->work, nullptr) << "no later wait, flush or end of the job may wait for it";
+  EXPECT_THAT([&] { arrive(); }, ThrowsMessage<TransportError>(HasSubstr("rank 0 could not keep its contribution")));
+  EXPECT_THAT([&] { engine_.Collect(handle_, values_.data()); }, ThrowsMessage<TransportError>(HasSubstr("bad_alloc")));
+  EXPECT_TRUE(ReportAt(Now()).empty());
 }
 
 TEST_F(OneEngineTest, NothingIsAcceptedAfterAShutdown) {
   EXPECT_CALL(transport_, Alive).WillRepeatedly(Return(false));
-  EXPECT_CALL(transport_, Submit).Times(0);
   EXPECT_THAT([&] { Arrive(); }, ThrowsMessage<TransportError>(HasSubstr("shut down")));
+  EXPECT_TRUE(ReportAt(Now()).empty());
 }
 
 TEST_F(OneEngineTest, AQuietRankReportsNothingAndWantsNoCycle) {
@@ -1061,7 +1101,7 @@ TEST_F(OneEngineTest, AQuietRankReportsNothingAndWantsNoCycle) {
 
 TEST_F(OneEngineTest, AWaitIsReportedBeyondItsThreshold) {
   const auto work = Arrive();
-  engine_.BuildReport({"bucket"}, Now(), kNever);
+  ReportAt(Now());
   const Time before = Now();
   auto waiting = std::async(std::launch::async, [&] { engine_.Wait(*handle_, *work); });
   while (!engine_.WantsCycle(Now() + 1h, kNever)) std::this_thread::yield();
@@ -1081,7 +1121,7 @@ TEST_F(OneEngineTest, AWaitIsReportedBeyondItsThreshold) {
 
 TEST_F(OneEngineTest, TwoThreadsMayWaitForOneArrival) {
   const auto work = Arrive();
-  engine_.BuildReport({"bucket"}, Now(), kNever);
+  ReportAt(Now());
   Script script(1);
   for (int i = 0; i < 2; ++i) {
     script.Spawn([&] { script.Block([&] { engine_.Wait(*handle_, *work); }); });
@@ -1111,6 +1151,41 @@ TEST_F(OneEngineTest, AFlushIsReportedAsAWaitToo) {
   EXPECT_TRUE(ReportAt(Now() + 1h).empty()) << "the others must not count on a rank that has given up";
 }
 
+// The closing of the flush that was given up is on its way, or its rounds run, when the next one begins.
+TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
+  for (const bool closed : {true, false}) {
+    if (closed) RunRoundZero();
+    Closing closing;
+    closing.bucket = "bucket";
+    closing.reason = Closing::Reason::kFlush;
+    closing.contributions.resize(2);
+    const auto close = [&] {
+      closing.round = round_++;
+      engine_.Begin({closing});
+    };
+    std::atomic<bool> interrupted{false};
+    EXPECT_CALL(transport_, Interrupt).WillRepeatedly([&] {
+      if (!interrupted.exchange(true)) throw std::runtime_error("Ctrl-C");
+    });
+    auto first = std::async(std::launch::async, [&] { EXPECT_THROW(engine_.Flush(), std::runtime_error); });
+    while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
+    if (closed) close();
+    first.get();
+    ReportAt(Now() - 1h);  // what was news is none any more
+    auto second = std::async(std::launch::async, [&] { engine_.Flush(); });
+    if (closed) {
+      while (!engine_.WantsCycle(Now(), kNever)) std::this_thread::yield();
+      engine_.Finished(handle_, "");
+      EXPECT_EQ(ReportAt(Now()).flush, Report::Flush::kFlushing) << "the old rounds are not those of this flush";
+      EXPECT_EQ(second.wait_for(0s), std::future_status::timeout);
+    }
+    while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
+    close();
+    engine_.Finished(handle_, "");
+    second.get();
+  }
+}
+
 TEST_F(OneEngineTest, AnInterruptEndsAFlush) {
   RunRoundZero();
   EXPECT_CALL(transport_, Interrupt).WillOnce([] { throw std::runtime_error("Ctrl-C"); });
@@ -1121,6 +1196,7 @@ TEST_F(OneEngineTest, AnInterruptEndsAFlush) {
 TEST_F(OneEngineTest, AShutdownWhenEveryRankHasEndedIsNoError) {
   RunRoundZero();
   EXPECT_CALL(transport_, Interrupt).WillOnce([&] {  // this thread wakes only when another rank has shut down
+    ReportAt(Now());
     Closing closing;
     closing.bucket = "bucket";
     closing.round = round_;
@@ -1153,18 +1229,21 @@ TEST_F(OneEngineTest, AnInterruptEndsAWait) {
   EXPECT_FALSE(ReportAt(Now() + 1h).waiting);
 }
 
-TEST_F(OneEngineTest, AnArrivalIsReportedWithItsPolicyUntilARoundHasClosed) {
+TEST_F(OneEngineTest, AnArrivalIsReportedWithItsDeclarationUntilARoundHasClosed) {
   Arrive();
-  Report report = engine_.BuildReport({"bucket"}, Now(), kNever);
+  Report report = ReportAt(Now());
   ASSERT_EQ(report.items.size(), 1u);
-  EXPECT_TRUE(report.items[0].declares);
-  EXPECT_EQ(report.items[0].policy.description, "Quorum(1)");
+  ASSERT_TRUE(report.items[0].declaration);
+  EXPECT_EQ(report.items[0].declaration->policy.description, "Quorum(1)");
+  EXPECT_EQ(report.items[0].declaration->type, DataType::kFloat32);
+  EXPECT_THAT(report.items[0].declaration->shape, ElementsAre(kElements));
+  EXPECT_EQ(report.items[0].declaration->device, Memory::kHost);
   CloseRound(true, 1);
   engine_.Finished(handle_, "");
   Arrive();
-  report = engine_.BuildReport({"bucket"}, Now(), kNever);
+  report = ReportAt(Now());
   ASSERT_EQ(report.items.size(), 1u);
-  EXPECT_FALSE(report.items[0].declares);
+  EXPECT_FALSE(report.items[0].declaration);
 }
 
 TEST_F(OneEngineTest, ALateContributionWantsACycleAndIsReportedInEach) {
@@ -1199,7 +1278,7 @@ class ToldTest : public OneEngineTest {
     });
   }
   void CloseRoundOnTime() {
-    engine_.BuildReport({"bucket"}, Now(), kNever);
+    ReportAt(Now());
     CloseRound(true, 1);
     engine_.Finished(handle_, "");
   }
@@ -1233,7 +1312,7 @@ TEST_F(ToldTest, AtOnceWhereItIsLate) {
 
 TEST_F(ToldTest, OfAFailedRound) {
   ArriveAndBeTold();
-  engine_.BuildReport({"bucket"}, Now(), kNever);
+  ReportAt(Now());
   CloseRound(true, 1);
   engine_.Finished(handle_, "the link is down");
   EXPECT_EQ(told_, 1);
@@ -1249,14 +1328,14 @@ TEST_F(ToldTest, OfAShutdown) {
 }
 
 TEST_F(ToldTest, NotWhereTheArrivalIsRefused) {
-  EXPECT_CALL(transport_, Submit).WillOnce(Return("the queue is closed"));
-  EXPECT_THAT([&] { ArriveAndBeTold(); }, ThrowsMessage<TransportError>("the queue is closed"));
+  engine_.Close("the end");
+  EXPECT_THROW(ArriveAndBeTold(), TransportError);
   EXPECT_EQ(told_, 0);
 }
 
 TEST_F(ToldTest, CountsAsWaitingFromWhenItSaysSo) {
   const auto work = ArriveAndBeTold();
-  engine_.BuildReport({"bucket"}, Now(), kNever);
+  ReportAt(Now());
   EXPECT_FALSE(engine_.WantsCycle(Now() + 1h, kNever)) << "its graph may be busy with others";
   engine_.CountAsWaiting(*handle_, *work);
   EXPECT_TRUE(ReportAt(Now() + 1h).waiting);
@@ -1268,13 +1347,13 @@ TEST_F(ToldTest, CountsAsWaitingFromWhenItSaysSo) {
   EXPECT_FALSE(ReportAt(Now() + 1h).waiting) << "it is done";
 }
 
-class ByNoticeTest : public OneEngineTest {
+class ReadyGroupsTest : public OneEngineTest {
  protected:
   // Round 0 is over; returns the arrival after that.
-  std::shared_ptr<Work> ArriveByNotice() {
+  std::shared_ptr<Work> ArriveAfterRoundZero() {
     handle_ = engine_.Declare("bucket", ReadyConfig(2));
     engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
-    engine_.BuildReport({"bucket"}, Now(), kNever);
+    ReportAt(Now());
     CloseRound(true, 1);
     engine_.Finished(handle_, "");
     ReportAt(Now());
@@ -1292,20 +1371,19 @@ class ByNoticeTest : public OneEngineTest {
   }
 };
 
-TEST_F(ByNoticeTest, OnlyRoundZeroHasARequest) {
-  EXPECT_CALL(transport_, Submit).Times(1);
-  const auto work = ArriveByNotice();
+TEST_F(ReadyGroupsTest, AnArrivalIsReportedOnce) {
+  const auto work = ArriveAfterRoundZero();
   EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
   const Report report = ReportAt(Now());
   ASSERT_EQ(report.items.size(), 1u);
   EXPECT_EQ(report.items[0].kind, Report::Item::Kind::kArrival);
-  EXPECT_FALSE(report.items[0].declares);
+  EXPECT_FALSE(report.items[0].declaration);
   EXPECT_FALSE(engine_.WantsCycle(Now(), kNever));
   EXPECT_TRUE(ReportAt(Now()).items.empty()) << "an arrival is an event";
 }
 
-TEST_F(ByNoticeTest, AMembersEntryIsPlacedWhenItsRoundBegins) {
-  const auto work = ArriveByNotice();
+TEST_F(ReadyGroupsTest, AMembersEntryIsPlacedWhenItsRoundBegins) {
+  const auto work = ArriveAfterRoundZero();
   ReportAt(Now());
   EXPECT_CALL(transport_, Place(_, testing::AllOf(testing::Field(&Bucket::Entry::member, true),
                                                   testing::Field(&Bucket::Entry::input, values_.data()),
@@ -1315,10 +1393,9 @@ TEST_F(ByNoticeTest, AMembersEntryIsPlacedWhenItsRoundBegins) {
   EXPECT_TRUE(work->done);
 }
 
-TEST_F(ByNoticeTest, WhoIsNoMemberGetsAnEntryWithoutData) {
-  const auto work = ArriveByNotice();
+TEST_F(ReadyGroupsTest, WhoIsNoMemberGetsAnEntryWithoutData) {
+  const auto work = ArriveAfterRoundZero();
   ReportAt(Now());
-  EXPECT_CALL(transport_, Retract).Times(0);
   EXPECT_CALL(transport_, Place(_, testing::AllOf(testing::Field(&Bucket::Entry::member, false),
                                                   testing::Field(&Bucket::Entry::input, testing::IsNull()))));
   CloseGroup({kNoGroup, 0});
@@ -1331,8 +1408,8 @@ TEST_F(ByNoticeTest, WhoIsNoMemberGetsAnEntryWithoutData) {
   EXPECT_EQ(work->info.round, 2);
 }
 
-TEST_F(ByNoticeTest, AWaitEndsSoonAfterAShutdown) {
-  const auto work = ArriveByNotice();
+TEST_F(ReadyGroupsTest, AWaitEndsSoonAfterAShutdown) {
+  const auto work = ArriveAfterRoundZero();
   int looks = 0;
   EXPECT_CALL(transport_, Alive).WillRepeatedly([&] {
     ++looks;

@@ -265,7 +265,6 @@ const PlantedBug kBugs[] = {
     {"JoinedIsNotTold", Bug::kJoinedIsNotTold, MakePolicy(3), kJoinsEarly, "deadlock"},
     {"PendingIsForgotten", Bug::kPendingIsForgotten, MakePolicy(2), kTogether, "not the sum of what was due"},
     {"PendingIsNotReported", Bug::kPendingIsNotReported, MakePolicy(2), kTogether, "closed with another contribution"},
-    {"RequestIsNotRetracted", Bug::kRequestIsNotRetracted, MakePolicy(2), kTogether, "travels without an arrival"},
     {"QuorumIsOneTooSmall", Bug::kQuorumIsOneTooSmall, MakePolicy(2), kTogether, "the quorum is not reached"},
     {"BoundIsOneTooLarge", Bug::kBoundIsOneTooLarge, MakePolicy(1, 1), kTogether, "the staleness bound is broken"},
     {"ResultsAreOverwritten", Bug::kResultsAreOverwritten, MakePolicy(1), kTogether, "not those of the rounds"},

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -28,6 +29,15 @@ void ExpectEqual(const Policy& a, const Policy& b) {
   EXPECT_EQ(a.description, b.description);
 }
 
+void ExpectEqual(const Declaration& a, const Declaration& b) {
+  ExpectEqual(a.policy, b.policy);
+  EXPECT_EQ(a.type, b.type);
+  EXPECT_EQ(a.shape, b.shape);
+  EXPECT_EQ(a.device, b.device);
+  EXPECT_EQ(a.prescale_factor, b.prescale_factor);
+  EXPECT_EQ(a.postscale_factor, b.postscale_factor);
+}
+
 void ExpectEqual(const Report& a, const Report& b) {
   EXPECT_EQ(a.blocked, b.blocked);
   EXPECT_EQ(a.waiting, b.waiting);
@@ -42,8 +52,8 @@ void ExpectEqual(const Report& a, const Report& b) {
     EXPECT_EQ(a.items[i].work, b.items[i].work);
     EXPECT_EQ(a.items[i].age, b.items[i].age);
     EXPECT_EQ(a.items[i].full, b.items[i].full);
-    ASSERT_EQ(a.items[i].declares, b.items[i].declares);
-    if (a.items[i].declares) ExpectEqual(a.items[i].policy, b.items[i].policy);
+    ASSERT_EQ(a.items[i].declaration.has_value(), b.items[i].declaration.has_value());
+    if (a.items[i].declaration) ExpectEqual(*a.items[i].declaration, *b.items[i].declaration);
   }
 }
 
@@ -57,9 +67,10 @@ Report FullReport() {
   declaring.bucket = "gradients.0";
   declaring.gradients = 3;
   declaring.full = true;
-  declaring.declares = true;
   declaring.work = 2147483647;
-  Policy& policy = declaring.policy;
+  declaring.declaration =
+      Declaration{{}, DataType::kBool, {0, std::int64_t{1} << 40}, 7, 0.1, std::numeric_limits<double>::infinity()};
+  Policy& policy = declaring.declaration->policy;
   policy.rule = Policy::Rule::kInitiator;
   policy.quorum = 2147483647;
   policy.seed = ~std::uint64_t{0};

@@ -1,11 +1,10 @@
 // A make-believe Horovod for the engine: all ranks in one process, and of Horovod only what the protocol depends on.
 //
-// As in Horovod, each rank has a tensor table and a queue of requests, which is emptied at the start of a cycle, so
-// that requests can slip in later; a cycle negotiates if any rank has a request or asks for it; the coordinator's own
-// late entries are made before the responses are known, its own arrivals begin after; a response may carry several
-// tensors; entries are called back under no lock at the end of a reduction, and under the queue's lock in a shutdown.
-// The hooks do what attach/session.cc makes them do: each group of a round reduces by itself, and a rank that is in
-// none has an entry of no bytes, of which nobody calls back.
+// As in Horovod, each rank has a tensor table; a cycle negotiates if any rank asks for it; the coordinator's entries
+// are made before the responses are known, the others' after; a response may carry several tensors; entries are called
+// back under no lock at the end of a reduction, and under the queue's lock in a shutdown. The hooks do what
+// attach/session.cc makes them do: each group of a round reduces by itself, and a rank that is in none has an entry of
+// no bytes, of which nobody calls back.
 //
 // The background can be driven in two ways: Cycle takes all steps of all ranks in the caller's thread, in a random
 // order, and lets the caller do something between any two of them; Start makes one thread for each rank.
@@ -145,6 +144,7 @@ class FakeHorovod {
   // --- When the background rests
 
   const std::vector<PastRound>& history() const { return history_; }
+  const Report& last_report(Rank rank) const { return ranks_[Index(rank)]->report; }
   // How often something has happened that wakes up the applications' threads, such as a callback.
   std::size_t wake_ups() const { return wake_ups_; }
   void CountWakeUp() { ++wake_ups_; }
@@ -193,44 +193,19 @@ class FakeHorovod {
     RankState(FakeHorovod& the_owner, Rank the_rank, int size, Engine::Thresholds thresholds)
         : owner(the_owner), rank(the_rank), engine(*this, the_rank, size, thresholds) {}
 
-    std::string Submit(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override {
-      std::lock_guard<std::mutex> lock(queue_mutex);
-      if (!alive) return "Horovod has been shut down";
-      const std::string& name = bucket->core.name();
-      const Entry made{entry.input, entry.output, bucket->core.bytes(), bucket, nullptr};
-      const auto other = table.find(name);
-      if (other != table.end()) {
-        if (other->second.handle != nullptr) return "duplicate name";
-        held_back[name] = made;  // a session waits until what stands in for this rank is gone
-        return {};
-      }
-      table.emplace(name, made);
-      requests.push_back(name);
-      return {};
-    }
-    void Retract(const BucketHandle& bucket) override {
-      std::lock_guard<std::mutex> lock(queue_mutex);
-      const auto request = std::find(requests.begin(), requests.end(), bucket.core.name());
-      // What was first submitted, and is announced from now on, may have been reported already.
-      if (request == requests.end() && !bucket.core.reported())
-        return owner.Complain("a request is retracted that is not in the queue");
-      if (request != requests.end()) requests.erase(request);
-      table.erase(bucket.core.name());
-    }
     void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override {
       std::lock_guard<std::mutex> lock(queue_mutex);
       Entry made;
       if (entry.member) made = {entry.input, entry.output, bucket->core.bytes(), bucket, nullptr};
-      if (!table.emplace(bucket->core.name(), made).second) owner.Complain("two entries for " + bucket->core.name());
+      if (!table.emplace(bucket->core.name(), made).second)
+        throw std::logic_error("two entries for " + bucket->core.name());
     }
     bool Alive() const override { return alive; }
 
     FakeHorovod& owner;
     const Rank rank;
-    std::mutex queue_mutex;  // guards the next three
+    std::mutex queue_mutex;  // guards the table
     std::map<std::string, Entry> table;
-    std::vector<std::string> requests;
-    std::map<std::string, Entry> held_back;  // submitted, until its name is free
     std::atomic<bool> alive{true};
     std::atomic<bool> wants_join{false};
     std::atomic<bool> joined{false};
@@ -241,7 +216,6 @@ class FakeHorovod {
     std::vector<OnDevice> on_device;
 
     // Of one cycle.
-    std::vector<std::string> sent;
     bool wants_cycle = false;
     bool has_foreign = false;
     Report report;
@@ -281,10 +255,6 @@ class FakeHorovod {
 
   void Pop(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
-    {
-      std::lock_guard<std::mutex> lock(state.queue_mutex);
-      state.sent = std::exchange(state.requests, {});
-    }
     for (OnDevice& each : state.on_device) --each.cycles;
     Guard([&] {
       FinishOnDevice(state);
@@ -296,8 +266,7 @@ class FakeHorovod {
       state.joined = true;
       state.wants_join = false;
     }
-    state.wants_cycle = joins || !state.sent.empty() ||
-                        state.engine.WantsCycle(settings_.clock(rank), ForeignSince(state)) ||
+    state.wants_cycle = joins || state.engine.WantsCycle(settings_.clock(rank), ForeignSince(state)) ||
                         (rank == 0 && coordinator_.NextDeadline() <= settings_.coordinator_clock());
   }
 
@@ -315,7 +284,7 @@ class FakeHorovod {
   void MakeReport(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
     state.report =
-        DecodeReport(Encode(state.engine.BuildReport(state.sent, settings_.clock(rank), ForeignSince(state))));
+        DecodeReport(Encode(state.engine.BuildReport(settings_.clock(rank), ForeignSince(state), state.joined)));
   }
 
   void Coordinate(Random& random, const std::function<void()>& between) {
@@ -329,17 +298,7 @@ class FakeHorovod {
       coordinator_.SetJoined(joined);
       std::vector<Closing> closings = coordinator_.Decide(now);
       between();
-      // What the coordinator has requested itself waits until the responses are known. All else begins now, an arrival
-      // by notice too: nothing but the closing makes its entry.
-      requested_.insert(ranks_[0]->sent.begin(), ranks_[0]->sent.end());
-      begun_.clear();
-      std::vector<Closing> begun;
-      for (const Closing& closing : closings) {
-        if (requested_.erase(closing.bucket) > 0 || joined[0]) continue;
-        BeginOrRefuse(0, closing, begun);
-        begun_.insert(closing.bucket);
-      }
-      ranks_[0]->engine.Begin(begun);
+      if (!joined[0]) BeginOrRefuse(0, closings);
       responses_.clear();
       std::size_t room = 0;
       for (Closing& closing : closings) {
@@ -363,7 +322,10 @@ class FakeHorovod {
         --room;
       }
       if (std::all_of(joined.begin(), joined.end(), [](bool each) { return each; }))
-        for (auto& state : ranks_) state->joined = false;
+        for (auto& state : ranks_) {
+          state->joined = false;
+          state->engine.ReturnFromJoin();
+        }
     });
   }
 
@@ -371,35 +333,33 @@ class FakeHorovod {
     RankState& state = *ranks_[Index(rank)];
     if (state.joined) return;
     Guard([&] {
-      std::vector<Closing> begun;
+      std::vector<Closing> closings;
       for (const Response& response : responses_) {
         std::size_t at = 0;
         for (const Closing& closing : response.closings) {
-          Closing received = DecodeClosing(response.words, at);
-          received.bucket = closing.bucket;
-          received.error = closing.error;
-          if (rank != 0) {
-            BeginOrRefuse(rank, received, begun);
-          } else if (closing.error.empty() && begun_.count(closing.bucket) == 0) {
-            begun.push_back(std::move(received));
-          }
+          closings.push_back(DecodeClosing(response.words, at));
+          closings.back().bucket = closing.bucket;
+          closings.back().error = closing.error;
         }
       }
-      state.engine.Begin(begun);
-      for (const Response& response : responses_)
-        for (const Closing& closing : response.closings) FillMissing(state, closing.bucket);
+      if (rank != 0) BeginOrRefuse(rank, closings);
+      for (const Closing& closing : closings) FillMissing(state, closing.bucket);
     });
   }
 
-  // What the engine knows is refused, or collected to begin.
-  void BeginOrRefuse(Rank rank, const Closing& closing, std::vector<Closing>& begun) {
+  // Of the buckets that the rank's engine knows.
+  void BeginOrRefuse(Rank rank, const std::vector<Closing>& closings) {
     Engine& engine = ranks_[Index(rank)]->engine;
-    if (engine.Find(closing.bucket) == nullptr) return;
-    if (closing.error.empty()) {
-      begun.push_back(closing);
-    } else {
-      engine.Refuse(closing.bucket);
+    std::vector<Closing> begun;
+    for (const Closing& closing : closings) {
+      if (engine.Find(closing.bucket) == nullptr) continue;
+      if (closing.error.empty()) {
+        begun.push_back(closing);
+      } else {
+        engine.Refuse(closing.bucket, closing.error);
+      }
     }
+    engine.Begin(begun);
   }
   // What it does not know, or what has failed there, is sent as zeros.
   void FillMissing(RankState& state, const std::string& bucket) {
@@ -431,10 +391,6 @@ class FakeHorovod {
         }
         state.entries[k] = std::move(entry->second);
         state.table.erase(entry);
-        if (auto submitted = state.held_back.extract(closing.bucket)) {
-          state.requests.push_back(submitted.key());
-          state.table.insert(std::move(submitted));
-        }
       }
       if (!closing.error.empty()) continue;
       const Entry& entry = state.entries[k];
@@ -521,14 +477,16 @@ class FakeHorovod {
     state.alive = false;
     for (OnDevice& each : state.on_device) each.cycles = 0;
     FinishOnDevice(state);
-    std::lock_guard<std::mutex> lock(state.queue_mutex);
-    state.table.merge(state.held_back);
-    for (const auto& [name, entry] : state.table) {
-      if (entry.handle != nullptr) state.engine.Finished(entry.handle, "Horovod has been shut down");
-      CountWakeUp();
+    {
+      std::lock_guard<std::mutex> lock(state.queue_mutex);
+      for (const auto& [name, entry] : state.table) {
+        if (entry.handle != nullptr) state.engine.Finished(entry.handle, "Horovod has been shut down");
+        CountWakeUp();
+      }
+      state.table.clear();
     }
-    state.table.clear();
-    state.requests.clear();
+    state.engine.Close("Horovod has been shut down");  // as a session's watcher does
+    CountWakeUp();
   }
 
   // --- One thread for each rank
@@ -584,8 +542,6 @@ class FakeHorovod {
   bool ends_ = false;
   bool negotiates_ = false;
   std::vector<Response> responses_;
-  std::set<std::string> requested_;  // by the coordinator itself, and not closed yet
-  std::set<std::string> begun_;      // on the coordinator before the responses were known
   std::vector<PastRound> history_;
 
   mutable std::mutex complaint_mutex_;

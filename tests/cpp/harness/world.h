@@ -1,14 +1,13 @@
 // A simulated job for the explorer: the real Coordinator and the real Buckets, driven step by step in one thread, with
 // every choice that time makes in a real job (which thread comes first, how long a wait has lasted) left to the caller.
 //
-// A cycle is what Horovod's negotiation and the hooks make of it: every rank's requests are popped and its report is
-// built, the coordinator decides, the rounds begin on every rank, are reduced, and end on every rank. Between any two
-// of these the ranks' applications may take any number of steps.
+// A cycle is what Horovod's negotiation and the hooks make of it: every rank's report is built, the coordinator
+// decides, the rounds begin on every rank, are reduced, and end on every rank. Between any two of these the ranks'
+// applications may take any number of steps.
 //
 // The background steps of a cycle are taken rank by rank, and the application of a rank moves only when it is that
 // rank's turn. This loses nothing: steps of different ranks touch different objects, so they commute, and meet only
-// where the coordinator decides and where all have begun. For the same reason a rank's requests are popped and its
-// report is built in one step: an arrival between the two cannot be told from one right after them.
+// where the coordinator decides and where all have begun.
 //
 // The world knows what should happen (a model in sums and counts, independent of the code under test), and throws
 // Violation where the real objects differ from it.
@@ -65,7 +64,6 @@ enum class Bug {
   kJoinedIsNotTold,        // the coordinator does not know who has joined
   kPendingIsForgotten,     // a late entry sends zeros instead of the pending sum
   kPendingIsNotReported,   // the coordinator does not hear of pending sums
-  kRequestIsNotRetracted,  // a request that slipped in stays in the queue
   kQuorumIsOneTooSmall,    // the coordinator decides by a quorum of one less
   kBoundIsOneTooLarge,     // and by a staleness bound of one more
   kResultsAreOverwritten,  // missed results are not added up: the paper's form
@@ -189,14 +187,12 @@ class Replica {
     return gradients;
   }
 
-  // The round begins. Gives the entry's input; `retract` says whether the request is to be taken back.
-  Sum Begin(const std::shared_ptr<const Closing>& closing, Rank rank, bool& retract) {
+  // The round begins. Gives the entry's input; `slipped` says whether an arrival came too late for it.
+  Sum Begin(const std::shared_ptr<const Closing>& closing, Rank rank, bool& slipped) {
     const bool fresh = closing->contributions[static_cast<std::size_t>(rank)].fresh;
-    const bool slipped = bucket_->state() == Bucket::State::kArrived && !fresh;
+    slipped = bucket_->state() == Bucket::State::kArrived && !fresh;
     const Bucket::Entry entry = Do({Call::kBegin, rank, closing}).entry;
     Require(entry.own == fresh, "the entry is not what the closing says");
-    Require(entry.retract == slipped, "a request is retracted that should not be, or not one that should");
-    retract = entry.retract;
     if (slipped) {
       model.later += std::exchange(model.arrival, 0);
       model.later_gradients += std::exchange(model.arrival_gradients, 0);
@@ -370,7 +366,7 @@ class World {
     if (coordinator_->NextDeadline() <= Time(0)) return true;
     for (Rank r = 0; r < size_; ++r) {
       const RankState& rank = ranks_[Index(r)];
-      if (rank.queue != 0 || rank.wants_join || rank.news || rank.said_blocked != MayBeBlocked(r)) return true;
+      if (rank.wants_join || rank.news || rank.said_blocked != MayBeBlocked(r)) return true;
     }
     return false;
   }
@@ -424,10 +420,9 @@ class World {
   struct RankState {
     int twin = 0;               // the first rank with the same program
     std::uint8_t at = 0;        // in its program
-    std::uint8_t queue = 0;     // requests, a bit for each bucket
-    std::uint8_t sent = 0;      // popped in this cycle
+    std::uint8_t sent = 0;      // arrivals reported in this cycle, a bit for each bucket
     bool waits = false;         // in Wait
-    bool news = false;          // something to report that no request announces
+    bool news = false;          // something to report
     bool said_blocked = false;  // in its last report
     bool wants_join = false;    // in the queue
     bool joined = false;
@@ -461,8 +456,7 @@ class World {
     std::string key;
     Put(key, rank.twin);
     Put(key, rank.at);
-    Put(key, rank.queue | rank.sent << 2 | rank.waits << 4 | rank.said_blocked << 5 | rank.joined << 6 |
-                 rank.wants_join << 7);
+    Put(key, rank.sent << 2 | rank.waits << 4 | rank.said_blocked << 5 | rank.joined << 6 | rank.wants_join << 7);
     Put(key,
         static_cast<int>(rank.flush) | static_cast<int>(rank.level) << 2 | rank.flush_rounds << 4 | rank.news << 6);
     for (int b = 0; b < kBuckets; ++b) {
@@ -582,19 +576,11 @@ class World {
   }
 
   void Arrive(RankState& rank, int bucket, Sum contribution) {
+    rank.news = true;
     switch (Change(rank, bucket).Arrive(contribution)) {
-      case Bucket::Arrived::kOnTime:
-        rank.queue = static_cast<std::uint8_t>(rank.queue | 1 << bucket);
-        ++coverage_->on_time;
-        break;
-      case Bucket::Arrived::kLate:
-        rank.news = true;
-        ++coverage_->late;
-        break;
-      case Bucket::Arrived::kWaiting:
-        rank.news = true;
-        ++coverage_->while_running;
-        break;
+      case Bucket::Arrived::kOnTime: ++coverage_->on_time; break;
+      case Bucket::Arrived::kLate: ++coverage_->late; break;
+      case Bucket::Arrived::kWaiting: ++coverage_->while_running; break;
       case Bucket::Arrived::kBusy: throw Violation("an arrival is refused");
     }
   }
@@ -617,7 +603,6 @@ class World {
 
   void ReportNext(bool blocked) {
     RankState& rank = ranks_[Index(turn_)];
-    rank.sent = std::exchange(rank.queue, std::uint8_t{0});
     if (std::exchange(rank.wants_join, false)) rank.joined = true;
     rank.said_blocked = blocked;
     rank.news = false;
@@ -628,13 +613,12 @@ class World {
     for (int b = 0; b < kBuckets; ++b) {
       Report::Item item;
       item.bucket = rank.replicas[Index(b)]->bucket().name();
-      if ((rank.sent >> b & 1) != 0) {
-        Require(rank.replicas[Index(b)]->bucket().state() == Bucket::State::kArrived,
-                "a request travels without an arrival");
+      const Bucket& bucket = rank.replicas[Index(b)]->bucket();
+      if (bucket.state() == Bucket::State::kArrived && !bucket.reported()) {
+        rank.sent = static_cast<std::uint8_t>(rank.sent | 1 << b);
         item.gradients = Change(rank, b).ReportArrival();
         item.full = rank.replicas[Index(b)]->bucket().wants_full_round();
-        item.declares = !rank.replicas[Index(b)]->bucket().declared();
-        if (item.declares) item.policy = *policy_;
+        if (!rank.replicas[Index(b)]->bucket().declared()) item.declaration = Declaration{*policy_};
       } else {
         item.kind = Report::Item::Kind::kPending;
         item.gradients = Change(rank, b).ReportPending();
@@ -786,14 +770,9 @@ class World {
         rank.flush_rounds = static_cast<std::uint8_t>(running_.size());
       }
     }
-    bool retract = false;
-    const Sum input = Change(rank, running.bucket).Begin(running.closing, turn_, retract);
-    if (retract) {
-      ++coverage_->slipped;
-      Require((rank.queue >> running.bucket & 1) != 0, "a request is retracted that is not in the queue");
-      if (job_->bug != Bug::kRequestIsNotRetracted)
-        rank.queue = static_cast<std::uint8_t>(rank.queue & ~(1 << running.bucket));
-    }
+    bool slipped = false;
+    const Sum input = Change(rank, running.bucket).Begin(running.closing, turn_, slipped);
+    coverage_->slipped += slipped ? 1 : 0;
     running.inputs[Index(turn_)] = input;
     const bool late = !running.closing->contributions[Index(turn_)].fresh;
     if (!late || job_->bug != Bug::kPendingIsForgotten) running.sent += input;

@@ -1,0 +1,57 @@
+#include "core/declaration.h"
+
+#include <sstream>
+
+namespace horovod_partial {
+namespace {
+
+std::string ShapeOf(const Declaration& declaration) {
+  std::string text = "[";
+  for (const std::int64_t dimension : declaration.shape)
+    text += (text.size() > 1 ? ", " : "") + std::to_string(dimension);
+  return text + "]";
+}
+
+std::string FactorsOf(const Declaration& declaration) {
+  std::ostringstream text;
+  text << "(" << declaration.prescale_factor << ", " << declaration.postscale_factor << ")";
+  return text.str();
+}
+
+std::string DeviceOf(const Declaration& declaration) { return declaration.device == Memory::kHost ? "CPU" : "GPU"; }
+
+bool Differ(const Policy& a, const Policy& b) {
+  return a.rule != b.rule || a.quorum != b.quorum || a.seed != b.seed || a.max_staleness != b.max_staleness ||
+         a.grace != b.grace || !(a.schedule == b.schedule) || a.period != b.period || a.group_size != b.group_size ||
+         a.window != b.window || a.description != b.description;
+}
+
+}  // namespace
+
+std::string Disagreement(const std::string& first, const Declaration& one, const std::string& second,
+                         const Declaration& other) {
+  const std::string who = " (" + first + " and " + second + ")";
+  if (Differ(one.policy, other.policy)) {
+    return "Mismatched sync policies: " + first + " asked for " + one.policy.description + ", but " + second +
+           " asked for " + other.policy.description + ". Use the same policy with the same settings on every rank.";
+  }
+  if (one.type != other.type) {
+    return std::string("Mismatched data types: One rank had type ") + NameOf(one.type) +
+           ", but another rank had type " + NameOf(other.type) + "." + who;
+  }
+  if (one.shape != other.shape) {
+    return "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape " + ShapeOf(one) +
+           ", but another rank sent a tensor of shape " + ShapeOf(other) + "." + who;
+  }
+  if (one.prescale_factor != other.prescale_factor || one.postscale_factor != other.postscale_factor) {
+    return "Mismatched prescale and/or postscale factors: One rank sent factors " + FactorsOf(one) +
+           ", but another rank sent factors " + FactorsOf(other) + "." + who;
+  }
+  if ((one.device == Memory::kHost) != (other.device == Memory::kHost)) {
+    return "Mismatched ALLREDUCE CPU/GPU device selection: One rank specified device " + DeviceOf(one) +
+           ", but another rank specified device " + DeviceOf(other) + "." + who;
+  }
+  return {};
+}
+
+}  // namespace horovod_partial

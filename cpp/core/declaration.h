@@ -1,0 +1,30 @@
+// What a rank says of a bucket until it has seen a round of it, and what all ranks must agree on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/memory.h"
+#include "core/policy.h"
+#include "core/types.h"
+
+namespace horovod_partial {
+
+struct Declaration {
+  Policy policy;
+  DataType type = DataType::kFloat32;
+  std::vector<std::int64_t> shape = {};
+  int device =
+      Memory::kHost;  // where the rank's tensor lies: ranks may name different devices, but not host and device
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+};
+
+// Why two declarations do not go together, in Horovod's words where it has some; empty if they do. `first` and `second`
+// say whose they are, as "rank 0".
+std::string Disagreement(const std::string& first, const Declaration& one, const std::string& second,
+                         const Declaration& other);
+
+}  // namespace horovod_partial
