@@ -33,9 +33,9 @@ std::function<void()>& InterruptFunction() {
   return *function;
 }
 
-const std::shared_ptr<WaitClock>& ProcessClock() {
-  static const auto* clock = new std::shared_ptr<WaitClock>(std::make_shared<WaitClock>());
-  return *clock;
+const std::shared_ptr<Bringers>& ProcessBringers() {
+  static const auto* bringers = new std::shared_ptr<Bringers>(std::make_shared<Bringers>());
+  return *bringers;
 }
 
 bool HasOurs(const hvd::ResponseList& responses) {
@@ -55,7 +55,7 @@ Session::Session(hvd::Controller& controller, const Options& options)
       joined_(static_cast<std::size_t>(size_), false),
       coordinator_(controller.IsCoordinator() ? std::make_unique<Coordinator>(size_) : nullptr),
       decision_log_path_(options.decision_log),
-      engine_(*this, rank_, size_, options.thresholds, ProcessClock()) {}
+      engine_(*this, rank_, size_, options.thresholds, ProcessBringers()) {}
 
 void Session::Retire() {
   retired_ = true;
@@ -246,7 +246,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
         closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
     }
     // The round begins here on this rank, not when the responses are known: fusing looks its entries up before that.
-    if (!joined_[0]) BeginOrRefuse(closings);
+    if (!joined_[0]) engine_.Begin(closings);
     std::map<std::string, std::vector<hvd::Request>> rows;
     for (const auto& closing : closings) {
       const std::vector<hvd::Request>& row = rows[WireName(closing.bucket)] = RowOf(closing);
@@ -296,20 +296,6 @@ std::vector<hvd::Request> Session::RowOf(const Closing& closing) const {
     row[static_cast<std::size_t>(rank)].set_device(coordinator_->device(closing.bucket, rank));
   }
   return row;
-}
-
-// Of the buckets that this rank knows.
-void Session::BeginOrRefuse(const std::vector<Closing>& closings) {
-  std::vector<Closing> begun;
-  for (const auto& closing : closings) {
-    if (engine_.Find(closing.bucket) == nullptr) continue;
-    if (closing.error.empty()) {
-      begun.push_back(closing);
-    } else {
-      engine_.Refuse(closing.bucket, closing.error);
-    }
-  }
-  engine_.Begin(begun);
 }
 
 namespace {
@@ -416,7 +402,7 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   if (!HasOurs(responses)) return;
   Guard("RecvFinalTensors", [&] {
     const std::vector<Closing> closings = OpenAll(responses);
-    if (!process_set_->joined) BeginOrRefuse(closings);
+    if (!process_set_->joined) engine_.Begin(closings);
   });
   Unwrap(responses, size_);
   FillMissing(responses);

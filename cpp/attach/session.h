@@ -86,7 +86,6 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   // An entry of zeros, whose result nobody wants, unless there is an entry.
   void PlaceZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
   std::vector<hvd::Request> RowOf(const Closing& closing) const;
-  void BeginOrRefuse(const std::vector<Closing>& closings);
   void FillMissing(const hvd::ResponseList& responses);
   std::vector<Closing> OpenAll(const hvd::ResponseList& responses);
   Time ForeignSince(Time now);

@@ -15,8 +15,6 @@ constexpr Time kSmallestLag{1};
 // announced is made when it is needed.
 constexpr Round kUpcoming = 64;
 
-std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
-
 }  // namespace
 
 Coordinator::Coordinator(int size)
@@ -53,6 +51,10 @@ Coordinator::Bucket& Coordinator::Find(const std::string& name) {
     bucket.running.resize(Index(size_));
     bucket.late.resize(Index(size_));
     bucket.late_seen.resize(Index(size_));
+    for (const RankLevel& level : levels_) {
+      bucket.absent.push_back(level.absent);
+      bucket.waiting.push_back(level.waiting);
+    }
     bucket.last_contribution.resize(Index(size_), -1);
     bucket.last_arrival.resize(Index(size_), kNever);
     bucket.offsets.total_seconds.resize(Index(size_));
@@ -86,12 +88,14 @@ void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
 }
 
 void Coordinator::Observe(Rank rank, const Report& report, Time now) {
-  levels_[Index(rank)] = {report.blocked, report.waiting, report.flush};
+  levels_[Index(rank)] = {report.absent.all, report.waiting.all, report.flush};
   if (!report.items.empty()) used_[Index(rank)] = true;
   for (auto& [name, bucket] : buckets_) {
     bucket.pending[Index(rank)] = 0;
     bucket.late[Index(rank)] = 0;
     bucket.running[Index(rank)] = false;
+    bucket.absent[Index(rank)] = report.absent.Has(name);
+    bucket.waiting[Index(rank)] = report.waiting.Has(name);
   }
   for (const auto& item : report.items) {
     Bucket& bucket = Find(item.bucket);
@@ -124,15 +128,6 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   }
 }
 
-// Out of training for now, so that no bound on staleness can hold it.
-bool Coordinator::Absent(Rank rank) const {
-  const RankLevel& level = levels_[Index(rank)];
-  return joined_[Index(rank)] || level.blocked || level.flush != Report::Flush::kNone;
-}
-
-// Will not arrive before something else happens.
-bool Coordinator::CannotCome(Rank rank) const { return Absent(rank) || levels_[Index(rank)].waiting; }
-
 bool Coordinator::EverybodyArrived(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank)
     if (!joined_[Index(rank)] && !bucket.arrivals[Index(rank)].present) return false;
@@ -143,7 +138,7 @@ bool Coordinator::EverybodyArrived(const Bucket& bucket) const {
 bool Coordinator::TooStale(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
     const bool contributes = bucket.arrivals[Index(rank)].present || bucket.late[Index(rank)] > 0;
-    if (contributes || Absent(rank)) continue;
+    if (contributes || Absent(bucket, rank)) continue;
     if (bucket.round - bucket.last_contribution[Index(rank)] > bucket.policy().max_staleness) return true;
   }
   return false;
@@ -168,14 +163,15 @@ bool Coordinator::Satisfied(const Bucket& bucket) const {
 // Rule 7.
 bool Coordinator::NobodyCanCome(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank)
-    if (!bucket.arrivals[Index(rank)].present && !CannotCome(rank)) return false;
+    if (!bucket.arrivals[Index(rank)].present && !CannotCome(bucket, rank)) return false;
   return true;
 }
 
 // Round 0 waits for every rank. One that is in a flush, or has ended, before it ever used the bucket will not come.
 bool Coordinator::NobodyWillDeclare(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
-    const bool gone = joined_[Index(rank)] || levels_[Index(rank)].flush != Report::Flush::kNone;
+    const bool flushes = levels_[Index(rank)].flush != Report::Flush::kNone && bucket.absent[Index(rank)];
+    const bool gone = joined_[Index(rank)] || flushes;
     if (!bucket.arrivals[Index(rank)].present && !gone) return false;
   }
   return true;
@@ -201,23 +197,30 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
     const bool ended = level.flush == Report::Flush::kEnding;
     anybody_ended = anybody_ended || ended;
     if (level.flush == Report::Flush::kFlushing) return false;
-    if (!ended && !joined_[Index(rank)] && !level.blocked && !level.waiting) return false;
+    if (!ended && !joined_[Index(rank)] && !level.absent && !level.waiting) return false;
   }
   return anybody_ended;
 }
 
-std::optional<Closing::Reason> Coordinator::FlushReason() const {
+Report::Flush Coordinator::FlushOfAll() const {
   bool everybody_ends = true;
   bool anybody_active = false;
   for (Rank rank = 0; rank < size_; ++rank) {
     if (joined_[Index(rank)] || !used_[Index(rank)]) continue;
     const Report::Flush flush = levels_[Index(rank)].flush;
-    if (flush == Report::Flush::kNone) return std::nullopt;
+    if (flush == Report::Flush::kNone) return flush;
     anybody_active = true;
     everybody_ends = everybody_ends && flush == Report::Flush::kEnding;
   }
-  if (!anybody_active) return std::nullopt;
-  return everybody_ends ? Closing::Reason::kEnd : Closing::Reason::kFlush;
+  if (!anybody_active) return Report::Flush::kNone;
+  return everybody_ends ? Report::Flush::kEnding : Report::Flush::kFlushing;
+}
+
+void Coordinator::BeginFlush(Report::Flush flush) {
+  flush_ = flush;
+  unflushed_.clear();
+  for (const auto& [name, bucket] : buckets_)
+    if (bucket.declaration) unflushed_.insert(name);
 }
 
 std::string Coordinator::DisagreementOf(const Bucket& bucket) const {
@@ -232,9 +235,9 @@ std::string Coordinator::DisagreementOf(const Bucket& bucket) const {
   return {};
 }
 
-std::vector<bool> Coordinator::Active() const {
+std::vector<bool> Coordinator::Active(const Bucket& bucket) const {
   std::vector<bool> active;
-  for (Rank rank = 0; rank < size_; ++rank) active.push_back(!Absent(rank));
+  for (Rank rank = 0; rank < size_; ++rank) active.push_back(!Absent(bucket, rank));
   return active;
 }
 
@@ -254,7 +257,7 @@ Partition Coordinator::FormGroups(Bucket& bucket, Time now) {
     const Arrival& arrival = bucket.arrivals[Index(rank)];
     candidates.push_back({rank, arrival.time + arrival.step});
   }
-  const auto groups = bucket.ready_groups->Form(std::move(candidates), Active(), now);
+  const auto groups = bucket.ready_groups->Form(std::move(candidates), Active(bucket), now);
   return groups.empty() ? Partition() : PartitionOf(groups, size_);
 }
 
@@ -276,7 +279,7 @@ Partition Coordinator::GroupsFor(Bucket& bucket, Closing::Reason reason) const {
     const auto begin = left.begin() + static_cast<std::ptrdiff_t>(first);
     Members group(begin, begin + static_cast<std::ptrdiff_t>(std::min(most, left.size() - first)));
     std::sort(group.begin(), group.end());
-    bucket.ready_groups->Add(group, Active());
+    bucket.ready_groups->Add(group, Active(bucket));
     groups.push_back(std::move(group));
   }
   return PartitionOf(groups, size_);
@@ -312,6 +315,8 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
   closing.round = bucket.round;
   closing.reason = reason;
   closing.groups = std::move(groups);
+  closing.flushes = unflushed_.erase(name) > 0;
+  if (closing.flushes && unflushed_.empty()) closing.flush_over = flush_;
   const bool flush = bucket.declaration && bucket.policy().grouped() && !bucket.HasArrival();
   for (Rank rank = 0; rank < size_; ++rank) {
     if (!closing.Includes(rank)) {
@@ -357,8 +362,16 @@ std::vector<Closing> Coordinator::Decide(Time now) {
                                    [](const RankLevel& level) { return level.flush != Report::Flush::kNone; }),
                        flush_since_);
   again_ = flush_since_ != kNever && AnythingRuns();
+  const Report::Flush flush = FlushOfAll();
+  // A rank that has given its flush up ends it for all, and the next one begins anew.
+  if (flush == Report::Flush::kNone) {
+    unflushed_.clear();
+  } else if (unflushed_.empty()) {
+    BeginFlush(flush);
+  }
   std::vector<Closing> closings;
   if (stuck_since_ != kNever && now - stuck_since_ >= kAbandonAfter) {
+    BeginFlush(Report::Flush::kEnding);
     for (auto& [name, bucket] : buckets_)
       if (bucket.declaration) closings.push_back(Close(name, bucket, Closing::Reason::kEnd, now));
     stuck_since_ = kNever;
@@ -388,11 +401,8 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     if (const auto reason = Verdict(bucket, now)) closings.push_back(Close(name, bucket, *reason, now));
   }
   const bool closed = !closings.empty();
-  bool anybody_waits = false;
   for (auto& [name, bucket] : buckets_) {
-    if (!bucket.HasArrival()) continue;
-    anybody_waits = true;
-    if (bucket.Running()) continue;
+    if (!bucket.HasArrival() || bucket.Running()) continue;
     if (!(bucket.declaration ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket))) continue;
     if (!closings.empty()) {
       again_ = true;  // one at a time, and only when nothing else closes
@@ -400,16 +410,15 @@ std::vector<Closing> Coordinator::Decide(Time now) {
       closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, now));
     }
   }
-  if (!closings.empty()) again_ = again_ || !closed || FlushReason().has_value();
-  if (!closings.empty() || anybody_waits) return closings;  // what has arrived is delivered before a flush
-
-  const auto reason = FlushReason();
-  if (reason && AnythingRuns()) {
-    again_ = true;
-  } else if (reason) {
-    for (auto& [name, bucket] : buckets_)
-      if (bucket.declaration) closings.push_back(Close(name, bucket, *reason, now));
+  again_ = again_ || (!closings.empty() && !closed);
+  // What has arrived, as other threads than those that flush may have done, is delivered by its own round.
+  for (const std::string& name : std::set<std::string>(unflushed_)) {
+    Bucket& bucket = buckets_.at(name);
+    if (bucket.HasArrival() || bucket.Running()) continue;
+    const auto reason = flush == Report::Flush::kEnding ? Closing::Reason::kEnd : Closing::Reason::kFlush;
+    closings.push_back(Close(name, bucket, reason, now));
   }
+  again_ = again_ || (!unflushed_.empty() && (!closings.empty() || AnythingRuns()));
   return closings;
 }
 

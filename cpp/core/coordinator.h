@@ -3,6 +3,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,7 +46,10 @@ class Coordinator {
   int device(const std::string& bucket, Rank rank) const;
 
   // A round has been refused: the bucket is as if it had never been used.
-  void Forget(const std::string& bucket) { buckets_.erase(bucket); }
+  void Forget(const std::string& bucket) {
+    buckets_.erase(bucket);
+    unflushed_.erase(bucket);
+  }
 
   // Ranks that a round or a flush waits for, as one line for each that has waited since `oldest` or before; empty if
   // there is none. Names what Horovod's stall inspector would.
@@ -63,8 +67,8 @@ class Coordinator {
 
  private:
   struct RankLevel {
-    bool blocked = false;
-    bool waiting = false;
+    bool absent = false;   // from all buckets, also those that the rank has not used yet
+    bool waiting = false;  // likewise
     Report::Flush flush = Report::Flush::kNone;
   };
   struct Arrival {
@@ -82,9 +86,12 @@ class Coordinator {
     std::map<Rank, int> devices;             // of ranks that have declared
     Round round = 0;                         // the open one
     std::vector<Arrival> arrivals;
-    std::vector<int> pending;    // level, of this cycle
-    std::vector<int> late;       // likewise: late arrivals in what is pending
-    std::vector<bool> running;   // likewise: the round before has not ended on this rank
+    // By rank, as said in this cycle.
+    std::vector<int> pending;    // gradients
+    std::vector<int> late;       // late arrivals in what is pending
+    std::vector<bool> running;   // the round before has not ended there
+    std::vector<bool> absent;    // the rank is out of training, as far as this bucket goes
+    std::vector<bool> waiting;   // all who bring to it wait
     std::vector<int> late_seen;  // the largest since the last closing
     std::vector<Round> last_contribution;
     std::vector<Time> last_arrival;           // kNever: none yet
@@ -112,19 +119,21 @@ class Coordinator {
   bool NobodyCanCome(const Bucket& bucket) const;
   bool NobodyWillDeclare(const Bucket& bucket) const;
   bool EverybodyArrived(const Bucket& bucket) const;
-  bool Absent(Rank rank) const;
-  bool CannotCome(Rank rank) const;
-  std::optional<Closing::Reason> FlushReason() const;
+  bool Absent(const Bucket& bucket, Rank rank) const { return joined_[Index(rank)] || bucket.absent[Index(rank)]; }
+  bool CannotCome(const Bucket& bucket, Rank rank) const { return Absent(bucket, rank) || bucket.waiting[Index(rank)]; }
+  Report::Flush FlushOfAll() const;
   bool OnlyBlockedRanksAreLeft() const;
   bool AnythingRuns() const;
   std::string DisagreementOf(const Bucket& bucket) const;
 
-  std::vector<bool> Active() const;
+  std::vector<bool> Active(const Bucket& bucket) const;
   std::vector<Rank> InOrderOfArrival(const Bucket& bucket) const;
   Closing::Contribution ContributionOf(const Bucket& bucket, Rank rank) const;
   Partition GroupsFor(Bucket& bucket, Closing::Reason reason) const;
 
+  static std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
   Bucket& Find(const std::string& name);
+  void BeginFlush(Report::Flush flush);
   void RecordOffset(Bucket& bucket, Rank rank, Time offset);
   void Begin(Bucket& bucket, Closing& closing) const;
   Partition FormGroups(Bucket& bucket, Time now);
@@ -138,6 +147,9 @@ class Coordinator {
   std::vector<RankLevel> levels_;
   std::vector<bool> used_;  // the rank has ever reported a contribution: others take no part in a flush
   std::map<std::string, Bucket> buckets_;
+  // All ranks flush, or leave: buckets that have had no closing since.
+  Report::Flush flush_ = Report::Flush::kNone;
+  std::set<std::string> unflushed_;
   Time flush_since_ = kNever;  // since when some rank has waited in a flush
   Time stuck_since_ = kNever;  // since when only blocked ranks are left
   bool again_ = false;         // the last Decide left something for the next, which no news will announce

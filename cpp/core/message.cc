@@ -1,5 +1,6 @@
 #include "core/message.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <type_traits>
@@ -117,6 +118,19 @@ Declaration GetDeclaration(Reader& in) {
   return declaration;
 }
 
+void Put(const BucketSet& set, Writer& out) {
+  out.Put(set.all);
+  out.Put(static_cast<std::uint32_t>(set.names.size()));
+  for (const std::string& name : set.names) out.Put(name);
+}
+
+BucketSet GetBucketSet(Reader& in) {
+  BucketSet set;
+  set.all = in.Get<bool>();
+  for (auto names = in.Get<std::uint32_t>(); names > 0; --names) set.names.push_back(in.GetString());
+  return set;
+}
+
 // Without a list of the members: it would be made for every arrival.
 bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
   if (groups.empty()) return true;
@@ -125,6 +139,10 @@ bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
 }
 
 }  // namespace
+
+bool BucketSet::Has(const std::string& bucket) const {
+  return all || std::binary_search(names.begin(), names.end(), bucket);
+}
 
 int Closing::fresh() const {
   int count = 0;
@@ -165,8 +183,8 @@ const char* NameOf(Closing::Reason reason) {
 
 std::string Encode(const Report& report) {
   Writer out;
-  out.Put(report.blocked);
-  out.Put(report.waiting);
+  Put(report.absent, out);
+  Put(report.waiting, out);
   out.Put(report.flush);
   out.Put(static_cast<std::uint32_t>(report.items.size()));
   for (const auto& item : report.items) {
@@ -186,8 +204,8 @@ std::string Encode(const Report& report) {
 Report DecodeReport(const std::string& bytes) {
   Reader in(bytes);
   Report report;
-  report.blocked = in.Get<bool>();
-  report.waiting = in.Get<bool>();
+  report.absent = GetBucketSet(in);
+  report.waiting = GetBucketSet(in);
   report.flush = in.Get<Report::Flush>();
   const auto items = in.Get<std::uint32_t>();
   for (std::uint32_t i = 0; i < items; ++i) {
@@ -206,15 +224,17 @@ Report DecodeReport(const std::string& bytes) {
   return report;
 }
 
-// Layout: ranks, the round in two words, reason, partitions (the round's own first, if it has groups, then the upcoming
-// ones) and whether the first is the round's own; for each rank its contribution in two words; the partitions.
+// Layout: ranks, the round in two words, reason with what it means to a flush, partitions (the round's own first, if it
+// has groups, then the upcoming ones) and whether the first is the round's own; for each rank its contribution in two
+// words; the partitions.
 void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   const auto round = static_cast<std::uint64_t>(closing.round);
   const bool grouped = !closing.groups.empty();
   words.push_back(static_cast<std::int32_t>(closing.contributions.size()));
   words.push_back(static_cast<std::int32_t>(static_cast<std::uint32_t>(round)));
   words.push_back(static_cast<std::int32_t>(static_cast<std::uint32_t>(round >> 32)));
-  words.push_back(static_cast<std::int32_t>(closing.reason));
+  words.push_back(static_cast<std::int32_t>(closing.reason) << 3 | static_cast<std::int32_t>(closing.flush_over) << 1 |
+                  (closing.flushes ? 1 : 0));
   words.push_back(static_cast<std::int32_t>(closing.upcoming.size()) + (grouped ? 1 : 0));
   words.push_back(grouped ? 1 : 0);
   for (const auto& contribution : closing.contributions) {
@@ -237,7 +257,10 @@ Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
   const auto low = static_cast<std::uint32_t>(next());
   const auto high = static_cast<std::uint32_t>(next());
   closing.round = static_cast<Round>(std::uint64_t{low} | std::uint64_t{high} << 32);
-  closing.reason = static_cast<Closing::Reason>(next());
+  const std::int32_t reason = next();
+  closing.reason = static_cast<Closing::Reason>(reason >> 3);
+  closing.flush_over = static_cast<Report::Flush>(reason >> 1 & 3);
+  closing.flushes = (reason & 1) != 0;
   std::int32_t partitions = next();
   const bool grouped = next() != 0;
   if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");

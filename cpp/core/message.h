@@ -12,8 +12,19 @@
 
 namespace horovod_partial {
 
+// Some of the buckets that a rank uses.
+struct BucketSet {
+  bool all = false;                // and those that it has not used yet
+  std::vector<std::string> names;  // in order; none if all
+
+  bool empty() const { return !all && names.empty(); }
+  bool Has(const std::string& bucket) const;
+  bool operator==(const BucketSet& other) const { return all == other.all && names == other.names; }
+};
+
 // Rank to coordinator, once in every negotiating cycle. Arrivals are events; all else are levels, which replace what
-// the rank said in the cycle before. A rank that sends nothing has said "nothing pending, not blocked, no flush".
+// the rank said in the cycle before. A rank that sends nothing has said "nothing pending, I can come everywhere, no
+// flush".
 struct Report {
   enum class Flush : std::uint8_t {
     kNone,
@@ -36,12 +47,14 @@ struct Report {
     std::optional<Declaration> declaration;  // with an arrival of a rank that has not seen a round of this bucket
   };
 
-  bool blocked = false;  // in a full collective of Horovod's, for longer than a threshold
-  bool waiting = false;  // in a wait for a round, or for a flush, of this or another process set, likewise
+  // Buckets that the rank has not arrived at and cannot come to: all who could bring something are out of training, in
+  // a collective of Horovod's or a flush; or wait, for a round of this or another process set.
+  BucketSet absent;
+  BucketSet waiting;
   Flush flush = Flush::kNone;
   std::vector<Item> items;
 
-  bool empty() const { return !blocked && !waiting && flush == Flush::kNone && items.empty(); }
+  bool empty() const { return absent.empty() && waiting.empty() && flush == Flush::kNone && items.empty(); }
 };
 
 // Coordinator to all ranks: one round of one bucket is closed.
@@ -64,10 +77,12 @@ struct Closing {
   std::string bucket;
   Round round = 0;
   Reason reason = Reason::kQuorum;
-  std::vector<Contribution> contributions;  // one for each rank
-  Partition groups;                         // each reduces by itself
-  std::vector<Partition> upcoming;          // round 0 of a schedule: partitions that later rounds will have
-  std::string error;                        // not empty: no reduction takes place, every rank gets this text
+  bool flushes = false;  // the first one of this bucket in a flush, which delivers what was pending
+  Report::Flush flush_over = Report::Flush::kNone;  // and the last one of that flush
+  std::vector<Contribution> contributions;          // one for each rank
+  Partition groups;                                 // each reduces by itself
+  std::vector<Partition> upcoming;                  // round 0 of a schedule: partitions that later rounds will have
+  std::string error;                                // not empty: no reduction takes place, every rank gets this text
 
   // Of the whole round, or of the group that a rank is in.
   int fresh() const;

@@ -47,7 +47,7 @@ std::vector<Closing> Simulation::Cycle(Time now) {
   for (Rank rank = 0; rank < size_; ++rank) {
     Report report;
     RankState& state = ranks_[Index(rank)];
-    report.blocked = state.blocked;
+    report.absent.all = state.blocked || state.flush != Report::Flush::kNone;
     report.flush = state.flush;
     for (auto& [name, local] : state.buckets) {
       if (local.bucket->state() == Bucket::State::kRunning)

@@ -33,8 +33,8 @@ Declaration BucketHandle::declaration() const {
           config.prescale_factor, config.postscale_factor};
 }
 
-Engine::Engine(Transport& transport, Rank rank, int size, Thresholds thresholds, std::shared_ptr<WaitClock> clock)
-    : transport_(transport), rank_(rank), size_(size), thresholds_(thresholds), clock_(std::move(clock)) {}
+Engine::Engine(Transport& transport, Rank rank, int size, Thresholds thresholds, std::shared_ptr<Bringers> bringers)
+    : transport_(transport), rank_(rank), size_(size), thresholds_(thresholds), bringers_(std::move(bringers)) {}
 
 // --- Application's threads
 
@@ -42,7 +42,7 @@ std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const Buc
   std::lock_guard<std::mutex> lock(buckets_mutex_);
   if (!closed_.empty()) throw TransportError(closed_);
   auto& bucket = buckets_[name];
-  if (bucket == nullptr) bucket = std::make_shared<BucketHandle>(name, config);
+  if (bucket == nullptr) bucket = std::make_shared<BucketHandle>(name, config, bringers_, this);
   if (!(bucket->config == config)) {
     throw std::invalid_argument(
         "rank " + std::to_string(rank_) + ": the name " + name +
@@ -54,10 +54,10 @@ std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const Buc
 }
 
 std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival,
-                                     std::shared_ptr<ReadyEvent> ready, std::function<void(const Work&)> on_done) {
+                                     std::shared_ptr<ReadyEvent> ready, std::function<void(const Work&)> on_done,
+                                     const Caller& caller) {
   auto work = std::make_shared<Work>();
   work->arrival = arrival;
-  last_arrival_ = Now();
   Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   if (!bucket->poison.empty()) throw TransportError(bucket->poison);
@@ -72,6 +72,7 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
   }
   work->on_done = std::move(on_done);
   bucket->work = work;
+  bucket->bringers.Arrive(caller, bucket->core.completed(), Now());
   if (ready != nullptr && !ready->Ready()) {
     bucket->awaited = std::move(ready);
     ++awaited_;
@@ -91,7 +92,7 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
 void Engine::ArriveNow(BucketHandle& bucket, Work& work, Calls& calls) {
   bucket.arrived = Now();
   switch (bucket.core.Arrive(work.arrival)) {
-    case Bucket::Arrived::kOnTime:
+    case Bucket::Arrived::kOnTime: bucket.bringers.Open(bucket.arrived); break;
     case Bucket::Arrived::kWaiting: break;
     case Bucket::Arrived::kLate: Complete(bucket, *std::exchange(bucket.work, nullptr), true, calls); break;
     case Bucket::Arrived::kBusy:
@@ -121,17 +122,12 @@ bool Engine::Poll(const BucketHandle& bucket, const Work& work) const {
   return work.done;
 }
 
-void Engine::Wait(BucketHandle& bucket, Work& work) {
+// A wait that only drains is no sign that this thread brings anything.
+void Engine::WaitFor(BucketHandle& bucket, Work& work, bool collects) {
   std::unique_lock<std::mutex> lock(bucket.mutex);
+  const Time start = Now();
   if (!work.done) {
-    const Time start = Now();
-    const auto stop_counting = [&] {
-      if (work.waiters == 0) return;  // Done has seen to it
-      --work.waiters;
-      clock_->Leave();
-    };
-    clock_->Enter(start);
-    ++work.waiters;
+    bucket.bringers.BeginWait(start);
     try {
       int dead = 0;
       while (!work.done) {
@@ -146,21 +142,13 @@ void Engine::Wait(BucketHandle& bucket, Work& work) {
       }
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
-      stop_counting();
+      bucket.bringers.EndWait(false, bucket.core.completed(), Now());
       throw;
     }
-    stop_counting();
     bucket.statistics.waited_seconds += std::chrono::duration<double>(Now() - start).count();
   }
+  bucket.bringers.EndWait(collects, bucket.core.completed(), Now());
   if (!work.error.empty()) throw TransportError(work.error);
-}
-
-void Engine::CountAsWaiting(BucketHandle& bucket, Work& work) {
-  std::lock_guard<std::mutex> lock(bucket.mutex);
-  if (work.done) return;
-  work.waits_since = Now();
-  clock_->Enter(work.waits_since);
-  ++work.waiters;
 }
 
 std::shared_ptr<Work> Engine::Collect(const std::shared_ptr<BucketHandle>& bucket, void* output) {
@@ -181,7 +169,7 @@ void Engine::DrainOutstanding() {
       std::lock_guard<std::mutex> lock(bucket->mutex);
       work = bucket->work;
     }
-    if (work != nullptr) Wait(*bucket, *work);
+    if (work != nullptr) WaitFor(*bucket, *work, false);
   }
 }
 
@@ -197,7 +185,7 @@ void Engine::Deliver() {
       }
       if (pending) works.emplace_back(bucket, Arrive(bucket, {}));
     }
-    for (const auto& [bucket, work] : works) Wait(*bucket, *work);
+    for (const auto& [bucket, work] : works) WaitFor(*bucket, *work, false);
     delivered = works.empty();
   }
 }
@@ -218,8 +206,8 @@ void Engine::WaitForFlush(Report::Flush kind) {
       flush_result_.reset();
       ++flush_number_;
       flush_ = kind;
-      clock_->Enter(Now());
-      flush_on_clock_ = true;
+      waits_in_ = kind;
+      flushing_ = bringers_->BeginFlush(this, Now());
       news_ = true;
       // The result comes first: when every rank has come to its end, another one may shut Horovod down at once.
       while (!flush_result_) {
@@ -230,28 +218,30 @@ void Engine::WaitForFlush(Report::Flush kind) {
         transport_.Interrupt();
         lock.lock();
       }
-    } while (kind == Report::Flush::kEnding && *flush_result_ != Closing::Reason::kEnd);
+    } while (kind == Report::Flush::kEnding && *flush_result_ != Report::Flush::kEnding);
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
     flush_ = Report::Flush::kNone;
     news_ = true;  // the others must not count on this rank
-    StopFlushClock();
+    StopFlushing();
     throw;
   }
-  StopFlushClock();
+  StopFlushing();
 }
 
 // Under the flush's lock.
-void Engine::StopFlushClock() {
-  if (std::exchange(flush_on_clock_, false)) clock_->Leave();
+void Engine::StopFlushing() {
+  waits_in_ = Report::Flush::kNone;
+  if (flushing_ != nullptr) bringers_->EndFlush(*std::exchange(flushing_, nullptr));
 }
 
-// Under the flush's lock: its rounds are over. The clock stops now, although the thread may not have woken yet: a rank
+// Under the flush's lock: its rounds are over. Its thread waits no more, although it may not have woken yet: a rank
 // that goes on must not seem to wait, or the others' next round may close without it.
 void Engine::EndFlush() {
+  const Report::Flush over = std::exchange(flush_over_, Report::Flush::kNone);
   if (flush_closed_ != flush_number_) return;  // that flush was given up, and another one waits
-  if (flush_error_.empty()) flush_result_ = flush_reason_;
-  StopFlushClock();
+  if (flush_error_.empty()) flush_result_ = over;
+  StopFlushing();
 }
 
 void Engine::Flush() { WaitForFlush(Report::Flush::kFlushing); }
@@ -267,14 +257,11 @@ void Engine::Clear(const std::string& name) {
 
 // --- Background thread
 
-bool Engine::Blocked(Time now, Time foreign_since) const {
-  if (foreign_since == kNever) return false;
-  return now - std::max(foreign_since, last_arrival_.load()) > thresholds_.parked;
-}
-
-bool Engine::Waiting(Time now) const {
-  const Time since = clock_->Since();
-  return since != kNever && now - since > thresholds_.waiting;
+Bringers::Away Engine::Away(Time now, Time foreign_since) {
+  const Report::Flush flush = waits_in_;
+  Bringers::Away away = bringers_->Look(this, now, foreign_since, flush != Report::Flush::kNone, thresholds_);
+  if (flush == Report::Flush::kEnding) away.absent = {true, {}};  // whatever its other threads do
+  return away;
 }
 
 void Engine::ArriveWhatIsReady() {
@@ -284,7 +271,6 @@ void Engine::ArriveWhatIsReady() {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
     StopAwaiting(*bucket);
-    last_arrival_ = Now();
     try {
       ArriveNow(*bucket, *bucket->work, calls);
     } catch (const std::exception& error) {
@@ -298,15 +284,15 @@ void Engine::StopAwaiting(BucketHandle& bucket) {
   if (std::exchange(bucket.awaited, nullptr) != nullptr) --awaited_;
 }
 
-bool Engine::WantsCycle(Time now, Time foreign_since) {
-  return news_ || Blocked(now, foreign_since) != reported_blocked_ || Waiting(now) != reported_waiting_;
-}
+bool Engine::WantsCycle(Time now, Time foreign_since) { return news_ || !(Away(now, foreign_since) == reported_); }
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   news_ = false;
   Report report;
-  report.blocked = reported_blocked_ = Blocked(now, foreign_since);
-  report.waiting = reported_waiting_ = Waiting(now);
+  // Before the arrivals: who waits has arrived, and nobody shall be said to wait for what has not been reported.
+  reported_ = Away(now, foreign_since);
+  report.absent = reported_.absent;
+  report.waiting = reported_.waiting;
   {
     std::lock_guard<std::mutex> lock(flush_mutex_);
     report.flush = flush_;
@@ -315,14 +301,12 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   for (const auto& bucket : Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!bucket->poison.empty()) continue;
-    if (bucket->awaited != nullptr) report.waiting = reported_waiting_ = false;  // it arrives when its device is ready
     Bucket& core = bucket->core;
     Report::Item item;
     item.bucket = core.name();
     item.age = std::max(now - bucket->arrived, Time(0));
     if (core.state() == Bucket::State::kRunning) {
       item.kind = Report::Item::Kind::kRunning;
-      report.waiting = reported_waiting_ = false;  // what it waits for ends by itself
     } else if (core.state() == Bucket::State::kArrived && joined) {
       core.Unreport();
       continue;
@@ -347,31 +331,37 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
 
 void Engine::Begin(const std::vector<Closing>& closings) {
   int flush_rounds = 0;
-  std::optional<Closing::Reason> flush_reason;
+  Report::Flush flush_over = Report::Flush::kNone;
   for (const auto& closing : closings) {
-    const bool flush = closing.reason == Closing::Reason::kFlush || closing.reason == Closing::Reason::kEnd;
-    if (flush) flush_reason = closing.reason;
+    if (closing.flush_over != Report::Flush::kNone) flush_over = closing.flush_over;
     const auto bucket = Find(closing.bucket);
+    if (bucket == nullptr) continue;
+    if (!closing.error.empty()) {
+      Refuse(bucket, closing.error);
+      continue;
+    }
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!bucket->poison.empty()) continue;  // the transport sends zeros
     const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
-    bucket->flush_round = flush && entry.member;
+    bucket->flush_round = closing.flushes && entry.member;
     flush_rounds += bucket->flush_round ? 1 : 0;
     bucket->statistics.Record(closing);
     transport_.Place(bucket, entry);
+    if (entry.member) bucket->bringers.Settle();
   }
-  if (!flush_reason) return;
+  if (flush_rounds == 0 && flush_over == Report::Flush::kNone) return;
   std::lock_guard<std::mutex> lock(flush_mutex_);
   flush_rounds_ += flush_rounds;
+  if (flush_over == Report::Flush::kNone) return;
   flush_closed_ = flush_reported_;
-  flush_reason_ = *flush_reason;
+  flush_over_ = flush_over;
   if (flush_closed_ == flush_number_) flush_ = Report::Flush::kNone;
   if (flush_rounds_ == 0) EndFlush();
   flush_changed_.notify_all();
 }
 
-void Engine::Refuse(const std::string& name, const std::string& error) {
-  const auto bucket = Find(name);
+// What has arrived fails, and the transport gets an entry all the same.
+void Engine::Refuse(const std::shared_ptr<BucketHandle>& bucket, const std::string& error) {
   Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   if (!bucket->poison.empty()) return;  // the transport has an entry for it
@@ -379,14 +369,15 @@ void Engine::Refuse(const std::string& name, const std::string& error) {
   Fail(*bucket, error, calls);
   if (bucket->core.declared()) return;
   std::lock_guard<std::mutex> map_lock(buckets_mutex_);
-  buckets_.erase(name);  // round 0 was refused: the name is free again, on every rank
+  buckets_.erase(bucket->core.name());  // round 0 was refused: the name is free again, on every rank
 }
 
 void Engine::Done(BucketHandle& bucket, Work& work, Calls& calls) {
   work.done = true;
-  if (work.waits_since != kNever)
-    bucket.statistics.waited_seconds += std::chrono::duration<double>(Now() - work.waits_since).count();
-  for (; work.waiters > 0; --work.waiters) clock_->Leave();  // though their threads may not have woken yet
+  const Time now = Now();
+  const Time since = bucket.bringers.UnattendedSince();
+  if (since != kNever) bucket.statistics.waited_seconds += std::chrono::duration<double>(now - since).count();
+  bucket.bringers.Done(bucket.core.completed(), now);  // its threads may not have woken yet, but they wait no more
   bucket.finished.notify_all();
   if (work.on_done)
     calls.Add([on_done = std::exchange(work.on_done, nullptr), self = work.shared_from_this()] { on_done(*self); });
@@ -416,7 +407,7 @@ void Engine::Complete(BucketHandle& bucket, Work& work, bool late, Calls& calls)
 void Engine::EndFlushRound(const std::string& error) {
   std::lock_guard<std::mutex> lock(flush_mutex_);
   if (!error.empty()) flush_error_ = error;
-  if (--flush_rounds_ == 0) EndFlush();
+  if (--flush_rounds_ == 0 && flush_over_ != Report::Flush::kNone) EndFlush();
   flush_changed_.notify_all();
 }
 

@@ -17,9 +17,9 @@
 #include "core/message.h"
 #include "core/policy.h"
 #include "core/statistics.h"
+#include "engine/bringers.h"
 #include "engine/ready_event.h"
 #include "engine/transport.h"
-#include "engine/wait_clock.h"
 
 namespace horovod_partial {
 
@@ -54,8 +54,6 @@ struct RoundInfo {
 struct Work : std::enable_shared_from_this<Work> {
   Bucket::Arrival arrival;
   bool done = false;
-  int waiters = 0;           // threads in Wait that the clock counts, or one for a caller that does not wait in one
-  Time waits_since{kNever};  // such a caller's
   std::string error;
   RoundInfo info;
   std::deque<Buffer> replay;  // results before the newest, oldest first; only with Missed::kReplay
@@ -85,14 +83,15 @@ class Calls {
 // hold the locks of two: Horovod's shutdown calls back under its queue's lock, and would close a cycle of locks.
 class BucketHandle {
  public:
-  BucketHandle(std::string name, BucketConfig bucket_config)
-      : config(std::move(bucket_config)), core(std::move(name), config.options) {}
+  BucketHandle(std::string name, BucketConfig bucket_config, std::shared_ptr<Bringers> bringers, const void* engine)
+      : config(std::move(bucket_config)), core(name, config.options), bringers(std::move(bringers), engine, name) {}
 
   const BucketConfig config;
 
   mutable std::mutex mutex;
   std::condition_variable finished;  // a work is done
   Bucket core;
+  Bringers::Bucket bringers;            // who brings something; the engine tells it what becomes of that
   std::shared_ptr<Work> work;           // the outstanding one
   Time arrived{0};                      // when the last arrival was
   std::shared_ptr<ReadyEvent> awaited;  // not null: the outstanding work is no arrival yet, a device still makes it
@@ -105,13 +104,10 @@ class BucketHandle {
 
 class Engine {
  public:
-  struct Thresholds {
-    Time waiting = std::chrono::milliseconds(5);   // a wait of ours this long counts as blocked
-    Time parked = std::chrono::milliseconds(100);  // a full collective outstanding this long does
-  };
+  using Thresholds = Bringers::Thresholds;
 
   Engine(Transport& transport, Rank rank, int size, Thresholds thresholds,
-         std::shared_ptr<WaitClock> clock = std::make_shared<WaitClock>());
+         std::shared_ptr<Bringers> bringers = std::make_shared<Bringers>());
 
   // --- Application's threads
   // Throws std::invalid_argument if the name is bound to another declaration or in use, TransportError if the library
@@ -121,12 +117,10 @@ class Engine {
   // this returns, but not where it throws.
   std::shared_ptr<Work> Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival,
                                std::shared_ptr<ReadyEvent> ready = nullptr,
-                               std::function<void(const Work&)> on_done = nullptr);
+                               std::function<void(const Work&)> on_done = nullptr, const Caller& caller = {});
   bool Poll(const BucketHandle& bucket, const Work& work) const;
   // Blocks until the work is done; throws TransportError.
-  void Wait(BucketHandle& bucket, Work& work);
-  // The same without blocking: until the work is done this rank counts as one that waits.
-  void CountAsWaiting(BucketHandle& bucket, Work& work);
+  void Wait(BucketHandle& bucket, Work& work) { WaitFor(bucket, work, true); }
 
   // The results that this rank has missed, without an arrival; null if there are none, or a round is under way.
   std::shared_ptr<Work> Collect(const std::shared_ptr<BucketHandle>& bucket, void* output);
@@ -149,10 +143,9 @@ class Engine {
   Report BuildReport(Time now, Time foreign_since, bool joined);
   // The join of all ranks is over.
   void ReturnFromJoin() { news_ = true; }
-  // All the rounds that were closed in this cycle, in order; on ranks that have not joined.
+  // All the rounds that were closed in this cycle, in order, those that were refused too; on ranks that have not
+  // joined.
   void Begin(const std::vector<Closing>& closings);
-  // A round of this bucket has been refused: what has arrived fails. The transport gets an entry all the same.
-  void Refuse(const std::string& name, const std::string& error);
   // The transport's callback.
   void Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
 
@@ -165,9 +158,10 @@ class Engine {
   int size() const { return size_; }
 
  private:
-  bool Blocked(Time now, Time foreign_since) const;
-  bool Waiting(Time now) const;
+  void WaitFor(BucketHandle& bucket, Work& work, bool collects);
+  Bringers::Away Away(Time now, Time foreign_since);
   void ArriveNow(BucketHandle& bucket, Work& work, Calls& calls);
+  void Refuse(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
   void Fail(BucketHandle& bucket, const std::string& error, Calls& calls);
   std::string WhyItFailed(const BucketHandle& bucket, const std::exception& error) const;
   void StopAwaiting(BucketHandle& bucket);
@@ -175,7 +169,7 @@ class Engine {
   void Complete(BucketHandle& bucket, Work& work, bool late, Calls& calls);
   void WaitForFlush(Report::Flush kind);
   void EndFlush();
-  void StopFlushClock();
+  void StopFlushing();
   void EndFlushRound(const std::string& error);
   void DrainOutstanding();
 
@@ -191,21 +185,21 @@ class Engine {
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
   std::atomic<int> awaited_{0};    // works whose device has not made them
   std::atomic<bool> news_{false};  // there is something to report
-  const std::shared_ptr<WaitClock> clock_;
-  std::atomic<Time> last_arrival_{Time::min()};
-  bool reported_blocked_ = false;  // background thread only, as the next
-  bool reported_waiting_ = false;
+  const std::shared_ptr<Bringers> bringers_;
+  // A thread waits in a flush of this kind: what flush_ says, for the tick.
+  std::atomic<Report::Flush> waits_in_{Report::Flush::kNone};
+  Bringers::Away reported_;           // used by the background thread only
 
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;
-  Report::Flush flush_ = Report::Flush::kNone;  // this rank waits in a flush of this kind
-  int flush_number_ = 0;                        // counts this rank's flushes: an exception may end one halfway
-  int flush_reported_ = 0;                      // the one that this cycle's report has told of, 0 for none
-  bool flush_on_clock_ = false;                 // and the clock counts its thread
-  int flush_rounds_ = 0;                        // rounds of a flush that have not finished
-  int flush_closed_ = 0;                        // whose rounds these are
-  Closing::Reason flush_reason_{};              // why they were closed
-  std::optional<Closing::Reason> flush_result_;
+  Report::Flush flush_ = Report::Flush::kNone;       // this rank waits in a flush of this kind
+  int flush_number_ = 0;                             // counts this rank's flushes: an exception may end one halfway
+  int flush_reported_ = 0;                           // the one that this cycle's report has told of, 0 for none
+  std::shared_ptr<Bringers::Bringer> flushing_;      // the thread that waits, as long as the others may count on that
+  int flush_rounds_ = 0;                             // rounds of a flush that have not finished
+  int flush_closed_ = 0;                             // whose rounds these are
+  Report::Flush flush_over_ = Report::Flush::kNone;  // of which kind that is, once all of them have begun
+  std::optional<Report::Flush> flush_result_;
   std::string flush_error_;
 };
 

@@ -245,6 +245,7 @@ void Job::Observe(Rank rank) {
   RankState& state = At(rank);
   state.has_news = false;
   Report report;
+  report.absent.all = state.ended;
   report.flush = state.ended ? Report::Flush::kEnding : Report::Flush::kNone;
   for (const std::size_t message : std::exchange(state.reportable, {})) {
     Local& local = state.locals[message];

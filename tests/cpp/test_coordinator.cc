@@ -81,10 +81,11 @@ class Puppets {
         if (letter == 'R') AddRunning(report, bucket);
         if (letter == 'P' || letter == 'b' || letter == 'f' || letter == 'e') AddPending(report, bucket);
         if (letter == 'K' || letter == 'k') AddPending(report, bucket, 0);
-        if (letter == 'B' || letter == 'b' || letter == 'k') report.blocked = true;
-        if (letter == 'W') report.waiting = true;
+        if (letter == 'B' || letter == 'b' || letter == 'k') report.absent.all = true;
+        if (letter == 'W') report.waiting.all = true;
         if (letter == 'F' || letter == 'f') report.flush = Report::Flush::kFlushing;
         if (letter == 'E' || letter == 'e') report.flush = Report::Flush::kEnding;
+        if (report.flush != Report::Flush::kNone) report.absent.all = true;
         if (letter == 'J') joined[rank] = true;
       }
       coordinator.Observe(static_cast<Rank>(rank), report, now);
@@ -729,9 +730,11 @@ TEST(DeviceTest, LivenessWaitsToo) {
 TEST(DeviceTest, AFlushWaitsToo) {
   Puppets puppets(2, Quorum(1));
   puppets.Cycle({{"a", "AA"}, {"b", "AA"}});
-  EXPECT_EQ(puppets.Cycle({{"a", "FR"}, {"b", ".F"}}), "");
+  EXPECT_EQ(puppets.Cycle({{"a", "FR"}, {"b", ".F"}}), "b flush --");
+  EXPECT_EQ(puppets.last[0].flush_over, Report::Flush::kNone);
   EXPECT_EQ(puppets.coordinator.NextDeadline(), Time::min());
-  EXPECT_EQ(puppets.Cycle({{"a", "FF"}, {"b", ".."}}), "a flush --, b flush --");
+  EXPECT_EQ(puppets.Cycle({{"a", "FF"}, {"b", ".."}}), "a flush --");
+  EXPECT_EQ(puppets.last[0].flush_over, Report::Flush::kFlushing);
 }
 
 // --- Grace periods

@@ -343,8 +343,8 @@ TEST_F(InvariantsTest, InvariantI4Staleness) {
         for (std::size_t rank = 0; rank < last_contribution.size(); ++rank) {
           const Closing::Contribution& contribution = closing.contributions[rank];
           const Report& report = past->reports[rank];
-          const bool exempt = report.blocked || report.flush != Report::Flush::kNone;
-          const bool cannot_come = exempt || report.waiting;
+          const bool exempt = report.absent.Has(closing.bucket);
+          const bool cannot_come = exempt || report.waiting.Has(closing.bucket);
           if (contribution.gradients > 0) {
             last_contribution[rank] = closing.round;
           } else if (closing.reason == Closing::Reason::kQuorum && !contribution.fresh && !exempt) {

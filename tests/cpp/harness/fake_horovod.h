@@ -64,7 +64,8 @@ class FakeHorovod {
  public:
   struct Settings {
     int size = 3;
-    Engine::Thresholds thresholds{Time(0), Time(0)};
+    // Nobody is ever silent, or a slow machine would change what is decided.
+    Engine::Thresholds thresholds{Time(0), Time(0), std::chrono::hours(1000)};
     std::size_t fused = 1;  // tensors in a response, at most; 0: a random number
     // What time it is for an engine's hooks, and for the coordinator.
     std::function<Time(Rank)> clock = [](Rank) { return Now(); };
@@ -144,7 +145,6 @@ class FakeHorovod {
   // --- When the background rests
 
   const std::vector<PastRound>& history() const { return history_; }
-  const Report& last_report(Rank rank) const { return ranks_[Index(rank)]->report; }
   // How often something has happened that wakes up the applications' threads, such as a callback.
   std::size_t wake_ups() const { return wake_ups_; }
   void CountWakeUp() { ++wake_ups_; }
@@ -152,8 +152,8 @@ class FakeHorovod {
   std::string Describe() const {
     std::string text = coordinator_.DescribeWaits(kNever);
     for (const auto& state : ranks_) {
-      text += "\nrank " + std::to_string(state->rank) + ": blocked " + std::to_string(state->report.blocked) +
-              " waiting " + std::to_string(state->report.waiting) + " flush " +
+      text += "\nrank " + std::to_string(state->rank) + ": absent " + Describe(state->report.absent) + " waiting " +
+              Describe(state->report.waiting) + " flush " +
               std::to_string(static_cast<int>(state->report.flush)) + (state->joined ? " joined" : "");
       for (const auto& handle : state->engine.Buckets()) {
         std::lock_guard<std::mutex> lock(handle->mutex);
@@ -163,6 +163,12 @@ class FakeHorovod {
                 (handle->work != nullptr ? " outstanding" : "");
       }
     }
+    return text;
+  }
+
+  static std::string Describe(const BucketSet& set) {
+    std::string text = set.all ? "everywhere" : "in";
+    for (const std::string& name : set.names) text += " " + name;
     return text;
   }
 
@@ -298,7 +304,7 @@ class FakeHorovod {
       coordinator_.SetJoined(joined);
       std::vector<Closing> closings = coordinator_.Decide(now);
       between();
-      if (!joined[0]) BeginOrRefuse(0, closings);
+      if (!joined[0]) ranks_[0]->engine.Begin(closings);
       responses_.clear();
       std::size_t room = 0;
       for (Closing& closing : closings) {
@@ -342,25 +348,11 @@ class FakeHorovod {
           closings.back().error = closing.error;
         }
       }
-      if (rank != 0) BeginOrRefuse(rank, closings);
+      if (rank != 0) state.engine.Begin(closings);
       for (const Closing& closing : closings) FillMissing(state, closing.bucket);
     });
   }
 
-  // Of the buckets that the rank's engine knows.
-  void BeginOrRefuse(Rank rank, const std::vector<Closing>& closings) {
-    Engine& engine = ranks_[Index(rank)]->engine;
-    std::vector<Closing> begun;
-    for (const Closing& closing : closings) {
-      if (engine.Find(closing.bucket) == nullptr) continue;
-      if (closing.error.empty()) {
-        begun.push_back(closing);
-      } else {
-        engine.Refuse(closing.bucket, closing.error);
-      }
-    }
-    engine.Begin(begun);
-  }
   // What it does not know, or what has failed there, is sent as zeros.
   void FillMissing(RankState& state, const std::string& bucket) {
     Entry entry;

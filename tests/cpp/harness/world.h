@@ -607,8 +607,8 @@ class World {
     rank.said_blocked = blocked;
     rank.news = false;
     Report report;
-    report.waiting = blocked && rank.waits;
-    report.blocked = blocked && !rank.waits;
+    report.waiting.all = blocked && rank.waits;
+    report.absent.all = (blocked && !rank.waits) || rank.level != Report::Flush::kNone;
     report.flush = rank.level;
     for (int b = 0; b < kBuckets; ++b) {
       Report::Item item;
@@ -669,9 +669,9 @@ class World {
   }
   // By what they said in this cycle.
   static bool IsExempt(const RankState& rank) {
-    return rank.joined || rank.report->blocked || rank.level != Report::Flush::kNone;
+    return rank.joined || rank.report->absent.all || rank.level != Report::Flush::kNone;
   }
-  static bool CannotCome(const RankState& rank) { return IsExempt(rank) || rank.report->waiting; }
+  static bool CannotCome(const RankState& rank) { return IsExempt(rank) || rank.report->waiting.all; }
 
   // The rules, said once more in the plainest words.
   void Check(Closing closing) {

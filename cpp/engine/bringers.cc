@@ -1,0 +1,293 @@
+#include "engine/bringers.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace horovod_partial {
+
+struct Bringers::Graph {
+  std::shared_ptr<Bringer> bringer;
+  std::set<Bucket*> buckets;  // as far as runs have shown
+  std::int64_t run = 0;       // the last one
+  std::set<Bucket*> arrived;  // in that run
+  Time complete = kNever;     // since when all have
+};
+
+namespace {
+
+constexpr Round kRemembered = 8;  // rounds
+constexpr int kSilentIntervals = 10;
+
+// A thread's bringers, by the numbers of the objects that know them. Their end marks the end of the thread.
+struct OfThread {
+  ~OfThread() {
+    for (const auto& [id, bringer] : bringers) bringer->lives = false;
+  }
+  std::map<std::uint64_t, std::shared_ptr<Bringers::Bringer>> bringers;
+};
+
+}  // namespace
+
+std::uint64_t Bringers::NextId() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+std::shared_ptr<Bringers::Bringer> Bringers::Self() {
+  static thread_local OfThread self;
+  auto& bringer = self.bringers[id_];
+  if (bringer == nullptr) bringer = std::make_shared<Bringer>();
+  return bringer;
+}
+
+// Under the mutex, as are all private functions below.
+void Bringers::SetWaiting(Bringer& bringer, Time since) {
+  waiting_ += (since != kNever ? 1 : 0) - (bringer.waits_since != kNever ? 1 : 0);
+  bringer.waits_since = since;
+}
+
+std::shared_ptr<Bringers::Bringer> Bringers::BeginFlush(const void* engine, Time now) {
+  auto self = Self();
+  std::lock_guard<std::mutex> lock(mutex_);
+  SetWaiting(*self, now);
+  self->flushes = engine;
+  return self;
+}
+
+void Bringers::EndFlush(Bringer& bringer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SetWaiting(bringer, kNever);
+  bringer.flushes = nullptr;
+}
+
+// --- One bucket
+
+Bringers::Bucket::Bucket(std::shared_ptr<Bringers> bringers, const void* engine, std::string name)
+    : owner_(std::move(bringers)), engine_(engine), name_(std::move(name)) {
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  owner_->buckets_.insert(this);
+}
+
+Bringers::Bucket::~Bucket() {
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  owner_->buckets_.erase(this);
+  owner_->open_ -= open_ ? 1 : 0;
+  for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, kNever);
+  if (graph_ == nullptr) return;
+  graph_->buckets.erase(this);
+  graph_->arrived.erase(this);
+  if (graph_->buckets.empty()) owner_->graphs_.erase(graph_);
+}
+
+void Bringers::Bucket::Add(std::vector<Visit>& visits, const std::shared_ptr<Bringer>& bringer, Round round) {
+  const auto gone = [&](const Visit& visit) { return visit.bringer == bringer || visit.round + kRemembered < round; };
+  visits.erase(std::remove_if(visits.begin(), visits.end(), gone), visits.end());
+  visits.push_back({bringer, round});
+}
+
+void Bringers::Bucket::Arrive(const Caller& caller, Round round, Time now) {
+  const auto self = caller.kind == Caller::Kind::kGraph ? nullptr : owner_->Self();
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  owner_->active_ = arrived_ = now;
+  if (free_ != kNever) intervals_[next_interval_++ % intervals_.size()] = now - free_;
+  outstanding_ = true;
+  if (self == nullptr) return ArriveInRun(caller.run, now);
+  self->seen = now;
+  Add(arrivals_, self, round);
+  if (caller.kind != Caller::Kind::kBlockedThread) return;
+  blocked_ = self;
+  waiters_.push_back(self);
+}
+
+// A graph is the buckets that one run has brought to. Two graphs that have been in progress at the same time are run by
+// two threads; all others may be run by one, in turn.
+void Bringers::Bucket::ArriveInRun(std::int64_t run, Time now) {
+  auto& graphs = owner_->graphs_;
+  const auto same_run =
+      std::find_if(graphs.begin(), graphs.end(), [&](const auto& graph) { return graph->run == run; });
+  const std::shared_ptr<Graph> other = same_run == graphs.end() ? nullptr : *same_run;
+  if (graph_ == nullptr) {
+    if (owner_->all_graphs_ == nullptr) {
+      owner_->all_graphs_ = std::make_shared<Bringer>();
+      owner_->all_graphs_->graphs = true;
+    }
+    graph_ = other;
+    if (graph_ == nullptr) {
+      graph_ = std::make_shared<Graph>();
+      graph_->bringer = owner_->all_graphs_;
+      graphs.insert(graph_);
+    }
+    graph_->buckets.insert(this);
+  } else if (other != nullptr && other != graph_) {
+    for (Bucket* bucket : other->buckets) bucket->graph_ = graph_;
+    graph_->buckets.merge(other->buckets);
+    graph_->arrived = other->arrived;
+    graph_->run = run;
+    graphs.erase(other);
+  }
+  if (std::exchange(graph_->run, run) != run) {
+    graph_->arrived.clear();
+    graph_->complete = kNever;
+  }
+  for (const auto& graph : graphs) {
+    const bool runs = std::any_of(graph->buckets.begin(), graph->buckets.end(),
+                                  [](const Bucket* bucket) { return bucket->outstanding_; });
+    if (graph == graph_ || graph->bringer != graph_->bringer || !runs) continue;
+    graph_->bringer = std::make_shared<Bringer>();
+    graph_->bringer->graphs = true;
+  }
+  graph_->bringer->seen = now;
+  graph_->arrived.insert(this);
+  if (graph_->arrived.size() == graph_->buckets.size()) graph_->complete = now;
+}
+
+void Bringers::Bucket::Open(Time now) {
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  if (std::exchange(open_, true)) return;
+  ++owner_->open_;
+  for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, now);
+}
+
+void Bringers::Bucket::Settle() {
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  if (!std::exchange(open_, false)) return;
+  --owner_->open_;
+  for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, kNever);
+}
+
+void Bringers::Bucket::Done(Round round, Time now) {
+  Settle();
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  outstanding_ = false;
+  if (graph_ != nullptr) free_ = owner_->active_ = graph_->bringer->seen = now;
+  if (blocked_ == nullptr) return;
+  Collect(blocked_, round, now);
+  waiters_.erase(std::find(waiters_.begin(), waiters_.end(), blocked_));
+  blocked_ = nullptr;
+}
+
+void Bringers::Bucket::Collect(const std::shared_ptr<Bringer>& bringer, Round round, Time now) {
+  free_ = owner_->active_ = bringer->seen = now;
+  Add(collections_, bringer, round);
+}
+
+void Bringers::Bucket::BeginWait(Time now) {
+  const auto self = owner_->Self();
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  waiters_.push_back(self);
+  if (open_) owner_->SetWaiting(*self, now);
+}
+
+void Bringers::Bucket::EndWait(bool collects, Round round, Time now) {
+  const auto self = owner_->Self();
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  const auto waiter = std::find(waiters_.begin(), waiters_.end(), self);
+  if (waiter != waiters_.end()) {
+    waiters_.erase(waiter);
+    owner_->SetWaiting(*self, kNever);
+  }
+  if (collects) Collect(self, round, now);
+}
+
+Time Bringers::Bucket::UnattendedSince() const {
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  if (blocked_ != nullptr) return arrived_;
+  return graph_ != nullptr && graph_->arrived.count(const_cast<Bucket*>(this)) > 0 ? graph_->complete : kNever;
+}
+
+// --- All of them
+
+std::vector<Bringers::Bringer*> Bringers::BringersOf(const Bucket& bucket) const {
+  std::vector<Bringer*> bringers;
+  for (const auto& visit : bucket.collections_)
+    if (visit.bringer->lives) bringers.push_back(visit.bringer.get());
+  if (bringers.empty()) {
+    for (const auto& visit : bucket.arrivals_)
+      if (visit.bringer->lives) bringers.push_back(visit.bringer.get());
+  }
+  if (bucket.graph_ != nullptr) bringers.push_back(bucket.graph_->bringer.get());
+  return bringers;
+}
+
+bool Bringers::Waits(const Bringer& bringer, Time now, Time threshold) const {
+  if (!bringer.graphs) return bringer.waits_since != kNever && now - bringer.waits_since > threshold;
+  return std::any_of(graphs_.begin(), graphs_.end(), [&](const auto& graph) {
+    const bool open =
+        std::any_of(graph->buckets.begin(), graph->buckets.end(), [](const Bucket* bucket) { return bucket->open_; });
+    return graph->bringer.get() == &bringer && open && graph->complete != kNever && now - graph->complete > threshold;
+  });
+}
+
+bool Bringers::InProgress(const Bringer& graphs) const {
+  return std::any_of(graphs_.begin(), graphs_.end(), [&](const auto& graph) {
+    const bool outstanding = std::any_of(graph->buckets.begin(), graph->buckets.end(),
+                                         [](const Bucket* bucket) { return bucket->outstanding_; });
+    return graph->bringer.get() == &graphs && outstanding;
+  });
+}
+
+Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, bool flushes,
+                              const Thresholds& thresholds) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Away away;
+  if (waiting_ == 0 && open_ == 0 && !flushes && foreign_since == kNever) return away;
+
+  struct State {
+    bool waits = false;
+    bool absent = false;
+  };
+  std::map<const Bringer*, State> states;
+  std::vector<std::pair<const Bucket*, std::vector<Bringer*>>> brought;  // to this engine's buckets
+  for (const Bucket* bucket : buckets_) {
+    std::vector<Bringer*> bringers = BringersOf(*bucket);
+    for (const Bringer* bringer : bringers) states[bringer];
+    if (bucket->engine_ == engine && !bucket->open_) brought.emplace_back(bucket, std::move(bringers));
+  }
+  const auto graphs = std::count_if(states.begin(), states.end(), [](const auto& item) { return item.first->graphs; });
+  std::vector<const Bringer*> busy;
+  for (auto& [bringer, state] : states) {
+    state.waits = Waits(*bringer, now, thresholds.waiting);
+    // Who runs graphs is not known: where they have one bringer, and none is in progress, it may be the flush's thread.
+    const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
+    state.absent = flushes && (bringer->flushes == engine || runs_nothing);
+    if (!state.waits && !state.absent && bringer->flushes == nullptr) busy.push_back(bringer);
+  }
+  // Which thread is in a collective of Horovod's is not known either, unless only one can be.
+  const auto parked = [&](Time seen) {
+    return foreign_since != kNever && now - std::max(foreign_since, seen) > thresholds.parked;
+  };
+  if (busy.size() == 1 && parked(busy[0]->seen)) states[busy[0]].absent = true;
+  const auto is_away = [&](const Bringer* bringer) { return states[bringer].waits || states[bringer].absent; };
+  const auto is_absent = [&](const Bringer* bringer) { return states[bringer].absent; };
+  const bool all_away = std::all_of(states.begin(), states.end(),
+                                    [](const auto& item) { return item.second.waits || item.second.absent; });
+  const bool anybody = !states.empty();
+
+  bool all_silent = !brought.empty();
+  for (const auto& [bucket, bringers] : brought) {
+    const Time longest = bucket->next_interval_ == 0
+                             ? thresholds.silence  // nothing is known
+                             : *std::max_element(bucket->intervals_.begin(), bucket->intervals_.end());
+    const bool silent = now - active_ > std::max(thresholds.silence, kSilentIntervals * longest);
+    all_silent = all_silent && silent;
+    const bool none_lives = bringers.empty();
+    const bool none_comes = !none_lives && std::all_of(bringers.begin(), bringers.end(), is_away);
+    const bool out_of_training = std::any_of(bringers.begin(), bringers.end(), is_absent);
+    if (silent ? flushes || parked(active_) : (none_lives && flushes) || (none_comes && out_of_training))
+      away.absent.names.push_back(bucket->name_);
+    if (silent ? waiting_ > 0 || open_ > 0 : none_comes) away.waiting.names.push_back(bucket->name_);
+  }
+  const auto cover = [&](BucketSet& set, bool all) {
+    std::sort(set.names.begin(), set.names.end());
+    set.all = all && set.names.size() == brought.size();
+    if (set.all) set.names.clear();
+  };
+  const bool somebody_absent = std::any_of(states.begin(), states.end(), [](const auto& i) { return i.second.absent; });
+  cover(away.waiting, (anybody && all_away) || all_silent);
+  cover(away.absent,
+        (all_away && (flushes || (anybody && somebody_absent))) || (all_silent && !away.absent.names.empty()));
+  return away;
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,136 @@
+// Who in this process can still bring something to which bucket (docs/protocol.md, rule 7).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/message.h"
+#include "core/types.h"
+
+namespace horovod_partial {
+
+// Who brings an arrival, and how it waits for the result.
+struct Caller {
+  enum class Kind : std::uint8_t {
+    kThread,         // the calling thread, which waits later, or asks now and then
+    kBlockedThread,  // the calling thread, which does nothing else until the result is there
+    kGraph,          // a graph of TensorFlow, whose threads are anybody's
+  };
+  Kind kind = Kind::kThread;
+  std::int64_t run = 0;  // kGraph: TensorFlow's number for what runs the graph
+};
+
+// The bringers of a bucket are the living threads that collected its results in its last rounds; where none of those
+// lives, the ones that arrived. A rank cannot come to a bucket while all its bringers wait. That is exact where each
+// bucket has its thread. Where buckets are handed from thread to thread, or nobody waits in a wait of ours, a rank that
+// has done nothing for long is judged as a whole.
+//
+// One object serves all process sets of a process, since a thread that waits in one of them cannot arrive in the
+// others. Any thread may call it. Its mutex guards everything in it and is the innermost of ours.
+class Bringers {
+ public:
+  // Somebody who brings: a thread, or the graphs that are run one after the other.
+  struct Bringer {
+    std::atomic<bool> lives{true};
+    Time waits_since = kNever;      // for a round to close, or in a flush
+    const void* flushes = nullptr;  // the engine whose flush it waits in
+    Time seen{0};                   // when it last arrived or collected
+    bool graphs = false;
+  };
+
+  struct Graph;  // buckets that one run of a graph brings to
+
+  struct Thresholds {
+    Time waiting = std::chrono::milliseconds(5);   // a wait this long counts
+    Time parked = std::chrono::milliseconds(100);  // a collective of Horovod's, outstanding this long, does
+    Time silence = std::chrono::seconds(1);        // a process that has done nothing this long is judged as a whole
+  };
+
+  // To which of an engine's buckets this rank cannot come.
+  struct Away {
+    BucketSet absent;   // because those who bring to them are out of training: in a flush, or a collective of Horovod's
+    BucketSet waiting;  // because they wait
+    bool operator==(const Away& other) const { return absent == other.absent && waiting == other.waiting; }
+  };
+  // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever. `flushes`: a thread
+  // waits in a flush of this engine.
+  Away Look(const void* engine, Time now, Time foreign_since, bool flushes, const Thresholds& thresholds) const;
+
+  // The calling thread waits in a flush of that engine. Returns it, for whoever ends the flush.
+  std::shared_ptr<Bringer> BeginFlush(const void* engine, Time now);
+  void EndFlush(Bringer& bringer);
+
+  // What is known of one bucket of one engine; the bucket has it as a member.
+  class Bucket {
+   public:
+    Bucket(std::shared_ptr<Bringers> bringers, const void* engine, std::string name);
+    ~Bucket();
+    Bucket(const Bucket&) = delete;
+    Bucket& operator=(const Bucket&) = delete;
+
+    // Somebody brings something; `round` counts the bucket's rounds.
+    void Arrive(const Caller& caller, Round round, Time now);
+    // What has been brought waits for a round to close, from now on; then it does not any more; then it has its result.
+    void Open(Time now);
+    void Settle();
+    void Done(Round round, Time now);
+    // The calling thread waits for the result, and stops waiting. `collects`: it takes the result for itself.
+    void BeginWait(Time now);
+    void EndWait(bool collects, Round round, Time now);
+    // Since when a caller that does not wait in a wait of ours has been waiting, or kNever.
+    Time UnattendedSince() const;
+
+   private:
+    friend class Bringers;
+    struct Visit {
+      std::shared_ptr<Bringer> bringer;
+      Round round;
+    };
+    static void Add(std::vector<Visit>& visits, const std::shared_ptr<Bringer>& bringer, Round round);
+    void Collect(const std::shared_ptr<Bringer>& bringer, Round round, Time now);
+    void ArriveInRun(std::int64_t run, Time now);
+
+    const std::shared_ptr<Bringers> owner_;
+    const void* const engine_;
+    const std::string name_;
+    bool outstanding_ = false;  // brought, and without a result
+    bool open_ = false;         // and its round has not begun
+    Time arrived_ = kNever;     // when it was brought
+    std::vector<Visit> arrivals_;
+    std::vector<Visit> collections_;
+    std::vector<std::shared_ptr<Bringer>> waiters_;
+    std::shared_ptr<Bringer> blocked_;  // of Caller::Kind::kBlockedThread
+    std::shared_ptr<Graph> graph_;      // which brings to this bucket, or null
+    Time free_ = kNever;                // when the last result was collected
+    std::array<Time, 8> intervals_{};   // between a result and what was brought next, in the last rounds
+    std::size_t next_interval_ = 0;
+  };
+
+ private:
+  std::shared_ptr<Bringer> Self();
+  void SetWaiting(Bringer& bringer, Time since);
+  std::vector<Bringer*> BringersOf(const Bucket& bucket) const;
+  bool Waits(const Bringer& bringer, Time now, Time threshold) const;
+  bool InProgress(const Bringer& graphs) const;
+
+  const std::uint64_t id_ = NextId();
+  static std::uint64_t NextId();
+
+  mutable std::mutex mutex_;
+  std::set<Bucket*> buckets_;
+  std::set<std::shared_ptr<Graph>> graphs_;
+  std::shared_ptr<Bringer> all_graphs_;  // brings for graphs that have never run at the same time
+  int open_ = 0;                         // buckets that are
+  int waiting_ = 0;                      // bringers that do
+  Time active_{0};                       // when anybody last arrived or collected
+};
+
+}  // namespace horovod_partial
