@@ -18,6 +18,8 @@ from harness.launch import Processes, environment
 from harness.matrix import Setup
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
+# Where programs find the harness, and the package where the tests were told to find that.
+PYTHON_PATH = os.pathsep.join(filter(None, [str(PROGRAMS.parent), os.environ.get("PYTHONPATH")]))
 PATIENCE_SECONDS = 90.0
 
 
@@ -98,7 +100,7 @@ class Job:
         return self._processes
 
     def _variables(self, variables: dict[str, str]) -> dict[str, str]:
-        return {"PYTHONPATH": str(PROGRAMS.parent)} | variables
+        return {"PYTHONPATH": PYTHON_PATH} | variables
 
 
 class HandStarted:
@@ -132,7 +134,7 @@ class HandStarted:
                 "HOROVOD_CPU_OPERATIONS": "gloo",
                 "HOROVOD_GLOO_IFACE": "lo",
                 "PARTIAL_TEST_FOLDER": self.folder,
-                "PYTHONPATH": PROGRAMS.parent,
+                "PYTHONPATH": PYTHON_PATH,
             }
             log = (self.folder / f"log.{slot.rank}").open("wb")
             self.processes.append(
