@@ -1,6 +1,7 @@
 #include "attach/attachment.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -224,16 +225,28 @@ using EnqueueAllreduce = hvd::Status (*)(std::shared_ptr<hvd::OpContext>, std::s
                                          hvd::StatusCallback, hvd::ReduceOp, double, double, std::int32_t);
 
 struct Attached {
-  EnqueueAllreduce enqueue;
-  int (*is_initialized)();
-  hvd::HorovodGlobalState* state = nullptr;  // found by the first handshake, then the same in every generation
+  EnqueueAllreduce enqueue = nullptr;
+  int (*is_initialized)() = nullptr;
+  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // the first handshake finds it, and it stays where it is
 };
 
-std::mutex attached_mutex;  // guards the map, and lets one thread at a time shake hands
+// Guards the map, whose elements stay. Whoever holds it never waits for anything, and never asks for the interpreter.
+std::mutex attached_mutex;
 std::map<std::string, Attached>& AttachedLibraries() {
   static auto* libraries = new std::map<std::string, Attached>;
   return *libraries;
 }
+
+// Null where this library has not been attached.
+Attached* FindAttached(const std::string& library_path) {
+  std::lock_guard<std::mutex> lock(attached_mutex);
+  const auto it = AttachedLibraries().find(library_path);
+  return it == AttachedLibraries().end() ? nullptr : &it->second;
+}
+
+// Lets one thread at a time shake hands. Its holder asks for the interpreter, so nobody may wait for it with the
+// interpreter's lock held.
+std::timed_mutex handshake_mutex;
 
 // The sum over all ranks of the fingerprint of what must be the same on them: the format of our messages.
 constexpr std::int64_t kFingerprint = 4;
@@ -278,9 +291,33 @@ hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
 }
 
 std::shared_ptr<Session> Lookup(const Attached& attached, std::int32_t process_set_id) {
-  if (attached.state == nullptr || attached.is_initialized() == 0) return nullptr;
-  if (!attached.state->process_set_table.Contains(process_set_id)) return nullptr;
-  return Sessions().Find(*attached.state->process_set_table.Get(process_set_id).controller);
+  hvd::HorovodGlobalState* const state = attached.state;
+  if (state == nullptr || attached.is_initialized() == 0) return nullptr;
+  if (!state->process_set_table.Contains(process_set_id)) return nullptr;
+  return Sessions().Find(*state->process_set_table.Get(process_set_id).controller);
+}
+
+// The session of all ranks, once this generation of Horovod has shaken hands; null before.
+std::shared_ptr<Session> FindIntroduced(const Attached& attached) {
+  const auto global = Lookup(attached, 0);
+  return global != nullptr && global->handshaken ? global : nullptr;
+}
+
+// Shakes hands, unless another thread has done so by the time that it is this one's turn.
+std::shared_ptr<Session> Introduce(Attached& attached) {
+  std::unique_lock<std::timed_mutex> turn(handshake_mutex, std::defer_lock);
+  while (!turn.try_lock_for(kPollInterval)) Session::CheckInterrupt();
+  if (auto introduced = FindIntroduced(attached)) return introduced;
+  attached.state = ShakeHands(attached);
+  auto global = Lookup(attached, 0);
+  if (global == nullptr)
+    throw AttachError("Horovod was initialised before horovod_partial was imported; import horovod_partial first");
+  const std::string missing = global->MissingHooks();
+  if (!missing.empty())
+    throw AttachError("the hooks " + missing + " did not run on rank " + std::to_string(global->engine().rank()) +
+                      "; is another plugin attached to this Horovod?");
+  global->handshaken = true;
+  return global;
 }
 
 }  // namespace
@@ -290,12 +327,11 @@ void Attach(const std::string& library_path) {
   auto& libraries = AttachedLibraries();
   if (libraries.count(library_path) > 0) return;
   const Library library(library_path);
-  Attached attached{};
-  attached.enqueue = reinterpret_cast<EnqueueAllreduce>(library.Symbol(
+  const auto enqueue = reinterpret_cast<EnqueueAllreduce>(library.Symbol(
       "_ZN7horovod6common22EnqueueTensorAllreduceESt10shared_ptrINS0_9OpContextEES1_INS0_6TensorEES5_NS0_"
       "14ReadyEventListENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEiSt8functionIFvRKNS0_6StatusEEENS0_"
       "8ReduceOpEddi"));
-  attached.is_initialized = reinterpret_cast<int (*)()>(library.Symbol("horovod_is_initialized"));
+  const auto is_initialized = reinterpret_cast<int (*)()>(library.Symbol("horovod_is_initialized"));
   std::vector<Prepared> prepared;
 #if HAVE_GLOO
   PrepareController<Gloo>(prepared, library);
@@ -311,31 +347,21 @@ void Attach(const std::string& library_path) {
   for (const auto& [slot, hook] : prepared) slot.MakeWritable();
   for (const auto& [slot, hook] : prepared) slot.Set(hook);  // nothing can fail any more: only now is anything changed
   for (const auto& [slot, hook] : prepared) slot.Seal();
-  libraries[library_path] = attached;
+  Attached& attached = libraries[library_path];
+  attached.enqueue = enqueue;
+  attached.is_initialized = is_initialized;
 }
 
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id) {
-  std::lock_guard<std::mutex> lock(attached_mutex);
-  const auto it = AttachedLibraries().find(library_path);
-  if (it == AttachedLibraries().end()) throw AttachError("not attached to " + library_path);
-  Attached& attached = it->second;
-  if (attached.is_initialized() == 0) throw TransportError(hvd::NOT_INITIALIZED_ERROR.reason());
-  auto global = Lookup(attached, 0);
-  if (global == nullptr || !global->handshaken) {
-    attached.state = ShakeHands(attached);
-    global = Lookup(attached, 0);
-    if (global == nullptr)
-      throw AttachError("Horovod was initialised before horovod_partial was imported; import horovod_partial first");
-    const std::string missing = global->MissingHooks();
-    if (!missing.empty())
-      throw AttachError("the hooks " + missing + " did not run on rank " + std::to_string(global->engine().rank()) +
-                        "; is another plugin attached to this Horovod?");
-    global->handshaken = true;
-  }
+  Attached* const attached = FindAttached(library_path);
+  if (attached == nullptr) throw AttachError("not attached to " + library_path);
+  if (attached->is_initialized() == 0) throw TransportError(hvd::NOT_INITIALIZED_ERROR.reason());
+  auto global = FindIntroduced(*attached);
+  if (global == nullptr) global = Introduce(*attached);
   if (process_set_id == 0) return global;
-  if (!attached.state->process_set_table.Contains(process_set_id))
+  if (!attached->state.load()->process_set_table.Contains(process_set_id))
     throw std::invalid_argument("process set " + std::to_string(process_set_id) + " does not exist");
-  const auto session = Lookup(attached, process_set_id);
+  const auto session = Lookup(*attached, process_set_id);
   if (session == nullptr)
     throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
   // A process set that was added later learns its state in its first cycle.
@@ -348,12 +374,8 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
 }
 
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id) {
-  std::lock_guard<std::mutex> lock(attached_mutex);
-  const auto it = AttachedLibraries().find(library_path);
-  if (it == AttachedLibraries().end()) return nullptr;
-  const auto global = Lookup(it->second, 0);
-  if (global == nullptr || !global->handshaken) return nullptr;
-  return Lookup(it->second, process_set_id);
+  Attached* const attached = FindAttached(library_path);
+  return attached == nullptr || FindIntroduced(*attached) == nullptr ? nullptr : Lookup(*attached, process_set_id);
 }
 
 Round Completed(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket) {

@@ -179,7 +179,7 @@ PYBIND11_MODULE(_attach, m) {
            py::arg("drop_nonfinite_results"), py::arg("weights"), py::arg("weight_parameter"),
            py::arg("prescale_factor"), py::arg("postscale_factor"));
 
-  m.def("attach", &attach::Attach, py::arg("library"));
+  m.def("attach", &attach::Attach, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
   m.def(
       "shake_hands",
       [](const std::string& library) {
@@ -192,7 +192,8 @@ PYBIND11_MODULE(_attach, m) {
       [](double waiting_seconds, double parked_seconds, const std::string& decision_log) {
         attach::SetOptions({{Seconds(waiting_seconds), Seconds(parked_seconds)}, decision_log});
       },
-      py::arg("waiting_seconds"), py::arg("parked_seconds"), py::arg("decision_log"));
+      py::call_guard<py::gil_scoped_release>(), py::arg("waiting_seconds"), py::arg("parked_seconds"),
+      py::arg("decision_log"));
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
         py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));

@@ -191,6 +191,13 @@ def test_two_frameworks_in_one_process(job: Job, first: str) -> None:
     assert len(job.notes("done")) == job.setup.ranks
 
 
+def test_a_library_is_attached_while_other_threads_shake_hands(job: Job) -> None:
+    """Attaching has the interpreter's lock, a handshake asks for it: neither may hold what the other one waits for."""
+    assert job.run("first_operation") == 0, job.output()
+    total = sum(10**rank for rank in range(job.setup.ranks))
+    assert set(job.notes("results").values()) == {repr([("a", total), ("b", total)])}
+
+
 def test_a_decision_log_can_be_replayed(job: Job) -> None:
     log = job.folder / "decisions"
     assert job.run("decisions", HOROVOD_PARTIAL_DECISION_LOG=str(log)) == 0, job.output()

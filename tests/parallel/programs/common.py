@@ -28,19 +28,20 @@ def note(name: str, text: str = "") -> None:
 
 def wait_for_note(name: str, rank: int) -> None:
     """Wait for another rank's note."""
-    _wait(FOLDER / f"note.{name}.{rank}")
+    wait_until((FOLDER / f"note.{name}.{rank}").exists, f"rank {rank} notes {name}")
 
 
 def wait_for_word(name: str) -> None:
     """Wait until the test says something."""
-    _wait(FOLDER / f"word.{name}")
+    wait_until((FOLDER / f"word.{name}").exists, f"the test says {name}")
 
 
-def _wait(file: Path) -> None:
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition that somebody else will make true is true."""
     end = time.monotonic() + 60
-    while not file.exists():
+    while not condition():
         if time.monotonic() > end:
-            raise TimeoutError(f"rank {RANK} waited in vain for {file.name}")
+            raise TimeoutError(f"rank {RANK} waited in vain until {what}")
         time.sleep(0.005)
 
 
