@@ -71,7 +71,62 @@ Registry& Sessions() {
 }
 
 // --- Hooks
-// All on Horovod's background thread. One set for each transport, because each has originals of its own.
+// All on Horovod's background thread.
+
+// The functions that were where the hooks are, by virtual table and hook. Two Horovods in one process mostly share the
+// tables of the one that was loaded first; where each has its own, the hooks are in both.
+std::mutex originals_mutex;  // guards the map
+std::map<std::pair<const void*, const void*>, void*>& Originals() {
+  static auto* originals = new std::map<std::pair<const void*, const void*>, void*>;  // for Horovod's thread, as above
+  return *originals;
+}
+
+// What a hook that runs on this object stands for.
+template <class Function, class Object>
+Function* OriginalOf(Function* hook, const Object* object) {
+  const void* table = *reinterpret_cast<const void* const*>(object);
+  std::lock_guard<std::mutex> lock(originals_mutex);
+  return reinterpret_cast<Function*>(Originals().at({table, reinterpret_cast<const void*>(hook)}));
+}
+
+void DoInitialization(hvd::Controller* controller) {
+  OriginalOf(&DoInitialization, controller)(controller);
+  Sessions().Begin(*controller);
+}
+
+void CrossRankBitwiseAnd(hvd::Controller* controller, std::vector<long long>& bits, int count) {
+  const auto session = Sessions().FindForHook(*controller);
+  if (session != nullptr) session->EndIfBroken();
+  if (session != nullptr) session->Tick(bits);
+  OriginalOf(&CrossRankBitwiseAnd, controller)(controller, bits, count);
+}
+
+void SendReadyTensors(hvd::Controller* controller, hvd::RequestList& requests) {
+  const auto session = Sessions().FindForHook(*controller);
+  if (session != nullptr) session->EndIfBroken();
+  if (session != nullptr) session->BeforeSendReady(requests);
+  OriginalOf(&SendReadyTensors, controller)(controller, requests);
+}
+
+void RecvReadyTensors(hvd::Controller* controller, std::vector<std::string>& ready_to_reduce,
+                      std::vector<hvd::RequestList>& ready) {
+  const auto session = Sessions().FindForHook(*controller);
+  if (session != nullptr) session->EndIfBroken();
+  OriginalOf(&RecvReadyTensors, controller)(controller, ready_to_reduce, ready);
+  if (session != nullptr) session->AfterRecvReady(ready_to_reduce, ready);
+}
+
+void SendFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
+  const auto session = Sessions().FindForHook(*controller);
+  if (session != nullptr) session->BeforeSendFinal(responses);
+  OriginalOf(&SendFinalTensors, controller)(controller, responses);
+  if (session != nullptr) session->AfterSendFinal(responses);
+}
+
+void RecvFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
+  OriginalOf(&RecvFinalTensors, controller)(controller, responses);
+  if (const auto session = Sessions().FindForHook(*controller)) session->AfterRecvFinal(responses);
+}
 
 // Travels with the handshake's allreduce, and tells its sender where Horovod's state is.
 class HandshakeContext final : public BucketContext {
@@ -81,85 +136,37 @@ class HandshakeContext final : public BucketContext {
   std::atomic<hvd::HorovodGlobalState*> state{nullptr};
 };
 
-struct Originals {
-  void (*do_initialization)(hvd::Controller*) = nullptr;
-  void (*cross_rank_bitwise_and)(hvd::Controller*, std::vector<long long>&, int) = nullptr;
-  void (*send_ready_tensors)(hvd::Controller*, hvd::RequestList&) = nullptr;
-  void (*recv_ready_tensors)(hvd::Controller*, std::vector<std::string>&, std::vector<hvd::RequestList>&) = nullptr;
-  void (*send_final_tensors)(hvd::Controller*, hvd::ResponseList&) = nullptr;
-  void (*recv_final_tensors)(hvd::Controller*, hvd::ResponseList&) = nullptr;
-  hvd::Status (*execute)(hvd::AllreduceOp*, std::vector<hvd::TensorTableEntry>&, const hvd::Response&) = nullptr;
-};
-
-template <class Transport>
-struct Hooks {
-  static Originals originals;
-
-  static void DoInitialization(hvd::Controller* controller) {
-    originals.do_initialization(controller);
-    Sessions().Begin(*controller);
-  }
-  static void CrossRankBitwiseAnd(hvd::Controller* controller, std::vector<long long>& bits, int count) {
-    const auto session = Sessions().FindForHook(*controller);
-    if (session != nullptr) session->EndIfBroken();
-    if (session != nullptr) session->Tick(bits);
-    originals.cross_rank_bitwise_and(controller, bits, count);
-  }
-  static void SendReadyTensors(hvd::Controller* controller, hvd::RequestList& requests) {
-    const auto session = Sessions().FindForHook(*controller);
-    if (session != nullptr) session->EndIfBroken();
-    if (session != nullptr) session->BeforeSendReady(requests);
-    originals.send_ready_tensors(controller, requests);
-  }
-  static void RecvReadyTensors(hvd::Controller* controller, std::vector<std::string>& ready_to_reduce,
-                               std::vector<hvd::RequestList>& ready) {
-    const auto session = Sessions().FindForHook(*controller);
-    if (session != nullptr) session->EndIfBroken();
-    originals.recv_ready_tensors(controller, ready_to_reduce, ready);
-    if (session != nullptr) session->AfterRecvReady(ready_to_reduce, ready);
-  }
-  static void SendFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
-    const auto session = Sessions().FindForHook(*controller);
-    if (session != nullptr) session->BeforeSendFinal(responses);
-    originals.send_final_tensors(controller, responses);
-    if (session != nullptr) session->AfterSendFinal(responses);
-  }
-  static void RecvFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
-    originals.recv_final_tensors(controller, responses);
-    if (const auto session = Sessions().FindForHook(*controller)) session->AfterRecvFinal(responses);
-  }
-  static hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEntry>& entries,
-                             const hvd::Response& response) {
-    for (const auto& entry : entries) {
-      if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get())) {
-        handshake->state = static_cast<AllreduceAccess*>(operation)->global_state_;
-        // Here, in the same cycle on all ranks: each understands the others' messages from the next cycle on.
-        hvd::HorovodGlobalState& state = *handshake->state;
-        Sessions().Add(state);
-        for (const std::int32_t id : state.process_set_table.Ids())
-          Sessions().FindForHook(*state.process_set_table.Get(id).controller);
-      }
-    }
-    const auto reduce = [&](const hvd::Response& what) { return originals.execute(operation, entries, what); };
-    if (entries.empty()) return reduce(response);
-    const auto find_session = [&] {
-      hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
-      return Sessions().Find(*state.process_set_table.Get(entries[0].process_set_id).controller);
-    };
-    constexpr bool kBreaks = Transport::kCarrier == Carrier::kGloo;
-    const auto session = kBreaks || IsOurs(response) ? find_session() : nullptr;
-    if (session != nullptr) session->EndIfBroken();  // Horovod fails these entries
-    try {
-      return session == nullptr || !IsOurs(response) ? reduce(response)
-                                                     : session->Execute(entries, response, Transport::kCarrier, reduce);
-    } catch (const std::runtime_error& error) {  // what Gloo throws; bad input is a logic error
-      if (kBreaks && session != nullptr) session->Break(error.what());
-      throw;
+template <Carrier carrier>
+hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEntry>& entries,
+                    const hvd::Response& response) {
+  for (const auto& entry : entries) {
+    if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get())) {
+      handshake->state = static_cast<AllreduceAccess*>(operation)->global_state_;
+      // Here, in the same cycle on all ranks: each understands the others' messages from the next cycle on.
+      hvd::HorovodGlobalState& state = *handshake->state;
+      Sessions().Add(state);
+      for (const std::int32_t id : state.process_set_table.Ids())
+        Sessions().FindForHook(*state.process_set_table.Get(id).controller);
     }
   }
-};
-template <class Transport>
-Originals Hooks<Transport>::originals;
+  const auto original = OriginalOf(&Execute<carrier>, operation);
+  const auto reduce = [&](const hvd::Response& what) { return original(operation, entries, what); };
+  if (entries.empty()) return reduce(response);
+  const auto find_session = [&] {
+    hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
+    return Sessions().Find(*state.process_set_table.Get(entries[0].process_set_id).controller);
+  };
+  constexpr bool kBreaks = carrier == Carrier::kGloo;
+  const auto session = kBreaks || IsOurs(response) ? find_session() : nullptr;
+  if (session != nullptr) session->EndIfBroken();  // Horovod fails these entries
+  try {
+    return session == nullptr || !IsOurs(response) ? reduce(response)
+                                                   : session->Execute(entries, response, carrier, reduce);
+  } catch (const std::runtime_error& error) {  // what Gloo throws; bad input is a logic error
+    if (kBreaks && session != nullptr) session->Break(error.what());
+    throw;
+  }
+}
 
 // --- Slots
 
@@ -170,53 +177,31 @@ struct Prepared {
 };
 
 template <class Function>
-void Prepare(std::vector<Prepared>& prepared, const Library& library, const std::string& class_name,
-             const std::string& method, Function hook, Function& original) {
-  Slot slot(library, class_name, method, reinterpret_cast<void*>(hook));
-  if (original == nullptr) original = reinterpret_cast<Function>(slot.original());
-  prepared.push_back({slot, reinterpret_cast<void*>(hook)});
+Prepared Prepare(const Library& library, const std::string& class_name, const std::string& method, Function* hook) {
+  void* const address = reinterpret_cast<void*>(hook);
+  return {Slot(library, class_name, method, address), address};
 }
 
-template <class Transport>
-void PrepareController(std::vector<Prepared>& prepared, const Library& library) {
-  using H = Hooks<Transport>;
-  const std::string controller = std::string(Transport::kName) + "Controller";
-  Originals& originals = H::originals;
-  Prepare(prepared, library, controller, "16DoInitializationEv", &H::DoInitialization, originals.do_initialization);
-  Prepare(prepared, library, controller, "19CrossRankBitwiseAndERSt6vectorIxSaIxEEi", &H::CrossRankBitwiseAnd,
-          originals.cross_rank_bitwise_and);
-  Prepare(prepared, library, controller, "16SendReadyTensorsERNS0_11RequestListE", &H::SendReadyTensors,
-          originals.send_ready_tensors);
-  Prepare(prepared, library, controller,
-          "16RecvReadyTensorsERSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESaIS8_EE"
-          "RS2_INS0_11RequestListESaISC_EE",
-          &H::RecvReadyTensors, originals.recv_ready_tensors);
-  Prepare(prepared, library, controller, "16SendFinalTensorsERNS0_12ResponseListE", &H::SendFinalTensors,
-          originals.send_final_tensors);
-  Prepare(prepared, library, controller, "16RecvFinalTensorsERNS0_12ResponseListE", &H::RecvFinalTensors,
-          originals.recv_final_tensors);
+void PrepareController(std::vector<Prepared>& prepared, const Library& library, const std::string& name) {
+  const auto prepare = [&](const std::string& method, auto* hook) {
+    prepared.push_back(Prepare(library, name, method, hook));
+  };
+  prepare("16DoInitializationEv", &DoInitialization);
+  prepare("19CrossRankBitwiseAndERSt6vectorIxSaIxEEi", &CrossRankBitwiseAnd);
+  prepare("16SendReadyTensorsERNS0_11RequestListE", &SendReadyTensors);
+  prepare(
+      "16RecvReadyTensorsERSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESaIS8_EE"
+      "RS2_INS0_11RequestListESaISC_EE",
+      &RecvReadyTensors);
+  prepare("16SendFinalTensorsERNS0_12ResponseListE", &SendFinalTensors);
+  prepare("16RecvFinalTensorsERNS0_12ResponseListE", &RecvFinalTensors);
 }
 
-template <class Transport>
-void PrepareOperation(std::vector<Prepared>& prepared, const Library& library) {
-  using H = Hooks<Transport>;
-  Prepare(prepared, library, std::string(Transport::kName) + "Allreduce",
-          "7ExecuteERSt6vectorINS0_16TensorTableEntryESaIS3_EERKNS0_8ResponseE", &H::Execute, H::originals.execute);
+template <Carrier carrier>
+void PrepareOperation(std::vector<Prepared>& prepared, const Library& library, const std::string& name) {
+  prepared.push_back(
+      Prepare(library, name, "7ExecuteERSt6vectorINS0_16TensorTableEntryESaIS3_EERKNS0_8ResponseE", &Execute<carrier>));
 }
-
-struct Gloo {
-  static constexpr const char* kName = "Gloo";
-  static constexpr Carrier kCarrier = Carrier::kGloo;
-};
-struct Mpi {
-  static constexpr const char* kName = "MPI";
-  static constexpr Carrier kCarrier = Carrier::kMpi;
-};
-// Carries data only: the controller is one of the others.
-struct Nccl {
-  static constexpr const char* kName = "NCCL";
-  static constexpr Carrier kCarrier = Carrier::kNccl;
-};
 
 // --- Attached libraries
 
@@ -334,17 +319,21 @@ void Attach(const std::string& library_path) {
   const auto is_initialized = reinterpret_cast<int (*)()>(library.Symbol("horovod_is_initialized"));
   std::vector<Prepared> prepared;
 #if HAVE_GLOO
-  PrepareController<Gloo>(prepared, library);
-  PrepareOperation<Gloo>(prepared, library);
+  PrepareController(prepared, library, "GlooController");
+  PrepareOperation<Carrier::kGloo>(prepared, library, "GlooAllreduce");
 #endif
 #if HAVE_MPI
-  PrepareController<Mpi>(prepared, library);
-  PrepareOperation<Mpi>(prepared, library);
+  PrepareController(prepared, library, "MPIController");
+  PrepareOperation<Carrier::kMpi>(prepared, library, "MPIAllreduce");
 #endif
 #if HAVE_NCCL
-  PrepareOperation<Nccl>(prepared, library);
+  PrepareOperation<Carrier::kNccl>(prepared, library, "NCCLAllreduce");  // carries data only, and has no controller
 #endif
   for (const auto& [slot, hook] : prepared) slot.MakeWritable();
+  {
+    std::lock_guard<std::mutex> originals_lock(originals_mutex);
+    for (const auto& [slot, hook] : prepared) Originals()[{slot.table(), hook}] = slot.original();
+  }
   for (const auto& [slot, hook] : prepared) slot.Set(hook);  // nothing can fail any more: only now is anything changed
   for (const auto& [slot, hook] : prepared) slot.Seal();
   Attached& attached = libraries[library_path];

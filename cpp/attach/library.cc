@@ -64,7 +64,9 @@ void** Library::VirtualTable(const std::string& class_name) const {
 Slot::Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook) {
   // More than any of Horovod's classes has; the search ends at the method, so what lies behind a table is not read.
   constexpr std::size_t kMostSlots = 40;
+  constexpr std::size_t kFirstFunction = 2;  // behind the offset to the whole object, and the type's information
   void** table = library.VirtualTable(class_name);
+  table_ = table + kFirstFunction;
   // The table may be another library's, and then it holds that library's function.
   Dl_info owner;
   if (dladdr(table, &owner) == 0 || owner.dli_fname == nullptr)

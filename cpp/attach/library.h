@@ -37,6 +37,7 @@ class Slot {
   Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook);
 
   void* original() const { return original_; }
+  const void* table() const { return table_; }  // as objects of the class point to it
   // Tables lie in memory that is made read-only after loading (RELRO), many slots in one page: make it writable for all
   // of them, which may throw AttachError, then set them, then seal it again.
   void MakeWritable() const;
@@ -46,6 +47,7 @@ class Slot {
  private:
   int Protect(int protection) const;
 
+  const void* table_ = nullptr;
   void** address_ = nullptr;
   void* original_ = nullptr;
 };

@@ -1,0 +1,42 @@
+"""Attaching to libraries that are test doubles of Horovod."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent / "doubles" / "horovod_double.cc"
+# The doubles come before Horovod, whose tables they would use otherwise.
+PROGRAM = """
+import ctypes, sys
+doubles = [ctypes.CDLL(path) for path in sys.argv[1:3]]
+import horovod.torch
+from horovod_partial import _attach
+for path in sys.argv[1:]:
+    _attach.attach(path)
+for double in doubles:
+    double.double_run_cycle()
+print([double.double_calls() for double in doubles])
+"""
+
+
+@pytest.fixture
+def libraries(tmp_path: Path) -> list[Path]:
+    """Two libraries, and the first one under another name."""
+    first, second, same = (tmp_path / name for name in ("first.so", "second.so", "same.so"))
+    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", "-o", str(first), str(SOURCE)], check=True, timeout=60)
+    shutil.copy(first, second)
+    same.symlink_to(first)
+    return [first, second, same]
+
+
+def test_each_table_keeps_its_own_functions(libraries: list[Path]) -> None:
+    """Two libraries with tables of their own, one of them attached twice: each function is called once, in its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, libraries)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.returncode) == ("[10, 10]\n", 0), done.stderr
