@@ -78,42 +78,56 @@ std::optional<Handle> Collect(const std::string& library, std::int32_t process_s
   return Handle(std::move(session), std::move(bucket), std::move(work));
 }
 
-py::dict Describe(const BucketHandle& bucket) {
-  std::lock_guard<std::mutex> lock(bucket.mutex);
-  const BucketStatistics& statistics = bucket.statistics;
-  py::dict result = Describe(statistics);
-  result["waited_seconds"] = statistics.waited_seconds;
-  result["groups_made"] = statistics.groups_made;
-  result["setup_seconds"] = statistics.setup_seconds;
-  result["dropped"] = statistics.dropped;
-  result["bytes_held"] = bucket.core.held_bytes();
-  return result;
+// What is known of a process set's buckets at one moment.
+struct Snapshot {
+  struct Entry {
+    std::string name;
+    BucketStatistics statistics;
+    std::size_t bytes_held;
+  };
+  std::vector<Entry> buckets;
+  std::map<std::string, Coordinator::Offsets> offsets;      // by bucket, on rank 0
+  std::map<std::string, std::int64_t> unconnected_windows;  // by bucket, on rank 0
+};
+
+// Makes no Python object: that may collect garbage, and so run any code of the application, which must not find a lock
+// taken that it needs.
+Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
+  py::gil_scoped_release release;
+  Snapshot snapshot;
+  const auto session = attach::FindSession(library, process_set);
+  if (session == nullptr) return snapshot;
+  for (const auto& bucket : session->engine().Buckets()) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    snapshot.buckets.push_back({bucket->core.name(), bucket->statistics, bucket->core.held_bytes()});
+  }
+  snapshot.offsets = session->ArrivalOffsets();
+  snapshot.unconnected_windows = session->UnconnectedWindows();
+  return snapshot;
 }
 
 py::dict Statistics(const std::string& library, std::int32_t process_set) {
-  std::shared_ptr<Session> session;
-  {
-    py::gil_scoped_release release;
-    session = attach::FindSession(library, process_set);
-  }
-  if (session == nullptr) return py::dict();
-  const auto offsets = session->ArrivalOffsets();
-  const auto unconnected = session->UnconnectedWindows();
+  const Snapshot snapshot = TakeSnapshot(library, process_set);
   py::dict result;
-  for (const auto& bucket : session->engine().Buckets()) {
-    py::dict description = Describe(*bucket);
-    const auto it = offsets.find(bucket->core.name());
-    if (it != offsets.end()) {
+  for (const auto& [name, statistics, bytes_held] : snapshot.buckets) {
+    py::dict description = Describe(statistics);
+    description["waited_seconds"] = statistics.waited_seconds;
+    description["groups_made"] = statistics.groups_made;
+    description["setup_seconds"] = statistics.setup_seconds;
+    description["dropped"] = statistics.dropped;
+    description["bytes_held"] = bytes_held;
+    if (const auto found = snapshot.offsets.find(name); found != snapshot.offsets.end()) {
+      const Coordinator::Offsets& offsets = found->second;
       py::list means;
-      for (std::size_t rank = 0; rank < it->second.count.size(); ++rank) {
-        const auto count = static_cast<double>(it->second.count[rank]);
-        means.append(count > 0 ? it->second.total_seconds[rank] / count : 0.0);
+      for (std::size_t rank = 0; rank < offsets.count.size(); ++rank) {
+        const auto count = static_cast<double>(offsets.count[rank]);
+        means.append(count > 0 ? offsets.total_seconds[rank] / count : 0.0);
       }
       description["arrival_offset_seconds"] = means;
     }
-    if (const auto found = unconnected.find(bucket->core.name()); found != unconnected.end())
+    if (const auto found = snapshot.unconnected_windows.find(name); found != snapshot.unconnected_windows.end())
       description["unconnected_windows"] = found->second;
-    result[py::str(bucket->core.name())] = description;
+    result[py::str(name)] = description;
   }
   return result;
 }

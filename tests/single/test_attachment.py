@@ -40,3 +40,28 @@ def test_each_table_keeps_its_own_functions(libraries: list[Path]) -> None:
         [sys.executable, "-c", PROGRAM, *map(str, libraries)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout, done.returncode) == ("[10, 10]\n", 0), done.stderr
+
+
+COLLECTING = """
+import gc
+import torch
+import horovod_partial.torch as hvd
+
+hvd.init()
+handle = hvd.partial_allreduce_async(torch.ones(1), name="bucket", sync="solo")
+hvd.synchronize(handle)
+polled = []
+gc.callbacks.append(lambda phase, info: polled.append(hvd.poll(handle)))
+kept = [{} for _ in range(1000)]  # so that none is left to be used again, and new ones count
+gc.freeze()
+gc.set_threshold(1)
+statistics = hvd.partial_stats()
+gc.disable()
+print(statistics["bucket"]["rounds"], all(polled))
+"""
+
+
+def test_garbage_may_be_collected_while_statistics_are_made() -> None:
+    """What the collection of garbage runs may use the bucket that the statistics are about."""
+    done = subprocess.run([sys.executable, "-c", COLLECTING], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("1 True\n", 0), done.stderr
