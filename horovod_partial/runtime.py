@@ -47,6 +47,7 @@ class Runtime:
         self.generation = 0  # how often Horovod has been initialised
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
+        log.start()
         _attach.attach(library)
         _attach.set_options(
             waiting_seconds=config.waiting_ms / 1e3,
@@ -62,7 +63,7 @@ class Runtime:
         if not self._mpi_ops.is_initialized():
             self.generation += 1
         self._mpi_ops.init(*args, **kwargs)
-        log.start(self._mpi_ops.rank())
+        log.set_rank(self._mpi_ops.rank())
         self._register_exit()
         self._guarded(_attach.shake_hands, self._library)
 

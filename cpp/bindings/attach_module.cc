@@ -10,6 +10,7 @@
 #include "attach/library.h"
 #include "bindings/bucket_config.h"
 #include "bindings/conversions.h"
+#include "engine/log.h"
 
 namespace py = pybind11;
 using namespace horovod_partial;
@@ -208,6 +209,11 @@ PYBIND11_MODULE(_attach, m) {
       },
       py::call_guard<py::gil_scoped_release>(), py::arg("waiting_seconds"), py::arg("parked_seconds"),
       py::arg("decision_log"));
+  // The log of the process is here, because the hooks write to it.
+  m.def("set_log_level", [](int level) { SetLogLevel(static_cast<LogLevel>(level)); }, py::arg("level"));
+  m.def(
+      "log", [](int level, Rank rank, const std::string& text) { Log(static_cast<LogLevel>(level), rank, text); },
+      py::arg("level"), py::arg("rank"), py::arg("text"));
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
         py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));

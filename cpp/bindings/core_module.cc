@@ -12,7 +12,6 @@
 #include "core/schedule.h"
 #include "core/simulation.h"
 #include "core/weights.h"
-#include "engine/log.h"
 
 namespace py = pybind11;
 using namespace horovod_partial;
@@ -53,11 +52,7 @@ std::vector<Gradient> Gradients(const std::vector<double>& ready, const std::vec
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The part of horovod_partial that needs no Horovod.";
-  m.def("set_log_level", [](int level) { SetLogLevel(static_cast<LogLevel>(level)); }, py::arg("level"));
   m.def("packed_offsets", &PackedOffsets, py::arg("elements"), py::arg("element_bytes"));
-  m.def(
-      "log", [](int level, Rank rank, const std::string& text) { Log(static_cast<LogLevel>(level), rank, text); },
-      py::arg("level"), py::arg("rank"), py::arg("text"));
 
   m.def(
       "groups_of",
