@@ -16,7 +16,7 @@ from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError
 
-from horovod_partial import _attach, log
+from horovod_partial import _attach, failure, log
 from horovod_partial.settings import settings
 
 HANDLE = Any  # _attach.Handle
@@ -43,7 +43,6 @@ class Runtime:
         self._mpi_ops = mpi_ops
         self._library = library
         self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
-        self._ended_badly = False
         self.generation = 0  # how often Horovod has been initialised
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
@@ -54,7 +53,7 @@ class Runtime:
             parked_seconds=config.parked_ms / 1e3,
             decision_log=config.decision_log,
         )
-        self._watch_for_exceptions()
+        failure.watch()
 
     # --- Life cycle ----------------------------------------------------------------------------------------------
 
@@ -70,9 +69,10 @@ class Runtime:
     def shutdown(self) -> None:
         """Delivers what is pending, waits until every rank has come here, then shuts Horovod down.
 
-        While an exception is being handled it does not wait: the other ranks fail at once, as they do with Horovod.
+        While an exception is being handled it does not wait: the other ranks fail at once, as they do with Horovod. An
+        exit with status 0 is none.
         """
-        if sys.exc_info()[0] is None and not self.failed:
+        if not failure.is_failure(sys.exc_info()[1]) and not self.failed:
             self._end()
         self._mpi_ops.shutdown()
 
@@ -107,18 +107,8 @@ class Runtime:
         if errors:
             raise errors[0]
 
-    def _watch_for_exceptions(self) -> None:
-        previous = sys.excepthook
-
-        def hook(*exception: Any) -> None:
-            self._ended_badly = True
-            previous(*exception)
-
-        sys.excepthook = hook
-
     def _at_exit(self) -> None:
-        # After an exception the others must not wait: Horovod's own handler shuts everybody down at once.
-        if self._ended_badly or getattr(sys, "last_value", None) is not None:  # set whatever the excepthook is
+        if failure.has_failed():  # the others must not wait: Horovod's own handler shuts everybody down at once
             return
         try:
             self._end()

@@ -115,14 +115,20 @@ def test_a_signal_ends_the_job(job: Job, program: str, policy: str, number: sign
     assert job.wait(60) != 0
 
 
-@pytest.mark.parametrize(
-    "what", ["backward", *(pytest.param(what, marks=LONG) for what in ("raise", "caught", "sys.exit"))]
-)
+@pytest.mark.parametrize("what", ["backward", *(pytest.param(what, marks=LONG) for what in ("raise", "caught"))])
 @PROGRAMS
 def test_an_exception_on_one_rank_ends_the_job(job: Job, program: str, what: str) -> None:
     job.start(program, "solo", what)
     assert job.wait(60) != 0
-    assert "planned failure" in job.output() or what == "sys.exit", job.output()
+    assert "planned failure" in job.output(), job.output()
+
+
+@MAINLY_TORCH
+def test_an_exit_status_on_one_rank_ends_the_job(job: Job, program: str) -> None:
+    """The others get an error, while the process of that rank is still there: not its launcher ends them."""
+    job.start(program, "solo", "sys.exit")
+    assert job.wait() != 0
+    assert "shut down" in job.notes("internal-error")[0], job.output()
 
 
 @pytest.mark.full_matrix  # Horovod's start-up over Gloo aborts now and then when it is repeated in one launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -16,6 +17,13 @@ FOLDER = Path(os.environ["PARTIAL_TEST_FOLDER"])
 RANK = rank_of_environment()
 
 register(FOLDER, RANK)
+_at_exit: list[Callable[[], None]] = []
+
+
+@atexit.register  # before Horovod's handler, so it runs after that one
+def run_at_exit() -> None:
+    for function in _at_exit:
+        function()
 
 
 def note(name: str, text: str = "") -> None:
@@ -53,12 +61,13 @@ def is_over(what: str, number: int, shutdown: Callable[[], None]) -> bool:
         return False
     if what in ("exit", "shutdown") or (what == "early" and RANK == 1):
         return True
-    if what in ("early", "sys.exit") and number == 60:  # the others have steps of their own
+    if what == "early" and number == 60:  # the others have steps of their own
         return True
     if RANK == 1:
         if what == "raise":
             raise RuntimeError("planned failure")
         if what == "sys.exit":
+            _at_exit.append(lambda: wait_for_note("internal-error", 0))
             sys.exit(7)
         if what == "stop":  # computes no more, and is killed by the test
             note("stopped")
@@ -84,6 +93,8 @@ def end(what: str, shutdown: Callable[[], None], arrive: Callable[[], object], t
     if what == "early" and RANK != 1:
         wait_for_note("ended", 1)
     note("ended", text)
+    if what == "early" and RANK == 1:
+        sys.exit(0)  # a normal end too
 
 
 def die_if_told(steps: int) -> None:

@@ -1,0 +1,81 @@
+"""Whether this process ends by a failure: by an exception, or with an exit status other than 0."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_failed = False
+
+
+def is_failure(exception: BaseException | None) -> bool:
+    """Whether this exception ends a process with an exit status other than 0, where nothing catches it."""
+    if isinstance(exception, SystemExit):
+        code = exception.code
+        return code is not None and not (isinstance(code, int) and code == 0)  # the interpreter prints other objects
+    return exception is not None
+
+
+def has_failed() -> bool:
+    """Whether this process ends by a failure; for exit handlers."""
+    return _failed or getattr(sys, "last_value", None) is not None  # set whatever the excepthook is
+
+
+@functools.cache
+def watch() -> None:
+    """Begin to watch how this process ends. A second call does nothing."""
+    sys.excepthook = _noticing(sys.excepthook)
+    sys.exit = _noticed(sys.exit)
+    quitter: Any = type(getattr(builtins, "exit", None))  # of `exit` and `quit`, where the module site has made them
+    if quitter.__name__ == "Quitter":
+        quitter.__call__ = _noticed(quitter.__call__)
+
+
+def _fail() -> None:
+    global _failed
+    _failed = True
+
+
+def _noticing(previous: Callable[..., Any]) -> Callable[..., Any]:
+    def hook(*exception: Any) -> None:
+        _fail()
+        previous(*exception)
+
+    return hook
+
+
+class _Exit(SystemExit):
+    """A SystemExit that notices whether it ends the process. No hook tells of that, and exit handlers come later.
+
+    The interpreter asks for the code when it ends the process, and then no function of the program runs any more. If the
+    program catches the exception, one of its functions asks for the code, or nobody does.
+    """
+
+    @property
+    def code(self) -> Any:
+        if sys._getframe().f_back is None and is_failure(SystemExit(super().code)):
+            _fail()
+        return super().code
+
+    @code.setter
+    def code(self, value: Any) -> None:
+        SystemExit.__dict__["code"].__set__(self, value)
+
+
+def _noticed(exit: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that raises SystemExit, made to raise one that notices."""
+
+    @functools.wraps(exit)
+    def noticed(*args: Any) -> None:
+        try:
+            exit(*args)
+        except SystemExit as error:
+            if threading.current_thread() is not threading.main_thread():
+                raise  # it ends the thread
+            raise _Exit(*error.args) from None
+
+    return noticed

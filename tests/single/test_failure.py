@@ -1,0 +1,113 @@
+"""Which ends of a process are failures."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+PROGRAM = """
+import argparse, atexit, sys, threading
+from horovod_partial import failure
+
+failure.watch()
+atexit.register(lambda: print("failed" if failure.has_failed() else "normal", flush=True))
+
+
+def caught(code):
+    try:
+        sys.exit(code)
+    except SystemExit as exit:
+        assert exit.code == code
+
+
+def changed(code, other):
+    try:
+        sys.exit(code)
+    except SystemExit as exit:
+        exit.code = other
+        raise
+
+
+def in_thread(code):
+    thread = threading.Thread(target=sys.exit, args=(code,))
+    thread.start()
+    thread.join()
+
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("pass", 0),
+        ("sys.exit()", 0),
+        ("sys.exit(None)", 0),
+        ("sys.exit(0)", 0),
+        ("sys.exit(False)", 0),
+        ("sys.exit(1)", 1),
+        ("sys.exit(7)", 7),
+        ("sys.exit('text')", 1),
+        ("sys.exit('')", 1),
+        ("sys.exit((1, 2))", 1),
+        ("exit()", 0),
+        ("exit(3)", 3),
+        ("quit(3)", 3),
+        ("argparse.ArgumentParser().parse_args(['--unknown'])", 2),
+        ("raise RuntimeError", 1),
+        ("caught(1)", 0),
+        ("caught('text'); sys.exit(0)", 0),
+        ("caught(0); sys.exit(1)", 1),
+        ("changed(1, 0)", 0),
+        ("changed(0, 1)", 1),
+        ("in_thread(1)", 0),
+    ],
+)
+def test_ends(end: str, status: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + end], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert done.stdout.split() == ["failed" if status else "normal"], done.stderr
+    if "in_thread" in end:
+        assert done.stderr == "", "an exit of a thread is silent"
+
+
+@pytest.mark.parametrize(
+    ("exception", "failure"),
+    [
+        (None, False),
+        (RuntimeError(), True),
+        (KeyboardInterrupt(), True),
+        (SystemExit(), False),
+        (SystemExit(0), False),
+        (SystemExit(1), True),
+        (SystemExit("text"), True),
+        (SystemExit(0.0), True),
+    ],
+)
+def test_exceptions(exception: BaseException | None, failure: bool) -> None:
+    from horovod_partial.failure import is_failure
+
+    assert is_failure(exception) == failure
+
+
+@pytest.mark.parametrize(("code", "delivers"), [(None, True), (0, True), (1, False), ("text", False)])
+def test_shutdown_delivers_on_the_way_to_a_normal_end(
+    monkeypatch: pytest.MonkeyPatch, code: object, delivers: bool
+) -> None:
+    from horovod_partial.torch.operations import runtime
+
+    done = []
+    monkeypatch.setattr(runtime, "_end", lambda: done.append("delivered"))
+    monkeypatch.setattr(runtime, "_mpi_ops", SimpleNamespace(shutdown=lambda: done.append("down")))
+    with contextlib.suppress(SystemExit):
+        try:
+            sys.exit(code)
+        finally:
+            runtime.shutdown()
+    assert done == ["delivered", "down"][not delivers :]
