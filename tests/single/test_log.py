@@ -35,7 +35,7 @@ def test_the_level_holds_for_python_and_for_the_hooks(level: str, init: str, sho
         [sys.executable, "-c", PROGRAM, init],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=True,
         env={
             **os.environ,
