@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from horovod_partial._core import BucketSpec
+
 class AttachError(ImportError): ...
 class TransportError(RuntimeError): ...
 
@@ -30,41 +32,8 @@ class Handle:
     def replay_count(self) -> int: ...
     def copy_replay(self, index: int, pointer: int) -> None: ...
 
-class Policy:
-    def __init__(
-        self,
-        *,
-        rule: str,
-        quorum: int,
-        seed: int,
-        max_staleness: int,
-        grace_seconds: float,
-        schedule: str,
-        group_size: int,
-        table: list[list[int]],
-        period: int,
-        window: int,
-        description: str,
-    ) -> None: ...
-
 class BucketConfig:
-    def __init__(
-        self,
-        *,
-        dtype: int,
-        shape: list[int],
-        device: int,
-        policy: Policy,
-        missed: str,
-        late: str,
-        divide_by_contributors: bool,
-        drop_nonfinite: bool,
-        drop_nonfinite_results: bool,
-        weights: str,
-        weight_parameter: float,
-        prescale_factor: float,
-        postscale_factor: float,
-    ) -> None: ...
+    def __init__(self, spec: BucketSpec, *, dtype: int, shape: list[int], device: int) -> None: ...
 
 def attach(library: str) -> None: ...
 def shake_hands(library: str) -> None: ...

@@ -5,10 +5,26 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 def packed_offsets(elements: list[int], element_bytes: int) -> list[int]: ...
-def groups_of(schedule: str, group_size: int, table: list[list[int]], round: int, size: int) -> list[list[int]]: ...
-def cycle_of(schedule: str, group_size: int, table: list[list[int]], size: int) -> int: ...
+
+class _Fields:
+    """Fields by name, as the structure in cpp/core lists them; enumerations are names, times are seconds."""
+
+    def __init__(self, **fields: Any) -> None: ...
+    def replace(self, **fields: Any) -> Self: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class Schedule(_Fields):
+    def groups(self, round: int, size: int) -> list[list[int]]: ...
+    def cycle(self, size: int) -> int: ...
+
+class Policy(_Fields): ...
+
+class BucketSpec(_Fields):
+    def encode(self) -> bytes: ...
+
 def contraction_weights(steps: list[int], contraction: float) -> list[float]: ...
 def staleness_weights(iterations: list[int], alpha: float) -> list[float]: ...
 def plan_merges(
@@ -32,16 +48,7 @@ def run_job(
     cycle: float,
     average_period: int,
     late: str,
-    rule: str,
-    quorum: int,
-    seed: int,
-    max_staleness: int,
-    grace_seconds: float,
-    schedule: str,
-    group_size: int,
-    table: list[list[int]],
-    period: int,
-    window: int,
+    policy: Policy,
 ) -> dict[str, Any]: ...
 
 class Replay:
@@ -55,17 +62,7 @@ class Replay:
 def replay(path: str) -> Replay: ...
 
 class Simulation:
-    def __init__(
-        self,
-        size: int,
-        *,
-        rule: str = "quorum",
-        quorum: int = 1,
-        seed: int = 0,
-        max_staleness: int = 16,
-        grace_seconds: float = 0.0,
-        missed: str = "sum",
-    ) -> None: ...
+    def __init__(self, size: int, policy: Policy, missed: str = "sum") -> None: ...
     def arrive(self, rank: int, bucket: str, value: float) -> tuple[str, list[float]]: ...
     def cycle(self, now_seconds: float) -> list[tuple[str, int, str, list[tuple[int, bool]]]]: ...
     def finish(self, rank: int, bucket: str) -> list[float]: ...

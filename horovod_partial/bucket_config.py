@@ -1,12 +1,12 @@
-"""What the core is told of a bucket, from what users say: the same for every framework."""
+"""The specification of a bucket, from what users say: the same for every framework."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from horovod_partial import policies
-from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Policy, Quorum, Solo, WeightedAverage
+from horovod_partial import _core, policies
+from horovod_partial.policies import ModelPolicy, Policy, Quorum, Solo
 from horovod_partial.settings import settings
 
 FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
@@ -28,8 +28,8 @@ def arguments(
     drop_nonfinite_results: bool = False,
     weights: str = "uniform",
     weight_parameter: float = 1.0,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of `_attach.Policy`, and those of `_attach.BucketConfig` but for dtype, shape, device and policy.
+) -> _core.BucketSpec:
+    """All that a bucket is declared with, but for its tensor.
 
     `None` stands for the setting.
 
@@ -59,39 +59,27 @@ def arguments(
         words.append(f"missed={missed}")
     if average:
         words.append(f"divisor={divisor}")
-    policy = {
-        **policies.rule(sync, size),
-        "max_staleness": staleness,
-        "grace_seconds": -1.0 if isinstance(grace, str) else grace / 1e3,
-        "description": " ".join(words),
-    }
-    options = {
-        "missed": missed,
-        "late": late,
-        "divide_by_contributors": average and divisor == "contributors",
-        "drop_nonfinite": drop_nonfinite,
-        "drop_nonfinite_results": drop_nonfinite_results,
-        "weights": weights,
-        "weight_parameter": weight_parameter,
-        "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor / size if average and divisor == "ranks" else postscale_factor,
-    }
-    return policy, options
+    policy = sync.to_core(size).replace(max_staleness=staleness, description=" ".join(words))
+    if not isinstance(grace, str):  # the core's default is "auto"
+        policy = policy.replace(grace_seconds=grace / 1e3)
+    return _core.BucketSpec(
+        policy=policy,
+        missed=missed,
+        late=late,
+        divisor="contributors" if average and divisor == "contributors" else "none",
+        drop_nonfinite=drop_nonfinite,
+        drop_nonfinite_results=drop_nonfinite_results,
+        weights=weights,
+        weight_parameter=weight_parameter,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor / size if average and divisor == "ranks" else postscale_factor,
+    )
 
 
 def of_models(policy: ModelPolicy | Quorum) -> dict[str, Any]:
     """The arguments of `arguments` that make a bucket one of models."""
-    options: dict[str, Any] = {
-        "missed": "latest",
-        "divisor": "contributors",
-        "late": "keep" if isinstance(policy, GroupAverage) else "discard",
-    }
-    match policy:
-        case WeightedAverage(contraction=contraction):
-            options |= {"weights": "contraction", "weight_parameter": contraction}
-        case PartialReduce(weights="staleness", alpha=alpha):
-            options |= {"weights": "staleness", "weight_parameter": alpha}
-    return options
+    own = policy.bucket_options() if isinstance(policy, ModelPolicy) else {"late": "discard"}
+    return {"missed": "latest", "divisor": "contributors", **own}
 
 
 def of_signals() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 
-from horovod_partial import bucket_config, bucket_plan
+from horovod_partial import _core, bucket_config, bucket_plan
 from horovod_partial.arguments import is_average
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full, Policy, Quorum
@@ -94,7 +94,7 @@ class GradientReducer(ABC):
             "drop_nonfinite": True,
             "drop_nonfinite_results": drop_nonfinite_results,
         }
-        self._bucket_arguments()  # wrong settings fail here, not in the first step
+        self._bucket_spec()  # wrong settings fail here, not in the first step
 
     @staticmethod
     @abstractmethod
@@ -147,7 +147,7 @@ class GradientReducer(ABC):
             return gradients, []
         return self._reduce_partially(gradients, variables)
 
-    def _bucket_arguments(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _bucket_spec(self) -> _core.BucketSpec:
         return bucket_config.arguments(
             sync=self._sync,
             size=self.process_set.size(),

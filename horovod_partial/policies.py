@@ -13,19 +13,49 @@ from typing import Any, ClassVar
 
 from horovod_partial import _core
 
+__all__ = [
+    "Butterfly",
+    "Full",
+    "GroupAverage",
+    "Majority",
+    "PartialReduce",
+    "Quorum",
+    "Ring",
+    "Schedule",
+    "Solo",
+    "WeightedAverage",
+]
+
+
+class _Policy:
+    """What every policy can tell of itself."""
+
+    def to_core(self, size: int) -> _core.Policy:
+        """The rule by which rounds of `size` ranks close, in the core's terms.
+
+        Bounds on staleness, the grace period and the words for errors are added in `bucket_config`.
+        """
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
-class Full:
+class Full(_Policy):
     """Every rank waits for every other: Horovod's own collective, bit for bit."""
 
+    def to_core(self, size: int) -> _core.Policy:
+        raise TypeError(f"{self!r} has no rounds: it is Horovod's own collective")
+
 
 @dataclass(frozen=True)
-class Solo:
+class Solo(_Policy):
     """The first rank that arrives closes the round; nobody waits (eager-SGD, PPoPP'20, section 3)."""
 
+    def to_core(self, size: int) -> _core.Policy:
+        return _core.Policy(quorum=1)
+
 
 @dataclass(frozen=True)
-class Majority:
+class Majority(_Policy):
     """A round closes when at least half of the ranks have arrived.
 
     Args:
@@ -42,9 +72,14 @@ class Majority:
         if self.initiator not in (None, "random"):
             raise ValueError(f"initiator must be None or 'random', not {self.initiator!r}")
 
+    def to_core(self, size: int) -> _core.Policy:
+        if self.initiator == "random":
+            return _core.Policy(rule="initiator", seed=self.seed % 2**64)
+        return _core.Policy(quorum=math.ceil(size / 2))
+
 
 @dataclass(frozen=True)
-class Quorum:
+class Quorum(_Policy):
     """A round closes when `ranks` ranks have arrived, or that share of them.
 
     Args:
@@ -65,6 +100,12 @@ class Quorum:
         if isinstance(self.ranks, float) and not 0.0 < self.ranks <= 1.0:
             raise ValueError(f"a share of the ranks must be above 0 and at most 1, not {self.ranks}")
 
+    def to_core(self, size: int) -> _core.Policy:
+        if not self.is_share:
+            return _core.Policy(quorum=min(self.ranks, size))
+        # 0.55 of 20 ranks is 11, although the product is a little more.
+        return _core.Policy(quorum=max(1, math.ceil(round(self.ranks * size, 9))))
+
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
 
@@ -72,14 +113,13 @@ class Quorum:
 class _Schedule:
     """Which ranks reduce together in a round."""
 
-    def arguments(self, size: int) -> dict[str, Any]:
-        """What the core is told: the kind, the size of a group, and a table, by round, of group numbers by rank."""
+    def to_core(self, size: int) -> _core.Schedule:
+        """The schedule among `size` ranks, in the core's terms."""
         raise NotImplementedError
 
     def groups(self, round: int, size: int) -> list[list[int]]:
         """The groups of a round among `size` ranks, each a list of ranks."""
-        arguments = self.arguments(size)
-        return _core.groups_of(arguments["schedule"], arguments["group_size"], arguments["table"], round, size)
+        return self.to_core(size).groups(round, size)
 
 
 @dataclass(frozen=True)
@@ -92,8 +132,8 @@ class _Sized(_Schedule):
     def __post_init__(self) -> None:
         _check_count("size", self.size, 2)
 
-    def arguments(self, size: int) -> dict[str, Any]:
-        return {"schedule": self._kind, "group_size": min(self.size, size), "table": []}
+    def to_core(self, size: int) -> _core.Schedule:
+        return _core.Schedule(kind=self._kind, group_size=min(self.size, size))
 
 
 @dataclass(frozen=True)
@@ -140,12 +180,12 @@ class Schedule(_Schedule):
             raise TypeError(f"function must be callable with a round and a rank, not {self.function!r}")
         _check_count("rounds", self.rounds, 1)
 
-    def arguments(self, size: int) -> dict[str, Any]:
+    def to_core(self, size: int) -> _core.Schedule:
         table = []
         for round in range(self.rounds):
             numbers: dict[Hashable, int] = {}
             table.append([numbers.setdefault(self.function(round, rank), len(numbers)) for rank in range(size)])
-        return {"schedule": "table", "group_size": 1, "table": table}
+        return _core.Schedule(kind="table", group_size=1, table=table)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
@@ -168,8 +208,16 @@ def _check_average(average: Any) -> tuple[str, ...]:
     return names
 
 
+class _ModelPolicy(_Policy):
+    """A policy whose contributions are models."""
+
+    def bucket_options(self) -> dict[str, Any]:
+        """What becomes of models that are late, and how much each counts: fields of `_core.BucketSpec`."""
+        return {"late": "discard"}
+
+
 @dataclass(frozen=True)
-class GroupAverage:
+class GroupAverage(_ModelPolicy):
     """Every rank takes its own step, then averages its model with its group, without waiting (WAGMA-SGD, IEEE TPDS 2021).
 
     The first rank to arrive starts the round for all groups. A rank that is on time gets sum / S, one that is late
@@ -211,9 +259,15 @@ class GroupAverage:
             return self.schedule
         return Butterfly(max(2, 2 ** int(math.log2(max(size, 1)) / 2)) if self.size is None else self.size)
 
+    def to_core(self, size: int) -> _core.Policy:
+        return _core.Policy(quorum=1, schedule=self.schedule_for(size).to_core(size), period=self.period or 0)
+
+    def bucket_options(self) -> dict[str, Any]:
+        return {"late": "keep"}
+
 
 @dataclass(frozen=True)
-class PartialReduce:
+class PartialReduce(_ModelPolicy):
     """Every rank takes its own step, then averages its model with the first ranks that are ready too (P-Reduce, SIGMOD'21).
 
     Args:
@@ -244,9 +298,17 @@ class PartialReduce:
             _check_count("window", self.window, 1)
         object.__setattr__(self, "average", _check_average(self.average))
 
+    def to_core(self, size: int) -> _core.Policy:
+        return _core.Policy(rule="ready", group_size=min(self.size, size), window=self.window or 2 * size)
+
+    def bucket_options(self) -> dict[str, Any]:
+        if self.weights == "constant":
+            return super().bucket_options()
+        return {**super().bucket_options(), "weights": "staleness", "weight_parameter": self.alpha}
+
 
 @dataclass(frozen=True)
-class WeightedAverage:
+class WeightedAverage(_ModelPolicy):
     """Ranks train by themselves, and now and then average their models by the work that each has done (WP-SGD).
 
     Each rank takes steps until the fastest has taken `period`; a slower one finishes its step first. A rank that has
@@ -271,6 +333,12 @@ class WeightedAverage:
         if not 0.0 < self.contraction <= 1.0:
             raise ValueError(f"contraction must be above 0 and at most 1, not {self.contraction}")
         object.__setattr__(self, "average", _check_average(self.average))
+
+    def to_core(self, size: int) -> _core.Policy:
+        return _core.Policy(quorum=size)
+
+    def bucket_options(self) -> dict[str, Any]:
+        return {**super().bucket_options(), "weights": "contraction", "weight_parameter": self.contraction}
 
 
 GradientPolicy = Full | Solo | Majority | Quorum
@@ -319,38 +387,10 @@ def resolve(sync: Policy | str | None, default: Policy | str) -> Policy:
     return chosen
 
 
-_NO_GROUPS: dict[str, Any] = {"schedule": "none", "group_size": 0, "table": [], "period": 0, "window": 0}
-
-
-def rule(policy: Policy, size: int) -> dict[str, Any]:
-    """What the core needs to know of a policy on `size` ranks, but for the weights of models."""
-    quorum = {"rule": "quorum", "quorum": 1, "seed": 0, **_NO_GROUPS}
-    match policy:
-        case Solo():
-            return quorum
-        case Majority(initiator="random", seed=seed):
-            return {**quorum, "rule": "initiator", "seed": seed}
-        case Majority():
-            return {**quorum, "quorum": math.ceil(size / 2)}
-        case Quorum(ranks=int(ranks)):
-            return {**quorum, "quorum": min(ranks, size)}
-        case Quorum(ranks=ranks):
-            # 0.55 of 20 ranks is 11, although the product is a little more.
-            return {**quorum, "quorum": max(1, math.ceil(round(ranks * size, 9)))}
-        case GroupAverage(period=period):
-            return {**quorum, **policy.schedule_for(size).arguments(size), "period": period or 0}
-        case PartialReduce(size=group_size, window=window):
-            groups = {"group_size": min(group_size, size), "window": window or 2 * size}
-            return {**quorum, "rule": "ready", **groups}
-        case WeightedAverage():
-            return {**quorum, "quorum": size}
-    raise TypeError(f"{policy!r} has no rounds: it is Horovod's own collective")
-
-
 def describe(policy: Policy, size: int) -> str:
     """A policy in words, which differ where two ranks mean different things."""
     schedule = getattr(policy, "schedule", None)
     if isinstance(schedule, Schedule):  # a function's own words tell its address
-        digest = hashlib.sha256(repr(schedule.arguments(size)["table"]).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(repr(schedule.to_core(size).table).encode()).hexdigest()[:8]
         return repr(policy).replace(repr(schedule), f"Schedule(rounds={schedule.rounds}, groups {digest})")
     return repr(policy)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from horovod_partial import _core, fusion, policies
 from horovod_partial.fusion import FusionPlan, MessageCost
-from horovod_partial.policies import Full, GroupAverage, ModelPolicy, PartialReduce, Policy, Quorum, WeightedAverage
+from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WeightedAverage
 
 _FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
 
@@ -394,10 +394,12 @@ def simulate(
     costs = [cluster.cost(algorithm, size) for size in range(1, ranks + 1)]
     ready, nbytes = _messages(trace, policy, rule, costs[-1])
     waits_for_all = isinstance(policy, Full | WeightedAverage)
+    rounds = (Quorum(1.0) if isinstance(policy, Full) else policy).to_core(ranks)
+    rounds = rounds.replace(max_staleness=_FOR_EVER if waits_for_all else max_staleness)
+    if grace is not None:  # the core's default learns it
+        rounds = rounds.replace(grace_seconds=grace)
     figures = _core.run_job(
-        **policies.rule(Quorum(1.0) if isinstance(policy, Full) else policy, ranks),
-        max_staleness=_FOR_EVER if waits_for_all else max_staleness,
-        grace_seconds=-1.0 if grace is None else grace,
+        policy=rounds,
         delays=_matrix(delays, iterations, ranks, trace.compute, seed),
         ready=ready,
         bytes=nbytes,
@@ -405,7 +407,7 @@ def simulate(
         costs=[(cost.latency, cost.seconds_per_byte) for cost in costs],
         cycle=cycle,
         average_period=policy.period if isinstance(policy, WeightedAverage) else 0,
-        late=_late(policy),
+        late=policy.bucket_options()["late"] if isinstance(policy, ModelPolicy) else "accumulate",
     )
     ends = figures["ends"]
     iteration_time = float(ends[-1].mean()) / iterations
@@ -437,16 +439,6 @@ def _messages(trace: Trace, policy: Policy, rule: str, cost: MessageCost) -> tup
     ready = trace.ready
     nbytes = np.add.reduceat(np.asarray(plan.nbytes, dtype=np.float64), [0, *last[:-1]])
     return [ready[end - 1] for end in last], nbytes.tolist()
-
-
-def _late(policy: Policy) -> str:
-    """What becomes of a contribution that is late, as the core calls it."""
-    match policy:
-        case GroupAverage():
-            return "keep"
-        case PartialReduce() | WeightedAverage():
-            return "discard"
-    return "accumulate"
 
 
 def _matrix(

@@ -11,6 +11,8 @@
 #include "attach/horovod.h"
 #include "attach/library.h"
 #include "attach/tensors.h"
+#include "core/bytes.h"
+#include "core/policy.h"
 
 namespace horovod_partial::attach {
 namespace {
@@ -233,8 +235,12 @@ Attached* FindAttached(const std::string& library_path) {
 // interpreter's lock held.
 std::timed_mutex handshake_mutex;
 
-// The sum over all ranks of the fingerprint of what must be the same on them: the format of our messages.
-constexpr std::int64_t kFingerprint = 4;
+// Raise this where messages between ranks change in other ways than the fields of a policy.
+constexpr std::int64_t kMessages = 5;
+
+// Of what must be the same on all ranks, which add it up: the format of our messages.
+std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Policy>()} << 8); }
+
 constexpr auto kPollInterval = std::chrono::milliseconds(100);  // of Ctrl-C, in a wait
 
 hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
@@ -243,7 +249,7 @@ hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
     std::condition_variable done;
     bool finished = false;
     std::string error;
-    std::int64_t values[2] = {1, kFingerprint};
+    std::int64_t values[2] = {1, Fingerprint()};
   };
   const auto result = std::make_shared<Result>();
   const auto context = std::make_shared<HandshakeContext>();
@@ -266,7 +272,7 @@ hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
     lock.lock();
   }
   if (!result->error.empty()) throw TransportError(result->error);
-  if (result->values[1] != result->values[0] * kFingerprint)
+  if (result->values[1] != result->values[0] * Fingerprint())
     throw AttachError("the ranks run different versions of horovod-partial; install the same one everywhere");
   if (context->state == nullptr)
     throw AttachError(

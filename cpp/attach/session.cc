@@ -540,7 +540,7 @@ void Session::SetInterrupt(std::function<void()> interrupt) { InterruptFunction(
 
 hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) {
   const BucketConfig& config = bucket->config;
-  const hvd::DataType type = HorovodType(config.options.type);
+  const hvd::DataType type = HorovodType(config.type);
   const auto bytes = static_cast<std::int64_t>(bucket->core.bytes());
   hvd::TensorTableEntry made;
   made.tensor_name = WireName(bucket->core.name());

@@ -8,8 +8,8 @@
 #include "attach/attachment.h"
 #include "attach/device.h"
 #include "attach/library.h"
-#include "bindings/bucket_config.h"
 #include "bindings/conversions.h"
+#include "engine/engine.h"
 #include "engine/log.h"
 
 namespace py = pybind11;
@@ -62,7 +62,7 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   };
   auto session = attach::SessionOf(library, process_set);
   auto bucket = session->engine().Declare(name, config);
-  auto ready = attach::RecordReadyEvent(config.options.memory->device(), stream);
+  auto ready = attach::RecordReadyEvent(config.memory->device(), stream);
   auto arrived = session->engine().Arrive(bucket, {address(input), address(output), 1, work}, std::move(ready));
   return {std::move(session), std::move(bucket), std::move(arrived)};
 }
@@ -175,24 +175,12 @@ PYBIND11_MODULE(_attach, m) {
       .def("replay_count", &Handle::ReplayCount)
       .def("copy_replay", &Handle::CopyReplay, py::arg("index"), py::arg("pointer"));
 
-  py::class_<Policy>(m, "Policy")
-      .def(py::init(&MakePolicy), py::kw_only(), py::arg("rule"), py::arg("quorum"), py::arg("seed"),
-           py::arg("max_staleness"), py::arg("grace_seconds"), py::arg("schedule"), py::arg("group_size"),
-           py::arg("table"), py::arg("period"), py::arg("window"), py::arg("description"));
-
+  py::module_::import("horovod_partial._core");  // which has BucketSpec
   py::class_<BucketConfig>(m, "BucketConfig")
-      .def(py::init([](int type, const std::vector<std::int64_t>& shape, int device, const Policy& policy,
-                       const std::string& missed, const std::string& late, bool divide_by_contributors,
-                       bool drop_nonfinite, bool drop_nonfinite_results, const std::string& weights,
-                       double weight_parameter, double prescale_factor, double postscale_factor) {
-             return MakeConfig(static_cast<DataType>(type), shape, device, policy,
-                               {missed, late, divide_by_contributors, drop_nonfinite, drop_nonfinite_results, weights,
-                                weight_parameter, prescale_factor, postscale_factor});
+      .def(py::init([](const BucketSpec& spec, int type, std::vector<std::int64_t> shape, int device) {
+             return BucketConfig{spec, &attach::MemoryOf(device), static_cast<DataType>(type), std::move(shape)};
            }),
-           py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("device"), py::arg("policy"), py::arg("missed"),
-           py::arg("late"), py::arg("divide_by_contributors"), py::arg("drop_nonfinite"),
-           py::arg("drop_nonfinite_results"), py::arg("weights"), py::arg("weight_parameter"),
-           py::arg("prescale_factor"), py::arg("postscale_factor"));
+           py::arg("spec"), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("device"));
 
   m.def("attach", &attach::Attach, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
   m.def(

@@ -4,12 +4,15 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstddef>
 
-#include "bindings/names.h"
 #include "core/statistics.h"
+#include "core/types.h"
 
 namespace horovod_partial {
+
+inline Time Seconds(double seconds) { return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds)); }
 
 inline pybind11::dict Describe(const BucketStatistics& statistics) {
   pybind11::dict reasons;

@@ -5,10 +5,14 @@
 #include <fstream>
 
 #include "bindings/conversions.h"
+#include "bindings/fields.h"
 #include "bindings/simulator_bindings.h"
+#include "core/bucket_spec.h"
 #include "core/decision_log.h"
 #include "core/merge_plan.h"
+#include "core/names.h"
 #include "core/packing.h"
+#include "core/policy.h"
 #include "core/schedule.h"
 #include "core/simulation.h"
 #include "core/weights.h"
@@ -18,27 +22,9 @@ using namespace horovod_partial;
 
 namespace {
 
-Simulation MakeSimulation(int size, const std::string& rule, int quorum, std::uint64_t seed, Round max_staleness,
-                          double grace_seconds, const std::string& missed) {
-  Policy policy;
-  policy.rule = rule == "initiator" ? Policy::Rule::kInitiator : Policy::Rule::kQuorum;
-  policy.quorum = quorum;
-  policy.seed = seed;
-  policy.max_staleness = max_staleness;
-  policy.grace = grace_seconds < 0 ? Policy::kAutomaticGrace : Seconds(grace_seconds);
-  return Simulation(size, policy, MissedFromName(missed));
-}
-
 const char* NameOf(Bucket::Arrived outcome) {
   static const char* const names[] = {"on_time", "late", "waiting", "busy"};
   return names[static_cast<std::size_t>(outcome)];
-}
-
-Report::Flush FlushFromName(const std::string& name) {
-  if (name == "none") return Report::Flush::kNone;
-  if (name == "flushing") return Report::Flush::kFlushing;
-  if (name == "ending") return Report::Flush::kEnding;
-  throw py::value_error("flush must be 'none', 'flushing' or 'ending', not '" + name + "'");
 }
 
 std::vector<Gradient> Gradients(const std::vector<double>& ready, const std::vector<double>& bytes) {
@@ -54,18 +40,13 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The part of horovod_partial that needs no Horovod.";
   m.def("packed_offsets", &PackedOffsets, py::arg("elements"), py::arg("element_bytes"));
 
-  m.def(
-      "groups_of",
-      [](const std::string& schedule, int group_size, const std::vector<Partition>& table, Round round, int size) {
-        return GroupsOf(GroupsOf(Schedule{ScheduleKindFromName(schedule), group_size, table}, round, size));
-      },
-      py::arg("schedule"), py::arg("group_size"), py::arg("table"), py::arg("round"), py::arg("size"));
-  m.def(
-      "cycle_of",
-      [](const std::string& schedule, int group_size, const std::vector<Partition>& table, int size) {
-        return CycleOf(Schedule{ScheduleKindFromName(schedule), group_size, table}, size);
-      },
-      py::arg("schedule"), py::arg("group_size"), py::arg("table"), py::arg("size"));
+  BindFields<Schedule>(m, "Schedule")
+      .def(
+          "groups", [](const Schedule& self, Round round, int size) { return GroupsOf(GroupsOf(self, round, size)); },
+          py::arg("round"), py::arg("size"))
+      .def("cycle", &CycleOf, py::arg("size"));
+  BindFields<Policy>(m, "Policy");
+  BindFields<BucketSpec>(m, "BucketSpec").def("encode", [](const BucketSpec& self) { return py::bytes(Encode(self)); });
   m.def("contraction_weights", &ContractionWeights, py::arg("steps"), py::arg("contraction"));
   m.def("staleness_weights", &StalenessWeights, py::arg("iterations"), py::arg("alpha"));
 
@@ -105,9 +86,10 @@ PYBIND11_MODULE(_core, m) {
       py::arg("path"));
 
   py::class_<Simulation>(m, "Simulation")
-      .def(py::init(&MakeSimulation), py::arg("size"), py::kw_only(), py::arg("rule") = "quorum", py::arg("quorum") = 1,
-           py::arg("seed") = 0, py::arg("max_staleness") = 16, py::arg("grace_seconds") = 0.0,
-           py::arg("missed") = "sum")
+      .def(py::init([](int size, const Policy& policy, const std::string& missed) {
+             return Simulation(size, policy, FromName<Missed>("missed", missed));
+           }),
+           py::arg("size"), py::arg("policy"), py::arg("missed") = "sum")
       .def(
           "arrive",
           [](Simulation& self, Rank rank, const std::string& bucket, double value) {
@@ -133,7 +115,9 @@ PYBIND11_MODULE(_core, m) {
       .def("set_blocked", &Simulation::SetBlocked, py::arg("rank"), py::arg("blocked"))
       .def(
           "set_flush",
-          [](Simulation& self, Rank rank, const std::string& flush) { self.SetFlush(rank, FlushFromName(flush)); },
+          [](Simulation& self, Rank rank, const std::string& flush) {
+            self.SetFlush(rank, FromName<Report::Flush>("flush", flush));
+          },
           py::arg("rank"), py::arg("flush"))
       .def("join", &Simulation::Join, py::arg("rank"));
 }

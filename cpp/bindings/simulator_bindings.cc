@@ -4,12 +4,14 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/conversions.h"
+#include "core/bucket_spec.h"
+#include "core/names.h"
+#include "core/policy.h"
 #include "simulator/job.h"
 
 namespace py = pybind11;
@@ -21,18 +23,15 @@ using Matrix = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
 py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const std::vector<double>& bytes,
                 double compute, const std::vector<std::pair<double, double>>& costs, double cycle, int average_period,
-                const std::string& late, const std::string& rule, int quorum, std::uint64_t seed, Round max_staleness,
-                double grace_seconds, const std::string& schedule, int group_size, const std::vector<Partition>& table,
-                Round period, int window) {
+                const std::string& late, const Policy& policy) {
   if (delays.ndim() != 2) throw py::value_error("delays must have a row for each iteration, a column for each rank");
   if (ready.size() != bytes.size()) throw py::value_error("ready and bytes must have one number for each message");
   JobConfig config;
   config.iterations = static_cast<int>(delays.shape(0));
   config.ranks = static_cast<int>(delays.shape(1));
-  config.policy = MakePolicy(rule, quorum, seed, max_staleness, grace_seconds, schedule, group_size, table, period,
-                             window, "a simulation's policy");
+  config.policy = policy;
   for (std::size_t i = 0; i < ready.size(); ++i) config.messages.push_back({ready[i], bytes[i]});
-  config.late = LateFromName(late);
+  config.late = FromName<Late>("late", late);
   config.compute = compute;
   config.delays.assign(delays.data(), delays.data() + delays.size());
   for (const auto& [latency, seconds_per_byte] : costs) config.costs.push_back({latency, seconds_per_byte});
@@ -59,9 +58,7 @@ py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const st
 
 void BindSimulator(py::module_& m) {
   m.def("run_job", &RunJob, py::kw_only(), py::arg("delays"), py::arg("ready"), py::arg("bytes"), py::arg("compute"),
-        py::arg("costs"), py::arg("cycle"), py::arg("average_period"), py::arg("late"), py::arg("rule"),
-        py::arg("quorum"), py::arg("seed"), py::arg("max_staleness"), py::arg("grace_seconds"), py::arg("schedule"),
-        py::arg("group_size"), py::arg("table"), py::arg("period"), py::arg("window"));
+        py::arg("costs"), py::arg("cycle"), py::arg("average_period"), py::arg("late"), py::arg("policy"));
 }
 
 }  // namespace horovod_partial

@@ -6,39 +6,20 @@
 #include <deque>
 #include <string>
 
+#include "core/bucket_spec.h"
 #include "core/buffer.h"
 #include "core/dtype.h"
 #include "core/memory.h"
 #include "core/message.h"
 #include "core/missed.h"
 #include "core/types.h"
-#include "core/weights.h"
 
 namespace horovod_partial {
 
-enum class Divisor : std::uint8_t {
-  kNone,          // the sum, or whatever the transport's scaling makes of it
-  kContributors,  // the number of gradients in the sum, pending ones included
-};
-
-// What becomes of a contribution that comes too late for its round.
-enum class Late : std::uint8_t {
-  kAccumulate,  // it joins what is pending, and is delivered once: gradients
-  kKeep,        // it replaces the one before, and stands in for its rank in every round until a newer one comes: models
-  kDiscard,     // it is not delivered: models, where a newer one comes anyway
-};
-
-struct BucketOptions {
+struct BucketOptions : Handling {
   Memory* memory = &Memory::Host();  // where the contributions and results lie
   DataType type = DataType::kFloat32;
   std::size_t elements = 0;
-  Missed missed = Missed::kSum;
-  Divisor divisor = Divisor::kNone;
-  Late late = Late::kAccumulate;
-  Weights weights = Weights::kUniform;  // of the fresh contributions; the sum is their weighted average then
-  double weight_parameter = 1;          // contraction or alpha (weights.h)
-  bool drop_nonfinite = false;          // a late contribution that is not finite is dropped and counted
-  bool drop_nonfinite_results = false;  // and so is a missed result: where on-time ranks skip it too, as with a scaler
 };
 
 // The state machine of one bucket on one rank. Not thread-safe: the engine holds the bucket's lock around every call.

@@ -20,18 +20,12 @@ std::string FactorsOf(const Declaration& declaration) {
 
 std::string DeviceOf(const Declaration& declaration) { return declaration.device == Memory::kHost ? "CPU" : "GPU"; }
 
-bool Differ(const Policy& a, const Policy& b) {
-  return a.rule != b.rule || a.quorum != b.quorum || a.seed != b.seed || a.max_staleness != b.max_staleness ||
-         a.grace != b.grace || !(a.schedule == b.schedule) || a.period != b.period || a.group_size != b.group_size ||
-         a.window != b.window || a.description != b.description;
-}
-
 }  // namespace
 
 std::string Disagreement(const std::string& first, const Declaration& one, const std::string& second,
                          const Declaration& other) {
   const std::string who = " (" + first + " and " + second + ")";
-  if (Differ(one.policy, other.policy)) {
+  if (!(one.policy == other.policy)) {
     return "Mismatched sync policies: " + first + " asked for " + one.policy.description + ", but " + second +
            " asked for " + other.policy.description + ". Use the same policy with the same settings on every rank.";
   }

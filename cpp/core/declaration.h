@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/fields.h"
 #include "core/memory.h"
 #include "core/policy.h"
 #include "core/types.h"
@@ -20,6 +22,14 @@ struct Declaration {
       Memory::kHost;  // where the rank's tensor lies: ranks may name different devices, but not host and device
   double prescale_factor = 1;
   double postscale_factor = 1;
+
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::make_tuple(Named("policy", self.policy), Named("type", self.type), Named("shape", self.shape),
+                           Named("device", self.device), Named("prescale_factor", self.prescale_factor),
+                           Named("postscale_factor", self.postscale_factor));
+  }
+  bool operator==(const Declaration& other) const { return Fields(*this) == Fields(other); }
 };
 
 // Why two declarations do not go together, in Horovod's words where it has some; empty if they do. `first` and `second`

@@ -50,11 +50,7 @@ std::size_t SizeOf(DataType type) {
   return Dispatch<Half>(type, [](auto value) { return sizeof(value); });
 }
 
-const char* NameOf(DataType type) {
-  static const char* const names[] = {"uint8", "int8",    "uint16",  "int16",   "int32",
-                                      "int64", "float16", "float32", "float64", "bool"};
-  return names[static_cast<std::size_t>(type)];
-}
+const char* NameOf(DataType type) { return NamesOf(type)[static_cast<std::size_t>(type)]; }
 
 void Add(DataType type, void* target, const void* source, std::size_t elements) {
   Dispatch<Half>(type, [&](auto value) {

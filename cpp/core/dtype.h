@@ -1,6 +1,7 @@
 // Element types and the few element-wise operations that contributions need on the host.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -21,6 +22,9 @@ enum class DataType : std::uint8_t {
   kFloat64 = 8,
   kBool = 9,
 };
+constexpr auto NamesOf(DataType /*type*/) {
+  return std::array{"uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool"};
+}
 
 // Calls `function` with a value of the C++ type that stands for `type`; `Half` is the caller's type for float16.
 template <class Half, class Function>

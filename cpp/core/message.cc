@@ -1,135 +1,12 @@
 #include "core/message.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
-#include <type_traits>
+
+#include "core/bytes.h"
 
 namespace horovod_partial {
 namespace {
-
-// All ranks of a job run the same build (the handshake checks it), so plain host order will do.
-class Writer {
- public:
-  template <class T>
-  void Put(T value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
-  }
-  void Put(const std::string& text) {
-    Put(static_cast<std::uint32_t>(text.size()));
-    bytes_ += text;
-  }
-  std::string Take() { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
-};
-
-class Reader {
- public:
-  explicit Reader(const std::string& bytes) : bytes_(bytes) {}
-
-  template <class T>
-  T Get() {
-    T value;
-    std::memcpy(&value, Advance(sizeof value), sizeof value);
-    return value;
-  }
-  std::string GetString() {
-    const auto size = Get<std::uint32_t>();
-    return std::string(Advance(size), size);
-  }
-  void ExpectEnd() const {
-    if (at_ != bytes_.size()) throw std::runtime_error("a report has trailing bytes");
-  }
-
- private:
-  const char* Advance(std::size_t size) {
-    if (bytes_.size() - at_ < size) throw std::runtime_error("a report is cut short");
-    const char* here = bytes_.data() + at_;
-    at_ += size;
-    return here;
-  }
-
-  const std::string& bytes_;
-  std::size_t at_ = 0;
-};
-
-void Put(const Policy& policy, Writer& out) {
-  out.Put(policy.rule);
-  out.Put(static_cast<std::int32_t>(policy.quorum));
-  out.Put(policy.seed);
-  out.Put(policy.max_staleness);
-  out.Put(static_cast<std::int64_t>(policy.grace.count()));
-  out.Put(policy.schedule.kind);
-  out.Put(static_cast<std::int32_t>(policy.schedule.group_size));
-  out.Put(static_cast<std::uint32_t>(policy.schedule.table.size()));
-  for (const Partition& partition : policy.schedule.table) {
-    out.Put(static_cast<std::uint32_t>(partition.size()));
-    for (const int group : partition) out.Put(static_cast<std::int32_t>(group));
-  }
-  out.Put(policy.period);
-  out.Put(static_cast<std::int32_t>(policy.group_size));
-  out.Put(static_cast<std::int32_t>(policy.window));
-  out.Put(policy.description);
-}
-
-Policy GetPolicy(Reader& in) {
-  Policy policy;
-  policy.rule = in.Get<Policy::Rule>();
-  policy.quorum = in.Get<std::int32_t>();
-  policy.seed = in.Get<std::uint64_t>();
-  policy.max_staleness = in.Get<Round>();
-  policy.grace = Time(in.Get<std::int64_t>());
-  policy.schedule.kind = in.Get<Schedule::Kind>();
-  policy.schedule.group_size = in.Get<std::int32_t>();
-  for (auto partitions = in.Get<std::uint32_t>(); partitions > 0; --partitions) {
-    Partition partition;
-    for (auto ranks = in.Get<std::uint32_t>(); ranks > 0; --ranks) partition.push_back(in.Get<std::int32_t>());
-    policy.schedule.table.push_back(std::move(partition));
-  }
-  policy.period = in.Get<Round>();
-  policy.group_size = in.Get<std::int32_t>();
-  policy.window = in.Get<std::int32_t>();
-  policy.description = in.GetString();
-  return policy;
-}
-
-void Put(const Declaration& declaration, Writer& out) {
-  Put(declaration.policy, out);
-  out.Put(declaration.type);
-  out.Put(static_cast<std::uint32_t>(declaration.shape.size()));
-  for (const std::int64_t dimension : declaration.shape) out.Put(dimension);
-  out.Put(static_cast<std::int32_t>(declaration.device));
-  out.Put(declaration.prescale_factor);
-  out.Put(declaration.postscale_factor);
-}
-
-Declaration GetDeclaration(Reader& in) {
-  Declaration declaration;
-  declaration.policy = GetPolicy(in);
-  declaration.type = in.Get<DataType>();
-  for (auto dimensions = in.Get<std::uint32_t>(); dimensions > 0; --dimensions)
-    declaration.shape.push_back(in.Get<std::int64_t>());
-  declaration.device = in.Get<std::int32_t>();
-  declaration.prescale_factor = in.Get<double>();
-  declaration.postscale_factor = in.Get<double>();
-  return declaration;
-}
-
-void Put(const BucketSet& set, Writer& out) {
-  out.Put(set.all);
-  out.Put(static_cast<std::uint32_t>(set.names.size()));
-  for (const std::string& name : set.names) out.Put(name);
-}
-
-BucketSet GetBucketSet(Reader& in) {
-  BucketSet set;
-  set.all = in.Get<bool>();
-  for (auto names = in.Get<std::uint32_t>(); names > 0; --names) set.names.push_back(in.GetString());
-  return set;
-}
 
 // Without a list of the members: it would be made for every arrival.
 bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
@@ -176,15 +53,12 @@ bool Closing::Includes(Rank rank) const {
   return groups.empty() || groups.at(static_cast<std::size_t>(rank)) != kNoGroup;
 }
 
-const char* NameOf(Closing::Reason reason) {
-  static const char* const names[] = {"first", "everybody", "quorum", "liveness", "flush", "end"};
-  return names[static_cast<std::size_t>(reason)];
-}
+const char* NameOf(Closing::Reason reason) { return NamesOf(reason)[static_cast<std::size_t>(reason)]; }
 
 std::string Encode(const Report& report) {
   Writer out;
-  Put(report.absent, out);
-  Put(report.waiting, out);
+  out.Put(report.absent);
+  out.Put(report.waiting);
   out.Put(report.flush);
   out.Put(static_cast<std::uint32_t>(report.items.size()));
   for (const auto& item : report.items) {
@@ -196,28 +70,28 @@ std::string Encode(const Report& report) {
     out.Put(static_cast<std::int64_t>(item.age.count()));
     out.Put(item.full);
     out.Put(item.declaration.has_value());
-    if (item.declaration) Put(*item.declaration, out);
+    if (item.declaration) out.Put(*item.declaration);
   }
   return out.Take();
 }
 
 Report DecodeReport(const std::string& bytes) {
-  Reader in(bytes);
+  Reader in(bytes, "a report");
   Report report;
-  report.absent = GetBucketSet(in);
-  report.waiting = GetBucketSet(in);
+  report.absent = in.Get<BucketSet>();
+  report.waiting = in.Get<BucketSet>();
   report.flush = in.Get<Report::Flush>();
   const auto items = in.Get<std::uint32_t>();
   for (std::uint32_t i = 0; i < items; ++i) {
     Report::Item item;
     item.kind = in.Get<Report::Item::Kind>();
-    item.bucket = in.GetString();
+    item.bucket = in.Get<std::string>();
     item.gradients = in.Get<std::int32_t>();
     item.late = in.Get<std::int32_t>();
     item.work = in.Get<std::int32_t>();
     item.age = Time(in.Get<std::int64_t>());
     item.full = in.Get<bool>();
-    if (in.Get<bool>()) item.declaration = GetDeclaration(in);
+    if (in.Get<bool>()) item.declaration = in.Get<Declaration>();
     report.items.push_back(std::move(item));
   }
   in.ExpectEnd();
@@ -258,8 +132,8 @@ Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
   const auto high = static_cast<std::uint32_t>(next());
   closing.round = static_cast<Round>(std::uint64_t{low} | std::uint64_t{high} << 32);
   const std::int32_t reason = next();
-  closing.reason = static_cast<Closing::Reason>(reason >> 3);
-  closing.flush_over = static_cast<Report::Flush>(reason >> 1 & 3);
+  closing.reason = FromNumber<Closing::Reason>(static_cast<std::uint32_t>(reason >> 3));
+  closing.flush_over = FromNumber<Report::Flush>(static_cast<std::uint32_t>(reason >> 1 & 3));
   closing.flushes = (reason & 1) != 0;
   std::int32_t partitions = next();
   const bool grouped = next() != 0;

@@ -1,6 +1,7 @@
 // What ranks and coordinator tell each other, and how it travels.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -19,7 +20,11 @@ struct BucketSet {
 
   bool empty() const { return !all && names.empty(); }
   bool Has(const std::string& bucket) const;
-  bool operator==(const BucketSet& other) const { return all == other.all && names == other.names; }
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::make_tuple(Named("all", self.all), Named("names", self.names));
+  }
+  bool operator==(const BucketSet& other) const { return Fields(*this) == Fields(other); }
 };
 
 // Rank to coordinator, once in every negotiating cycle. Arrivals are events; all else are levels, which replace what
@@ -57,6 +62,9 @@ struct Report {
   bool empty() const { return absent.empty() && waiting.empty() && flush == Flush::kNone && items.empty(); }
 };
 
+constexpr auto NamesOf(Report::Flush /*type*/) { return std::array{"none", "flushing", "ending"}; }
+constexpr auto NamesOf(Report::Item::Kind /*type*/) { return std::array{"arrival", "pending", "running"}; }
+
 // Coordinator to all ranks: one round of one bucket is closed.
 struct Closing {
   enum class Reason : std::uint8_t {
@@ -93,6 +101,9 @@ struct Closing {
   bool Includes(Rank rank) const;
 };
 
+constexpr auto NamesOf(Closing::Reason /*type*/) {
+  return std::array{"first", "everybody", "quorum", "liveness", "flush", "end"};
+}
 const char* NameOf(Closing::Reason reason);
 
 // A report travels as a string of bytes; decoding a damaged one throws std::runtime_error.

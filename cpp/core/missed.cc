@@ -1,16 +1,8 @@
 #include "core/missed.h"
 
-#include <stdexcept>
 #include <utility>
 
 namespace horovod_partial {
-
-Missed MissedFromName(const std::string& name) {
-  if (name == "sum") return Missed::kSum;
-  if (name == "replay") return Missed::kReplay;
-  if (name == "latest") return Missed::kLatest;
-  throw std::invalid_argument("missed must be 'sum', 'replay' or 'latest', not '" + name + "'");
-}
 
 void MissedResults::Push(Buffer& result, DataType type, std::size_t elements) {
   ++rounds_;

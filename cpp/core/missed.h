@@ -1,10 +1,10 @@
 // Results that a late rank has not seen yet.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <string>
 #include <vector>
 
 #include "core/buffer.h"
@@ -20,8 +20,7 @@ enum class Missed : std::uint8_t {
   kLatest,  // only the newest, as in the paper: updates are lost
 };
 
-// From "sum", "replay" or "latest"; throws std::invalid_argument.
-Missed MissedFromName(const std::string& name);
+constexpr auto NamesOf(Missed /*type*/) { return std::array{"sum", "replay", "latest"}; }
 
 class MissedResults {
  public:

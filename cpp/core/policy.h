@@ -1,9 +1,12 @@
 // Sync policies: when may a round close?
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <tuple>
 
+#include "core/fields.h"
 #include "core/schedule.h"
 #include "core/types.h"
 
@@ -31,9 +34,21 @@ struct Policy {
   int window = 0;                // kReady: so many groups shall connect all ranks
   std::string description;       // the user's words for all this; compared between the ranks and shown in errors
 
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::make_tuple(Named("rule", self.rule), Named("quorum", self.quorum), Named("seed", self.seed),
+                           Named("max_staleness", self.max_staleness), Named("grace_seconds", self.grace),
+                           Named("schedule", self.schedule), Named("period", self.period),
+                           Named("group_size", self.group_size), Named("window", self.window),
+                           Named("description", self.description));
+  }
+  bool operator==(const Policy& other) const { return Fields(*this) == Fields(other); }
+
   // A round may have several groups, or leave ranks out.
   bool grouped() const { return rule == Rule::kReady || schedule.kind != Schedule::Kind::kNone; }
 };
+
+constexpr auto NamesOf(Policy::Rule /*type*/) { return std::array{"quorum", "initiator", "ready"}; }
 
 // A round for all ranks together, which does not close before every one has arrived.
 bool IsFullRound(const Policy& policy, Round round);

@@ -74,14 +74,6 @@ Partition Ring(int group_size, Round round, int size) {
 
 }  // namespace
 
-Schedule::Kind ScheduleKindFromName(const std::string& name) {
-  if (name == "none") return Schedule::Kind::kNone;
-  if (name == "butterfly") return Schedule::Kind::kButterfly;
-  if (name == "ring") return Schedule::Kind::kRing;
-  if (name == "table") return Schedule::Kind::kTable;
-  throw std::invalid_argument("schedule must be 'none', 'butterfly', 'ring' or 'table', not '" + name + "'");
-}
-
 Round CycleOf(const Schedule& schedule, int size) {
   const int group_size = std::min(schedule.group_size, size);
   switch (schedule.kind) {

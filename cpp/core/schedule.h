@@ -1,10 +1,12 @@
 // Groups that follow from the number of the round.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <string>
+#include <tuple>
 #include <vector>
 
+#include "core/fields.h"
 #include "core/groups.h"
 #include "core/types.h"
 
@@ -21,13 +23,14 @@ struct Schedule {
   int group_size = 0;            // kButterfly, kRing: 1 or more
   std::vector<Partition> table;  // kTable: each as long as there are ranks, every rank in a group
 
-  bool operator==(const Schedule& other) const {
-    return kind == other.kind && group_size == other.group_size && table == other.table;
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::make_tuple(Named("kind", self.kind), Named("group_size", self.group_size), Named("table", self.table));
   }
+  bool operator==(const Schedule& other) const { return Fields(*this) == Fields(other); }
 };
 
-// From "none", "butterfly", "ring" or "table"; throws std::invalid_argument.
-Schedule::Kind ScheduleKindFromName(const std::string& name);
+constexpr auto NamesOf(Schedule::Kind /*type*/) { return std::array{"none", "butterfly", "ring", "table"}; }
 
 // After how many rounds the groups are the same again; 0 for kNone.
 Round CycleOf(const Schedule& schedule, int size);

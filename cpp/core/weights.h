@@ -1,6 +1,7 @@
 // How much each model counts in an average: from counts that every rank has, so that all compute the same.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -11,6 +12,7 @@ enum class Weights : std::uint8_t {
   kContraction,  // by the steps that a rank missed: ContractionWeights
   kStaleness,    // by how old a model is: StalenessWeights
 };
+constexpr auto NamesOf(Weights /*type*/) { return std::array{"uniform", "contraction", "staleness"}; }
 
 // WP-SGD (section 4.1): q_i = r^T_i / sum_j r^T_j, where T_i is how many steps fewer rank i has taken than the fastest
 // one. Computed in logarithms; `contraction`, the paper's r, is above 0 and at most 1, where 1 gives equal weights.

@@ -17,20 +17,23 @@ const char* const kShutDown = "Horovod has been shut down, by this rank or by an
 
 Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
+BucketOptions BucketConfig::options() const {
+  BucketOptions options;
+  static_cast<Handling&>(options) = spec;
+  options.memory = memory;
+  options.type = type;
+  options.elements = 1;
+  for (const std::int64_t dimension : shape) options.elements *= static_cast<std::size_t>(dimension);
+  return options;
+}
+
 bool BucketConfig::operator==(const BucketConfig& other) const {
-  return options.memory == other.options.memory && options.type == other.options.type &&
-         options.elements == other.options.elements && options.missed == other.options.missed &&
-         options.divisor == other.options.divisor && options.late == other.options.late &&
-         options.weights == other.options.weights && options.weight_parameter == other.options.weight_parameter &&
-         options.drop_nonfinite == other.options.drop_nonfinite &&
-         options.drop_nonfinite_results == other.options.drop_nonfinite_results && shape == other.shape &&
-         policy.description == other.policy.description && prescale_factor == other.prescale_factor &&
-         postscale_factor == other.postscale_factor;
+  return memory == other.memory && type == other.type && shape == other.shape && spec == other.spec;
 }
 
 Declaration BucketHandle::declaration() const {
-  return {config.policy,          config.options.type,    config.shape, config.options.memory->device(),
-          config.prescale_factor, config.postscale_factor};
+  return {config.spec.policy,          config.type,                config.shape, config.memory->device(),
+          config.spec.prescale_factor, config.spec.postscale_factor};
 }
 
 Engine::Engine(Transport& transport, Rank rank, int size, Thresholds thresholds, std::shared_ptr<Bringers> bringers)
@@ -44,11 +47,11 @@ std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const Buc
   auto& bucket = buckets_[name];
   if (bucket == nullptr) bucket = std::make_shared<BucketHandle>(name, config, bringers_, this);
   if (!(bucket->config == config)) {
-    throw std::invalid_argument(
-        "rank " + std::to_string(rank_) + ": the name " + name +
-        " is bound to another shape, dtype, policy or scaling (" + NameOf(bucket->config.options.type) + ", " +
-        std::to_string(bucket->config.options.elements) + " elements, " + bucket->config.policy.description +
-        "); use another name, or the same arguments in every round");
+    throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + name +
+                                " is bound to another shape, dtype, policy or scaling (" + NameOf(bucket->config.type) +
+                                ", " + std::to_string(bucket->core.options().elements) + " elements, " +
+                                bucket->config.spec.policy.description +
+                                "); use another name, or the same arguments in every round");
   }
   return bucket;
 }

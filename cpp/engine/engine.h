@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "core/bucket.h"
+#include "core/bucket_spec.h"
 #include "core/message.h"
-#include "core/policy.h"
 #include "core/statistics.h"
 #include "engine/bringers.h"
 #include "engine/ready_event.h"
@@ -28,14 +28,14 @@ struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What a bucket is declared with; the same on every rank.
+// What a bucket is declared with, and the tensor that lies in it; the same on every rank.
 struct BucketConfig {
-  BucketOptions options;
-  Policy policy;
+  BucketSpec spec;
+  Memory* memory = &Memory::Host();
+  DataType type = DataType::kFloat32;
   std::vector<std::int64_t> shape;
-  double prescale_factor = 1;
-  double postscale_factor = 1;
 
+  BucketOptions options() const;
   bool operator==(const BucketConfig& other) const;
 };
 
@@ -84,7 +84,7 @@ class Calls {
 class BucketHandle {
  public:
   BucketHandle(std::string name, BucketConfig bucket_config, std::shared_ptr<Bringers> bringers, const void* engine)
-      : config(std::move(bucket_config)), core(name, config.options), bringers(std::move(bringers), engine, name) {}
+      : config(std::move(bucket_config)), core(name, config.options()), bringers(std::move(bringers), engine, name) {}
 
   const BucketConfig config;
 

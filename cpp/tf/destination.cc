@@ -1,11 +1,11 @@
 #include "tf/destination.h"
 
-#include <charconv>
 #include <stdexcept>
 #include <utility>
-#include <vector>
 
 #include "attach/attachment.h"
+#include "attach/device.h"
+#include "engine/engine.h"
 #include "tf/library.h"
 #include "tf/step_waits.h"
 
@@ -43,49 +43,13 @@ absl::Status AsStatus(const std::function<absl::Status()>& body) {
 }  // namespace
 
 Destination::Destination(tensorflow::OpKernelConstruction* context) {
-  const auto get = [&](const char* name, auto* value) { OP_REQUIRES_OK(context, context->GetAttr(name, value)); };
-  const auto get_real = [&](const char* name, double* value) {
-    std::string text;
-    get(name, &text);
-    std::from_chars(text.data(), text.data() + text.size(), *value);  // whatever the program's locale
-  };
-  std::string rule, schedule, description;
-  int quorum = 0, group_size = 0, window = 0;
-  std::int64_t seed = 0, max_staleness = 0, period = 0;
-  double grace_seconds = 0;
-  std::vector<int> table;
-  get("T", &type_);
-  get("process_set", &process_set_);
-  get("size", &size_);
-  get("rule", &rule);
-  get("quorum", &quorum);
-  get("seed", &seed);
-  get("max_staleness", &max_staleness);
-  get_real("grace_seconds", &grace_seconds);
-  get("schedule", &schedule);
-  get("group_size", &group_size);
-  get("table", &table);
-  get("period", &period);
-  get("window", &window);
-  get("description", &description);
-  get("missed", &arguments_.missed);
-  get("late", &arguments_.late);
-  get("divide_by_contributors", &arguments_.divide_by_contributors);
-  get("drop_nonfinite", &arguments_.drop_nonfinite);
-  get("drop_nonfinite_results", &arguments_.drop_nonfinite_results);
-  get("weights", &arguments_.weights);
-  get_real("weight_parameter", &arguments_.weight_parameter);
-  get_real("prescale_factor", &arguments_.prescale_factor);
-  get_real("postscale_factor", &arguments_.postscale_factor);
-  if (!context->status().ok()) return;
-  std::vector<Partition> rounds;  // flat in the attribute, a row for each round
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    if (i % static_cast<std::size_t>(size_) == 0) rounds.emplace_back();
-    rounds.back().push_back(table[i]);
-  }
+  std::string spec;
+  OP_REQUIRES_OK(context, context->GetAttr("T", &type_));
+  OP_REQUIRES_OK(context, context->GetAttr("process_set", &process_set_));
+  OP_REQUIRES_OK(context, context->GetAttr("size", &size_));
+  OP_REQUIRES_OK(context, context->GetAttr("spec", &spec));
   try {
-    policy_ = MakePolicy(rule, quorum, static_cast<std::uint64_t>(seed), max_staleness, grace_seconds, schedule,
-                         group_size, rounds, period, window, description);
+    spec_ = DecodeBucketSpec(spec);
   } catch (const std::exception& error) {
     context->SetStatus(absl::InvalidArgumentError(error.what()));
   }
@@ -106,10 +70,9 @@ absl::Status Destination::Arrive(const std::shared_ptr<attach::Session>& session
                                  const Step& step, const std::shared_ptr<const Message>& message, int work,
                                  std::function<void(const Work&)> on_done) const {
   return AsStatus([&]() -> absl::Status {
-    Policy policy = policy_;
-    policy.description = message->Describe(policy_.description);
-    const auto handle =
-        session->engine().Declare(bucket, MakeConfig(CoreType(type_), message->shape(), -1, policy, arguments_));
+    BucketConfig config{spec_, &attach::MemoryOf(-1), CoreType(type_), message->shape()};
+    config.spec.policy.description = message->Describe(spec_.policy.description);
+    const auto handle = session->engine().Declare(bucket, config);
     const auto arrived =
         session->engine().Arrive(handle, {message->source(), message->target(), 1, work}, nullptr, std::move(on_done));
     // The kernel may be done by now, and gone.

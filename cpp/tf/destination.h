@@ -9,12 +9,12 @@
 #include <string>
 
 #include "attach/session.h"
-#include "bindings/bucket_config.h"
+#include "core/bucket_spec.h"
 #include "tf/message.h"
 
 namespace horovod_partial::tf {
 
-// The process set, the policy and the options of buckets, from the attributes of a kernel.
+// The process set and the specification of buckets, from the attributes of a kernel.
 class Destination {
  public:
   // An error is the context's.
@@ -37,8 +37,7 @@ class Destination {
   tensorflow::DataType type_{};
   int process_set_ = 0;
   int size_ = 1;
-  Policy policy_;
-  BucketArguments arguments_;
+  BucketSpec spec_;
 };
 
 }  // namespace horovod_partial::tf

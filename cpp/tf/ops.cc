@@ -26,32 +26,9 @@ REGISTER_OP("HorovodPartialCompleted")
 rounds: how many rounds of a bucket have ended on this rank; 0 if it has not been used.
 )doc");
 
-// Where a message goes, of the policy and of the bucket: as in _attach.pyi. Real numbers as text, since an attribute
-// has single precision.
-#define DESTINATION_ATTRIBUTES                   \
-  Attr("T: {int32, int64, half, float, double}") \
-      .Attr("process_set: int")                  \
-      .Attr("size: int >= 1")                    \
-      .Attr("rule: string")                      \
-      .Attr("quorum: int")                       \
-      .Attr("seed: int")                         \
-      .Attr("max_staleness: int")                \
-      .Attr("grace_seconds: string")             \
-      .Attr("schedule: string")                  \
-      .Attr("group_size: int")                   \
-      .Attr("table: list(int)")                  \
-      .Attr("period: int")                       \
-      .Attr("window: int")                       \
-      .Attr("description: string")               \
-      .Attr("missed: string")                    \
-      .Attr("late: string")                      \
-      .Attr("divide_by_contributors: bool")      \
-      .Attr("drop_nonfinite: bool")              \
-      .Attr("drop_nonfinite_results: bool")      \
-      .Attr("weights: string")                   \
-      .Attr("weight_parameter: string")          \
-      .Attr("prescale_factor: string")           \
-      .Attr("postscale_factor: string")
+// Where a message goes. `spec` is what Python's BucketSpec.encode has made: bytes that only the core reads.
+#define DESTINATION_ATTRIBUTES \
+  Attr("T: {int32, int64, half, float, double}").Attr("process_set: int").Attr("size: int >= 1").Attr("spec: string")
 
 // What became of a round: RoundInfo.
 #define ROUND_OUTPUTS Output("info: int64").Output("members: int32").Output("member_work: int32")

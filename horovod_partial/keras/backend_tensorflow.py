@@ -113,7 +113,7 @@ def average_(
 
 def signal(name: str, process_set: ProcessSet) -> tf.Tensor:
     """Tell in a round of a bucket that this rank has come here. Returns how many of its rounds have ended on this rank."""
-    config = bucket_config.arguments(size=process_set.size(), average=True, **bucket_config.of_signals())
-    results, _ = arrive([tf.zeros([1])], name, process_set, *config)
+    spec = bucket_config.arguments(size=process_set.size(), average=True, **bucket_config.of_signals())
+    results, _ = arrive([tf.zeros([1])], name, process_set, spec)
     with tf.control_dependencies(results):
         return completed(name, process_set)

@@ -80,7 +80,7 @@ class GradientReducer(gradients.GradientReducer):
         name, planned = self._step_name(variables, dtypes), self._plan(variables, dtypes, sizes)
         if self._fusion is not None:
             return self._merge(self._fusion, f"{name}.merged", wires, members, variables, planned)
-        arguments = self._bucket_arguments()
+        spec = self._bucket_spec()
         for index, bucket in enumerate(planned):
             self._buckets[f"{name}.{index}"] = [(variables[i], members[i]) for i in bucket]
         results: list[Any] = [None] * len(wires)
@@ -90,7 +90,7 @@ class GradientReducer(gradients.GradientReducer):
                 [wires[i] for i in bucket],
                 f"{name}.{index}",
                 self.process_set,
-                *arguments,
+                spec,
                 step=name,
                 step_buckets=len(planned),
             )
@@ -121,7 +121,7 @@ class GradientReducer(gradients.GradientReducer):
         ]
         merged = merging(name, fusion, self.process_set, described, messages)
         self._merged[name] = merged, variables
-        return merged.reduce(wires, members, self._bucket_arguments())
+        return merged.reduce(wires, members, self._bucket_spec())
 
     def _dense(self, gradient: Any, variable: Any) -> tf.Tensor:
         if isinstance(gradient, tf.IndexedSlices) and not self._arguments["sparse_as_dense"]:

@@ -16,6 +16,7 @@ from horovod.tensorflow import mpi_ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.control_flow_v2_func_graphs import CondBranchFuncGraph, WhileBodyFuncGraph
 
+from horovod_partial import _core
 from horovod_partial.runtime import Runtime
 
 _LIBRARY = str(Path(get_extension_full_path(mpi_ops.__file__, "mpi_lib")).resolve())
@@ -112,8 +113,7 @@ def arrive(
     tensors: Sequence[tf.Tensor],
     name: str,
     process_set: ProcessSet,
-    policy: dict[str, Any],
-    options: dict[str, Any],
+    spec: _core.BucketSpec,
     *,
     work: tf.Tensor | int = 0,
     step: str = "",
@@ -125,8 +125,7 @@ def arrive(
         tensors: of this rank, all of one type that travels; they are packed into one message.
         name: of the bucket.
         process_set: the ranks that take part.
-        policy: from `bucket_config.arguments`, as the next.
-        options: of the bucket.
+        spec: of the bucket, from `bucket_config.arguments`.
         work: what a model's weight follows from.
         step: names what arrives together: this rank counts as waiting when that many buckets of it have arrived.
         step_buckets: how many.
@@ -136,7 +135,7 @@ def arrive(
         HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A graph that
             runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
-    attributes = _destination(process_set, policy, options)
+    attributes = _destination(process_set, spec)
     try:
         with tf.device("/CPU:0"):
             results, numbers, members, member_work = _operations.horovod_partial_arrive(
@@ -156,14 +155,11 @@ def arrive(
     return results, _round_info(numbers, members, member_work)
 
 
-def _destination(process_set: ProcessSet, policy: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _destination(process_set: ProcessSet, spec: _core.BucketSpec) -> dict[str, Any]:
     """The attributes that say where a message goes."""
     runtime.use(process_set.process_set_id)
     refuse_xla()
-    attributes = {**policy, **options, "table": [group for row in policy["table"] for group in row]}
-    for real in ("grace_seconds", "weight_parameter", "prescale_factor", "postscale_factor"):
-        attributes[real] = repr(float(attributes[real]))
-    return {**attributes, "process_set": process_set.process_set_id, "size": process_set.size()}
+    return {"process_set": process_set.process_set_id, "size": process_set.size(), "spec": spec.encode()}
 
 
 def _round_info(numbers: tf.Tensor, members: tf.Tensor, work: tf.Tensor) -> RoundInfo:
@@ -172,21 +168,23 @@ def _round_info(numbers: tf.Tensor, members: tf.Tensor, work: tf.Tensor) -> Roun
 
 
 def arrive_merged(
-    tensors: Sequence[tf.Tensor], name: str, process_set: ProcessSet, policy: dict[str, Any], options: dict[str, Any]
+    tensors: Sequence[tf.Tensor], name: str, process_set: ProcessSet, spec: _core.BucketSpec
 ) -> tuple[list[tf.Tensor], list[RoundInfo], tf.Tensor]:
     """Arrive with gradients in the messages that the plan puts them into when the graph runs. In graphs.
 
     Args:
         tensors: all that have been declared, in that order, each of a type that travels.
         name: of what was declared.
-        process_set: as in `arrive`, as the next, and the errors.
-        policy: see there.
-        options: see there.
+        process_set: as in `arrive`.
+        spec: as in `arrive`.
+
+    Raises:
+        As `arrive` does.
 
     Returns:
         The results; what became of the round of each; and `empty` of all these, an int64 vector.
     """
-    attributes = _destination(process_set, policy, options)
+    attributes = _destination(process_set, spec)
     results, infos, numbers = [], [], []
     with tf.device("/CPU:0"):
         for number, tensor in enumerate(tensors):

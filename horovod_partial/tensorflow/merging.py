@@ -12,7 +12,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow.functions import broadcast_object
 from horovod.tensorflow.mpi_ops import allgather
 
-from horovod_partial import bucket_config
+from horovod_partial import _core, bucket_config
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.merging import Clock, Gradient, Planner
 from horovod_partial.policies import Quorum
@@ -120,25 +120,25 @@ class Merging:
         self,
         tensors: Sequence[tf.Tensor],
         members: Sequence[Member],
-        arguments: tuple[dict[str, Any], dict[str, Any]],
+        spec: _core.BucketSpec,
     ) -> tuple[list[tf.Tensor], list[RoundInfo]]:
         """The combined gradients, restored; and what became of the round of each.
 
         Args:
             tensors: what travels.
             members: of which gradients.
-            arguments: from `bucket_config.arguments`; those of an elastic job change with its ranks.
+            spec: of each message's bucket; that of an elastic job changes with its ranks.
         """
         self._members = members
-        self._collectives.arguments = arguments
+        self._collectives.spec = spec
         if tf.executing_eagerly():
-            results, infos = self._reduce_now(tensors, arguments)
+            results, infos = self._reduce_now(tensors, spec)
             results = self._restored(results)
             if step_ended(self._name):
                 *results, empty = self._plan(*results, tf.stack([info.empty for info in infos]))
                 infos = _with_empty(infos, empty)
             return results, infos
-        results, infos, empty = arrive_merged(tensors, self._name, self._process_set, *arguments)
+        results, infos, empty = arrive_merged(tensors, self._name, self._process_set, spec)
         results = self._restored(results)
         before = [*results, empty]
         with tf.control_dependencies(before):
@@ -153,16 +153,14 @@ class Merging:
             planned(self._name, len(results))
         return results, _with_empty(infos, empty)
 
-    def _reduce_now(
-        self, tensors: Sequence[tf.Tensor], arguments: tuple[dict[str, Any], dict[str, Any]]
-    ) -> tuple[list[Any], list[Any]]:
+    def _reduce_now(self, tensors: Sequence[tf.Tensor], spec: _core.BucketSpec) -> tuple[list[Any], list[Any]]:
         # Operations of single gradients would wait for each other for ever in eager code.
         self._steps.begin(self._process_set.process_set_id)
         self._forget_an_old_plan()
         results: list[Any] = [None] * len(tensors)
         infos: list[Any] = [None] * len(tensors)
         for name, message in self._messages.items():
-            reduced, info = arrive([tensors[i] for i in message], name, self._process_set, *arguments)
+            reduced, info = arrive([tensors[i] for i in message], name, self._process_set, spec)
             for i, result in zip(message, reduced, strict=True):
                 results[i], infos[i] = result, info
         return results, infos
@@ -224,19 +222,19 @@ class _Collectives:
 
     def __init__(self, process_set: ProcessSet) -> None:
         self._process_set = process_set
-        self.arguments: tuple[dict[str, Any], dict[str, Any]] = ({}, {})  # of the training's buckets
+        self.spec = _core.BucketSpec()  # of the training's buckets, once there are any
 
     def everybody_is_here(self, name: str) -> bool:
         size = self._process_set.size()
-        arguments = bucket_config.arguments(sync=Quorum(1.0), size=size, average=True, missed="latest", late="discard")
-        _, info = arrive([tf.zeros([1])], name, self._process_set, *arguments)
+        spec = bucket_config.arguments(sync=Quorum(1.0), size=size, average=True, missed="latest", late="discard")
+        _, info = arrive([tf.zeros([1])], name, self._process_set, spec)
         return not info.late and int(info.fresh) == size
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
         tensor = tf.zeros([nbytes // 4])
 
         def reduce() -> bool:
-            _, info = arrive([tensor], name, self._process_set, *self.arguments)
+            _, info = arrive([tensor], name, self._process_set, self.spec)
             return not info.late
 
         return reduce

@@ -258,8 +258,8 @@ def _reduce(
         raise ValueError(f"tensors that travel together must have one dtype, not {sorted(d.name for d in dtypes)}")
     dtype = dtypes.pop()
     wire = wire_dtype(dtype)
-    arguments = bucket_config.arguments(sync=policy, size=process_set.size(), average=divides, **options)
-    results, info = arrive([tf.cast(one, wire) for one in tensors], name, process_set, *arguments, work=work)
+    spec = bucket_config.arguments(sync=policy, size=process_set.size(), average=divides, **options)
+    results, info = arrive([tf.cast(one, wire) for one in tensors], name, process_set, spec, work=work)
     results = [tf.cast(one, dtype) for one in results]
     result = results if several else results[0]
     return (result, info) if return_info else result

@@ -93,10 +93,8 @@ def make_config(
     *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any
 ) -> _attach.BucketConfig:
     """What the core is told of a bucket, after checking it. `dtype` is that of the wire."""
-    policy, options = bucket_config.arguments(average=is_average(op, Average, Sum), **arguments)
-    return _attach.BucketConfig(
-        dtype=_DTYPES[dtype], shape=list(shape), device=device, policy=_attach.Policy(**policy), **options
-    )
+    spec = bucket_config.arguments(average=is_average(op, Average, Sum), **arguments)
+    return _attach.BucketConfig(spec, dtype=_DTYPES[dtype], shape=list(shape), device=device)
 
 
 def wire_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/coordinator.h"
+#include "harness/others.h"
 
 namespace horovod_partial {
 namespace {
@@ -871,19 +872,7 @@ TEST(DisagreementTest, NamesBothRanksAndBothPolicies) {
 
 TEST(DisagreementTest, EverySettingCounts) {
   const Policy agreed = Quorum(1);
-  std::vector<Policy> others(12, agreed);
-  others[0].rule = Policy::Rule::kInitiator;
-  others[1].quorum = 2;
-  others[2].seed = 1;
-  others[3].max_staleness = 1;
-  others[4].grace = 1ms;
-  others[5].description = "Solo()";
-  others[6].schedule.kind = Schedule::Kind::kRing;
-  others[7].schedule.group_size = 2;
-  others[8].schedule.table = {{0, 1}};
-  others[9].period = 2;
-  others[10].group_size = 2;
-  others[11].window = 2;
+  const std::vector<Policy> others = test::Others(agreed);
   for (const Policy& other : others) {
     Coordinator coordinator(2);
     Declare(coordinator, 0, {agreed});

@@ -15,6 +15,7 @@
 #include "engine/engine.h"
 #include "harness/application.h"
 #include "harness/fake_horovod.h"
+#include "harness/others.h"
 #include "harness/threads.h"
 
 namespace horovod_partial::test {
@@ -203,7 +204,7 @@ TEST_F(RanksTest, AnArrivalBetweenReportAndRoundIsTakenBack) {
 
 TEST_F(RanksTest, AGracePeriodEndsByItself) {
   BucketConfig config = Config(1);
-  config.policy.grace = 10ms;
+  config.spec.policy.grace = 10ms;
   FakeHorovod::Settings settings;
   const auto now = std::make_shared<Time>(0);
   settings.coordinator_clock = [now] { return *now; };
@@ -466,17 +467,18 @@ TEST_F(RanksTest, ANameKeepsWhatItWasDeclaredWith) {
   Start(2, {Config(1)});
   EngineOf(0).Declare("name", Config(1));
   EXPECT_NO_THROW(EngineOf(0).Declare("name", Config(1)));
-  std::vector<BucketConfig> others(7, Config(1));
-  others[0].options.elements = 6;
-  others[1].options.type = DataType::kFloat64;
-  others[2].options.missed = Missed::kReplay;
-  others[3].options.divisor = Divisor::kContributors;
-  others[4].shape = {5, 1};
-  others[5].policy.description = "Quorum(2)";
-  others[6].prescale_factor = 0.5;
+  std::vector<BucketConfig> others(3, Config(1));
+  others[0].shape = {6};
+  others[1].shape = {5, 1};
+  others[2].type = DataType::kFloat64;
+  for (BucketSpec& spec : Others(Config(1).spec)) {
+    others.push_back(Config(1));
+    others.back().spec = std::move(spec);
+  }
   for (const BucketConfig& other : others)
     EXPECT_THAT([&] { EngineOf(0).Declare("name", other); },
-                ThrowsMessage<std::invalid_argument>(HasSubstr("is bound to another")));
+                ThrowsMessage<std::invalid_argument>(HasSubstr("is bound to another")))
+        << &other - others.data();
 }
 
 // --- The end of Horovod
@@ -973,10 +975,10 @@ TEST_F(GroupsTest, ADisagreementReachesWhoWaitsByNotice) {
 
 TEST_F(GroupsTest, WeightedAveragesCountTheWorkBehindAModel) {
   BucketConfig config = Config(3, Missed::kLatest);
-  config.options.late = Late::kDiscard;
-  config.options.divisor = Divisor::kContributors;
-  config.options.weights = Weights::kContraction;
-  config.options.weight_parameter = 0.5;
+  config.spec.late = Late::kDiscard;
+  config.spec.divisor = Divisor::kContributors;
+  config.spec.weights = Weights::kContraction;
+  config.spec.weight_parameter = 0.5;
   Start(3, {config});
   for (int round = 0; round < 2; ++round) {
     for (const Rank rank : {0, 1, 2})

@@ -14,30 +14,6 @@ namespace {
 
 using testing::ElementsAre;
 
-void ExpectEqual(const Policy& a, const Policy& b) {
-  EXPECT_EQ(a.rule, b.rule);
-  EXPECT_EQ(a.quorum, b.quorum);
-  EXPECT_EQ(a.seed, b.seed);
-  EXPECT_EQ(a.max_staleness, b.max_staleness);
-  EXPECT_EQ(a.grace, b.grace);
-  EXPECT_EQ(a.schedule.kind, b.schedule.kind);
-  EXPECT_EQ(a.schedule.group_size, b.schedule.group_size);
-  EXPECT_EQ(a.schedule.table, b.schedule.table);
-  EXPECT_EQ(a.period, b.period);
-  EXPECT_EQ(a.group_size, b.group_size);
-  EXPECT_EQ(a.window, b.window);
-  EXPECT_EQ(a.description, b.description);
-}
-
-void ExpectEqual(const Declaration& a, const Declaration& b) {
-  ExpectEqual(a.policy, b.policy);
-  EXPECT_EQ(a.type, b.type);
-  EXPECT_EQ(a.shape, b.shape);
-  EXPECT_EQ(a.device, b.device);
-  EXPECT_EQ(a.prescale_factor, b.prescale_factor);
-  EXPECT_EQ(a.postscale_factor, b.postscale_factor);
-}
-
 void ExpectEqual(const Report& a, const Report& b) {
   EXPECT_TRUE(a.absent == b.absent);
   EXPECT_TRUE(a.waiting == b.waiting);
@@ -53,7 +29,7 @@ void ExpectEqual(const Report& a, const Report& b) {
     EXPECT_EQ(a.items[i].age, b.items[i].age);
     EXPECT_EQ(a.items[i].full, b.items[i].full);
     ASSERT_EQ(a.items[i].declaration.has_value(), b.items[i].declaration.has_value());
-    if (a.items[i].declaration) ExpectEqual(*a.items[i].declaration, *b.items[i].declaration);
+    if (a.items[i].declaration) EXPECT_TRUE(*a.items[i].declaration == *b.items[i].declaration);
   }
 }
 
@@ -137,8 +113,7 @@ TEST(ReportTest, ABucketNameOfImpossibleLengthThrows) {
   EXPECT_THROW(DecodeReport(bytes), std::runtime_error);
 }
 
-// Disabled: values that no enumeration or truth has are taken as they come.
-TEST(ReportTest, DISABLED_ValuesThatDoNotExistThrow) {
+TEST(ReportTest, ValuesThatDoNotExistThrow) {
   Report report;
   report.items.emplace_back();
   const std::string bytes = Encode(report);
@@ -193,8 +168,7 @@ TEST(ClosingTest, ANegativeNumberOfRanksThrows) {
   EXPECT_THROW(DecodeClosing(words, at), std::runtime_error);
 }
 
-// Disabled: the same.
-TEST(ClosingTest, DISABLED_AReasonThatDoesNotExistThrows) {
+TEST(ClosingTest, AReasonThatDoesNotExistThrows) {
   std::vector<std::int32_t> words;
   Append(FullClosing(), words);
   words[3] = 77;

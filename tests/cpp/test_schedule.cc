@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/names.h"
 #include "core/schedule.h"
 
 namespace horovod_partial {
@@ -257,11 +258,11 @@ TEST(NoScheduleTest, IsOfAllRanks) {
 }
 
 TEST(ScheduleTest, KindsHaveNames) {
-  EXPECT_EQ(ScheduleKindFromName("none"), Kind::kNone);
-  EXPECT_EQ(ScheduleKindFromName("butterfly"), Kind::kButterfly);
-  EXPECT_EQ(ScheduleKindFromName("ring"), Kind::kRing);
-  EXPECT_EQ(ScheduleKindFromName("table"), Kind::kTable);
-  EXPECT_THROW(ScheduleKindFromName("tree"), std::invalid_argument);
+  EXPECT_EQ(FromName<Kind>("schedule", "none"), Kind::kNone);
+  EXPECT_EQ(FromName<Kind>("schedule", "butterfly"), Kind::kButterfly);
+  EXPECT_EQ(FromName<Kind>("schedule", "ring"), Kind::kRing);
+  EXPECT_EQ(FromName<Kind>("schedule", "table"), Kind::kTable);
+  EXPECT_THROW(FromName<Kind>("schedule", "tree"), std::invalid_argument);
 }
 
 // --- Partitions

@@ -55,13 +55,13 @@ Draw DrawJob(Random& random) {
   for (int b = 0; b < buckets; ++b) {
     BucketConfig config = Config(1 + Below(random, draw.size));
     if (Below(random, 4) == 0) {
-      config.policy.rule = Policy::Rule::kInitiator;
-      config.policy.seed = random();
+      config.spec.policy.rule = Policy::Rule::kInitiator;
+      config.spec.policy.seed = random();
     }
-    config.policy.max_staleness = std::vector<Round>{0, 1, 2, 16}[static_cast<std::size_t>(Below(random, 4))];
-    config.policy.grace =
+    config.spec.policy.max_staleness = std::vector<Round>{0, 1, 2, 16}[static_cast<std::size_t>(Below(random, 4))];
+    config.spec.policy.grace =
         std::vector<Time>{0ms, 3ms, Policy::kAutomaticGrace}[static_cast<std::size_t>(Below(random, 3))];
-    config.options.missed = Below(random, 2) == 0 ? Missed::kSum : Missed::kReplay;
+    config.spec.missed = Below(random, 2) == 0 ? Missed::kSum : Missed::kReplay;
     draw.configs.push_back(config);
   }
   for (Rank rank = 0; rank < draw.size; ++rank) draw.steps.push_back(1 + Below(random, 4));
@@ -291,7 +291,7 @@ TEST_F(InvariantsTest, InvariantI2OneResult) {
           for (; static_cast<Round>(next) <= got.info.round; ++next)
             if (rounds[next]->closing.gradients() > 0) expected.push_back(ResultOf(*rounds[next]));
           const std::size_t kept =
-              job.draw().configs[b].options.missed == Missed::kReplay ? MissedResults::kReplayDepth : 1;
+              job.draw().configs[b].spec.missed == Missed::kReplay ? MissedResults::kReplayDepth : 1;
           while (expected.size() > kept) {
             AddTo(expected[1], expected[0]);
             expected.erase(expected.begin());
@@ -309,7 +309,7 @@ TEST_F(InvariantsTest, InvariantI3Quorum) {
     for (const PastRound& past : job.history()) {
       const Closing& closing = past.closing;
       const auto b = static_cast<std::size_t>(closing.bucket.back() - '0');
-      const Policy& policy = job.draw().configs[b].policy;
+      const Policy& policy = job.draw().configs[b].spec.policy;
       SCOPED_TRACE("round " + std::to_string(closing.round) + " of " + closing.bucket + ", closed by " +
                    NameOf(closing.reason));
       switch (closing.reason) {
@@ -336,7 +336,7 @@ TEST_F(InvariantsTest, InvariantI3Quorum) {
 TEST_F(InvariantsTest, InvariantI4Staleness) {
   ForEachSeed([](Job& job) {
     for (std::size_t b = 0; b < job.draw().configs.size(); ++b) {
-      const Round bound = job.draw().configs[b].policy.max_staleness;
+      const Round bound = job.draw().configs[b].spec.policy.max_staleness;
       std::vector<Round> last_contribution(static_cast<std::size_t>(job.draw().size), -1);
       for (const PastRound* past : RoundsOf(job, static_cast<int>(b))) {
         const Closing& closing = past->closing;
@@ -407,7 +407,7 @@ TEST_F(InvariantsTest, InvariantI7NoTornData) {
   ForEachSeed([&](Job& job) { rounds += job.history().size(); },
               [](Draw& draw, Random&) {
                 for (auto& config : draw.configs)
-                  config.policy.quorum = 1;  // most arrivals come while a round is running
+                  config.spec.policy.quorum = 1;  // most arrivals come while a round is running
                 for (int& steps : draw.steps) ++steps;
               });
   EXPECT_GT(rounds, 0u);
@@ -457,12 +457,12 @@ Schedule DrawSchedule(Random& random, int size) {
 // Like the drawn one, with models that are kept and groups that follow a schedule.
 BucketConfig DrawScheduled(const BucketConfig& drawn, Random& random, int size) {
   BucketConfig config = ModelConfig(DrawSchedule(random, size), Below(random, 4));
-  config.policy.rule = drawn.policy.rule;
-  config.policy.seed = drawn.policy.seed;
-  config.policy.quorum = Below(random, 3) == 0 ? drawn.policy.quorum : 1;
-  config.policy.max_staleness = drawn.policy.max_staleness;
-  config.policy.grace = drawn.policy.grace;
-  if (Below(random, 4) == 0) config.options.divisor = Divisor::kNone;
+  config.spec.policy.rule = drawn.spec.policy.rule;
+  config.spec.policy.seed = drawn.spec.policy.seed;
+  config.spec.policy.quorum = Below(random, 3) == 0 ? drawn.spec.policy.quorum : 1;
+  config.spec.policy.max_staleness = drawn.spec.policy.max_staleness;
+  config.spec.policy.grace = drawn.spec.policy.grace;
+  if (Below(random, 4) == 0) config.spec.divisor = Divisor::kNone;
   return config;
 }
 
@@ -547,8 +547,8 @@ class ModelsOfBucket {
 
   static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
   int size() const { return static_cast<int>(applications_.size()); }
-  bool IsReady() const { return config_.policy.rule == Policy::Rule::kReady; }
-  bool Divides() const { return config_.options.divisor == Divisor::kContributors; }
+  bool IsReady() const { return config_.spec.policy.rule == Policy::Rule::kReady; }
+  bool Divides() const { return config_.spec.divisor == Divisor::kContributors; }
   const Application::Memory& MemoryOf(Rank rank) const { return applications_[Index(rank)]->At(bucket_); }
   static std::string Describe(const Closing& closing) {
     return "round " + std::to_string(closing.round) + " of " + closing.bucket + ", closed by " +
@@ -566,7 +566,7 @@ class ModelsOfBucket {
 
   void CheckScheduledRound(const PastRound& past) const {
     const Closing& closing = past.closing;
-    const Policy& policy = config_.policy;
+    const Policy& policy = config_.spec.policy;
     if (closing.round == 0) {
       const Round cycle = CycleOf(policy.schedule, size());
       ASSERT_EQ(closing.upcoming.size(), static_cast<std::size_t>(cycle));
@@ -589,10 +589,10 @@ class ModelsOfBucket {
     if (closing.round == 0) return;
     for (const Members& group : GroupsOf(closing.groups)) {
       if (closing.reason == Reason::kLiveness) {
-        EXPECT_LE(static_cast<int>(group.size()), config_.policy.group_size);
+        EXPECT_LE(static_cast<int>(group.size()), config_.spec.policy.group_size);
       } else {
         EXPECT_EQ(closing.reason, Reason::kQuorum);
-        EXPECT_EQ(static_cast<int>(group.size()), config_.policy.group_size);
+        EXPECT_EQ(static_cast<int>(group.size()), config_.spec.policy.group_size);
       }
     }
   }
@@ -619,7 +619,7 @@ class ModelsOfBucket {
 
   // Of a rank that has got the model of `iteration` with its last round; moves that on.
   double WeightOf(const Closing& closing, Rank rank, int& iteration) const {
-    if (config_.options.weights == Weights::kUniform) return 1;
+    if (config_.spec.weights == Weights::kUniform) return 1;
     std::vector<int> work;
     std::size_t mine = 0;
     for (const Rank member : closing.members(rank)) {
@@ -628,7 +628,7 @@ class ModelsOfBucket {
     }
     EXPECT_EQ(work[mine], iteration + 1);
     iteration = *std::max_element(work.begin(), work.end());
-    return StalenessWeights(work, config_.options.weight_parameter)[mine];
+    return StalenessWeights(work, config_.spec.weight_parameter)[mine];
   }
 
   // Each round has the newest model that the rank had announced, again and again until there is a newer one; as it was,
@@ -653,7 +653,7 @@ class ModelsOfBucket {
       if (contribution.stale) {
         EXPECT_FALSE(contribution.fresh);
         EXPECT_EQ(step, last_step);
-        EXPECT_LE(past->closing.round - last_new, config_.policy.max_staleness);
+        EXPECT_LE(past->closing.round - last_new, config_.spec.policy.max_staleness);
       } else {
         EXPECT_GT(step, last_step);
         last_new = past->closing.round;
@@ -731,9 +731,9 @@ class ModelsOfBucket {
     std::vector<int> work;
     for (const Rank member : members) work.push_back(closing.contributions[Index(member)].work);
     const std::vector<double> weights =
-        config_.options.weights == Weights::kUniform
+        config_.spec.weights == Weights::kUniform
             ? std::vector<double>(members.size(), 1.0 / static_cast<double>(members.size()))
-            : StalenessWeights(work, config_.options.weight_parameter);
+            : StalenessWeights(work, config_.spec.weight_parameter);
     std::vector<double> mean(kElements);
     for (std::size_t m = 0; m < members.size(); ++m) {
       std::size_t step = 0;
@@ -764,7 +764,7 @@ class ModelsTest : public InvariantsTest {
     for (Rank rank = 0; rank < job.draw().size; ++rank) applications.push_back(&job.At(rank));
     std::vector<ModelsOfBucket> buckets;
     for (std::size_t b = 0; b < job.draw().configs.size(); ++b)
-      if (job.draw().configs[b].options.late != Late::kAccumulate)
+      if (job.draw().configs[b].spec.late != Late::kAccumulate)
         buckets.emplace_back(job.history(), applications, static_cast<int>(b));
     return buckets;
   }
@@ -802,7 +802,7 @@ TEST_F(ModelsTest, LeaveGradientsAlone) {
       [](Job& job) {
         ExpectNoErrors(job);
         for (std::size_t b = 0; b < job.draw().configs.size(); ++b) {
-          if (job.draw().configs[b].options.late != Late::kAccumulate) continue;
+          if (job.draw().configs[b].spec.late != Late::kAccumulate) continue;
           const int bucket = static_cast<int>(b);
           Floats submitted(kElements);
           for (Rank rank = 0; rank < job.draw().size; ++rank) AddTo(submitted, job.At(rank).At(bucket).submitted);
@@ -956,7 +956,7 @@ TEST(FreeThreadsTest, AverageKeptModelsInTheirGroups) {
   Random random(1);
   std::vector<BucketConfig> configs;
   for (const Round period : {0, 4, 0}) configs.push_back(ModelConfig(DrawSchedule(random, 4), period));
-  configs[2].policy.max_staleness = 1;
+  configs[2].spec.policy.max_staleness = 1;
   RunModelsFreely(4, kFreeSteps, configs);
 }
 

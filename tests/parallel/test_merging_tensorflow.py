@@ -357,11 +357,11 @@ def test_one_rank_whose_plan_does_not_fit(world: World) -> None:
 
 def test_a_graph_whose_plan_nobody_knows(world: World) -> None:
     """As in a process that has loaded it: it has been traced elsewhere."""
-    arguments = bucket_config.arguments(sync=hvd.Solo(), size=world.size, average=True)
+    spec = bucket_config.arguments(sync=hvd.Solo(), size=world.size, average=True)
 
     @tf.function
     def unknown() -> Any:
-        return arrive_merged([tf.ones(3), tf.ones(2)], "unknown", hvd.global_process_set, *arguments)[0]
+        return arrive_merged([tf.ones(3), tf.ones(2)], "unknown", hvd.global_process_set, spec)[0]
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="merged gradients unknown are not known in this process"):
         unknown()

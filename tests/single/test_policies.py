@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_partial import policies
+from horovod_partial import _core, policies
 from horovod_partial.policies import (
     Butterfly,
     Full,
@@ -118,32 +118,28 @@ def test_resolve() -> None:
 def test_one_rank_is_not_all_ranks() -> None:
     assert Quorum(1) != Quorum(1.0)
     assert hash(Quorum(1)) != hash(Quorum(1.0)) or Quorum(1) != Quorum(1.0)
-    assert policies.rule(Quorum(1), 8)["quorum"] == 1
-    assert policies.rule(Quorum(1.0), 8)["quorum"] == 8
-
-
-NO_GROUPS = {"schedule": "none", "group_size": 0, "table": [], "period": 0, "window": 0}
+    assert Quorum(1).to_core(8).quorum == 1
+    assert Quorum(1.0).to_core(8).quorum == 8
 
 
 @pytest.mark.parametrize(("size", "quorum"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (8, 4)])
 def test_majority_is_at_least_half(size: int, quorum: int) -> None:
-    rule = policies.rule(Majority(), size)
-    assert rule == {"rule": "quorum", "quorum": quorum, "seed": 0} | NO_GROUPS
+    assert Majority().to_core(size) == _core.Policy(rule="quorum", quorum=quorum)
 
 
 def test_rules() -> None:
-    assert policies.rule(Solo(), 4) == {"rule": "quorum", "quorum": 1, "seed": 0} | NO_GROUPS
-    rule = policies.rule(Majority(initiator="random", seed=7), 4)
-    assert rule == {"rule": "initiator", "quorum": 1, "seed": 7} | NO_GROUPS
-    assert policies.rule(Quorum(3), 4)["quorum"] == 3
-    assert policies.rule(Quorum(9), 4)["quorum"] == 4  # more than there are means all
+    assert Solo().to_core(4) == _core.Policy(rule="quorum", quorum=1)
+    assert Majority(initiator="random", seed=7).to_core(4) == _core.Policy(rule="initiator", quorum=1, seed=7)
+    assert Majority(initiator="random", seed=-1).to_core(4).seed == 2**64 - 1
+    assert Quorum(3).to_core(4).quorum == 3
+    assert Quorum(9).to_core(4).quorum == 4  # more than there are means all
     with pytest.raises(TypeError, match="Horovod's own collective"):
-        policies.rule(Full(), 4)
+        Full().to_core(4)
 
 
 @given(share=st.floats(min_value=0.0, max_value=1.0, exclude_min=True), size=st.integers(1, 2048))
 def test_a_share_is_never_nobody_and_never_more_than_all(share: float, size: int) -> None:
-    quorum = policies.rule(Quorum(share), size)["quorum"]
+    quorum = Quorum(share).to_core(size).quorum
     assert 1 <= quorum <= size
     assert quorum >= share * size - 1e-6
 
@@ -232,16 +228,27 @@ def test_the_default_size_is_a_power_of_two_up_to_the_square_root(size: int, gro
 
 
 def test_rules_of_model_policies() -> None:
-    groups = {"schedule": "butterfly", "group_size": 2, "table": [], "period": 10}
-    solo = {"rule": "quorum", "quorum": 1, "seed": 0} | NO_GROUPS
-    assert policies.rule(GroupAverage(), 8) == solo | groups
-    assert policies.rule(GroupAverage(16, period=None), 8) == solo | groups | {"group_size": 8, "period": 0}
-    assert policies.rule(GroupAverage(schedule=Ring(3)), 8) == solo | groups | {"schedule": "ring", "group_size": 3}
-    table = policies.rule(GroupAverage(schedule=Schedule(lambda round, rank: (rank + round) // 2, 2)), 4)
-    assert table["table"] == [[0, 0, 1, 1], [0, 1, 1, 2]]
-    assert policies.rule(PartialReduce(3), 8) == solo | {"rule": "ready", "group_size": 3, "window": 16}
-    assert policies.rule(PartialReduce(9, window=5), 8) == solo | {"rule": "ready", "group_size": 8, "window": 5}
-    assert policies.rule(WeightedAverage(8, 0.9), 8) == solo | {"quorum": 8}
+    def butterfly(size: int) -> _core.Schedule:
+        return _core.Schedule(kind="butterfly", group_size=size)
+
+    assert GroupAverage().to_core(8) == _core.Policy(quorum=1, schedule=butterfly(2), period=10)
+    assert GroupAverage(16, period=None).to_core(8) == _core.Policy(quorum=1, schedule=butterfly(8), period=0)
+    ring = _core.Schedule(kind="ring", group_size=3)
+    assert GroupAverage(schedule=Ring(3)).to_core(8) == _core.Policy(quorum=1, schedule=ring, period=10)
+    table = GroupAverage(schedule=Schedule(lambda round, rank: (rank + round) // 2, 2)).to_core(4).schedule
+    assert (table.kind, table.table) == ("table", [[0, 0, 1, 1], [0, 1, 1, 2]])
+    assert PartialReduce(3).to_core(8) == _core.Policy(rule="ready", group_size=3, window=16)
+    assert PartialReduce(9, window=5).to_core(8) == _core.Policy(rule="ready", group_size=8, window=5)
+    assert WeightedAverage(8, 0.9).to_core(8) == _core.Policy(rule="quorum", quorum=8)
+
+
+def test_what_becomes_of_models() -> None:
+    assert GroupAverage().bucket_options() == {"late": "keep"}
+    assert PartialReduce(2).bucket_options() == {"late": "discard"}
+    weighted = {"late": "discard", "weights": "staleness", "weight_parameter": 0.8}
+    assert PartialReduce(2, weights="staleness", alpha=0.8).bucket_options() == weighted
+    by_work = {"late": "discard", "weights": "contraction", "weight_parameter": 0.9}
+    assert WeightedAverage(8, 0.9).bucket_options() == by_work
 
 
 def test_descriptions_differ_where_the_groups_do() -> None:

@@ -37,14 +37,14 @@ class Job(RuleBasedStateMachine):
         self.size = size
         self.quorum = 1 if by_initiator else min(quorum, size)
         self.by_initiator = by_initiator
-        self.job = _core.Simulation(
-            size,
+        policy = _core.Policy(
             rule="initiator" if by_initiator else "quorum",
             quorum=self.quorum,
             seed=seed,
             max_staleness=MAX_STALENESS,
-            missed=self.missed,
+            grace_seconds=0.0,
         )
+        self.job = _core.Simulation(size, policy, self.missed)
         self.now = 0.0
         self.values = 0
         self.submitted: dict[str, float] = defaultdict(float)

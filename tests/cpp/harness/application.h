@@ -19,11 +19,10 @@ inline std::string BucketName(int bucket) { return "bucket." + std::to_string(bu
 
 inline BucketConfig Config(int quorum, Missed missed = Missed::kSum) {
   BucketConfig config;
-  config.options.elements = kElements;
-  config.options.missed = missed;
-  config.policy.quorum = quorum;
-  config.policy.grace = Time(0);
-  config.policy.description = "Quorum(" + std::to_string(quorum) + ")";
+  config.spec.missed = missed;
+  config.spec.policy.quorum = quorum;
+  config.spec.policy.grace = Time(0);
+  config.spec.policy.description = "Quorum(" + std::to_string(quorum) + ")";
   config.shape = {static_cast<std::int64_t>(kElements)};
   return config;
 }
@@ -31,25 +30,25 @@ inline BucketConfig Config(int quorum, Missed missed = Missed::kSum) {
 // Models, of which the last one of a rank stands in for it. Groups by a schedule.
 inline BucketConfig ModelConfig(Schedule schedule, Round period = 0) {
   BucketConfig config = Config(1, Missed::kLatest);
-  config.options.late = Late::kKeep;
-  config.options.divisor = Divisor::kContributors;
-  config.policy.schedule = std::move(schedule);
-  config.policy.period = period;
-  config.policy.description = "GroupAverage()";
+  config.spec.late = Late::kKeep;
+  config.spec.divisor = Divisor::kContributors;
+  config.spec.policy.schedule = std::move(schedule);
+  config.spec.policy.period = period;
+  config.spec.policy.description = "GroupAverage()";
   return config;
 }
 
 // Models of the first ranks that are ready.
 inline BucketConfig ReadyConfig(int group_size, int window = 8, Weights weights = Weights::kUniform) {
   BucketConfig config = Config(1, Missed::kLatest);
-  config.options.late = Late::kDiscard;
-  config.options.divisor = Divisor::kContributors;
-  config.options.weights = weights;
-  config.options.weight_parameter = 0.9;
-  config.policy.rule = Policy::Rule::kReady;
-  config.policy.group_size = group_size;
-  config.policy.window = window;
-  config.policy.description = "PartialReduce(" + std::to_string(group_size) + ")";
+  config.spec.late = Late::kDiscard;
+  config.spec.divisor = Divisor::kContributors;
+  config.spec.weights = weights;
+  config.spec.weight_parameter = 0.9;
+  config.spec.policy.rule = Policy::Rule::kReady;
+  config.spec.policy.group_size = group_size;
+  config.spec.policy.window = window;
+  config.spec.policy.description = "PartialReduce(" + std::to_string(group_size) + ")";
   return config;
 }
 
@@ -138,7 +137,7 @@ class Application {
   // As an optimizer of gradients does after a flush.
   void Collect() {
     for (Memory& memory : memory_) {
-      if (memory.handle == nullptr || memory.handle->config.options.late != Late::kAccumulate) continue;
+      if (memory.handle == nullptr || memory.handle->config.spec.late != Late::kAccumulate) continue;
       if (const auto work = engine_.Collect(memory.handle, memory.output.data())) Keep(memory, *work, memory.output);
     }
   }

@@ -426,7 +426,7 @@ class FakeHorovod {
 
   DataType TypeOf(const std::string& bucket) const {
     for (const auto& state : ranks_)
-      if (const auto handle = state->engine.Find(bucket)) return handle->config.options.type;
+      if (const auto handle = state->engine.Find(bucket)) return handle->config.type;
     return DataType::kUInt8;
   }
 

@@ -1,0 +1,100 @@
+"""The specification of a bucket: what Python hands to the core in one piece."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod_partial import _core, bucket_config
+from horovod_partial.policies import GroupAverage, PartialReduce, Policy, Quorum, Solo, WeightedAverage
+
+
+def spec(**changes: Any) -> _core.BucketSpec:
+    return bucket_config.arguments(**{"sync": Solo(), "size": 4, "average": True, **changes})
+
+
+def test_what_a_gradient_bucket_is_declared_with() -> None:
+    made = spec(sync=Quorum(3), max_staleness=5, grace_ms=2.5, prescale_factor=0.5, postscale_factor=3.0)
+    words = "Quorum(ranks=3) op=Average max_staleness=5 grace_ms=2.5 divisor=ranks"
+    policy = _core.Policy(rule="quorum", quorum=3, max_staleness=5, grace_seconds=2.5e-3, description=words)
+    assert made == _core.BucketSpec(policy=policy, prescale_factor=0.5, postscale_factor=0.75)
+    assert made.policy.description == words
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (GroupAverage(2), {"late": "keep"}),
+        (PartialReduce(2), {"late": "discard"}),
+        (PartialReduce(2, "staleness", 0.5), {"late": "discard", "weights": "staleness", "weight_parameter": 0.5}),
+        (WeightedAverage(3, 0.9), {"late": "discard", "weights": "contraction", "weight_parameter": 0.9}),
+        (Quorum(1.0), {"late": "discard"}),
+    ],
+)
+def test_what_a_model_bucket_is_declared_with(policy: Policy, expected: dict[str, Any]) -> None:
+    made = spec(sync=policy, **bucket_config.of_models(policy))
+    assert made == _core.BucketSpec(policy=made.policy, missed="latest", divisor="contributors", **expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sync": Quorum(2)},
+        {"average": False},
+        {"prescale_factor": 0.1},
+        {"postscale_factor": 0.1},
+        {"max_staleness": 3},
+        {"grace_ms": 0.0},
+        {"missed": "latest"},
+        {"divisor": "contributors"},
+        {"late": "keep"},
+        {"drop_nonfinite": True},
+        {"drop_nonfinite_results": True},
+        {"weights": "staleness"},
+        {"weight_parameter": 0.1},
+    ],
+)
+def test_whatever_differs_is_another_specification(change: dict[str, Any]) -> None:
+    assert spec() == spec()
+    assert spec().encode() == spec().encode()
+    assert spec(**change) != spec()
+    assert spec(**change).encode() != spec().encode()
+
+
+# --- Classes of the core that list their fields
+
+
+def test_fields_are_set_and_read_by_name() -> None:
+    schedule = _core.Schedule(kind="table", group_size=1, table=[[0, 1]])
+    policy = _core.Policy(rule="ready", schedule=schedule, seed=2**64 - 1, grace_seconds=0.25, description="words")
+    assert (policy.rule, policy.seed, policy.grace_seconds, policy.description) == ("ready", 2**64 - 1, 0.25, "words")
+    assert policy.schedule == schedule
+    assert (schedule.kind, schedule.table) == ("table", [[0, 1]])
+    assert (policy.quorum, policy.max_staleness, policy.window) == (1, 16, 0)
+
+
+def test_a_replaced_field_changes_a_copy() -> None:
+    policy = _core.Policy(quorum=2)
+    assert policy.replace(quorum=3, window=4) == _core.Policy(quorum=3, window=4)
+    assert policy == _core.Policy(quorum=2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "text"),
+    [
+        ({"ranks": 1}, TypeError, "there is no field ranks"),
+        ({"quorum": "many"}, TypeError, "quorum cannot be 'many'"),
+        ({"quorum": 2**31}, TypeError, "quorum cannot be 2147483648"),
+        ({"rule": "coin"}, ValueError, "rule must be 'quorum', 'initiator' or 'ready', not 'coin'"),
+        ({"rule": 1}, TypeError, "rule cannot be 1"),
+        ({"schedule": "ring"}, TypeError, "schedule cannot be 'ring'"),
+    ],
+)
+def test_fields_that_do_not_fit(fields: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        _core.Policy(**fields)
+    with pytest.raises(error, match=text):
+        _core.Policy().replace(**fields)
+    with pytest.raises(AttributeError, match="there is no field ranks"):
+        _core.Policy().ranks  # noqa: B018
