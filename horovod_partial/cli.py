@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import typer
 from rich.console import Console
@@ -55,6 +56,7 @@ def check() -> None:
     except ImportError:
         typer.echo("horovod_partial has not been built: run `pip install --no-build-isolation .`", err=True)
         raise typer.Exit(1) from None
+    from horovod_partial.policies import Policy
 
     def mark(available: bool) -> str:
         return "yes" if available else "no"
@@ -67,8 +69,8 @@ def check() -> None:
     for transport, feature in (("MPI", "mpi"), ("Gloo", "gloo")):
         table.add_row(f"rounds over {transport}", mark(feature in built.FEATURES))
     table.add_row("rounds of GPU tensors", "experimental" if "cuda" in built.FEATURES else "no")
-    for policy in ("Full", "Solo", "Majority", "Quorum", "GroupAverage", "PartialReduce", "WeightedAverage"):
-        table.add_row(f"policy {policy}", "yes")
+    for policy in get_args(Policy):
+        table.add_row(f"policy {policy.__name__}", "yes")
     failures = {framework: _self_test(test) for framework, test in SELF_TESTS.items() if framework in built.FRAMEWORKS}
     for framework, failure in failures.items():
         table.add_row(f"attach self-test, {framework}", "FAILED" if failure else "passed")

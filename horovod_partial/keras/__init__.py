@@ -15,6 +15,7 @@ if int(keras.__version__.partition(".")[0]) < 3:
 
 from horovod.common.exceptions import HorovodInternalError
 
+from horovod_partial import policies
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.backend import backend
@@ -22,18 +23,7 @@ from horovod_partial.keras.callbacks import FlushCallback, ModelSyncCallback, Pa
 from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovod_partial.keras.saving import load_model
 from horovod_partial.keras.values import allgather, allreduce, broadcast, reducescatter
-from horovod_partial.policies import (
-    Butterfly,
-    Full,
-    GroupAverage,
-    Majority,
-    PartialReduce,
-    Quorum,
-    Ring,
-    Schedule,
-    Solo,
-    WeightedAverage,
-)
+from horovod_partial.policies import *
 
 Adasum = backend.horovod.Adasum
 Average = backend.horovod.Average
@@ -75,27 +65,17 @@ shutdown = backend.operations.shutdown
 __all__ = [
     "Adasum",
     "Average",
-    "Butterfly",
     "Compression",
     "DistributedOptimizer",
     "FlushCallback",
-    "Full",
     "FusionPlan",
-    "GroupAverage",
     "HorovodInternalError",
-    "Majority",
     "MergedGradients",
     "ModelSyncCallback",
     "PartialDistributedOptimizer",
-    "PartialReduce",
     "PartialStatsCallback",
     "ProcessSet",
-    "Quorum",
-    "Ring",
-    "Schedule",
-    "Solo",
     "Sum",
-    "WeightedAverage",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -134,3 +114,4 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+__all__ += policies.__all__

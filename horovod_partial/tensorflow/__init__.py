@@ -12,20 +12,10 @@ from horovod.tensorflow import *
 from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
 
 import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
+from horovod_partial import policies
 from horovod_partial.contraction import average_converges, average_is_useful, estimate_contraction
 from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.policies import (
-    Butterfly,
-    Full,
-    GroupAverage,
-    Majority,
-    PartialReduce,
-    Quorum,
-    Ring,
-    Schedule,
-    Solo,
-    WeightedAverage,
-)
+from horovod_partial.policies import *
 from horovod_partial.tensorflow.graph import RoundInfo
 from horovod_partial.tensorflow.merging import fusion_plans
 from horovod_partial.tensorflow.operations import (
@@ -44,22 +34,12 @@ from horovod_partial.tensorflow.optimizer import DistributedOptimizer
 from horovod_partial.tensorflow.tape import DistributedGradientTape
 
 __all__ = [
-    "Butterfly",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "Full",
     "FusionPlan",
-    "GroupAverage",
     "HorovodInternalError",
-    "Majority",
     "MergedGradients",
-    "PartialReduce",
-    "Quorum",
-    "Ring",
     "RoundInfo",
-    "Schedule",
-    "Solo",
-    "WeightedAverage",
     "average_converges",
     "average_is_useful",
     "broadcast_variables",
@@ -76,5 +56,6 @@ __all__ = [
     "shutdown",
     "weighted_average",
 ]
+__all__ += policies.__all__
 # All of Horovod's public names too, so that `import *` gives a superset as well.
 __all__.extend(name for name in dir(horovod.tensorflow) if not name.startswith("_") and name not in __all__)

@@ -13,20 +13,10 @@ from horovod.torch.compression import Compression as Compression
 from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
 import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
+from horovod_partial import policies
 from horovod_partial.contraction import average_converges, average_is_useful, estimate_contraction
 from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.policies import (
-    Butterfly,
-    Full,
-    GroupAverage,
-    Majority,
-    PartialReduce,
-    Quorum,
-    Ring,
-    Schedule,
-    Solo,
-    WeightedAverage,
-)
+from horovod_partial.policies import *
 from horovod_partial.rounds import RoundInfo
 from horovod_partial.torch.model_operations import (
     group_allreduce,
@@ -59,20 +49,10 @@ from horovod_partial.torch.operations import (
 from horovod_partial.torch.optimizer import DistributedOptimizer
 
 __all__ = [
-    "Butterfly",
     "DistributedOptimizer",
-    "Full",
     "FusionPlan",
-    "GroupAverage",
-    "Majority",
     "MergedGradients",
-    "PartialReduce",
-    "Quorum",
-    "Ring",
     "RoundInfo",
-    "Schedule",
-    "Solo",
-    "WeightedAverage",
     "average_converges",
     "average_is_useful",
     "elastic",
@@ -102,5 +82,6 @@ __all__ = [
     "weighted_average_async",
     "weighted_average_async_",
 ]
+__all__ += policies.__all__
 # All of Horovod's public names too, so that `import *` gives a superset as well.
 __all__.extend(name for name in dir(horovod.torch) if not name.startswith("_") and name not in __all__)
