@@ -1076,7 +1076,7 @@ TEST_F(OneEngineTest, AnExceptionWhileArrivingFailsTheBucket) {
   static ScarceMemory memory;  // the bucket outlives this function
   memory.scarce = false;
   BucketConfig config = Config(1);
-  config.options.memory = &memory;
+  config.memory = &memory;
   handle_ = engine_.Declare("bucket", config);
   const auto arrive = [&] { return engine_.Arrive(handle_, {values_.data(), values_.data(), 1}); };
   arrive();

@@ -29,7 +29,9 @@ void ExpectEqual(const Report& a, const Report& b) {
     EXPECT_EQ(a.items[i].age, b.items[i].age);
     EXPECT_EQ(a.items[i].full, b.items[i].full);
     ASSERT_EQ(a.items[i].declaration.has_value(), b.items[i].declaration.has_value());
-    if (a.items[i].declaration) EXPECT_TRUE(*a.items[i].declaration == *b.items[i].declaration);
+    if (a.items[i].declaration) {
+      EXPECT_TRUE(*a.items[i].declaration == *b.items[i].declaration);
+    }
   }
 }
 
