@@ -156,6 +156,10 @@ class Runtime:
         """How many rounds of a bucket have ended on this rank."""
         return self._guarded(_attach.completed, self._library, process_set, name)
 
+    def catch_up(self, process_set: int, name: str, iteration: int) -> int:
+        """Lets this rank's model in a bucket that weighs by staleness be of that iteration or a newer one; returns it."""
+        return self._guarded(_attach.catch_up, self._library, process_set, name, iteration)
+
     def flush(self, process_set: int) -> None:
         """Blocks until every rank is here, and everything pending has been delivered."""
         self._guarded(_attach.flush, self._library, process_set)

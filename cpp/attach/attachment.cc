@@ -381,6 +381,14 @@ Round Completed(const std::string& library_path, std::int32_t process_set_id, co
   return found->core.completed();
 }
 
+int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration) {
+  const auto session = FindSession(library_path, process_set_id);
+  const auto found = session == nullptr ? nullptr : session->engine().Find(bucket);
+  if (found == nullptr) return 0;
+  std::lock_guard<std::mutex> lock(found->mutex);
+  return found->core.CatchUp(iteration);
+}
+
 void SetOptions(const Session::Options& options) { Sessions().SetOptions(options); }
 
 void SetInterrupt(std::function<void()> interrupt) { Session::SetInterrupt(std::move(interrupt)); }

@@ -25,6 +25,8 @@ std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32
 
 // How many rounds of a bucket have ended on this rank; 0 if there is no such bucket.
 Round Completed(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket);
+// Bucket::CatchUp; 0 without the bucket.
+int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration);
 
 // For sessions that begin from now on.
 void SetOptions(const Session::Options& options);

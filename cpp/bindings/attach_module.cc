@@ -207,6 +207,8 @@ PYBIND11_MODULE(_attach, m) {
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));
   m.def("completed", &attach::Completed, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
         py::arg("process_set"), py::arg("name"));
+  m.def("catch_up", &attach::CatchUp, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
+        py::arg("process_set"), py::arg("name"), py::arg("iteration"));
   m.def("deliver", &Call<&Engine::Deliver>, py::arg("library"), py::arg("process_set"));
   m.def("flush", &Call<&Engine::Flush>, py::arg("library"), py::arg("process_set"));
   m.def("end", &Call<&Engine::End>, py::arg("library"), py::arg("process_set"));

@@ -1,6 +1,7 @@
 // One rank's half of the round protocol (docs/protocol.md): what it contributes, and what it gets.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -94,6 +95,8 @@ class Bucket {
   // Forgets what is pending and missed, as loading a checkpoint does; the next arrival asks for a full round. What the
   // coordinator has heard of in the cycle under way may still be in a closing: it is delivered as zeros then.
   void Clear();
+  // With Weights::kStaleness: this rank's model is at least as new as that iteration. Returns its iteration.
+  int CatchUp(int iteration) { return iteration_ = std::max(iteration_, iteration); }
 
   State state() const { return state_; }
   const Arrival& arrival() const { return arrival_; }  // of kArrived

@@ -1053,6 +1053,16 @@ TEST_F(WeightsTest, StalenessCountsIterationsAndGoesToTheNewest) {
   EXPECT_EQ(weighted_->arrival().work, 5);
 }
 
+TEST_F(WeightsTest, CatchesUpToAnIterationAndNeverFallsBack) {
+  MakeBucket(Weights::kStaleness, 0.9);
+  Values model = {1, 1};
+  EXPECT_EQ(weighted_->CatchUp(0), 0);
+  EXPECT_EQ(weighted_->CatchUp(7), 7);
+  weighted_->Arrive(InPlace(model));
+  EXPECT_EQ(weighted_->arrival().work, 8);
+  EXPECT_EQ(weighted_->CatchUp(3), 8);
+}
+
 TEST_F(WeightsTest, OfOtherGroupsTheIterationIsNotTaken) {
   MakeBucket(Weights::kStaleness, 0.9);
   Values model = {1, 1};
