@@ -12,6 +12,7 @@
 #include "core/merge_plan.h"
 #include "core/names.h"
 #include "core/packing.h"
+#include "core/periods.h"
 #include "core/policy.h"
 #include "core/schedule.h"
 #include "core/simulation.h"
@@ -49,6 +50,14 @@ PYBIND11_MODULE(_core, m) {
   BindFields<BucketSpec>(m, "BucketSpec").def("encode", [](const BucketSpec& self) { return py::bytes(Encode(self)); });
   m.def("contraction_weights", &ContractionWeights, py::arg("steps"), py::arg("contraction"));
   m.def("staleness_weights", &StalenessWeights, py::arg("iterations"), py::arg("alpha"));
+  py::class_<Periods>(m, "Periods")
+      .def(py::init<int>(), py::arg("length"))
+      .def("take_step", &Periods::TakeStep)
+      .def("must_signal", &Periods::MustSignal, py::arg("ended"))
+      .def("is_over", &Periods::IsOver, py::arg("ended"))
+      .def("begin_next", &Periods::BeginNext)
+      .def("begin_anew", &Periods::BeginAnew, py::arg("ended"))
+      .def("work", &Periods::Work);
 
   m.def(
       "plan_merges",

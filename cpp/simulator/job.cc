@@ -70,6 +70,7 @@ Job::Job(JobConfig config)
       negotiated_(-FromSeconds(config_.cycle)) {
   const std::size_t messages = config_.messages.size() + (HasPeriods() ? 1 : 0);
   for (RankState& state : ranks_) {
+    state.periods = Periods(config_.period);
     state.locals.reserve(messages);
     for (std::size_t message = 0; message < messages; ++message)
       state.locals.emplace_back(NameOfMessage(message), OptionsOf(config_, message == Signal()));
@@ -144,7 +145,7 @@ void Job::Compute(Rank rank) {
   }
   state.computing = false;
   state.averaged = !HasPeriods();
-  ++state.steps_since_average;
+  state.periods.TakeStep();
   Proceed(rank);
 }
 
@@ -153,12 +154,14 @@ void Job::Proceed(Rank rank) {
   RankState& state = At(rank);
   if (state.outstanding > 0) return;
   if (!state.averaged) {
-    const bool over = IsPeriodOver(rank);
-    if (state.outstanding > 0) return;
+    const Bucket& signal = state.locals[Signal()].bucket;
+    while (state.periods.MustSignal(signal.completed())) {
+      Arrive(rank, Signal());
+      if (state.outstanding > 0) return;
+    }
     state.averaged = true;
-    if (over) {
-      ++state.averages;
-      state.steps_since_average = 0;
+    if (state.periods.IsOver(signal.completed())) {
+      state.periods.BeginNext();
       Arrive(rank, 0);
       if (state.outstanding > 0) return;
     }
@@ -169,24 +172,12 @@ void Job::Proceed(Rank rank) {
   StartStep(rank);
 }
 
-// As the optimizer of WeightedAverage asks: some rank has taken all the steps of this period. Round 0 of the signal, in
-// which all ranks take part, is before the first period. Where it has to wait for a round, it is asked again.
-bool Job::IsPeriodOver(Rank rank) {
-  RankState& state = At(rank);
-  const Bucket& signal = state.locals[Signal()].bucket;
-  const Round over = state.averages + 2;
-  if (signal.completed() == 0) Arrive(rank, Signal());
-  while (state.outstanding == 0 && state.steps_since_average >= config_.period && signal.completed() < over)
-    Arrive(rank, Signal());
-  return signal.completed() >= over;
-}
-
 void Job::Arrive(Rank rank, std::size_t message) {
   RankState& state = At(rank);
   Local& local = state.locals[message];
   local.value = 1;
   local.arrived = now_;
-  const Bucket::Arrived outcome = local.bucket.Arrive({&local.value, &local.value, 1, state.steps_since_average});
+  const Bucket::Arrived outcome = local.bucket.Arrive({&local.value, &local.value, 1});
   if (message != Signal()) {
     ++result_.arrivals;
     result_.late += outcome == Bucket::Arrived::kOnTime ? 0 : 1;

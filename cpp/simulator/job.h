@@ -12,6 +12,7 @@
 #include "core/bucket.h"
 #include "core/coordinator.h"
 #include "core/merge_plan.h"
+#include "core/periods.h"
 #include "core/policy.h"
 #include "core/statistics.h"
 #include "core/types.h"
@@ -82,8 +83,7 @@ class Job {
     bool computing = false;
     bool averaged = false;  // with periods: this step has asked for its average
     int outstanding = 0;    // arrivals
-    int steps_since_average = 0;
-    Round averages = 0;
+    Periods periods{0};
     bool ended = false;
     bool has_news = false;  // the coordinator must hear of it before it decides
   };
@@ -110,7 +110,6 @@ class Job {
   void StartStep(Rank rank);
   void Compute(Rank rank);
   void Proceed(Rank rank);
-  bool IsPeriodOver(Rank rank);
   void Arrive(Rank rank, std::size_t message);
   void Receive(Rank rank, Local& local, bool on_time);
   static void MakeReportable(RankState& state, std::size_t message);
