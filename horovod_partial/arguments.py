@@ -93,24 +93,30 @@ def check_gradient_arguments(arguments: dict[str, Any]) -> None:
         arguments["missed"] = default if default == "latest" else "sum"
 
 
-def refuse_about_gradients(
-    policy: ModelPolicy, given: dict[str, bool], *, max_staleness: int | None, grace_ms: float | str | None
-) -> None:
+def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, uncompressed: Any, average: int) -> None:
     """Refuse arguments that mean nothing to a policy of models.
 
     Args:
-        policy: which has rounds that may be missed, or held open, only if it is `GroupAverage`.
-        given: by the name of an argument about gradients, whether the user gave it.
-        max_staleness: as the user gave it, as is the next.
-        grace_ms: None if not given.
+        policy: has rounds that may be missed, or held open, only if it is `GroupAverage`.
+        arguments: of an optimizer, as the user gave them; those that a framework does not have may be left out.
+        uncompressed: the framework's `hvd.Compression.none`.
+        average: the number of the framework's `hvd.Average`.
 
     Raises:
         ValueError: there are such arguments.
     """
+    left_alone = {
+        "compression": uncompressed,
+        "op": average,
+        "gradient_predivide_factor": 1.0,
+        "groups": None,
+        "fusion": None,
+        "missed": None,
+        "divisor": "ranks",
+        "model_sync_every": None,
+    }
     if not isinstance(policy, GroupAverage):
-        given = {**given, "max_staleness": max_staleness is not None, "grace_ms": grace_ms is not None}
-    if any(given.values()):
-        raise ValueError(
-            f"{', '.join(name for name, is_given in given.items() if is_given)} cannot be used with {policy!r}, which "
-            "averages models and no gradients"
-        )
+        left_alone |= {"max_staleness": None, "grace_ms": None}
+    given = [name for name, value in left_alone.items() if arguments.get(name, value) != value]
+    if given:
+        raise ValueError(f"{', '.join(given)} cannot be used with {policy!r}, which averages models and no gradients")

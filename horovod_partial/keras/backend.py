@@ -7,7 +7,7 @@ and `backend_torch`:
 * `native`, the framework's `Variable` behind one of Keras's, and `number_of` it
 * `GradientReducer`
 * `uncompiled`: a function that `jit_compile=True` leaves as it is
-* `average_`, `signal`, `completed`, `outside_graphs`: what averages of models are made of
+* `average_`, `signal`, `when_it_runs`: what averages of models are made of
 * `broadcast_variables`, `broadcast_`, `average_numbers`, `check_devices`: what callbacks need
 * `KerasState`, `run`: elastic jobs
 """

@@ -15,7 +15,7 @@ from horovod_partial.tensorflow import operations
 from horovod_partial.tensorflow.elastic import TensorFlowKerasState as KerasState
 from horovod_partial.tensorflow.elastic import run
 from horovod_partial.tensorflow.gradients import GradientReducer
-from horovod_partial.tensorflow.graph import arrive, completed, native, runtime
+from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime
 
 __all__ = [
     "GradientReducer",
@@ -26,22 +26,20 @@ __all__ = [
     "broadcast_",
     "broadcast_variables",
     "check_devices",
-    "completed",
     "horovod",
     "native",
     "number_of",
     "operations",
-    "outside_graphs",
     "run",
     "runtime",
     "signal",
     "uncompiled",
+    "when_it_runs",
 ]
 
 Variable = tf.Variable  # which `native` makes of Keras's
 number_of = GradientReducer.number_of
 broadcast_variables = operations.broadcast_variables
-outside_graphs = tf.init_scope  # where variables are made
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -49,6 +47,13 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def uncompiled(function: _F) -> _F:
     """The function itself: collectives refuse to be compiled, and say so."""
     return function
+
+
+def when_it_runs(function: Callable[[], int]) -> tf.Tensor | int:
+    """Call a function now; in a graph, each time that this runs, in the order of the graph's operations."""
+    if tf.executing_eagerly():
+        return function()
+    return tf.ensure_shape(tf.py_function(function, [], tf.int32), [])
 
 
 def check_devices(**devices: str) -> None:
@@ -76,7 +81,7 @@ def average_(
     steps: tf.Tensor | int = 0,
     max_staleness: int | None = None,
     grace_ms: float | str | None = None,
-) -> None:
+) -> RoundInfo:
     """Average floating-point variables as the policy says, as one message, in eager code or in a graph.
 
     Copies travel, so what is being sent is never what the optimizer writes; half precision travels as float32, in which an
@@ -89,8 +94,8 @@ def average_(
         policy: how to average.
         process_set: the ranks that take part.
         steps: what a model's weight follows from.
-        max_staleness: as in the optimizer, as the next.
-        grace_ms: None for the setting.
+        max_staleness: as in the optimizer.
+        grace_ms: as in the optimizer.
     """
     natives = [native(variable) for variable in variables]
     wide = tf.float64 if any(variable.dtype == tf.float64 for variable in natives) else tf.float32
@@ -109,11 +114,10 @@ def average_(
         results = [tf.where(info.late == 1, *pair) for pair in zip(copies, results, strict=True)]
     for variable, result in zip(natives, results, strict=True):
         variable.assign(tf.cast(result, variable.dtype))
+    return info
 
 
-def signal(name: str, process_set: ProcessSet) -> tf.Tensor:
-    """Tell in a round of a bucket that this rank has come here. Returns how many of its rounds have ended on this rank."""
+def signal(name: str, process_set: ProcessSet) -> None:
+    """Tell in a round of a bucket that this rank has come here. In eager code."""
     spec = bucket_config.arguments(size=process_set.size(), average=True, **bucket_config.of_signals())
-    results, _ = arrive([tf.zeros([1])], name, process_set, spec)
-    with tf.control_dependencies(results):
-        return completed(name, process_set)
+    arrive([tf.zeros([1])], name, process_set, spec)

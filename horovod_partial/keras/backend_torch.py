@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -15,11 +14,13 @@ from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial import elastic, gradients
 from horovod_partial.policies import ModelPolicy, Policy, Quorum, WeightedAverage
+from horovod_partial.rounds import RoundInfo
 from horovod_partial.torch import model_operations, operations
 from horovod_partial.torch.buckets import GradientBucket, kind
 from horovod_partial.torch.elastic import run
 from horovod_partial.torch.full_optimizer import widening
 from horovod_partial.torch.model_buckets import ModelBucket
+from horovod_partial.torch.model_operations import signal
 from horovod_partial.torch.operations import PartialHandle, arrive, device_number, make_config, runtime
 
 __all__ = [
@@ -31,20 +32,18 @@ __all__ = [
     "broadcast_",
     "broadcast_variables",
     "check_devices",
-    "completed",
     "horovod",
     "native",
     "number_of",
     "operations",
-    "outside_graphs",
     "run",
     "runtime",
     "signal",
     "uncompiled",
+    "when_it_runs",
 ]
 
 Variable = torch.Tensor  # which `native` makes of Keras's
-outside_graphs = contextlib.nullcontext  # there are none
 _numbers = gradients.Numbers(runtime)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -57,6 +56,11 @@ def uncompiled(function: _F) -> _F:
     compiler fails, and not every time.
     """
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+
+
+def when_it_runs(function: Callable[[], int]) -> int:
+    """Call a function: there are no graphs."""
+    return function()
 
 
 def native(variable: Any) -> Any:
@@ -216,7 +220,7 @@ def average_(
     steps: torch.Tensor | int = 0,
     max_staleness: int | None = None,
     grace_ms: float | str | None = None,
-) -> None:
+) -> RoundInfo:
     """As on TensorFlow: average floating-point variables as the policy says, as one message."""
     bucket = ModelBucket([native(variable) for variable in variables])
     bucket.pack()
@@ -224,19 +228,10 @@ def average_(
         bucket.flat, bucket.flat, name, policy, process_set, int(steps), max_staleness, grace_ms
     )
     handle.synchronize()
-    if not (isinstance(policy, WeightedAverage) and handle.info().late):
+    info = handle.info()
+    if not (isinstance(policy, WeightedAverage) and info.late):
         bucket.unpack()
-
-
-def signal(name: str, process_set: ProcessSet) -> int:
-    """As on TensorFlow: tell that this rank has come. Returns how many of the bucket's rounds have ended on this rank."""
-    model_operations.signal(name, process_set)
-    return completed(name, process_set)
-
-
-def completed(name: str, process_set: ProcessSet) -> int:
-    """How many rounds of a bucket have ended on this rank."""
-    return runtime.completed(process_set.process_set_id, name)
+    return info
 
 
 # --- Callbacks

@@ -11,7 +11,7 @@ import keras
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 from horovod_partial import policies
-from horovod_partial.arguments import check_gradient_arguments, with_num_groups
+from horovod_partial.arguments import check_gradient_arguments, refuse_about_gradients, with_num_groups
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.gradients import GradientReducer
 from horovod_partial.keras.backend import backend
@@ -189,7 +189,7 @@ class _State:
         if made is None:
             return
         if isinstance(made, ModelAverager):
-            made.flush(optimizer)
+            made.flush_optimizer(optimizer)
             return
         by_optimizer: dict[int, tuple[Any, list[Any], list[Any]]] = {}
         for variable, gradient in made.flush():
@@ -325,6 +325,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "average_aggregated_gradients": average_aggregated_gradients,
         "sync": policy,
     }
+    if isinstance(policy, ModelPolicy):
+        refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
     check_gradient_arguments(arguments)
     backend.check_devices(device_dense=device_dense, device_sparse=device_sparse)
     if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):

@@ -53,7 +53,7 @@ def wrap(
     cls.__reduce__ = reduce
     wrapped._rounds = 0
     if grad_scaler is not None:
-        # Unscaled twice, or never, if a fused step met the scaler alone: see bucket_optimizer.
+        # Unscaled twice, or never, if a fused step met the scaler alone: see DistributedOptimizer.
         cls._step_supports_amp_scaling = False
         synchronize_before_unscaling(grad_scaler, wrapped)
     return wrapped

@@ -15,8 +15,10 @@ from horovod_partial.arguments import check_fusion, refuse_about_gradients, with
 from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.torch import bucket_optimizer, full_optimizer, model_optimizer
-from horovod_partial.torch.wrapping import check_names
+from horovod_partial.torch import full_optimizer
+from horovod_partial.torch.gradient_exchange import GradientExchange
+from horovod_partial.torch.model_exchange import ModelExchange
+from horovod_partial.torch.wrapping import check_names, wrap
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -94,29 +96,31 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError("backward_passes_per_step must be > 0")
     groups = with_num_groups(groups, num_groups)
     if isinstance(policy, ModelPolicy):
-        given = {
-            "compression": compression is not Compression.none,
-            "op": op != Average,
-            "gradient_predivide_factor": gradient_predivide_factor != 1.0,
-            "groups": groups is not None,
-            "fusion": fusion is not None,
-            "missed": missed is not None,
-            "divisor": divisor != "ranks",
-            "model_sync_every": model_sync_every is not None,
+        arguments = {
+            "compression": compression,
+            "op": op,
+            "gradient_predivide_factor": gradient_predivide_factor,
+            "groups": groups,
+            "fusion": fusion,
+            "missed": missed,
+            "divisor": divisor,
+            "model_sync_every": model_sync_every,
+            "max_staleness": max_staleness,
+            "grace_ms": grace_ms,
         }
-        refuse_about_gradients(policy, given, max_staleness=max_staleness, grace_ms=grace_ms)
+        refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
         if "buffers" in policy.average and named_buffers is None:
             raise ValueError('average="buffers" needs named_buffers=model.named_buffers()')
-        return model_optimizer.wrap(
+        averages = ModelExchange(
             optimizer,
             names=check_names(optimizer, named_parameters),
             named_buffers=named_buffers,
-            backward_passes_per_step=backward_passes_per_step,
             process_set=process_set,
             policy=policy,
             max_staleness=max_staleness,
             grace_ms=grace_ms,
         )
+        return wrap(optimizer, averages, backward_passes_per_step)
     missed = settings().missed if missed is None else missed
     if missed not in ("auto", "sum", "replay", "latest"):
         raise ValueError(f"missed must be 'auto', 'sum', 'replay' or 'latest', not {missed!r}")
@@ -140,9 +144,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     if missed == "auto":
         missed = "sum" if isinstance(optimizer, torch.optim.SGD) else "replay"
-    return bucket_optimizer.wrap(
+    reductions = GradientExchange(
         optimizer,
-        named_parameters=named_parameters,
+        names=check_names(optimizer, named_parameters),
         compression=compression,
         backward_passes_per_step=backward_passes_per_step,
         groups=groups,
@@ -161,3 +165,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             "grace_ms": grace_ms,
         },
     )
+    # A fused step would unscale by itself, before the reduction and for this rank only.
+    wrapped = wrap(optimizer, reductions, backward_passes_per_step, _step_supports_amp_scaling=False)
+    if grad_scaler is not None:
+        full_optimizer.synchronize_before_unscaling(grad_scaler, wrapped)
+    return wrapped

@@ -1,29 +1,200 @@
-"""What the wrapped optimizers have in common: each is an instance of a subclass of the optimizer's own class."""
+"""The wrapped optimizer: an instance of a subclass of the user's own class, which exchanges gradients or models."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from horovod.common.process_sets import ProcessSet
 
+from horovod_partial.fusion import FusionPlan
+from horovod_partial.rounds import RoundInfo
+
 _instances: Counter[str] = Counter()  # by what makes optimizers alike; the ranks make those in one order
 
 
-def wrapper(optimizer: torch.optim.Optimizer, methods: type, **members: Any) -> Any:
-    """An instance of a subclass of the optimizer's class, with `methods` in it, that shares its state and groups.
+class Exchange(Protocol):
+    """What a wrapped optimizer exchanges with other ranks: gradients before its own step, or its model after it.
 
-    The class has the members given, and `_base`: the optimizer's class.
+    Attributes:
+        exchanged: what happens to parameters, in a word.
+        process_set: the ranks that take part.
+        synchronized: the results of this step are there already.
+        synchronizes_in_step: `step` waits for them.
     """
+
+    exchanged: str
+    process_set: ProcessSet
+    synchronized: bool
+    synchronizes_in_step: bool
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def fusion_plan(self) -> FusionPlan | None: ...
+
+    def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
+        """The optimizer's own step, `optimizer._base.step`, and the exchange; returns the closure's result."""
+
+    def synchronize(self) -> None: ...
+
+    def flush_optimizer(self, optimizer: Any) -> None: ...
+
+    def set_passes(self, passes: int) -> None:
+        """So many backward passes accumulate before a step."""
+
+    def before_zero_grad(self) -> None:
+        """Raise AssertionError while gradients are under way."""
+
+    def before_state_dict(self) -> None:
+        """Let parameters and state be those after the last step."""
+
+    def forget(self) -> None:
+        """Forget what is pending or missed; raise AssertionError while gradients are under way."""
+
+
+class _Methods(torch.optim.Optimizer):
+    """Methods that `wrap` adds to a subclass of the user's optimizer class, which is `_base`. Not instantiated itself."""
+
+    is_horovod_partial = True
+    _base: Any
+    _exchange: Exchange
+    backward_passes_per_step: int
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The wrapped optimizer's step, after gradients have been combined over the ranks, or before models are averaged.
+
+        With gradients this synchronizes, and applies first the results that were missed (with `missed="replay"`), then
+        the newest. `closure` is evaluated once, before the reduction.
+        """
+        return self._exchange.step(self, closure)
+
+    def synchronize(self) -> None:
+        """Wait until every bucket has its result; the parameters' `grad` hold it then, or the parameters their average.
+
+        Gradients that backward did not make count as zeros, as in Horovod. Results that this rank has missed are added
+        up here also with `missed="replay"`, so that what follows, such as clipping, sees all of them.
+        """
+        self._exchange.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within this context `step` does not wait for gradients: for gradient clipping after `synchronize`."""
+        self._exchange.synchronizes_in_step = False
+        try:
+            yield
+        finally:
+            self._exchange.synchronizes_in_step = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """As Horovod's: how many backward passes accumulate before a step."""
+        self.backward_passes_per_step = passes
+        self._exchange.set_passes(passes)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's.
+
+        Raises:
+            AssertionError: gradients are under way; call it after `step` or `synchronize`.
+        """
+        self._exchange.before_zero_grad()
+        self._base.zero_grad(self, set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not after wrapping: the new parameters would not be exchanged.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            f"add parameter groups before wrapping the optimizer: later ones would not be {self._exchange.exchanged}"
+        )
+
+    @property
+    def process_set(self) -> ProcessSet:
+        """The ranks that take part."""
+        return self._exchange.process_set
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that all buckets have completed: the clock that the ranks share, for schedules and for stopping."""
+        return self._exchange.rounds
+
+    @property
+    def fusion_plan(self) -> FusionPlan | None:
+        """Which gradients travel together, and why; None without `fusion`, and before it has been measured."""
+        return self._exchange.fusion_plan
+
+    @property
+    def last_round(self) -> RoundInfo | None:
+        """What became of the last average of models; None before it, and with gradients."""
+        return getattr(self._exchange, "last_round", None)
+
+    @property
+    def last_average(self) -> Any:
+        """What the last average by `hvd.WeightedAverage` was made of; None before it, and under other policies."""
+        return getattr(self._exchange, "last_average", None)
+
+    def flush(self) -> None:
+        """Wait until every rank flushes, deliver everything pending, and apply what this rank has missed.
+
+        With a policy of models all ranks average what the policy averages, so that the models are equal. Call it on every
+        rank before an evaluation or a checkpoint, and at the end of training; ranks that have ended or joined need not
+        come.
+
+        Raises:
+            AssertionError: gradients are under way; call it after `step`.
+        """
+        self._exchange.flush_optimizer(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the wrapped optimizer's."""
+        self._exchange.before_state_dict()
+        return self._base.state_dict(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the wrapped optimizer's; what this rank has pending, has missed, or lets stand in for it is forgotten.
+
+        Raises:
+            AssertionError: gradients are under way; call it after `step`. (After a failure it may be called at any time.)
+        """
+        self._exchange.forget()
+        state, groups = self.state, self.param_groups  # which the user's optimizer and its schedulers share
+        self._base.load_state_dict(self, state_dict)
+        state.clear()
+        state.update(self.state)
+        groups[:] = self.param_groups
+        self.state, self.param_groups = state, groups
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unwrapped(self, self._base)
+
+    @property
+    def _synchronized(self) -> bool:
+        return self._exchange.synchronized
+
+
+# PyTorch wraps the step of every class that has not this mark, and would run the step's hooks twice.
+_Methods.step.hooked = True  # type: ignore[attr-defined]
+
+
+def wrap(
+    optimizer: torch.optim.Optimizer, exchange: Exchange, backward_passes_per_step: int, **members: Any
+) -> torch.optim.Optimizer:
+    """An instance of a subclass of the optimizer's class, with `members`, that shares its state and parameter groups."""
     base = type(optimizer)
     # Horovod's broadcast_optimizer_state knows a wrapper, whose step would reduce, by this module's name.
-    body = {**vars(methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
+    body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
     instance: Any = object.__new__(type(base.__name__, (base,), body))
     # A scheduler that was made before has put its own `step` on the instance, and would go on calling the bare one.
     instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    instance._exchange = exchange
+    instance.backward_passes_per_step = backward_passes_per_step
     return instance
 
 
@@ -32,16 +203,6 @@ def bucket_name(process_set: ProcessSet, members: Any) -> str:
     digest = hashlib.sha256(f"{process_set.process_set_id} {members}".encode()).hexdigest()[:8]
     _instances[digest] += 1
     return f"DistributedOptimizer.{digest}.{_instances[digest]}"
-
-
-def load_shared(optimizer: Any, base: type, state_dict: dict[str, Any]) -> None:
-    """The base's `load_state_dict`, into the objects that the wrapped optimizer and its schedulers share."""
-    state, groups = optimizer.state, optimizer.param_groups
-    base.load_state_dict(optimizer, state_dict)  # type: ignore[attr-defined]
-    state.clear()
-    state.update(optimizer.state)
-    groups[:] = optimizer.param_groups
-    optimizer.state, optimizer.param_groups = state, groups
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:

@@ -416,7 +416,7 @@ def test_weighted_average_of_unequal_work(world: World, slow: int, graph: bool) 
         assert optimizer.rounds == number
         world.barrier()
         if world.rank == slow:  # in the midst of its step when the others come to the end of theirs
-            period_bucket = optimizer._horovod._made._period
+            period_bucket = optimizer._horovod._made.signal_name
             ended = lambda n=number, b=period_bucket: backend.runtime.completed(0, b) >= n + 2
             world.until(ended, "the fastest has taken its steps")
         step(*batch(world.rank, mine[-1]))
@@ -434,6 +434,50 @@ def test_weighted_average_of_unequal_work(world: World, slow: int, graph: bool) 
         assert close(weights(model), weights(models[0]))
         world.same(flat(model))
         assert optimizer.rounds == number + 1
+    optimizer.flush()
+
+
+def test_a_flush_weighs_models_by_their_work(world: World, graph: bool) -> None:
+    """WP-SGD's last average is weighted too, and begins a new period."""
+    period, contraction = 4, 0.6
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(), sync=hvd.WeightedAverage(period, contraction))
+    step = stepper(model, optimizer, graph)
+    steps_of = [3 if rank == 1 else 1 for rank in world.ranks]
+    for number in range(steps_of[world.rank]):
+        step(*batch(world.rank, number))
+    everybody = world.gather(weights(model))
+    optimizer.flush()
+    shares = _core.contraction_weights(steps_of, contraction)
+    means = [sum(s * w for s, w in zip(shares, same, strict=True)) for same in zip(*everybody, strict=True)]
+    assert close(weights(model), means)
+    world.same(flat(model))
+    rounds = optimizer.rounds
+    for number in range(period):
+        assert optimizer.rounds == rounds
+        world.barrier()
+        step(*batch(world.rank, 10 + number))
+    assert optimizer.rounds == rounds + 1
+    world.same(flat(model))
+    optimizer.flush()
+
+
+def test_after_a_flush_all_models_are_equally_new(world: World, graph: bool) -> None:
+    """Ranks that have averaged more often count no more than others: their models are the same."""
+    plain = lambda: keras.optimizers.SGD(0.1)
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(plain(), sync=hvd.PartialReduce(world.size, weights="staleness"))
+    step = stepper(model, optimizer, graph)
+    for number in range(6 if world.rank < world.size / 2 else 1):
+        step(*batch(world.rank, number))
+    optimizer.flush()
+    alone = make_model()
+    alone.set_weights(model.get_weights())
+    stepper(alone, plain())(*batch(world.rank, 10))
+    step(*batch(world.rank, 10))
+    world.same(flat(model))
+    means = [np.mean(same, axis=0) for same in zip(*world.gather(weights(alone)), strict=True)]
+    assert close(weights(model), means)
     optimizer.flush()
 
 

@@ -84,7 +84,7 @@ def state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict
 
 
 def bucket_of(optimizer: Any) -> str:
-    return optimizer._name
+    return optimizer._exchange.name
 
 
 # --- As one process would ---------------------------------------------------------------------------------------------
@@ -214,6 +214,59 @@ def test_weighted_average_of_unequal_work(world: World, slow: int, average: tupl
         assert average_info.converges == hvd.average_converges(steps_of, contraction)
         assert optimizer.rounds == number + 1
     optimizer.flush()
+
+
+def test_after_a_flush_all_models_are_equally_new(world: World) -> None:
+    """Ranks that have averaged more often count no more than others: their models are the same."""
+    model = make_model()
+    optimizer = wrap(model, hvd.PartialReduce(world.size, weights="staleness"), "sgd")
+    train(world, optimizer, model, 6 if world.rank < world.size / 2 else 1)
+    optimizer.flush()
+    reference = Reference(world, "sgd")
+    for one in reference.models:
+        one.load_state_dict(model.state_dict())
+    for rank in world.ranks:
+        reference.step(rank, 10)
+    reference.mix(world.ranks)
+    train(world, optimizer, model, 1, first=10)
+    assert world.same(optimizer.last_round.work) == (7,) * world.size
+    assert weights(model) == pytest.approx(weights(reference.models[0]), abs=1e-5)
+
+
+@pytest.mark.parametrize("most", [3, 4, 6])
+def test_a_flush_weighs_models_by_their_work(world: World, most: int) -> None:
+    """WP-SGD's last average is weighted too, and begins a new period; also where a period has ended for one rank only."""
+    period, contraction = 4, 0.6
+    model = make_model()
+    optimizer = wrap(model, hvd.WeightedAverage(period, contraction), "sgd")
+    reference = Reference(world, "sgd")
+
+    def train_all(steps_of: Sequence[int], first: int) -> None:
+        world.barrier()
+        train(world, optimizer, model, steps_of[world.rank], first)
+        for rank in world.ranks:
+            for step in range(first, first + steps_of[rank]):
+                reference.step(rank, step)
+
+    def train_one_period(first: int) -> None:
+        rounds = optimizer.rounds
+        train_all([period - 1] * world.size, first)
+        assert optimizer.rounds == rounds
+        train_all([1] * world.size, first + period - 1)
+        assert optimizer.rounds == rounds + 1
+        assert world.same(optimizer.last_average).steps == (period,) * world.size
+        reference.mix(world.ranks)
+
+    train_one_period(first=0)
+    steps_of = [most if rank == 1 else 1 + (rank == 2) for rank in world.ranks]
+    train_all(steps_of, first=10)
+    optimizer.flush()
+    reference.mix(world.ranks, _core.contraction_weights(steps_of, contraction))
+    reference.check(world.rank, model)
+    world.same(weights(model))
+    train_one_period(first=20)
+    reference.check(world.rank, model)
+    world.same(weights(model))
 
 
 def test_weighted_average_of_one_step_each(world: World) -> None:

@@ -23,7 +23,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
 
 
 def bucket_of(optimizer: torch.optim.Optimizer) -> str:
-    (bucket,) = optimizer._buckets
+    (bucket,) = optimizer._exchange.buckets
     return bucket.name
 
 

@@ -1,4 +1,4 @@
-"""The optimizer that packs gradients into buckets.
+"""Gradients that are packed into buckets and reduced over ranks before an optimizer's step.
 
 For the partial policies (eager-SGD, PPoPP'20, section 3), and for merged gradients under every policy (MG-WFBP).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,6 @@ from horovod_partial.policies import Full
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
-from horovod_partial.torch.full_optimizer import synchronize_before_unscaling
 from horovod_partial.torch.merging import Merging
 from horovod_partial.torch.model_operations import average_over_all_
 from horovod_partial.torch.operations import (
@@ -34,64 +33,35 @@ from horovod_partial.torch.operations import (
     runtime,
     synchronize,
 )
-from horovod_partial.torch.wrapping import bucket_name, check_names, load_shared, unwrapped, wrapper
+from horovod_partial.torch.wrapping import bucket_name
 
 
-def wrap(
-    optimizer: torch.optim.Optimizer,
-    *,
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
-    compression: Any,
-    backward_passes_per_step: int,
-    groups: int | Sequence[Sequence[torch.nn.Parameter]] | None,
-    sparse_as_dense: bool,
-    process_set: ProcessSet,
-    model_sync_every: int | None,
-    grad_scaler: torch.amp.GradScaler | None,
-    fusion: MergedGradients | None,
-    bucket_options: dict[str, Any],
-) -> torch.optim.Optimizer:
-    """An instance of a subclass of the optimizer's class that shares its state and parameter groups."""
-    base = type(optimizer)
-    if issubclass(base, torch.optim.LBFGS):
-        raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
-            "LBFGS evaluates its closure several times a step, which buckets cannot follow; use Full() without fusion"
-        )
-    names = check_names(optimizer, named_parameters)
-    # A fused step would unscale by itself, before the reduction and for this rank only.
-    instance = wrapper(optimizer, _Methods, _step_supports_amp_scaling=False)
-    instance._start(
-        names=names,
-        compression=compression,
-        backward_passes_per_step=backward_passes_per_step,
-        groups=groups,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-        model_sync_every=model_sync_every,
-        grad_scaler=grad_scaler,
-        fusion=fusion,
-        bucket_options=bucket_options,
-    )
-    return instance
-
-
-class _Methods(torch.optim.Optimizer):
-    """Never made: becomes the body of a subclass of the wrapped optimizer's class, which is `_base`.
+class GradientExchange:
+    """The exchange of an optimizer under a policy of gradients, and of merged gradients under every policy.
 
     Hooks run in the threads of autograd, everything else in the application's; backward has ended before the
     application goes on, so they never run at the same time, and nothing here needs a lock.
+
+    Args:
+        optimizer: whose gradients are reduced.
+        names: of its parameters.
+        compression: as in `hvd.DistributedOptimizer`, as the others but for the last one.
+        bucket_options: arguments of `make_config`, and `gradient_predivide_factor`.
+
+    Raises:
+        ValueError: an argument does not fit.
     """
 
-    is_horovod_partial = True
-    _base: Any  # the wrapped optimizer's class
+    exchanged = "reduced"
 
-    def _start(
+    def __init__(
         self,
+        optimizer: torch.optim.Optimizer,
         *,
         names: dict[torch.nn.Parameter, str],
         compression: Any,
         backward_passes_per_step: int,
-        groups: Any,
+        groups: int | Sequence[Sequence[torch.nn.Parameter]] | None,
         sparse_as_dense: bool,
         process_set: ProcessSet,
         model_sync_every: int | None,
@@ -99,17 +69,21 @@ class _Methods(torch.optim.Optimizer):
         fusion: MergedGradients | None,
         bucket_options: dict[str, Any],
     ) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
+                "LBFGS evaluates its closure several times a step, which buckets cannot follow; use Full() without fusion"
+            )
         self.process_set = process_set
-        self.backward_passes_per_step = backward_passes_per_step
+        self.synchronized = False
+        self.synchronizes_in_step = True
+        self._passes = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
         self._model_sync_every = model_sync_every
-        self._generation = 0  # of Horovod; the next counts model averages
+        self._generation = 0  # of Horovod, in which the averages of models are counted
         self._model_syncs = -1
         self._grad_scaler = grad_scaler
         self._scale = 1.0
         self._local_steps = 0
-        self._synchronized = False
-        self._should_synchronize = True
         self._earlier: list[list[torch.Tensor]] = []
         self._hooks: list[Any] = []
 
@@ -119,7 +93,7 @@ class _Methods(torch.optim.Optimizer):
         self._predivide = self._bucket_options.pop("gradient_predivide_factor")
         if self._predivide != 1.0 and self._bucket_options["op"] != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
         self._name = bucket_name(process_set, [[names[p] for p in members] for members in planned])
         self._default_buckets = planned
@@ -133,18 +107,16 @@ class _Methods(torch.optim.Optimizer):
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
         if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
             self._register_hooks()
-        if grad_scaler is not None:
-            synchronize_before_unscaling(grad_scaler, self)
 
     def _use_buckets(self, planned: Sequence[Sequence[torch.nn.Parameter]], name: str) -> None:
-        self._buckets = [
+        self.buckets = [
             GradientBucket(f"{name}.{index}", members, self._compression) for index, members in enumerate(planned)
         ]
         if not self._full:
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 # Wrong settings fail here, not in the first backward.
                 self._config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))
-        self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
+        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
 
     def _config(self, wire: torch.Tensor) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
@@ -161,13 +133,13 @@ class _Methods(torch.optim.Optimizer):
         )
 
     def _register_hooks(self) -> None:
-        # The parameters hold the hooks, and must not hold the optimizer with them.
+        # The parameters hold the hooks, and must not hold the exchange with them.
         reference = weakref.ref(self)
 
         def gradient_is_there(parameter: torch.nn.Parameter) -> None:
-            optimizer = reference()
-            if optimizer is not None:
-                optimizer._gradient_is_there(parameter)
+            exchange = reference()
+            if exchange is not None:
+                exchange._gradient_is_there(parameter)
 
         for parameter in self._bucket_of:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(gradient_is_there))  # type: ignore[no-untyped-call]
@@ -181,7 +153,7 @@ class _Methods(torch.optim.Optimizer):
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                 "backward_passes_per_step to accumulate gradients locally."
             )
-        self._synchronized = False  # of an earlier step, which a GradScaler has skipped
+        self.synchronized = False  # of an earlier step, which a GradScaler has skipped
         self._passes_left[parameter] -= 1
         if self._passes_left[parameter] > 0:
             return
@@ -233,91 +205,72 @@ class _Methods(torch.optim.Optimizer):
     def _wire_bytes(self, parameter: torch.nn.Parameter) -> int:
         return parameter.numel() * self._bucket_of[parameter].wire_dtype.itemsize
 
-    def _maybe_merge(self) -> None:
+    def _maybe_merge(self, optimizer: Any) -> None:
         if self._merging is None or not self._hooks or not self._merging.step_ended():
             return
         if not self._merging.everybody_is_here():
             return
-        self.flush()  # what is pending or missed in the old buckets belongs to them
-        planned = self._merging.make_plan([bucket.parameters for bucket in self._buckets])
+        self.flush_optimizer(optimizer)  # what is pending or missed in the old buckets belongs to them
+        planned = self._merging.make_plan([bucket.parameters for bucket in self.buckets])
         if planned is not None:
             self._rounds_before = self.rounds  # the same on all ranks after a flush
             self._use_buckets(planned, f"{self._name}.{self._local_steps}")
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
-        """Which gradients travel together, and why; None without `fusion`, and before it has been measured."""
         return None if self._merging is None else self._merging.plan
 
     # --- Step ----------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Wait until every bucket has its result; the parameters' `grad` hold it then.
-
-        Gradients that backward did not make count as zeros, as in Horovod. Results that this rank has missed are added
-        up here also with `missed="replay"`, so that what follows, such as clipping, sees all of them.
-        """
         self._synchronize(fold=True)
 
     def _synchronize(self, fold: bool) -> None:
-        if self._hooks and not self._synchronized:
-            for bucket in self._buckets:
+        if self._hooks and not self.synchronized:
+            for bucket in self.buckets:
                 if bucket.handle is None:
                     for parameter in list(bucket.missing):
                         bucket.take(parameter)
                     self._arrive(bucket)
-            self._earlier = [bucket.finish(self._scale, fold) for bucket in self._buckets]
+            self._earlier = [bucket.finish(self._scale, fold) for bucket in self.buckets]
             if self._merging is not None:
                 self._merging.synchronized()
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 bucket.reset()
             for parameter in self._passes_left:
-                self._passes_left[parameter] = self.backward_passes_per_step
-        self._synchronized = True
+                self._passes_left[parameter] = self._passes
+        self.synchronized = True
 
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Within this context `step` does not synchronize: for gradient clipping after `synchronize`."""
-        self._should_synchronize = False
-        try:
-            yield
-        finally:
-            self._should_synchronize = True
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Synchronize, then apply: first the results that were missed (with `missed="replay"`), then the newest.
-
-        `closure` is evaluated once, before the reduction.
-        """
+    def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._should_synchronize:
-            if self._synchronized and self._grad_scaler is None:
+        if self.synchronizes_in_step:
+            if self.synchronized and self._grad_scaler is None:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(). This can cause training slowdown. You may want to consider using "
                     "optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code.",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
             self._synchronize(fold=False)
         earlier, self._earlier = self._earlier, []
-        empty = [bucket for bucket in self._buckets if bucket.empty]
+        empty = [bucket for bucket in self.buckets if bucket.empty]
         with self._gradients_kept():
-            self._replay(earlier)
+            self._replay(optimizer, earlier)
         # No result is no update: a step with zeros would move weights by momentum and decay.
-        if len(empty) < len(self._buckets) or not self._buckets:
+        if len(empty) < len(self.buckets) or not self.buckets:
             with self._gradients_kept():
                 for bucket in empty:
                     bucket.point_gradients_at(None)
-                self._base.step(self)
+                optimizer._base.step(optimizer)
         for bucket in empty:
             bucket.empty = False
-        self._synchronized = False
+        self.synchronized = False
         self._local_steps += 1
         self._maybe_sync_model()
-        self._maybe_merge()
+        self._maybe_merge(optimizer)
         return loss
 
     @contextmanager
@@ -329,77 +282,54 @@ class _Methods(torch.optim.Optimizer):
             for parameter, gradient in gradients.items():
                 parameter.grad = gradient
 
-    def _replay(self, results: list[list[torch.Tensor]]) -> None:
+    def _replay(self, optimizer: Any, results: list[list[torch.Tensor]]) -> None:
         """Apply results, a list for each bucket, oldest first; the newest of each bucket are applied together."""
         rounds = max(map(len, results), default=0)
         for index in range(rounds):
-            for bucket, missed in zip(self._buckets, results, strict=True):
+            for bucket, missed in zip(self.buckets, results, strict=True):
                 at = index - (rounds - len(missed))
                 bucket.point_gradients_at(missed[at] if at >= 0 else None)
-            self._base.step(self)
+            optimizer._base.step(optimizer)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's.
-
-        Raises:
-            AssertionError: gradients are under way; call it after `step` or `synchronize`.
-        """
-        if any(bucket.handle is not None for bucket in self._buckets):
+    def before_zero_grad(self) -> None:
+        if any(bucket.handle is not None for bucket in self.buckets):
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
         # A backward that failed half way leaves nothing behind.
         self._restart()
-        self._base.zero_grad(self, set_to_none)
 
     def _restart(self) -> None:
-        self._synchronized = False
+        self.synchronized = False
         self._earlier = []
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.reset()
-        self._passes_left = dict.fromkeys(self._passes_left, self.backward_passes_per_step)
+        self._passes_left = dict.fromkeys(self._passes_left, self._passes)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not after wrapping: the new parameters would not be reduced.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError("add parameter groups before wrapping the optimizer: later ones would not be reduced")
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """As Horovod's: how many backward passes accumulate before a step."""
-        self.backward_passes_per_step = passes
+    def set_passes(self, passes: int) -> None:
+        self._passes = passes
         self._passes_left = dict.fromkeys(self._passes_left, passes)
 
     # --- Rounds --------------------------------------------------------------------------------------------------
 
     @property
     def rounds(self) -> int:
-        """Rounds that all buckets have completed: the clock that the ranks share, for schedules and for stopping."""
         if self._full or not self._hooks:
             return self._local_steps  # every step is a round
         process_set = self.process_set.process_set_id
-        return self._rounds_before + min(runtime.completed(process_set, bucket.name) for bucket in self._buckets)
+        return self._rounds_before + min(runtime.completed(process_set, bucket.name) for bucket in self.buckets)
 
-    def flush(self) -> None:
-        """Wait until every rank flushes, deliver everything pending, and apply what this rank has missed.
-
-        Call it on every rank before a checkpoint; ranks that have ended or joined need not come.
-
-        Raises:
-            AssertionError: gradients are under way; call it after `step`.
-        """
-        if any(bucket.handle is not None for bucket in self._buckets):
+    def flush_optimizer(self, optimizer: Any) -> None:
+        if any(bucket.handle is not None for bucket in self.buckets):
             raise AssertionError("optimizer.flush() was called after loss.backward() but before optimizer.step().")
         if self._full or not self._hooks:
             return
         process_set = self.process_set.process_set_id
         runtime.flush(process_set)
-        missed = [bucket.collect(process_set) for bucket in self._buckets]
+        missed = [bucket.collect(process_set) for bucket in self.buckets]
         with self._gradients_kept():
-            self._replay(missed)
+            self._replay(optimizer, missed)
 
     def _maybe_sync_model(self) -> None:
         if self._model_sync_every is None or not self._hooks:
@@ -412,7 +342,7 @@ class _Methods(torch.optim.Optimizer):
             return
         self._model_syncs = due
         with torch.no_grad():
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 sizes = [p.numel() for p in bucket.parameters]
                 model = torch.cat([p.detach().reshape(-1) for p in bucket.parameters])
                 handle = average_over_all_(model, f"{bucket.name}.model", self.process_set)
@@ -423,29 +353,19 @@ class _Methods(torch.optim.Optimizer):
 
     # --- State ---------------------------------------------------------------------------------------------------
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; what this rank has pending or has missed is forgotten.
+    def before_state_dict(self) -> None:
+        """Gradients that are under way do not belong to the state."""
 
-        Raises:
-            AssertionError: gradients are under way; call it after `step`. (After a failure it may be called at any time.)
-        """
-        under_way = [bucket for bucket in self._buckets if not bucket.abandon()]
+    def forget(self) -> None:
+        under_way = [bucket for bucket in self.buckets if not bucket.abandon()]
         if under_way:
             raise AssertionError(
                 "optimizer.load_state_dict() was called after loss.backward() but before optimizer.step()."
             )
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             runtime.clear(self.process_set.process_set_id, bucket.name)
-        self._should_synchronize = True
+        self.synchronizes_in_step = True
         self._restart()
-        load_shared(self, self._base, state_dict)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return unwrapped(self, self._base)
-
-
-# PyTorch wraps the step of every class that has not this mark, and would run the step's hooks twice.
-_Methods.step.hooked = True  # type: ignore[attr-defined]
 
 
 def _remove(hooks: list[Any]) -> None:

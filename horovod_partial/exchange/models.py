@@ -1,0 +1,110 @@
+"""Averages of models: what is the same for the optimizers of every framework under a policy of models."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.common.process_sets import ProcessSet
+
+from horovod_partial._core import Periods
+from horovod_partial.bucket_config import FOR_EVER
+from horovod_partial.policies import ModelPolicy, WeightedAverage
+from horovod_partial.runtime import Runtime
+
+
+class ModelAverager(ABC):
+    """The averages of one optimizer's model: WAGMA-SGD (IEEE TPDS 2021), P-Reduce (SIGMOD'21) and WP-SGD.
+
+    Each framework has a subclass with `runtime`, which packs the model. A model is a sequence of the framework's tensors
+    or variables, in the same order on every rank.
+
+    Args:
+        name: prefix of the buckets' names.
+        policy: what to average with whom.
+        process_set: the ranks that take part.
+        max_staleness: rounds; None for the setting. For `GroupAverage` only.
+        grace_ms: milliseconds, or `"auto"`; None for the setting.
+    """
+
+    runtime: Runtime
+
+    def __init__(
+        self,
+        name: str,
+        policy: ModelPolicy,
+        process_set: ProcessSet,
+        max_staleness: int | None,
+        grace_ms: float | str | None,
+    ) -> None:
+        self.name = f"{name}.model"
+        self.signal_name = f"{self.name}.period"
+        self.policy = policy
+        self.process_set = process_set
+        by_work = isinstance(policy, WeightedAverage)
+        self._options: dict[str, Any] = {"max_staleness": FOR_EVER if by_work else max_staleness, "grace_ms": grace_ms}
+        self._periods: Periods | None = None
+        self._generation = 0  # of Horovod, in which the periods are counted
+
+    @abstractmethod
+    def _signal(self) -> None:
+        """Arrive at the bucket `signal_name`, and wait; in eager code."""
+
+    @abstractmethod
+    def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
+        """Average a model at once, in eager code, and return the work of those that took part."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are other ranks to average with, or may be some time."""
+        elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+        return self.process_set.included() and (self.process_set.size() > 1 or elastic)
+
+    @property
+    def rounds(self) -> int:
+        """Averages that have been made."""
+        return self.runtime.completed(self.process_set.process_set_id, self.name)
+
+    def steps_to_average(self) -> int | None:
+        """Whether to average after a step that has just been taken: None, or the steps that weigh this rank's model."""
+        if not isinstance(self.policy, WeightedAverage):
+            return 0
+        periods = self._current_periods(self.policy)
+        periods.take_step()
+        while periods.must_signal(self._signalled()):
+            self._signal()
+        return periods.begin_next() if periods.is_over(self._signalled()) else None
+
+    def flush(self, model: Sequence[Any]) -> None:
+        """Average a model over all ranks, which all must come: then the models are equal, and equally new.
+
+        Under `WeightedAverage` models weigh by the work of the present period, as in WP-SGD's last average (Algorithm 1,
+        line 14), and a new period begins. Other policies average plainly.
+        """
+        if not self.is_needed:
+            return
+        process_set, name = self.process_set.process_set_id, f"{self.name}.flush"
+        self.runtime.clear(process_set, name)  # averages that were made while this rank was out of training
+        self.runtime.flush(process_set)
+        if isinstance(self.policy, WeightedAverage):
+            periods = self._current_periods(self.policy)
+            work = periods.work()
+            # Before anybody can go on: the flush has left the signal at the same round on every rank.
+            periods.begin_anew(self._signalled())
+            self.runtime.clear(process_set, self.name)  # an average that this rank has missed
+            self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
+        else:
+            iteration = self.runtime.catch_up(process_set, self.name, 0)
+            iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)
+            self.runtime.catch_up(process_set, self.name, max(iterations))
+
+    def _current_periods(self, policy: WeightedAverage) -> Periods:
+        if self._periods is None or self._generation != self.runtime.generation:
+            self._periods, self._generation = Periods(policy.period), self.runtime.generation
+        return self._periods
+
+    def _signalled(self) -> int:
+        """How many rounds of the signal have ended on this rank."""
+        return self.runtime.completed(self.process_set.process_set_id, self.signal_name)

@@ -1,0 +1,187 @@
+"""Models that are averaged over ranks after each rank's own step.
+
+WAGMA-SGD (IEEE TPDS 2021), P-Reduce (SIGMOD'21) and WP-SGD, as `hvd.GroupAverage`, `hvd.PartialReduce` and
+`hvd.WeightedAverage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from horovod.common.process_sets import ProcessSet
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from horovod_partial import _core
+from horovod_partial.contraction import average_converges, average_is_useful
+from horovod_partial.exchange.models import ModelAverager
+from horovod_partial.policies import ModelPolicy, WeightedAverage
+from horovod_partial.rounds import RoundInfo
+from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
+from horovod_partial.torch.model_operations import average_async, signal
+from horovod_partial.torch.operations import PartialHandle, runtime
+from horovod_partial.torch.wrapping import bucket_name
+
+
+@dataclass(frozen=True)
+class WeightedAverageInfo:
+    """What an average by `hvd.WeightedAverage` was made of.
+
+    Attributes:
+        steps: by rank, taken since the average before.
+        weights: by rank; the same bits on every rank.
+        useful: the average has a better bound than the fastest rank's model alone (`hvd.average_is_useful`).
+        converges: averages like this one, again and again, keep the bound (`hvd.average_converges`).
+    """
+
+    steps: tuple[int, ...]
+    weights: tuple[float, ...]
+    useful: bool
+    converges: bool
+
+
+class ModelExchange(ModelAverager):
+    """The exchange of an optimizer under a policy of models: a local step, then an average.
+
+    Used by one thread at a time, as any optimizer.
+
+    Args:
+        optimizer: whose model is averaged.
+        names: of its parameters.
+        named_buffers: of the model, for a policy that averages them.
+        process_set: the ranks that take part.
+        policy: what to average with whom.
+        max_staleness: as in `ModelAverager`.
+        grace_ms: as in `ModelAverager`.
+
+    Raises:
+        ValueError: there is nothing to average.
+    """
+
+    runtime = runtime
+    exchanged = "averaged"
+    fusion_plan = None
+    synchronized = True  # gradients stay on their rank
+    synchronizes_in_step = True
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        names: dict[torch.nn.Parameter, str],
+        named_buffers: Iterable[tuple[str, torch.Tensor]] | None,
+        process_set: ProcessSet,
+        policy: ModelPolicy,
+        max_staleness: int | None,
+        grace_ms: float | str | None,
+    ) -> None:
+        members = [names[p] for group in optimizer.param_groups for p in group["params"]]
+        super().__init__(bucket_name(process_set, members), policy, process_set, max_staleness, grace_ms)
+        self._named_buffers = list(named_buffers or ())
+        self._tensors(optimizer)  # what does not fit fails here, not in the first step
+        self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
+        self._in_flight: PartialHandle | None = None
+        self._forward_hook: Any = None
+        self._local_steps = 0
+        self.last_round: RoundInfo | None = None
+        self.last_average: WeightedAverageInfo | None = None
+
+    def _tensors(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        return averaged_tensors(optimizer, self.policy.average, self._named_buffers)
+
+    # --- Steps ---------------------------------------------------------------------------------------------------
+
+    def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
+        self.synchronize()
+        loss = optimizer._base.step(optimizer, closure)
+        self._local_steps += 1
+        if not self.is_needed:
+            return loss
+        steps = self.steps_to_average()
+        if steps is not None:
+            flat = self._pack(self._tensors(optimizer)).flat
+            self._in_flight = average_async(
+                flat, flat, self.name, self.policy, self.process_set, steps, **self._options
+            )
+            if self.policy.overlap:
+                self._forward_hook = register_module_forward_pre_hook(lambda *_: self.synchronize())
+            else:
+                self.synchronize()
+        return loss
+
+    def synchronize(self) -> None:
+        """Wait for an average that is under way, as `overlap` leaves it."""
+        handle, bucket = self._in_flight, self._bucket
+        self._forget_in_flight()
+        if handle is None or bucket is None:
+            return
+        handle.synchronize()
+        info = handle.info()
+        self.last_round = info
+        if not isinstance(self.policy, WeightedAverage):
+            bucket.unpack()
+        elif not info.late:  # else it is of others' models, made without this rank
+            bucket.unpack()
+            self.last_average = WeightedAverageInfo(
+                steps=info.work,
+                weights=tuple(_core.contraction_weights(list(info.work), self.policy.contraction)),
+                useful=average_is_useful(info.work, self.policy.contraction),
+                converges=average_converges(info.work, self.policy.contraction),
+            )
+
+    def _pack(self, tensors: Sequence[torch.Tensor]) -> ModelBucket:
+        known = self._bucket.tensors if self._bucket is not None else []
+        if len(known) != len(tensors) or any(a is not b for a, b in zip(known, tensors, strict=True)):
+            self._bucket = ModelBucket(tensors)  # in the first step, or after loading
+        assert self._bucket is not None
+        self._bucket.pack()
+        return self._bucket
+
+    def _forget_in_flight(self) -> None:
+        self._in_flight = None
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+            self._forward_hook = None
+
+    # --- Averages over all ranks
+
+    def _signal(self) -> None:
+        signal(self.signal_name, self.process_set)
+
+    def _average_over_all(
+        self, model: Sequence[torch.Tensor], name: str, policy: WeightedAverage, work: int
+    ) -> Sequence[int]:
+        bucket = self._pack(model)
+        handle = average_async(bucket.flat, bucket.flat, name, policy, self.process_set, work)
+        handle.synchronize()
+        bucket.unpack()
+        return handle.info().work
+
+    # --- Rounds and state ----------------------------------------------------------------------------------------
+
+    @property
+    def rounds(self) -> int:
+        return super().rounds if self.is_needed else self._local_steps  # alone, every step is a round
+
+    def flush_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self.synchronize()
+        if self.is_needed:
+            self.flush(self._tensors(optimizer))
+
+    def set_passes(self, passes: int) -> None:
+        """Gradients accumulate on their rank until `step` anyway."""
+
+    def before_zero_grad(self) -> None:
+        """Gradients are this rank's own."""
+
+    def before_state_dict(self) -> None:
+        self.synchronize()
+
+    def forget(self) -> None:
+        if runtime.failed or not runtime.is_initialized():
+            self._forget_in_flight()
+            self._bucket = None  # Horovod may go on reading and writing the old one, which the handle keeps alive
+        self.synchronize()
+        runtime.clear(self.process_set.process_set_id, self.name)
