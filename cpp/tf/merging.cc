@@ -43,7 +43,7 @@ void Merging::With(const std::string& name, const std::shared_ptr<attach::Sessio
 
 }  // namespace horovod_partial::tf
 
-// For horovod_partial/tensorflow/merging.py. Messages come as their sizes and, one message after the other, as their
+// For horovod_partial/tensorflow/fusion_steps.py. Messages come as their sizes and, one message after the other, as their
 // gradients. Names are those that have been declared; what throws says so by returning false, or -1.
 namespace {
 

@@ -12,9 +12,9 @@ import torch
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.mpi_ops import Average, Sum
 
-from horovod_partial import elastic, gradients
+from horovod_partial.exchange import elastic, gradients
+from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, Policy, Quorum, WeightedAverage
-from horovod_partial.rounds import RoundInfo
 from horovod_partial.torch import model_operations, operations
 from horovod_partial.torch.buckets import GradientBucket, kind
 from horovod_partial.torch.elastic import run

@@ -11,14 +11,14 @@ import keras
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 from horovod_partial import policies
-from horovod_partial.arguments import check_gradient_arguments, refuse_about_gradients, with_num_groups
+from horovod_partial.exchange.arguments import check_gradient_arguments, refuse_about_gradients, with_num_groups
+from horovod_partial.exchange.gradients import GradientReducer
+from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.gradients import GradientReducer
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelAverager
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.wrapping import subclass
 
 Average, Compression = backend.horovod.Average, backend.horovod.Compression
 

@@ -13,11 +13,10 @@ from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: 
 
 import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
 from horovod_partial import policies
-from horovod_partial.contraction import average_converges, average_is_useful, estimate_contraction
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import *
+from horovod_partial.tensorflow.fusion import fusion_plans
 from horovod_partial.tensorflow.graph import RoundInfo
-from horovod_partial.tensorflow.merging import fusion_plans
 from horovod_partial.tensorflow.operations import (
     broadcast_variables,
     flush,
@@ -32,6 +31,7 @@ from horovod_partial.tensorflow.operations import (
 )
 from horovod_partial.tensorflow.optimizer import DistributedOptimizer
 from horovod_partial.tensorflow.tape import DistributedGradientTape
+from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
 
 __all__ = [
     "DistributedGradientTape",

@@ -11,7 +11,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow.functions import broadcast_object
 from horovod.tensorflow.mpi_ops import rank
 
-from horovod_partial import elastic
+from horovod_partial.exchange import elastic
 from horovod_partial.tensorflow.graph import runtime
 from horovod_partial.tensorflow.operations import broadcast_variables
 

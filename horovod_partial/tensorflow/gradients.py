@@ -9,13 +9,13 @@ import tensorflow as tf
 from horovod.tensorflow import _make_allreduce_grads_fn
 from horovod.tensorflow.mpi_ops import Average, Sum
 
-from horovod_partial import gradients
+from horovod_partial.exchange import gradients
 from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.merging import Gradient
+from horovod_partial.fusion.planner import Gradient
 from horovod_partial.policies import Policy
 from horovod_partial.tensorflow.buckets import Member, collect
+from horovod_partial.tensorflow.fusion import Merging, merging
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime, wire_dtype
-from horovod_partial.tensorflow.merging import Merging, merging
 
 _numbers = gradients.Numbers(runtime)
 

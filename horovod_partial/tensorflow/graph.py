@@ -32,7 +32,7 @@ _DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
 
 
 class RoundInfo(NamedTuple):
-    """What became of an arrival: `horovod_partial.rounds.RoundInfo`, in tensors, because a graph has no numbers.
+    """What became of an arrival: `horovod_partial.exchange.rounds.RoundInfo`, in tensors, because a graph has no numbers.
 
     Attributes:
         round: int64 scalar, as the next five.

@@ -11,8 +11,8 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.mpi_ops import Average, Sum
 
-from horovod_partial import bucket_config, policies, statistics
-from horovod_partial.arguments import is_average, of_allreduce
+from horovod_partial import bucket_config, policies, round_stats
+from horovod_partial.exchange.arguments import is_average, of_allreduce
 from horovod_partial.policies import (
     Butterfly,
     Full,
@@ -59,8 +59,8 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
 
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
-    """What happened to the rounds of each bucket: see `horovod_partial.statistics.summarise` for the keys."""
-    return statistics.summarise(runtime.statistics(process_set.process_set_id))
+    """What happened to the rounds of each bucket: see `horovod_partial.round_stats.summarise` for the keys."""
+    return round_stats.summarise(runtime.statistics(process_set.process_set_id))
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, *args: Any, **kwargs: Any) -> Any:

@@ -11,13 +11,13 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import Average
 
 from horovod_partial import policies
-from horovod_partial.arguments import check_gradient_arguments, with_num_groups
+from horovod_partial.exchange.arguments import check_gradient_arguments, with_num_groups
+from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
 from horovod_partial.tensorflow.gradients import GradientReducer
 from horovod_partial.tensorflow.graph import native
-from horovod_partial.wrapping import subclass
 
 
 class _Methods:

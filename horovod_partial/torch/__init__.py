@@ -14,10 +14,9 @@ from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
 import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
 from horovod_partial import policies
-from horovod_partial.contraction import average_converges, average_is_useful, estimate_contraction
+from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import *
-from horovod_partial.rounds import RoundInfo
 from horovod_partial.torch.model_operations import (
     group_allreduce,
     group_allreduce_,
@@ -47,6 +46,7 @@ from horovod_partial.torch.operations import (
     synchronize,
 )
 from horovod_partial.torch.optimizer import DistributedOptimizer
+from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
 
 __all__ = [
     "DistributedOptimizer",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from horovod_partial import bucket_plan
+from horovod_partial.exchange import bucket_plan
 from horovod_partial.torch.operations import PartialHandle, check_device, poll, runtime, synchronize, wire_dtype
 
 
@@ -197,7 +197,7 @@ def kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
 def plan(
     parameters: Iterable[torch.nn.Parameter], groups: Sequence[Sequence[torch.nn.Parameter]] | None, bucket_bytes: float
 ) -> list[list[torch.nn.Parameter]]:
-    """Which gradients travel together: see `horovod_partial.bucket_plan`.
+    """Which gradients travel together: see `horovod_partial.exchange.bucket_plan`.
 
     Args:
         parameters: those that need gradients, in the order of the model.

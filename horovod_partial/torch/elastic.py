@@ -7,7 +7,7 @@ from typing import Any
 
 from horovod.torch.elastic import ElasticSampler, TorchState
 
-from horovod_partial import elastic
+from horovod_partial.exchange import elastic
 from horovod_partial.torch.operations import runtime
 
 __all__ = ["ElasticSampler", "TorchState", "run"]

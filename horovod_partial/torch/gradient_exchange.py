@@ -23,7 +23,7 @@ from horovod_partial.policies import Full
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
-from horovod_partial.torch.merging import Merging
+from horovod_partial.torch.fusion import Merging
 from horovod_partial.torch.model_operations import average_over_all_
 from horovod_partial.torch.operations import (
     PartialHandle,

@@ -15,14 +15,14 @@ from horovod.common.process_sets import ProcessSet
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from horovod_partial import _core
-from horovod_partial.contraction import average_converges, average_is_useful
 from horovod_partial.exchange.models import ModelAverager
+from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, WeightedAverage
-from horovod_partial.rounds import RoundInfo
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import average_async, signal
 from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.wrapping import bucket_name
+from horovod_partial.wp_sgd import average_converges, average_is_useful
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import mpi_lib_v2, mpi_ops
 from horovod.torch.mpi_ops import Average, Sum
 
-from horovod_partial import _attach, bucket_config, statistics
-from horovod_partial.arguments import is_average, of_allreduce
+from horovod_partial import _attach, bucket_config, round_stats
+from horovod_partial.exchange.arguments import is_average, of_allreduce
+from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Full, Policy
-from horovod_partial.rounds import RoundInfo
 from horovod_partial.runtime import Runtime, library_of
 from horovod_partial.settings import settings
 
@@ -84,8 +84,8 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
 
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
-    """What happened to the rounds of each bucket: see `horovod_partial.statistics.summarise` for the keys."""
-    return statistics.summarise(runtime.statistics(process_set.process_set_id))
+    """What happened to the rounds of each bucket: see `horovod_partial.round_stats.summarise` for the keys."""
+    return round_stats.summarise(runtime.statistics(process_set.process_set_id))
 
 
 @functools.lru_cache(maxsize=4096)  # one for each bucket; called in every round

@@ -11,7 +11,7 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import policies
-from horovod_partial.arguments import check_fusion, refuse_about_gradients, with_num_groups
+from horovod_partial.exchange.arguments import check_fusion, refuse_about_gradients, with_num_groups
 from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.settings import settings

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from horovod.common.process_sets import ProcessSet
 
+from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan
-from horovod_partial.rounds import RoundInfo
 
 _instances: Counter[str] = Counter()  # by what makes optimizers alike; the ranks make those in one order
 

@@ -16,8 +16,8 @@ from harness.merging import ALL, EVERYBODY, SWITCH, WARMUP
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
-from horovod_partial import bucket_config, fusion, merging
-from horovod_partial.fusion import FusionPlan, MessageCost
+from horovod_partial import bucket_config, fusion
+from horovod_partial.fusion import FusionPlan, MessageCost, planner
 from horovod_partial.tensorflow.graph import arrive_merged, step_ended
 
 pytestmark = pytest.mark.launch(framework="tensorflow")
@@ -271,7 +271,7 @@ def test_a_fit_that_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) ->
         raise ValueError("the network sleeps")
 
     monkeypatch.setattr(MessageCost, "fit", refuse)
-    monkeypatch.setattr(merging, "_PROBES", 1)
+    monkeypatch.setattr(planner, "_PROBES", 1)
     model = make_model()
     train(world, tape_step(model, sgd(), merged()), SWITCH + 2)
     plan = latest_plan()
@@ -282,7 +282,7 @@ def test_a_fit_that_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) ->
 def test_times_that_drift_make_a_new_plan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = [MessageCost(1e-12, 1e-3), MessageCost(10.0, 1e-12)]
     monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: costs[0]))
-    monkeypatch.setattr(merging, "_PROBES", 1)
+    monkeypatch.setattr(planner, "_PROBES", 1)
     model = make_model()
     step = tape_step(model, sgd(), merged(replan_every=5))
     train(world, step, SWITCH)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_partial import merging
-from horovod_partial.fusion import MessageCost
+from horovod_partial.fusion import MessageCost, planner
 
 EVERYBODY = "quorum:1.0"
 ALL = ["full", "solo", "majority", EVERYBODY]
@@ -18,5 +17,5 @@ def known_cost(monkeypatch: pytest.MonkeyPatch) -> MessageCost:
     """A network that is never busy: probes travel, but their times do not count."""
     cost = MessageCost(1e-4, 1e-9)
     monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: cost))
-    monkeypatch.setattr(merging, "_PROBES", 1)
+    monkeypatch.setattr(planner, "_PROBES", 1)
     return cost

@@ -11,7 +11,7 @@ from horovod.torch.functions import broadcast_object
 from horovod.torch.mpi_ops import allgather
 
 from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.merging import Clock, Gradient, Planner
+from horovod_partial.fusion.planner import Clock, Gradient, Planner
 from horovod_partial.policies import Quorum
 from horovod_partial.torch.buckets import kind
 from horovod_partial.torch.operations import make_config, submit
@@ -108,7 +108,7 @@ class Merging:
 
 
 class _Collectives:
-    """PyTorch's `horovod_partial.merging.Collectives`."""
+    """PyTorch's `horovod_partial.fusion.planner.Collectives`."""
 
     def __init__(
         self, process_set: ProcessSet, reduce: Callable[[str, torch.Tensor], bool], device: torch.device

@@ -14,11 +14,11 @@ from horovod.tensorflow.mpi_ops import allgather
 
 from horovod_partial import _core, bucket_config
 from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.merging import Clock, Gradient, Planner
+from horovod_partial.fusion.planner import Clock, Gradient, Planner
 from horovod_partial.policies import Quorum
 from horovod_partial.tensorflow.buckets import Member, collect
+from horovod_partial.tensorflow.fusion_steps import MergedSteps
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, arrive_merged, planned, runtime, step_ended
-from horovod_partial.tensorflow.merged_steps import MergedSteps
 
 _made: dict[str, Merging] = {}  # by name: a tape is made anew in each step, and a graph knows but the name
 
@@ -218,7 +218,7 @@ def _with_empty(infos: list[RoundInfo], empty: tf.Tensor) -> list[RoundInfo]:
 
 
 class _Collectives:
-    """TensorFlow's `horovod_partial.merging.Collectives`, in eager code."""
+    """TensorFlow's `horovod_partial.fusion.planner.Collectives`, in eager code."""
 
     def __init__(self, process_set: ProcessSet) -> None:
         self._process_set = process_set

@@ -13,8 +13,9 @@ from typing import Any
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 
-from horovod_partial import _core, bucket_config, bucket_plan
-from horovod_partial.arguments import is_average
+from horovod_partial import _core, bucket_config
+from horovod_partial.exchange import bucket_plan
+from horovod_partial.exchange.arguments import is_average
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full, Policy, Quorum
 from horovod_partial.runtime import Runtime
