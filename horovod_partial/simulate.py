@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_partial import _core, fusion, policies
+from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.fusion import FusionPlan, MessageCost
 from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WeightedAverage
-
-_FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
 
 # --- Clusters --------------------------------------------------------------------------------------------------------
 
@@ -395,7 +394,7 @@ def simulate(
     ready, nbytes = _messages(trace, policy, rule, costs[-1])
     waits_for_all = isinstance(policy, Full | WeightedAverage)
     rounds = (Quorum(1.0) if isinstance(policy, Full) else policy).to_core(ranks)
-    rounds = rounds.replace(max_staleness=_FOR_EVER if waits_for_all else max_staleness)
+    rounds = rounds.replace(max_staleness=FOR_EVER if waits_for_all else max_staleness)
     if grace is not None:  # the core's default learns it
         rounds = rounds.replace(grace_seconds=grace)
     figures = _core.run_job(

@@ -47,7 +47,7 @@ void MergedSteps::ForgetTimes() {
   last_.clear();
 }
 
-MergedSteps::Place MergedSteps::Come(int gradient, std::int64_t elements, double now) {
+MergedSteps::Place MergedSteps::RecordGradient(int gradient, std::int64_t elements, double now) {
   const auto index = static_cast<std::size_t>(gradient);
   if (index >= places_.size())
     throw std::invalid_argument(declaration_.name + " has no gradient " + std::to_string(gradient));
@@ -63,7 +63,7 @@ MergedSteps::Place MergedSteps::Come(int gradient, std::int64_t elements, double
   return place;
 }
 
-void MergedSteps::ComeTogether(double now) { current_.assign(current_.size(), now); }
+void MergedSteps::RecordAllGradients(double now) { current_.assign(current_.size(), now); }
 
 bool MergedSteps::StepEnded(double now) {
   const std::size_t most = declaration_.window + 1;
@@ -75,6 +75,11 @@ bool MergedSteps::StepEnded(double now) {
   if (last_.size() > most) last_.pop_front();
   ++steps_;
   return steps_ == due_;
+}
+
+bool MergedSteps::Measures() const {
+  const std::size_t most = declaration_.window + 1;
+  return first_.size() < most || (due_ && steps_ < *due_ && *due_ - steps_ <= static_cast<std::int64_t>(most));
 }
 
 void MergedSteps::Plan(std::optional<Messages> messages, std::optional<std::int64_t> due) {

@@ -38,12 +38,14 @@ class MergedSteps {
     std::vector<std::int64_t> elements;  // of each gradient in the message
     std::size_t position;                // of this one among them
   };
-  // A gradient of the step is there. Throws std::invalid_argument if it is none, or has another size.
-  Place Come(int gradient, std::int64_t elements, double now);
-  // All of them are: where a step's gradients come at the same moment.
-  void ComeTogether(double now);
+  // A gradient of the step is there. Throws std::invalid_argument if there is no such gradient, or it has another size.
+  Place RecordGradient(int gradient, std::int64_t elements, double now);
+  // All gradients of the step are there, where they come at the same moment.
+  void RecordAllGradients(double now);
   // All results are there. True if it is time to plan.
   bool StepEnded(double now);
+  // Whether the times of the present step can matter to a plan: the first and the last steps under each are kept.
+  bool Measures() const;
 
   // Between two steps: the messages from now on, if they change, and after how many steps to plan anew, if ever.
   // Throws as the constructor.

@@ -136,7 +136,7 @@ class MemberOp final : public AsyncKernel {
     MergedSteps::Place place;
     try {
       Merging::Instance().With(steps_, session, [&](MergedSteps& steps) {
-        place = steps.Come(gradient_, context->input(1).NumElements(), Seconds());
+        place = steps.RecordGradient(gradient_, context->input(1).NumElements(), Seconds());
       });
     } catch (const std::invalid_argument& error) {
       return absl::InvalidArgumentError(error.what());

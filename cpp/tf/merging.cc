@@ -43,8 +43,8 @@ void Merging::With(const std::string& name, const std::shared_ptr<attach::Sessio
 
 }  // namespace horovod_partial::tf
 
-// For horovod_partial/tensorflow/fusion_steps.py. Messages come as their sizes and, one message after the other, as their
-// gradients. Names are those that have been declared; what throws says so by returning false, or -1.
+// For horovod_partial/tensorflow/fusion_steps.py. Messages come as their sizes and, one message after the other, as
+// their gradients. Names are those that have been declared; what throws says so by returning false, or -1.
 namespace {
 
 using horovod_partial::MergedSteps;
@@ -81,7 +81,7 @@ HOROVOD_PARTIAL_EXPORT bool horovod_partial_declare_steps(const char* name, std:
 HOROVOD_PARTIAL_EXPORT void horovod_partial_begin_step(const char* name, int process_set) try {
   const auto generation = horovod_partial::attach::SessionOf(horovod_partial::tf::LibraryPath(), process_set);
   Merging::Instance().With(name, generation, [](MergedSteps& steps) {
-    steps.ComeTogether(std::chrono::duration<double>(horovod_partial::Now()).count());
+    steps.RecordAllGradients(std::chrono::duration<double>(horovod_partial::Now()).count());
   });
 } catch (const std::exception&) {
   // The arrival that follows tells.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 import os
 import statistics
 import time
@@ -64,42 +66,28 @@ class Collectives(Protocol):
         """The rows of all ranks, numbers of 64 bits."""
 
 
-class Clock:
-    """Times of the gradients of some steps, on one rank. Moments are seconds of one clock; None is now.
+class StepTimes:
+    """When the gradients of successive steps were there, on one rank.
 
-    Not for several threads at the same time.
+    Args:
+        names: of the gradients.
+        rows: of each step the moments of its gradients, NaN where one did not come, and of its last result behind them;
+            all in seconds of one times. A step begins where the one before has ended, so the first one is not measured.
     """
 
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew with the next step."""
-        self._times: list[dict[str, float]] = []
-        self._current: dict[str, float] = {}
-        self._around: list[float] = []
+    def __init__(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
         self._steps: list[float] = []
-        self._last_end: float | None = None
-        self._synchronized = 0.0
-
-    def gradient(self, name: str, moment: float | None = None) -> None:
-        """A gradient is there."""
-        self._current[name] = time.perf_counter() if moment is None else moment
-
-    def synchronized(self, moment: float | None = None) -> None:
-        """All results are there."""
-        self._synchronized = time.perf_counter() if moment is None else moment
-
-    def step_ended(self, moment: float | None = None) -> None:
-        """A step is over."""
-        now = time.perf_counter() if moment is None else moment
-        if self._last_end is not None and self._current:
-            self._times.append(self._current)
-            self._steps.append(now - self._last_end)
-            first = min(self._current.values())
-            self._around.append(first - self._last_end + now - self._synchronized)
-        self._last_end = now
-        self._current = {}
+        self._around: list[float] = []
+        self._behind: dict[str, list[float]] = {}  # by gradient: seconds behind the first of the step
+        for (*_, begin), (*moments, end) in itertools.pairwise(rows):
+            came = {name: at for name, at in zip(names, moments, strict=True) if not math.isnan(at)}
+            if not came:
+                continue
+            first = min(came.values())
+            self._steps.append(end - begin)
+            self._around.append(first - begin)
+            for name, at in came.items():
+                self._behind.setdefault(name, []).append(at - first)
 
     @property
     def steps(self) -> int:
@@ -111,17 +99,12 @@ class Clock:
         return statistics.median(self._steps)
 
     def around_seconds(self) -> float:
-        """Median of what of a step is before the first gradient and after the last result."""
+        """Median of the time from the last result of a step to the first gradient of the next one."""
         return statistics.median(self._around)
 
     def ready(self, names: Sequence[str]) -> dict[str, float]:
         """When each gradient is there, in seconds after the first, earliest first; the last moment if it never was."""
-        seconds: dict[str, list[float]] = {}
-        for times in self._times:
-            first = min(times.values())
-            for name, moment in times.items():
-                seconds.setdefault(name, []).append(moment - first)
-        medians = {name: statistics.median(values) for name, values in seconds.items()}
+        medians = {name: statistics.median(values) for name, values in self._behind.items()}
         latest = max(medians.values(), default=0.0)
         ready = {name: medians.get(name, latest) for name in names}
         return dict(sorted(ready.items(), key=lambda item: item[1]))
@@ -155,15 +138,15 @@ class Planner:
         self.plan, self._given = None, self._options.plan
 
     def everybody_is_here(self) -> bool:
-        """As in `Collectives`. Where a rank has left no plan can be agreed to, so the one in use stays for good."""
+        """As in `Collectives`."""
         return self._collectives.everybody_is_here(f"{self._name}.everybody")
 
-    def make_plan(self, current: list[list[str]], clock: Clock) -> list[list[str]] | None:
+    def make_plan(self, current: list[list[str]], times: StepTimes) -> list[list[str]] | None:
         """Rank 0 plans, and all ranks get the plan: which gradients travel together.
 
         Args:
             current: what is in use.
-            clock: what was measured under it.
+            times: what was measured under it.
 
         Returns:
             None if what is in use stays.
@@ -177,15 +160,15 @@ class Planner:
                 cost = self._from_rank_0(self._measure_cost(), "cost")
                 if isinstance(cost, MessageCost):
                     break
-            planned = self._from_rank_0(self._plan(current, clock, cost), "plan")
+            planned = self._from_rank_0(self._plan(current, times, cost), "plan")
         messages = self._check(planned)
         self.plan = planned
         return messages if not planned.reason and messages != current else None
 
-    def measured(self, clock: Clock) -> None:
+    def measured(self, times: StepTimes) -> None:
         """These are steps under the plan."""
         if self.plan is not None:
-            self.plan = replace(self.plan, measured=clock.step_seconds())
+            self.plan = replace(self.plan, measured=times.step_seconds())
 
     def _from_rank_0(self, value: Any, what: str) -> Any:
         return self._collectives.from_rank_0(value, f"{self._name}.{what}")
@@ -210,9 +193,9 @@ class Planner:
         except ValueError as error:
             return str(error)
 
-    def _plan(self, current: list[list[str]], clock: Clock, cost: MessageCost | str) -> FusionPlan:
+    def _plan(self, current: list[list[str]], times: StepTimes, cost: MessageCost | str) -> FusionPlan:
         gradients = self._gradients
-        ready = clock.ready(list(gradients))
+        ready = times.ready(list(gradients))
         if isinstance(cost, str):
             names = [name for message in current for name in message]
             return FusionPlan(
@@ -221,7 +204,7 @@ class Planner:
                 nbytes=tuple(gradients[name].nbytes for name in names),
                 ready=tuple(ready[name] for name in names),
                 messages=tuple(map(len, current)),
-                around=clock.around_seconds(),
+                around=times.around_seconds(),
                 reason=cost,
             )
         # One dtype and device after the other: what is in one message has one.
@@ -239,7 +222,7 @@ class Planner:
             [ready[name] for name in names],
             cost,
             breaks=breaks,
-            around=clock.around_seconds(),
+            around=times.around_seconds(),
         )
         if self.plan is None or self.plan.reason or sorted(self.plan.gradients) != sorted(made.gradients):
             return made
@@ -280,3 +263,100 @@ class Planner:
                 "model, with the same fusion, on every rank"
             )
         return messages
+
+
+class Steps(Protocol):
+    """`cpp/core/merged_steps.h`, in the way in which a framework reaches it."""
+
+    @property
+    def plans(self) -> int:
+        """How many there have been since Horovod was initialised."""
+
+    def plan(self, messages: Sequence[Sequence[int]] | None, due: int | None) -> None:
+        """Between two steps: the messages from now on, if they change, and after how many steps to plan anew, if ever."""
+
+    def times(self, *, first: bool) -> Sequence[Sequence[float]]:
+        """Rows for `StepTimes`: of the first steps under the plan in use, or of the last ones."""
+
+
+class FusedTraining:
+    """The gradients of one optimizer or tape that travel by a plan, which may be replaced between two steps.
+
+    Args:
+        name: prefix of the buckets' names; the same on every rank.
+        options: the user's.
+        gradients: what a plan has to know of each.
+        messages: which gradients travel together before there is a plan, as positions.
+        collectives: of the framework.
+        make_steps: makes the counter of steps, given the steps before the first plan.
+        completed: tells how many rounds of a bucket have ended on this rank.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: MergedGradients,
+        gradients: Sequence[Gradient],
+        messages: list[list[int]],
+        collectives: Collectives,
+        make_steps: Callable[[int], Steps],
+        completed: Callable[[str], int],
+    ) -> None:
+        self.name = name
+        self.options = options
+        self._names = [gradient.name for gradient in gradients]
+        self._default = messages
+        self._completed = completed
+        self._planner = Planner(options, gradients, name, collectives)
+        self._steps = make_steps(self._planner.first_due)
+        self._plans = 0  # since Horovod was initialised
+        self._rounds_before = 0  # in buckets that a plan has replaced
+        self._use(name, messages)
+
+    def _use(self, prefix: str, messages: list[list[int]]) -> None:
+        self.messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}  # by bucket
+
+    @property
+    def plan(self) -> FusionPlan | None:
+        """The plan in use; None before there is one."""
+        plan = self._planner.plan if self._steps.plans > 0 else None
+        if plan is not None and plan.measured is None:
+            times = self._measured(first=True)
+            if times.steps == self.options.warmup_steps:
+                self._planner.measured(times)
+                plan = self._planner.plan
+        return plan
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that all buckets have ended on this rank."""
+        self.forget_an_old_plan()
+        return self._rounds_before + min(map(self._completed, self.messages))
+
+    def forget_an_old_plan(self) -> None:
+        """Where Horovod has been initialised anew since it was made: ranks that are new in an elastic job know none."""
+        if self._steps.plans < self._plans:
+            self._planner.restart()
+            self._plans = self._rounds_before = 0
+            self._use(self.name, self._default)
+
+    def everybody_is_here(self) -> bool:
+        """Wait for all ranks; False if one has left. Then no plan can be agreed to, and the one in use stays for good."""
+        return self._planner.everybody_is_here()
+
+    def replan(self) -> bool:
+        """Make a new plan, between two steps, after all ranks have flushed. Whether `messages` are others now."""
+        current = [[self._names[i] for i in message] for message in self.messages.values()]
+        names = self._planner.make_plan(current, self._measured(first=False))
+        messages = None
+        if names is not None:
+            positions = {name: position for position, name in enumerate(self._names)}
+            messages = [[positions[name] for name in message] for message in names]
+            self._rounds_before = self.rounds  # the same on all ranks after a flush
+            self._use(f"{self.name}.plan{self._plans + 1}", messages)
+        self._steps.plan(messages, self.options.replan_every)
+        self._plans += 1
+        return names is not None
+
+    def _measured(self, *, first: bool) -> StepTimes:
+        return StepTimes(self._names, self._steps.times(first=first))

@@ -14,23 +14,23 @@ from horovod.tensorflow.mpi_ops import allgather
 
 from horovod_partial import _core, bucket_config
 from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.fusion.planner import Clock, Gradient, Planner
+from horovod_partial.fusion.planner import FusedTraining, Gradient
 from horovod_partial.policies import Quorum
 from horovod_partial.tensorflow.buckets import Member, collect
-from horovod_partial.tensorflow.fusion_steps import MergedSteps
+from horovod_partial.tensorflow.fusion_steps import FusionSteps
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, arrive_merged, planned, runtime, step_ended
 
-_made: dict[str, Merging] = {}  # by name: a tape is made anew in each step, and a graph knows but the name
+_made: dict[str, Fusion] = {}  # by name: a tape is made anew in each step, and a graph knows but the name
 
 
-def merging(name: str, options: MergedGradients, *arguments: Any) -> Merging:
-    """The `Merging` of that name, made where there is none, or one of an earlier generation.
+def fusion_of(name: str, options: MergedGradients, *arguments: Any) -> Fusion:
+    """The `Fusion` of that name, made where there is none, or one of an earlier generation.
 
     Raises:
         ValueError: there is one with other options.
     """
     if name not in _made or _made[name].generation != runtime.generation:
-        _made[name] = Merging(name, options, *arguments)
+        _made[name] = Fusion(name, options, *arguments)
     if _made[name].options != options:
         raise ValueError(
             "these variables' gradients are merged already, with other options; give the same fusion= wherever they are "
@@ -48,10 +48,10 @@ def fusion_plans() -> dict[str, FusionPlan | None]:
     return {name: one.plan for name, one in _made.items()}
 
 
-class Merging:
+class Fusion(FusedTraining):
     """The gradients of one tape or optimizer that travel by a plan.
 
-    Their steps are counted, and measured, in the library of TensorFlow's operations (`MergedSteps`): a graph that has been
+    Their steps are counted, and measured, in the library of TensorFlow's operations (`FusionSteps`): a graph that has been
     traced runs without Python until it is time to plan. Then `_plan` runs in the graph's thread, or in the
     application's in eager code; never twice at the same time, since steps follow each other.
 
@@ -71,47 +71,27 @@ class Merging:
         gradients: Sequence[Gradient],
         messages: list[list[int]],
     ) -> None:
-        self.options = options
         self.generation = runtime.generation  # of Horovod; in a new one names are counted anew
-        self._name = name
         self._process_set = process_set
-        self._names = [gradient.name for gradient in gradients]
         self._members: Sequence[Member] = ()  # of the last step in eager code, or the last graph
-        self._default = messages
         self._collectives = _Collectives(process_set)
-        self._planner = Planner(options, gradients, name, self._collectives)
-        self._use(name, messages)
-        self._rounds_before = 0  # in buckets that a plan has replaced
-        self._plans = 0  # since Horovod was initialised
+        self._steps: FusionSteps
         elements = [math.prod(gradient.shape) for gradient in gradients]
-        self._steps = MergedSteps(name, elements, messages, self._planner.first_due, options.warmup_steps)
-
-    def _use(self, prefix: str, messages: list[list[int]]) -> None:
-        self._messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}  # by bucket
-
-    @property
-    def plan(self) -> FusionPlan | None:
-        """The plan in use; None before there is one."""
-        plan = self._planner.plan if self._steps.plans > 0 else None
-        if plan is not None and plan.measured is None:
-            clock = self._measured(first=True)
-            if clock.steps == self.options.warmup_steps:
-                self._planner.measured(clock)
-                plan = self._planner.plan
-        return plan
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that all buckets have ended on this rank."""
-        self._forget_an_old_plan()
-        process_set = self._process_set.process_set_id
-        return self._rounds_before + min(runtime.completed(process_set, name) for name in self._messages)
+        super().__init__(
+            name,
+            options,
+            gradients,
+            messages,
+            self._collectives,
+            lambda due: FusionSteps(name, elements, messages, due, options.warmup_steps),
+            lambda bucket: runtime.completed(process_set.process_set_id, bucket),
+        )
 
     def collect(self) -> list[tuple[int, tf.Tensor]]:
         """What this rank has missed: gradients with their positions. In eager code, after a flush."""
-        self._forget_an_old_plan()
+        self.forget_an_old_plan()
         missed: list[tuple[int, tf.Tensor]] = []
-        for name, message in self._messages.items():
+        for name, message in self.messages.items():
             gradients = collect(self._process_set, name, [self._members[i] for i in message])
             missed += zip(message, gradients, strict=False)
         return missed
@@ -134,15 +114,15 @@ class Merging:
         if tf.executing_eagerly():
             results, infos = self._reduce_now(tensors, spec)
             results = self._restored(results)
-            if step_ended(self._name):
+            if step_ended(self.name):
                 *results, empty = self._plan(*results, tf.stack([info.empty for info in infos]))
                 infos = _with_empty(infos, empty)
             return results, infos
-        results, infos, empty = arrive_merged(tensors, self._name, self._process_set, spec)
+        results, infos, empty = arrive_merged(tensors, self.name, self._process_set, spec)
         results = self._restored(results)
         before = [*results, empty]
         with tf.control_dependencies(before):
-            due = step_ended(self._name)
+            due = step_ended(self.name)
 
         def plan() -> list[tf.Tensor]:
             after = tf.py_function(self._plan, before, [tensor.dtype for tensor in before])
@@ -150,16 +130,16 @@ class Merging:
 
         *results, empty = tf.cond(due, plan, lambda: before)
         with tf.control_dependencies([empty]):
-            planned(self._name, len(results))
+            planned(self.name, len(results))
         return results, _with_empty(infos, empty)
 
     def _reduce_now(self, tensors: Sequence[tf.Tensor], spec: _core.BucketSpec) -> tuple[list[Any], list[Any]]:
         # Operations of single gradients would wait for each other for ever in eager code.
         self._steps.begin(self._process_set.process_set_id)
-        self._forget_an_old_plan()
+        self.forget_an_old_plan()
         results: list[Any] = [None] * len(tensors)
         infos: list[Any] = [None] * len(tensors)
-        for name, message in self._messages.items():
+        for name, message in self.messages.items():
             reduced, info = arrive([tensors[i] for i in message], name, self._process_set, spec)
             for i, result in zip(message, reduced, strict=True):
                 results[i], infos[i] = result, info
@@ -168,20 +148,13 @@ class Merging:
     def _restored(self, results: list[tf.Tensor]) -> list[tf.Tensor]:
         return [one.restore(result) for one, result in zip(self._members, results, strict=True)]
 
-    def _forget_an_old_plan(self) -> None:
-        """Where Horovod has been initialised anew since it was made: ranks that are new in an elastic job know none."""
-        if self._steps.plans < self._plans:
-            self._planner.restart()
-            self._plans = self._rounds_before = 0
-            self._use(self._name, self._default)
-
     def _plan(self, *results: tf.Tensor) -> list[tf.Tensor]:
         """Between two steps, on all ranks: a new plan. The results get what this rank has missed.
 
         Behind the results comes whether each is none.
         """
-        self._forget_an_old_plan()
-        if not self._planner.everybody_is_here():
+        self.forget_an_old_plan()
+        if not self.everybody_is_here():
             return list(results)
         runtime.flush(self._process_set.process_set_id)  # what is pending or missed in the old buckets belongs to them
         *gradients, empty = results
@@ -189,28 +162,8 @@ class Merging:
         for i, gradient in self.collect():
             gradients[i] += gradient
             is_empty[i] = 0
-        current = [[self._names[i] for i in message] for message in self._messages.values()]
-        names = self._planner.make_plan(current, self._measured(first=False))
-        messages = None
-        if names is not None:
-            positions = {name: position for position, name in enumerate(self._names)}
-            messages = [[positions[name] for name in message] for message in names]
-            self._rounds_before = self.rounds  # the same on all ranks after a flush
-            self._use(f"{self._name}.plan{self._plans + 1}", messages)
-        self._steps.plan(messages, self.options.replan_every)
-        self._plans += 1
+        self.replan()
         return [*gradients, tf.constant(is_empty)]
-
-    def _measured(self, *, first: bool) -> Clock:
-        """The first steps under the plan in use, or the last."""
-        clock = Clock()
-        for *moments, end in self._steps.times(first=first).tolist():
-            for name, moment in zip(self._names, moments, strict=True):
-                if not math.isnan(moment):
-                    clock.gradient(name, moment)
-            clock.synchronized(end)
-            clock.step_ended(end)
-        return clock
 
 
 def _with_empty(infos: list[RoundInfo], empty: tf.Tensor) -> list[RoundInfo]:

@@ -1,4 +1,4 @@
-"""The steps of merged gradients, as the library of TensorFlow's operations keeps them: `cpp/core/merged_steps.h`."""
+"""The steps of merged gradients, which the library of TensorFlow's operations keeps: `cpp/core/merged_steps.h`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from horovod_partial.tensorflow.graph import library
 
@@ -32,8 +31,8 @@ _plan = _function("plan_steps", ctypes.c_bool, [*_MESSAGES, ctypes.c_int64])
 _times = _function("step_times", ctypes.c_int64, [ctypes.c_bool, ctypes.POINTER(ctypes.c_double)])
 
 
-class MergedSteps:
-    """Of one name. Kernels look it up; here Python declares, reads and plans.
+class FusionSteps:
+    """The steps of one optimizer or tape. Kernels find them by name; Python declares them, reads times and replaces the plan.
 
     Args:
         name: of the buckets.
@@ -71,12 +70,12 @@ class MergedSteps:
         planned = _plan(self._name, *_flat(messages or []), due or 0)
         assert planned, "a plan that has been checked fits"
 
-    def times(self, *, first: bool) -> NDArray[np.float64]:
+    def times(self, *, first: bool) -> list[list[float]]:
         """Of the first steps under the plan in use, or of the last: seconds of each gradient, NaN if it did not come, and
         of the step's end. At most `window` + 1 rows."""
         times = np.empty([self._rows, self._width])
         count = _times(self._name, first, times.ctypes.data_as(ctypes.POINTER(ctypes.c_double)))
-        return times[:count]
+        return times[:count].tolist()
 
 
 def _array(numbers: Sequence[int]) -> Any:

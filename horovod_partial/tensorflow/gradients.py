@@ -14,7 +14,7 @@ from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.fusion.planner import Gradient
 from horovod_partial.policies import Policy
 from horovod_partial.tensorflow.buckets import Member, collect
-from horovod_partial.tensorflow.fusion import Merging, merging
+from horovod_partial.tensorflow.fusion import Fusion, fusion_of
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime, wire_dtype
 
 _numbers = gradients.Numbers(runtime)
@@ -30,7 +30,7 @@ class GradientReducer(gradients.GradientReducer):
     ) -> None:
         super().__init__(name, sync, arguments, drop_nonfinite_results=drop_nonfinite_results)
         self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # by name, with the variables; or, with fusion:
-        self._merged: dict[str, tuple[Merging, list[Any]]] = {}
+        self._merged: dict[str, tuple[Fusion, list[Any]]] = {}
 
     @staticmethod
     def number_of(variable: Any) -> int:
@@ -119,7 +119,7 @@ class GradientReducer(gradients.GradientReducer):
             )
             for position, (variable, wire) in enumerate(zip(variables, wires, strict=True))
         ]
-        merged = merging(name, fusion, self.process_set, described, messages)
+        merged = fusion_of(name, fusion, self.process_set, described, messages)
         self._merged[name] = merged, variables
         return merged.reduce(wires, members, self._bucket_spec())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,21 +11,25 @@ from horovod.common.process_sets import ProcessSet
 from horovod.torch.functions import broadcast_object
 from horovod.torch.mpi_ops import allgather
 
-from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.fusion.planner import Clock, Gradient, Planner
+from horovod_partial._core import MergedSteps
+from horovod_partial.fusion import MergedGradients
+from horovod_partial.fusion.planner import FusedTraining, Gradient
 from horovod_partial.policies import Quorum
 from horovod_partial.torch.buckets import kind
-from horovod_partial.torch.operations import make_config, submit
+from horovod_partial.torch.operations import make_config, runtime, submit
 
 
-class Merging:
-    """When to measure, and what to do then; for one optimizer.
+class Fusion(FusedTraining):
+    """The gradients of one optimizer that travel by a plan.
 
     Hooks call `gradient` in autograd's threads, the application's thread all else; never at the same time.
 
     Args:
+        options: the user's.
         names: of the parameters that are trained, in the order of the model.
-        name: of the optimizer's buckets.
+        process_set: the ranks that take part.
+        name: prefix of the buckets' names.
+        messages: the parameters of each bucket before there is a plan.
         reduce: sums a tensor over the ranks in the way that the training takes, under a name, and waits; False if what
             came back was not made with this rank's contribution, so that its time tells nothing.
         wire_bytes: of a parameter's gradient.
@@ -36,75 +41,57 @@ class Merging:
         names: dict[torch.nn.Parameter, str],
         process_set: ProcessSet,
         name: str,
+        messages: Sequence[Sequence[torch.nn.Parameter]],
         reduce: Callable[[str, torch.Tensor], bool],
         wire_bytes: Callable[[torch.nn.Parameter], int],
     ) -> None:
-        self._options = options
-        self._names = names
-        self._parameters = {name: parameter for parameter, name in names.items()}
+        self._parameters = list(names)
+        self._positions = {parameter: position for position, parameter in enumerate(names)}
+        self._generation = runtime.generation
+        self._due = False
         gradients = [Gradient(name, kind(p), tuple(p.shape), str(p.dtype), wire_bytes(p)) for p, name in names.items()]
-        device = next(iter(names)).device
-        self._planner = Planner(options, gradients, name, _Collectives(process_set, reduce, device))
-        self._start()
-
-    def _start(self) -> None:
-        self._clock = Clock()
-        self._measuring = True
-        self._steps = 0
-        self._next = self._planner.first_due
-        self._watched = False  # steps under a new plan, until it has been measured
+        positions = [[self._positions[parameter] for parameter in message] for message in messages]
+        elements = [parameter.numel() for parameter in names]
+        self._steps: MergedSteps
+        super().__init__(
+            name,
+            options,
+            gradients,
+            positions,
+            _Collectives(process_set, reduce, self._parameters[0].device),
+            lambda due: MergedSteps(name, elements, positions, due, options.warmup_steps),
+            lambda bucket: runtime.completed(process_set.process_set_id, bucket),
+        )
 
     @property
-    def plan(self) -> FusionPlan | None:
-        """Which gradients travel together, and why; None before it has been measured."""
-        return self._planner.plan
+    def buckets(self) -> dict[str, list[torch.nn.Parameter]]:
+        """The parameters of each bucket, by its name."""
+        return {name: [self._parameters[i] for i in message] for name, message in self.messages.items()}
 
-    def restart(self) -> None:
-        """Horovod has been initialised anew, perhaps with other ranks: begin as those that are new."""
-        self._planner.restart()
-        self._start()
+    def has_restarted(self) -> bool:
+        """Whether Horovod has been initialised anew, perhaps with other ranks: then begin as those that are new."""
+        if self._generation == runtime.generation:
+            return False
+        self._generation = runtime.generation
+        self._due = False
+        self._steps.restart()
+        self.forget_an_old_plan()
+        return True
 
     def gradient(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is there, once its device is through with it."""
-        if not self._measuring:
-            return
-        if parameter.is_cuda:
+        if parameter.is_cuda and self._steps.measures():
             torch.cuda.synchronize(parameter.device)
-        self._clock.gradient(self._names[parameter])
+        self._steps.record_gradient(self._positions[parameter], parameter.numel(), time.perf_counter())
 
     def synchronized(self) -> None:
-        """All results are there."""
-        self._clock.synchronized()
+        """All results of a step are there."""
+        self._due = self._steps.step_ended(time.perf_counter()) or self._due
 
-    def step_ended(self) -> bool:
-        """A step is over; True if it is time to plan, on this rank and on all others."""
-        self._steps += 1
-        if self._measuring:
-            self._clock.step_ended()
-        if self._watched and self._clock.steps >= self._options.warmup_steps:
-            self._planner.measured(self._clock)
-            self._watched = self._measuring = False
-        if self._steps == self._next:
-            return True
-        if self._steps == self._next - self._options.warmup_steps - 1 and self._options.replan_every is not None:
-            self._clock.forget()
-            self._measuring = True
-        return False
-
-    def everybody_is_here(self) -> bool:
-        """Wait for all ranks; False if one has left: it cannot agree to a plan, so this one stays for good."""
-        here = self._planner.everybody_is_here()
-        if not here:
-            self._next = -1
-        return here
-
-    def make_plan(self, current: Sequence[Sequence[torch.nn.Parameter]]) -> list[list[torch.nn.Parameter]] | None:
-        """As `Planner.make_plan`, with parameters in place of names."""
-        messages = self._planner.make_plan([[self._names[p] for p in bucket] for bucket in current], self._clock)
-        self._next = self._steps + self._options.replan_every if self._options.replan_every is not None else -1
-        self._clock.forget()
-        self._measuring = self._watched = True
-        return None if messages is None else [[self._parameters[name] for name in message] for message in messages]
+    def is_due(self) -> bool:
+        """Whether it is time to plan, on this rank and on all others; once for each time."""
+        due, self._due = self._due, False
+        return due
 
 
 class _Collectives:

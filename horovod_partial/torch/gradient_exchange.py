@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from horovod_partial.policies import Full
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
-from horovod_partial.torch.fusion import Merging
+from horovod_partial.torch.fusion import Fusion
 from horovod_partial.torch.model_operations import average_over_all_
 from horovod_partial.torch.operations import (
     PartialHandle,
@@ -96,22 +96,19 @@ class GradientExchange:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
         self._name = bucket_name(process_set, [[names[p] for p in members] for members in planned])
-        self._default_buckets = planned
-        self._use_buckets(planned, self._name)
-        self._rounds_before = 0  # in buckets that a plan has replaced
-        self._merging: Merging | None = None
-        self._merging_generation = runtime.generation
+        self._use_buckets({f"{self._name}.{index}": members for index, members in enumerate(planned)})
+        self._fusion: Fusion | None = None
         if fusion is not None and parameters:
             trained = {parameter: names[parameter] for parameter in parameters}
-            self._merging = Merging(fusion, trained, process_set, self._name, self._reduce_probe, self._wire_bytes)
+            self._fusion = Fusion(
+                fusion, trained, process_set, self._name, planned, self._reduce_probe, self._wire_bytes
+            )
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
         if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
             self._register_hooks()
 
-    def _use_buckets(self, planned: Sequence[Sequence[torch.nn.Parameter]], name: str) -> None:
-        self.buckets = [
-            GradientBucket(f"{name}.{index}", members, self._compression) for index, members in enumerate(planned)
-        ]
+    def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
+        self.buckets = [GradientBucket(name, members, self._compression) for name, members in planned.items()]
         if not self._full:
             for bucket in self.buckets:
                 # Wrong settings fail here, not in the first backward.
@@ -161,8 +158,10 @@ class GradientExchange:
             raise ValueError(
                 "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without fusion"
             )
-        if self._merging is not None:
-            self._watch(self._merging, parameter)
+        if self._fusion is not None:
+            if self._fusion.has_restarted():
+                self._use_buckets(self._fusion.buckets)
+            self._fusion.gradient(parameter)
         bucket = self._bucket_of[parameter]
         if bucket.take(parameter):
             self._arrive(bucket)
@@ -186,16 +185,7 @@ class GradientExchange:
         handle = arrive(self.process_set.process_set_id, name, self._config(wire), wire, wire)
         return PartialHandle(handle, wire, wire, wire)
 
-    # --- Merging -------------------------------------------------------------------------------------------------
-
-    def _watch(self, merging: Merging, parameter: torch.nn.Parameter) -> None:
-        if self._merging_generation != runtime.generation:
-            # Ranks that are new in an elastic job know no plan yet.
-            self._merging_generation = runtime.generation
-            self._rounds_before = 0
-            merging.restart()
-            self._use_buckets(self._default_buckets, self._name)
-        merging.gradient(parameter)
+    # --- Fusion --------------------------------------------------------------------------------------------------
 
     def _reduce_probe(self, name: str, tensor: torch.Tensor) -> bool:
         handle = self._reduce(name, tensor)
@@ -205,20 +195,16 @@ class GradientExchange:
     def _wire_bytes(self, parameter: torch.nn.Parameter) -> int:
         return parameter.numel() * self._bucket_of[parameter].wire_dtype.itemsize
 
-    def _maybe_merge(self, optimizer: Any) -> None:
-        if self._merging is None or not self._hooks or not self._merging.step_ended():
-            return
-        if not self._merging.everybody_is_here():
+    def _maybe_replan(self, optimizer: Any) -> None:
+        if self._fusion is None or not self._fusion.is_due() or not self._fusion.everybody_is_here():
             return
         self.flush_optimizer(optimizer)  # what is pending or missed in the old buckets belongs to them
-        planned = self._merging.make_plan([bucket.parameters for bucket in self.buckets])
-        if planned is not None:
-            self._rounds_before = self.rounds  # the same on all ranks after a flush
-            self._use_buckets(planned, f"{self._name}.{self._local_steps}")
+        if self._fusion.replan():
+            self._use_buckets(self._fusion.buckets)
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
-        return None if self._merging is None else self._merging.plan
+        return None if self._fusion is None else self._fusion.plan
 
     # --- Step ----------------------------------------------------------------------------------------------------
 
@@ -233,8 +219,8 @@ class GradientExchange:
                         bucket.take(parameter)
                     self._arrive(bucket)
             self._earlier = [bucket.finish(self._scale, fold) for bucket in self.buckets]
-            if self._merging is not None:
-                self._merging.synchronized()
+            if self._fusion is not None:
+                self._fusion.synchronized()
             for bucket in self.buckets:
                 bucket.reset()
             for parameter in self._passes_left:
@@ -270,7 +256,7 @@ class GradientExchange:
         self.synchronized = False
         self._local_steps += 1
         self._maybe_sync_model()
-        self._maybe_merge(optimizer)
+        self._maybe_replan(optimizer)
         return loss
 
     @contextmanager
@@ -317,8 +303,10 @@ class GradientExchange:
     def rounds(self) -> int:
         if self._full or not self._hooks:
             return self._local_steps  # every step is a round
+        if self._fusion is not None:
+            return self._fusion.rounds
         process_set = self.process_set.process_set_id
-        return self._rounds_before + min(runtime.completed(process_set, bucket.name) for bucket in self.buckets)
+        return min(runtime.completed(process_set, bucket.name) for bucket in self.buckets)
 
     def flush_optimizer(self, optimizer: Any) -> None:
         if any(bucket.handle is not None for bucket in self.buckets):

@@ -21,27 +21,27 @@ MergedSteps::Declaration Declared() { return {"g", {10, 20, 30}, {{2, 1}, {0}}, 
 
 // A step that begins at a moment, and when it is over whether a plan is due.
 bool Step(MergedSteps& steps, double begin) {
-  steps.Come(2, 30, begin);
-  steps.Come(1, 20, begin + 0.1);
-  steps.Come(0, 10, begin + 0.2);
+  steps.RecordGradient(2, 30, begin);
+  steps.RecordGradient(1, 20, begin + 0.1);
+  steps.RecordGradient(0, 10, begin + 0.2);
   return steps.StepEnded(begin + 0.5);
 }
 
 TEST(MergedStepsTest, TellsAGradientItsPlace) {
   MergedSteps steps(Declared());
-  const MergedSteps::Place place = steps.Come(1, 20, 0);
+  const MergedSteps::Place place = steps.RecordGradient(1, 20, 0);
   EXPECT_EQ(place.bucket, "g.0");
   EXPECT_EQ(place.messages, 2u);
   EXPECT_EQ(place.position, 1u);
   EXPECT_THAT(place.elements, ElementsAre(30, 20));
-  EXPECT_EQ(steps.Come(0, 10, 0).bucket, "g.1");
+  EXPECT_EQ(steps.RecordGradient(0, 10, 0).bucket, "g.1");
 }
 
 TEST(MergedStepsTest, RefusesGradientsThatItDoesNotKnow) {
   MergedSteps steps(Declared());
-  EXPECT_THROW(steps.Come(3, 10, 0), std::invalid_argument);
-  EXPECT_THROW(steps.Come(-1, 10, 0), std::invalid_argument);
-  EXPECT_THROW(steps.Come(0, 11, 0), std::invalid_argument) << "another size";
+  EXPECT_THROW(steps.RecordGradient(3, 10, 0), std::invalid_argument);
+  EXPECT_THROW(steps.RecordGradient(-1, 10, 0), std::invalid_argument);
+  EXPECT_THROW(steps.RecordGradient(0, 11, 0), std::invalid_argument) << "another size";
 }
 
 TEST(MergedStepsTest, APlanIsDueOnceAfterSoManySteps) {
@@ -51,17 +51,29 @@ TEST(MergedStepsTest, APlanIsDueOnceAfterSoManySteps) {
   EXPECT_THAT(due, ElementsAre(false, false, true, false, false));
 }
 
+TEST(MergedStepsTest, MeasuresTheFirstAndTheLastStepsUnderAPlan) {
+  MergedSteps steps(Declared());
+  steps.Plan(std::nullopt, 10);
+  std::vector<bool> measured;
+  for (int i = 0; i < 11; ++i) {
+    measured.push_back(steps.Measures());
+    Step(steps, i);
+  }
+  EXPECT_THAT(measured, ElementsAre(true, true, true, false, false, false, false, true, true, true, false))
+      << "one step more than the window: the measured ones begin in it";
+}
+
 TEST(MergedStepsTest, EveryPlanHasBucketsOfItsOwn) {
   MergedSteps steps(Declared());
   EXPECT_EQ(steps.plans(), 0);
   steps.Plan(MergedSteps::Messages{{0}, {1}, {2}}, 1);
   EXPECT_EQ(steps.plans(), 1);
-  EXPECT_EQ(steps.Come(2, 30, 0).bucket, "g.plan1.2");
-  EXPECT_EQ(steps.Come(2, 30, 0).messages, 3u);
+  EXPECT_EQ(steps.RecordGradient(2, 30, 0).bucket, "g.plan1.2");
+  EXPECT_EQ(steps.RecordGradient(2, 30, 0).messages, 3u);
   steps.Plan(std::nullopt, 1);
-  EXPECT_EQ(steps.Come(2, 30, 0).bucket, "g.plan1.2") << "the messages stay";
+  EXPECT_EQ(steps.RecordGradient(2, 30, 0).bucket, "g.plan1.2") << "the messages stay";
   steps.Plan(MergedSteps::Messages{{2, 1, 0}}, 1);
-  EXPECT_EQ(steps.Come(2, 30, 0).bucket, "g.plan3.0");
+  EXPECT_EQ(steps.RecordGradient(2, 30, 0).bucket, "g.plan3.0");
 }
 
 TEST(MergedStepsTest, APlanSaysWhenTheNextIsDue) {
@@ -80,7 +92,7 @@ TEST(MergedStepsTest, RefusesPlansThatDoNotHaveEachGradientOnce) {
   for (const Messages& messages : {Messages{{0, 1}}, Messages{{0, 1, 2, 2}}, Messages{{0, 1, 3}}, Messages{{0, 1, -1}}})
     EXPECT_THROW(steps.Plan(messages, 1), std::invalid_argument);
   EXPECT_EQ(steps.plans(), 0);
-  EXPECT_EQ(steps.Come(0, 10, 0).bucket, "g.1") << "what was in use stays";
+  EXPECT_EQ(steps.RecordGradient(0, 10, 0).bucket, "g.1") << "what was in use stays";
   MergedSteps::Declaration wrong = Declared();
   wrong.messages = {{0}};
   EXPECT_THROW(MergedSteps{wrong}, std::invalid_argument);
@@ -102,15 +114,15 @@ TEST(MergedStepsTest, KeepsTheFirstAndTheLastTimes) {
 TEST(MergedStepsTest, AGradientThatDoesNotComeHasNoTime) {
   MergedSteps steps(Declared());
   Step(steps, 0);
-  steps.Come(0, 10, 1.0);
+  steps.RecordGradient(0, 10, 1.0);
   steps.StepEnded(2.0);
   EXPECT_TRUE(std::isnan(steps.last_rows().back()[1])) << "not that of the step before";
   EXPECT_EQ(steps.last_rows().back()[0], 1.0);
 }
 
-TEST(MergedStepsTest, GradientsMayComeTogether) {
+TEST(MergedStepsTest, GradientsMayBeThereAtTheSameMoment) {
   MergedSteps steps(Declared());
-  steps.ComeTogether(7.0);
+  steps.RecordAllGradients(7.0);
   steps.StepEnded(8.0);
   EXPECT_THAT(steps.last_rows().back(), ElementsAre(7.0, 7.0, 7.0, 8.0));
 }
@@ -122,7 +134,7 @@ TEST(MergedStepsTest, ARestartForgetsPlansAndSteps) {
   Step(steps, 1);
   steps.Restart();
   EXPECT_EQ(steps.plans(), 0);
-  EXPECT_EQ(steps.Come(0, 10, 0).bucket, "g.1");
+  EXPECT_EQ(steps.RecordGradient(0, 10, 0).bucket, "g.1");
   EXPECT_THAT(steps.last_rows(), SizeIs(0));
   std::vector<bool> due;
   for (int i = 0; i < 5; ++i) due.push_back(Step(steps, i));

@@ -1,0 +1,52 @@
+"""Who may import whom within the package: the arrows of docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import horovod_partial
+
+PACKAGE = Path(horovod_partial.__file__).parent
+FRONT_ENDS = {"torch", "tensorflow", "keras"}
+PURE = {"policies", "settings", "bucket_config", "round_stats", "wp_sgd", "fusion", "simulate", "plots"}
+# For each room, the rooms that it must not import.
+FORBIDDEN = {
+    **{room: {"exchange", "runtime", "_attach", *FRONT_ENDS} for room in PURE},
+    "runtime": {"exchange", *FRONT_ENDS},
+    "exchange": FRONT_ENDS,
+    "torch": {"tensorflow", "keras"},
+    "tensorflow": {"torch"},
+}
+# The one way back: `hvd.DistributedOptimizer` of TensorFlow takes optimizers of Keras 3 too, and its elastic state models.
+BACK = {("tensorflow/optimizer.py", "keras"), ("tensorflow/elastic.py", "keras")}
+
+
+def imports(source: Path) -> Iterator[str]:
+    """The rooms that a file imports."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module == "horovod_partial":
+            names = [f"horovod_partial.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        yield from (name.split(".")[1] for name in names if name.startswith("horovod_partial."))
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_imports_go_one_way(room: str) -> None:
+    sources = [*PACKAGE.glob(f"{room}.py"), *(PACKAGE / room).glob("**/*.py")]
+    assert sources
+    found = {(str(source.relative_to(PACKAGE)), name) for source in sources for name in imports(source)}
+    assert not {(source, name) for source, name in found - BACK if name in FORBIDDEN[room]}
+
+
+def test_what_is_pure_needs_no_horovod() -> None:
+    for room in PURE:
+        for source in [*PACKAGE.glob(f"{room}.py"), *(PACKAGE / room).glob("**/*.py")]:
+            assert "from horovod." not in source.read_text(), source
