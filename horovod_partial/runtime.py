@@ -160,6 +160,10 @@ class Runtime:
         """Lets this rank's model in a bucket that weighs by staleness be of that iteration or a newer one; returns it."""
         return self._guarded(_attach.catch_up, self._library, process_set, name, iteration)
 
+    def enter(self, steps: _attach.SharedSteps, process_set: int) -> None:
+        """Begins the steps of merged gradients anew, unless Horovod has not been initialised since the last one."""
+        self._guarded(steps.enter, self._library, process_set)
+
     def flush(self, process_set: int) -> None:
         """Blocks until every rank is here, and everything pending has been delivered."""
         self._guarded(_attach.flush, self._library, process_set)

@@ -7,6 +7,7 @@
 
 #include "attach/attachment.h"
 #include "attach/device.h"
+#include "attach/fusion.h"
 #include "attach/library.h"
 #include "bindings/conversions.h"
 #include "engine/engine.h"
@@ -51,6 +52,8 @@ class Handle {
   std::shared_ptr<BucketHandle> bucket_;
   std::shared_ptr<Work> work_;
 };
+
+double NowSeconds() { return std::chrono::duration<double>(Now()).count(); }
 
 // `stream` is the device's, on which the framework has queued what makes the input; 0 on the host.
 Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
@@ -181,6 +184,46 @@ PYBIND11_MODULE(_attach, m) {
              return BucketConfig{spec, &attach::MemoryOf(device), static_cast<DataType>(type), std::move(shape)};
            }),
            py::arg("spec"), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("device"));
+
+  using attach::SharedSteps;
+  py::class_<SharedSteps, std::shared_ptr<SharedSteps>>(m, "SharedSteps")
+      .def(py::init([](const std::string& name, const std::vector<std::int64_t>& elements,
+                       const MergedSteps::Messages& messages, std::int64_t due,
+                       std::size_t window) { return SharedSteps::Declare({name, elements, messages, due, window}); }),
+           py::arg("name"), py::arg("elements"), py::arg("messages"), py::arg("due"), py::arg("window"))
+      .def(
+          "enter",
+          [](SharedSteps& self, const std::string& library, std::int32_t process_set) {
+            py::gil_scoped_release release;
+            self.Enter(attach::SessionOf(library, process_set));
+          },
+          py::arg("library"), py::arg("process_set"))
+      .def(
+          "record_gradient",
+          [](SharedSteps& self, int gradient, std::int64_t elements) {
+            self.With([&](MergedSteps& steps) { steps.RecordGradient(gradient, elements, NowSeconds()); });
+          },
+          py::arg("gradient"), py::arg("elements"))
+      .def("record_all_gradients",
+           [](SharedSteps& self) { self.With([](MergedSteps& steps) { steps.RecordAllGradients(NowSeconds()); }); })
+      .def(
+          "step_ended",
+          [](SharedSteps& self) { return self.With([](MergedSteps& steps) { return steps.StepEnded(NowSeconds()); }); })
+      .def("measures", [](SharedSteps& self) { return self.With([](MergedSteps& steps) { return steps.Measures(); }); })
+      .def_property_readonly(
+          "plans", [](SharedSteps& self) { return self.With([](MergedSteps& steps) { return steps.plans(); }); })
+      .def(
+          "plan",
+          [](SharedSteps& self, std::optional<MergedSteps::Messages> messages, std::optional<std::int64_t> due) {
+            self.With([&](MergedSteps& steps) { steps.Plan(std::move(messages), due); });
+          },
+          py::arg("messages"), py::arg("due"))
+      .def(
+          "times",
+          [](SharedSteps& self, bool first) {
+            return self.With([&](MergedSteps& steps) { return first ? steps.first_rows() : steps.last_rows(); });
+          },
+          py::kw_only(), py::arg("first"));
 
   m.def("attach", &attach::Attach, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
   m.def(

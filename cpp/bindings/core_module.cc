@@ -10,7 +10,6 @@
 #include "core/bucket_spec.h"
 #include "core/decision_log.h"
 #include "core/merge_plan.h"
-#include "core/merged_steps.h"
 #include "core/names.h"
 #include "core/packing.h"
 #include "core/periods.h"
@@ -79,26 +78,6 @@ PYBIND11_MODULE(_core, m) {
         return messages;
       },
       py::arg("plan"), py::arg("ready"), py::arg("bytes"), py::arg("latency"), py::arg("seconds_per_byte"));
-
-  py::class_<MergedSteps>(m, "MergedSteps")
-      .def(py::init([](const std::string& name, const std::vector<std::int64_t>& elements,
-                       const MergedSteps::Messages& messages, std::int64_t due,
-                       std::size_t window) { return MergedSteps({name, elements, messages, due, window}); }),
-           py::arg("name"), py::arg("elements"), py::arg("messages"), py::arg("due"), py::arg("window"))
-      .def("restart", &MergedSteps::Restart)
-      .def(
-          "record_gradient",
-          [](MergedSteps& self, int gradient, std::int64_t elements, double now) {
-            self.RecordGradient(gradient, elements, now);
-          },
-          py::arg("gradient"), py::arg("elements"), py::arg("now"))
-      .def("step_ended", &MergedSteps::StepEnded, py::arg("now"))
-      .def("measures", &MergedSteps::Measures)
-      .def_property_readonly("plans", &MergedSteps::plans)
-      .def("plan", &MergedSteps::Plan, py::arg("messages"), py::arg("due"))
-      .def(
-          "times", [](const MergedSteps& self, bool first) { return first ? self.first_rows() : self.last_rows(); },
-          py::kw_only(), py::arg("first"));
 
   BindSimulator(m);
 

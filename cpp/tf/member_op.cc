@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "attach/fusion.h"
 #include "tf/async_kernel.h"
 #include "tf/destination.h"
-#include "tf/merging.h"
 #include "tf/message.h"
 
 namespace horovod_partial::tf {
@@ -135,8 +135,10 @@ class MemberOp final : public AsyncKernel {
     if (!status.ok()) return status;
     MergedSteps::Place place;
     try {
-      Merging::Instance().With(steps_, session, [&](MergedSteps& steps) {
-        place = steps.RecordGradient(gradient_, context->input(1).NumElements(), Seconds());
+      const auto steps = attach::SharedSteps::Find(steps_);
+      steps->Enter(session);
+      place = steps->With([&](MergedSteps& merged) {
+        return merged.RecordGradient(gradient_, context->input(1).NumElements(), Seconds());
       });
     } catch (const std::invalid_argument& error) {
       return absl::InvalidArgumentError(error.what());
@@ -185,7 +187,8 @@ class StepEndedOp final : public tensorflow::OpKernel {
     Tensor* due = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &due));
     try {
-      Merging::Instance().With(steps_, [&](MergedSteps& steps) { due->scalar<bool>()() = steps.StepEnded(Seconds()); });
+      due->scalar<bool>()() =
+          attach::SharedSteps::Find(steps_)->With([](MergedSteps& steps) { return steps.StepEnded(Seconds()); });
     } catch (const std::invalid_argument& error) {
       context->SetStatus(absl::InvalidArgumentError(error.what()));
     }

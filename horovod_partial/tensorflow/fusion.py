@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,13 +11,17 @@ from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow.functions import broadcast_object
 from horovod.tensorflow.mpi_ops import allgather
 
+<<<<<<< HEAD
 from horovod_partial import _core, bucket_config
+=======
+from horovod_partial.exchange.fusion import FusedTraining
+>>>>>>> b4133aa (Steps of merged gradients have one home for kernels and Python, and no C functions of their own)
 from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.fusion.planner import FusedTraining, Gradient
+from horovod_partial.fusion.planner import Gradient
 from horovod_partial.policies import Quorum
 from horovod_partial.tensorflow.buckets import Member, collect
-from horovod_partial.tensorflow.fusion_steps import FusionSteps
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, arrive_merged, planned, runtime, step_ended
+from horovod_partial.tensorflow.operations import average
 
 _made: dict[str, Fusion] = {}  # by name: a tape is made anew in each step, and a graph knows but the name
 
@@ -51,9 +54,8 @@ def fusion_plans() -> dict[str, FusionPlan | None]:
 class Fusion(FusedTraining):
     """The gradients of one tape or optimizer that travel by a plan.
 
-    Their steps are counted, and measured, in the library of TensorFlow's operations (`FusionSteps`): a graph that has been
-    traced runs without Python until it is time to plan. Then `_plan` runs in the graph's thread, or in the
-    application's in eager code; never twice at the same time, since steps follow each other.
+    When it is time to plan, `_plan` runs in the graph's thread, or in the application's in eager code; never twice at the
+    same time, since steps follow each other.
 
     Args:
         name: of the buckets; the same on every rank, and of nothing else.
@@ -62,6 +64,8 @@ class Fusion(FusedTraining):
         gradients: what a plan has to know of each.
         messages: which travel together before there is a plan, as positions.
     """
+
+    runtime = runtime
 
     def __init__(
         self,
@@ -72,27 +76,16 @@ class Fusion(FusedTraining):
         messages: list[list[int]],
     ) -> None:
         self.generation = runtime.generation  # of Horovod; in a new one names are counted anew
-        self._process_set = process_set
         self._members: Sequence[Member] = ()  # of the last step in eager code, or the last graph
         self._collectives = _Collectives(process_set)
-        self._steps: FusionSteps
-        elements = [math.prod(gradient.shape) for gradient in gradients]
-        super().__init__(
-            name,
-            options,
-            gradients,
-            messages,
-            self._collectives,
-            lambda due: FusionSteps(name, elements, messages, due, options.warmup_steps),
-            lambda bucket: runtime.completed(process_set.process_set_id, bucket),
-        )
+        super().__init__(name, options, process_set, gradients, messages, self._collectives)
 
     def collect(self) -> list[tuple[int, tf.Tensor]]:
         """What this rank has missed: gradients with their positions. In eager code, after a flush."""
         self.forget_an_old_plan()
         missed: list[tuple[int, tf.Tensor]] = []
         for name, message in self.messages.items():
-            gradients = collect(self._process_set, name, [self._members[i] for i in message])
+            gradients = collect(self.process_set, name, [self._members[i] for i in message])
             missed += zip(message, gradients, strict=False)
         return missed
 
@@ -118,7 +111,11 @@ class Fusion(FusedTraining):
                 *results, empty = self._plan(*results, tf.stack([info.empty for info in infos]))
                 infos = _with_empty(infos, empty)
             return results, infos
+<<<<<<< HEAD
         results, infos, empty = arrive_merged(tensors, self.name, self._process_set, spec)
+=======
+        results, infos, empty = arrive_merged(tensors, self.name, self.process_set, *arguments)
+>>>>>>> b4133aa (Steps of merged gradients have one home for kernels and Python, and no C functions of their own)
         results = self._restored(results)
         before = [*results, empty]
         with tf.control_dependencies(before):
@@ -135,12 +132,17 @@ class Fusion(FusedTraining):
 
     def _reduce_now(self, tensors: Sequence[tf.Tensor], spec: _core.BucketSpec) -> tuple[list[Any], list[Any]]:
         # Operations of single gradients would wait for each other for ever in eager code.
-        self._steps.begin(self._process_set.process_set_id)
+        runtime.enter(self._steps, self.process_set.process_set_id)
+        self._steps.record_all_gradients()
         self.forget_an_old_plan()
         results: list[Any] = [None] * len(tensors)
         infos: list[Any] = [None] * len(tensors)
         for name, message in self.messages.items():
+<<<<<<< HEAD
             reduced, info = arrive([tensors[i] for i in message], name, self._process_set, spec)
+=======
+            reduced, info = arrive([tensors[i] for i in message], name, self.process_set, *arguments)
+>>>>>>> b4133aa (Steps of merged gradients have one home for kernels and Python, and no C functions of their own)
             for i, result in zip(message, reduced, strict=True):
                 results[i], infos[i] = result, info
         return results, infos
@@ -156,7 +158,7 @@ class Fusion(FusedTraining):
         self.forget_an_old_plan()
         if not self.everybody_is_here():
             return list(results)
-        runtime.flush(self._process_set.process_set_id)  # what is pending or missed in the old buckets belongs to them
+        runtime.flush(self.process_set.process_set_id)  # what is pending or missed in the old buckets belongs to them
         *gradients, empty = results
         is_empty = np.array(empty)
         for i, gradient in self.collect():
@@ -178,10 +180,15 @@ class _Collectives:
         self.spec = _core.BucketSpec()  # of the training's buckets, once there are any
 
     def everybody_is_here(self, name: str) -> bool:
+<<<<<<< HEAD
         size = self._process_set.size()
         spec = bucket_config.arguments(sync=Quorum(1.0), size=size, average=True, missed="latest", late="discard")
         _, info = arrive([tf.zeros([1])], name, self._process_set, spec)
         return not info.late and int(info.fresh) == size
+=======
+        _, info = average(tf.zeros([1]), name, Quorum(1.0), self._process_set, return_info=True)
+        return not info.late and int(info.fresh) == self._process_set.size()
+>>>>>>> b4133aa (Steps of merged gradients have one home for kernels and Python, and no C functions of their own)
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
         tensor = tf.zeros([nbytes // 4])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +10,12 @@ from horovod.common.process_sets import ProcessSet
 from horovod.torch.functions import broadcast_object
 from horovod.torch.mpi_ops import allgather
 
-from horovod_partial._core import MergedSteps
+from horovod_partial.exchange.fusion import FusedTraining
 from horovod_partial.fusion import MergedGradients
-from horovod_partial.fusion.planner import FusedTraining, Gradient
-from horovod_partial.policies import Quorum
+from horovod_partial.fusion.planner import Gradient
 from horovod_partial.torch.buckets import kind
-from horovod_partial.torch.operations import make_config, runtime, submit
+from horovod_partial.torch.model_operations import average_over_all_
+from horovod_partial.torch.operations import runtime
 
 
 class Fusion(FusedTraining):
@@ -35,6 +34,8 @@ class Fusion(FusedTraining):
         wire_bytes: of a parameter's gradient.
     """
 
+    runtime = runtime
+
     def __init__(
         self,
         options: MergedGradients,
@@ -51,17 +52,8 @@ class Fusion(FusedTraining):
         self._due = False
         gradients = [Gradient(name, kind(p), tuple(p.shape), str(p.dtype), wire_bytes(p)) for p, name in names.items()]
         positions = [[self._positions[parameter] for parameter in message] for message in messages]
-        elements = [parameter.numel() for parameter in names]
-        self._steps: MergedSteps
-        super().__init__(
-            name,
-            options,
-            gradients,
-            positions,
-            _Collectives(process_set, reduce, self._parameters[0].device),
-            lambda due: MergedSteps(name, elements, positions, due, options.warmup_steps),
-            lambda bucket: runtime.completed(process_set.process_set_id, bucket),
-        )
+        collectives = _Collectives(process_set, reduce, self._parameters[0].device)
+        super().__init__(name, options, process_set, gradients, positions, collectives)
 
     @property
     def buckets(self) -> dict[str, list[torch.nn.Parameter]]:
@@ -74,7 +66,7 @@ class Fusion(FusedTraining):
             return False
         self._generation = runtime.generation
         self._due = False
-        self._steps.restart()
+        runtime.enter(self._steps, self.process_set.process_set_id)
         self.forget_an_old_plan()
         return True
 
@@ -82,11 +74,11 @@ class Fusion(FusedTraining):
         """A gradient is there, once its device is through with it."""
         if parameter.is_cuda and self._steps.measures():
             torch.cuda.synchronize(parameter.device)
-        self._steps.record_gradient(self._positions[parameter], parameter.numel(), time.perf_counter())
+        self._steps.record_gradient(self._positions[parameter], parameter.numel())
 
     def synchronized(self) -> None:
         """All results of a step are there."""
-        self._due = self._steps.step_ended(time.perf_counter()) or self._due
+        self._due = self._steps.step_ended() or self._due
 
     def is_due(self) -> bool:
         """Whether it is time to plan, on this rank and on all others; once for each time."""
@@ -105,14 +97,8 @@ class _Collectives:
         self._device = device
 
     def everybody_is_here(self, name: str) -> bool:
-        size = self._process_set.size()
-        config = make_config(
-            dtype=torch.float32, shape=(1,), sync=Quorum(1.0), size=size, missed="latest", late="discard"
-        )
-        handle = submit(torch.zeros(1), torch.zeros(1), name, self._process_set, config)
-        handle.synchronize()
-        info = handle.info()
-        return not info.late and info.fresh == size
+        info = average_over_all_(torch.zeros(1), name, self._process_set).info()
+        return not info.late and info.fresh == self._process_set.size()
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
         tensor = torch.zeros(nbytes // 4, device=self._device)

@@ -33,10 +33,10 @@ from horovod_partial.torch.operations import (
     runtime,
     synchronize,
 )
-from horovod_partial.torch.wrapping import bucket_name
+from horovod_partial.torch.wrapping import Exchange, bucket_name
 
 
-class GradientExchange:
+class GradientExchange(Exchange):
     """The exchange of an optimizer under a policy of gradients, and of merged gradients under every policy.
 
     Hooks run in the threads of autograd, everything else in the application's; backward has ended before the
@@ -75,7 +75,6 @@ class GradientExchange:
             )
         self.process_set = process_set
         self.synchronized = False
-        self.synchronizes_in_step = True
         self._passes = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
         self._model_sync_every = model_sync_every
@@ -340,9 +339,6 @@ class GradientExchange:
                     parameter.copy_(average.view_as(parameter))
 
     # --- State ---------------------------------------------------------------------------------------------------
-
-    def before_state_dict(self) -> None:
-        """Gradients that are under way do not belong to the state."""
 
     def forget(self) -> None:
         under_way = [bucket for bucket in self.buckets if not bucket.abandon()]

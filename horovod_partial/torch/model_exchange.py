@@ -16,12 +16,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from horovod_partial import _core
 from horovod_partial.exchange.models import ModelAverager
-from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, WeightedAverage
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import average_async, signal
 from horovod_partial.torch.operations import PartialHandle, runtime
-from horovod_partial.torch.wrapping import bucket_name
+from horovod_partial.torch.wrapping import Exchange, bucket_name
 from horovod_partial.wp_sgd import average_converges, average_is_useful
 
 
@@ -42,7 +41,7 @@ class WeightedAverageInfo:
     converges: bool
 
 
-class ModelExchange(ModelAverager):
+class ModelExchange(ModelAverager, Exchange):
     """The exchange of an optimizer under a policy of models: a local step, then an average.
 
     Used by one thread at a time, as any optimizer.
@@ -62,9 +61,6 @@ class ModelExchange(ModelAverager):
 
     runtime = runtime
     exchanged = "averaged"
-    fusion_plan = None
-    synchronized = True  # gradients stay on their rank
-    synchronizes_in_step = True
 
     def __init__(
         self,
@@ -85,8 +81,6 @@ class ModelExchange(ModelAverager):
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._local_steps = 0
-        self.last_round: RoundInfo | None = None
-        self.last_average: WeightedAverageInfo | None = None
 
     def _tensors(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         return averaged_tensors(optimizer, self.policy.average, self._named_buffers)
@@ -169,12 +163,6 @@ class ModelExchange(ModelAverager):
         self.synchronize()
         if self.is_needed:
             self.flush(self._tensors(optimizer))
-
-    def set_passes(self, passes: int) -> None:
-        """Gradients accumulate on their rank until `step` anyway."""
-
-    def before_zero_grad(self) -> None:
-        """Gradients are this rank's own."""
 
     def before_state_dict(self) -> None:
         self.synchronize()

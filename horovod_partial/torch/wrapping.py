@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from horovod.common.process_sets import ProcessSet
@@ -17,7 +17,7 @@ from horovod_partial.fusion import FusionPlan
 _instances: Counter[str] = Counter()  # by what makes optimizers alike; the ranks make those in one order
 
 
-class Exchange(Protocol):
+class Exchange:
     """What a wrapped optimizer exchanges with other ranks: gradients before its own step, or its model after it.
 
     Attributes:
@@ -25,25 +25,40 @@ class Exchange(Protocol):
         process_set: the ranks that take part.
         synchronized: the results of this step are there already.
         synchronizes_in_step: `step` waits for them.
+        last_round: as in the wrapped optimizer.
+        last_average: as in the wrapped optimizer.
     """
 
     exchanged: str
     process_set: ProcessSet
-    synchronized: bool
-    synchronizes_in_step: bool
+    synchronized = True
+    synchronizes_in_step = True
+    last_round: RoundInfo | None = None
+    last_average: Any = None
 
     @property
-    def rounds(self) -> int: ...
+    def rounds(self) -> int:
+        raise NotImplementedError
 
     @property
-    def fusion_plan(self) -> FusionPlan | None: ...
+    def fusion_plan(self) -> FusionPlan | None:
+        return None
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         """The optimizer's own step, `optimizer._base.step`, and the exchange; returns the closure's result."""
+        raise NotImplementedError
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait for what is under way."""
+        raise NotImplementedError
 
-    def flush_optimizer(self, optimizer: Any) -> None: ...
+    def flush_optimizer(self, optimizer: Any) -> None:
+        """Deliver what is pending, and apply what this rank has missed; or make all models equal."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Forget what is pending or missed; raise AssertionError while gradients are under way."""
+        raise NotImplementedError
 
     def set_passes(self, passes: int) -> None:
         """So many backward passes accumulate before a step."""
@@ -53,9 +68,6 @@ class Exchange(Protocol):
 
     def before_state_dict(self) -> None:
         """Let parameters and state be those after the last step."""
-
-    def forget(self) -> None:
-        """Forget what is pending or missed; raise AssertionError while gradients are under way."""
 
 
 class _Methods(torch.optim.Optimizer):
@@ -133,12 +145,12 @@ class _Methods(torch.optim.Optimizer):
     @property
     def last_round(self) -> RoundInfo | None:
         """What became of the last average of models; None before it, and with gradients."""
-        return getattr(self._exchange, "last_round", None)
+        return self._exchange.last_round
 
     @property
     def last_average(self) -> Any:
         """What the last average by `hvd.WeightedAverage` was made of; None before it, and under other policies."""
-        return getattr(self._exchange, "last_average", None)
+        return self._exchange.last_average
 
     def flush(self) -> None:
         """Wait until every rank flushes, deliver everything pending, and apply what this rank has missed.

@@ -1,0 +1,101 @@
+"""Trainings whose gradients travel by measured plans, in every framework: `fusion=hvd.MergedGradients`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from horovod.common.process_sets import ProcessSet
+
+from horovod_partial import _attach
+from horovod_partial.fusion import FusionPlan, MergedGradients
+from horovod_partial.fusion.planner import Collectives, Gradient, Planner, StepTimes
+from horovod_partial.runtime import Runtime
+
+
+class FusedTraining:
+    """The gradients of one optimizer or tape that travel by a plan, which may be replaced between two steps.
+
+    Steps are counted, and their times kept, in C++ (`cpp/core/merged_steps.h`): a graph runs without Python until it is time
+    to plan. Each framework has a subclass with `runtime`.
+
+    Args:
+        name: prefix of the buckets' names; the same on every rank.
+        options: the user's.
+        process_set: the ranks that take part.
+        gradients: what a plan has to know of each.
+        messages: which gradients travel together before there is a plan, as positions.
+        collectives: of the framework.
+    """
+
+    runtime: Runtime
+
+    def __init__(
+        self,
+        name: str,
+        options: MergedGradients,
+        process_set: ProcessSet,
+        gradients: Sequence[Gradient],
+        messages: list[list[int]],
+        collectives: Collectives,
+    ) -> None:
+        self.name = name
+        self.options = options
+        self.process_set = process_set
+        self._names = [gradient.name for gradient in gradients]
+        self._default = messages
+        self._planner = Planner(options, gradients, name, collectives)
+        elements = [math.prod(gradient.shape) for gradient in gradients]
+        self._steps = _attach.SharedSteps(name, elements, messages, self._planner.first_due, options.warmup_steps)
+        self._plans = 0  # since Horovod was initialised
+        self._rounds_before = 0  # in buckets that a plan has replaced
+        self._use(name, messages)
+
+    def _use(self, prefix: str, messages: list[list[int]]) -> None:
+        self.messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}  # by bucket
+
+    @property
+    def plan(self) -> FusionPlan | None:
+        """The plan in use; None before there is one."""
+        plan = self._planner.plan if self._steps.plans > 0 else None
+        if plan is not None and plan.measured is None:
+            times = self._measured(first=True)
+            if times.steps == self.options.warmup_steps:
+                self._planner.measured(times)
+                plan = self._planner.plan
+        return plan
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that all buckets have ended on this rank."""
+        self.forget_an_old_plan()
+        process_set = self.process_set.process_set_id
+        return self._rounds_before + min(self.runtime.completed(process_set, name) for name in self.messages)
+
+    def forget_an_old_plan(self) -> None:
+        """Where Horovod has been initialised anew since it was made: ranks that are new in an elastic job know none."""
+        if self._steps.plans < self._plans:
+            self._planner.restart()
+            self._plans = self._rounds_before = 0
+            self._use(self.name, self._default)
+
+    def everybody_is_here(self) -> bool:
+        """Wait for all ranks; False if one has left. Then no plan can be agreed to, and the one in use stays for good."""
+        return self._planner.everybody_is_here()
+
+    def replan(self) -> bool:
+        """Make a new plan, between two steps, after all ranks have flushed. Whether `messages` are others now."""
+        current = [[self._names[i] for i in message] for message in self.messages.values()]
+        names = self._planner.make_plan(current, self._measured(first=False))
+        messages = None
+        if names is not None:
+            positions = {name: position for position, name in enumerate(self._names)}
+            messages = [[positions[name] for name in message] for message in names]
+            self._rounds_before = self.rounds  # the same on all ranks after a flush
+            self._use(f"{self.name}.plan{self._plans + 1}", messages)
+        self._steps.plan(messages, self.options.replan_every)
+        self._plans += 1
+        return names is not None
+
+    def _measured(self, *, first: bool) -> StepTimes:
+        return StepTimes(self._names, self._steps.times(first=first))
