@@ -37,7 +37,7 @@ class Periods:
     def begin_anew(self, ended: int) -> None: ...
     def work(self) -> int: ...
 
-def plan_merges(
+def plan_fusion(
     rule: str,
     ready: Sequence[float],
     bytes: Sequence[float],
@@ -45,7 +45,7 @@ def plan_merges(
     seconds_per_byte: float,
     threshold_bytes: float,
 ) -> list[int]: ...
-def merge_messages(
+def fusion_messages(
     plan: Sequence[int], ready: Sequence[float], bytes: Sequence[float], latency: float, seconds_per_byte: float
 ) -> list[tuple[float, float, float]]: ...
 def run_job(

@@ -59,7 +59,7 @@ def gantt(trace: Trace, rules: Sequence[str], cost: MessageCost, title: str, pat
 def _step(axes: Axes, row: int, trace: Trace, rule: str, cost: MessageCost) -> float:
     """Returns its end, in milliseconds."""
     plan = trace.plan(rule, cost)
-    messages = _core.merge_messages(plan.messages, plan.ready, plan.nbytes, cost.latency, cost.seconds_per_byte)
+    messages = _core.fusion_messages(plan.messages, plan.ready, plan.nbytes, cost.latency, cost.seconds_per_byte)
     axes.broken_barh([(0, 1e3 * trace.forward)], (row - 0.36, 0.34), facecolor=_FORWARD)
     begins = [trace.forward, *trace.ready[:-1]]
     backward = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in zip(begins, trace.ready, strict=True)]

@@ -15,7 +15,7 @@ std::map<std::string, std::weak_ptr<SharedSteps>>& Registry() {
 
 }  // namespace
 
-std::shared_ptr<SharedSteps> SharedSteps::Declare(const MergedSteps::Declaration& declaration) {
+std::shared_ptr<SharedSteps> SharedSteps::Declare(const FusionSteps::Declaration& declaration) {
   std::lock_guard<std::mutex> lock(registry_mutex);
   auto& registered = Registry()[declaration.name];
   auto steps = registered.lock();

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "attach/session.h"
-#include "core/merged_steps.h"
+#include "core/fusion_steps.h"
 
 namespace horovod_partial::attach {
 
@@ -14,10 +14,10 @@ namespace horovod_partial::attach {
 // threads and Python's; the lock is never held with another.
 class SharedSteps {
  public:
-  explicit SharedSteps(MergedSteps::Declaration declaration) : steps_(std::move(declaration)) {}
+  explicit SharedSteps(FusionSteps::Declaration declaration) : steps_(std::move(declaration)) {}
 
-  // The steps of that name; those that exist, if they were declared alike. Throws as MergedSteps.
-  static std::shared_ptr<SharedSteps> Declare(const MergedSteps::Declaration& declaration);
+  // The steps of that name; those that exist, if they were declared alike. Throws as FusionSteps.
+  static std::shared_ptr<SharedSteps> Declare(const FusionSteps::Declaration& declaration);
   // Throws std::invalid_argument if nobody holds steps of that name in this process.
   static std::shared_ptr<SharedSteps> Find(const std::string& name);
 
@@ -34,7 +34,7 @@ class SharedSteps {
 
  private:
   std::mutex mutex_;  // guards all below
-  MergedSteps steps_;
+  FusionSteps steps_;
   std::weak_ptr<Session> generation_;
 };
 

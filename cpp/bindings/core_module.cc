@@ -9,7 +9,7 @@
 #include "bindings/simulator_bindings.h"
 #include "core/bucket_spec.h"
 #include "core/decision_log.h"
-#include "core/merge_plan.h"
+#include "core/fusion_plan.h"
 #include "core/names.h"
 #include "core/packing.h"
 #include "core/periods.h"
@@ -60,17 +60,17 @@ PYBIND11_MODULE(_core, m) {
       .def("work", &Periods::Work);
 
   m.def(
-      "plan_merges",
+      "plan_fusion",
       [](const std::string& rule, const std::vector<double>& ready, const std::vector<double>& bytes, double latency,
          double seconds_per_byte, double threshold_bytes) {
-        return PlanMerges(MergeRuleFromName(rule), Gradients(ready, bytes), {latency, seconds_per_byte},
+        return PlanFusion(FusionRuleFromName(rule), Gradients(ready, bytes), {latency, seconds_per_byte},
                           threshold_bytes);
       },
       py::arg("rule"), py::arg("ready"), py::arg("bytes"), py::arg("latency"), py::arg("seconds_per_byte"),
       py::arg("threshold_bytes"));
   m.def(
-      "merge_messages",
-      [](const MergePlan& plan, const std::vector<double>& ready, const std::vector<double>& bytes, double latency,
+      "fusion_messages",
+      [](const FusionPlan& plan, const std::vector<double>& ready, const std::vector<double>& bytes, double latency,
          double seconds_per_byte) {
         py::list messages;
         for (const Message& message : Messages(plan, Gradients(ready, bytes), {latency, seconds_per_byte}))

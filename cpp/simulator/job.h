@@ -11,7 +11,7 @@
 
 #include "core/bucket.h"
 #include "core/coordinator.h"
-#include "core/merge_plan.h"
+#include "core/fusion_plan.h"
 #include "core/periods.h"
 #include "core/policy.h"
 #include "core/statistics.h"

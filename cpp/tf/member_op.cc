@@ -61,7 +61,7 @@ class Fillings {
 
   // The first member to come makes the message. As soon as one has joined, another thread may end its kernel; so it
   // gets what it still needs.
-  absl::Status Join(const MergedSteps::Place& place, const std::shared_ptr<Member>& member,
+  absl::Status Join(const FusionSteps::Place& place, const std::shared_ptr<Member>& member,
                     std::shared_ptr<Filling>* filling, Tensor* gradient) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (member->given_up) return GivenUp(place.bucket);
@@ -96,7 +96,7 @@ class Fillings {
 
   // TensorFlow gives a member's step up. If its message was being filled, the next step begins with an empty one; what
   // has arrived at its bucket is not touched.
-  void Abandon(const MergedSteps::Place& place, Member& member) {
+  void Abandon(const FusionSteps::Place& place, Member& member) {
     std::shared_ptr<Filling> filling;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -133,11 +133,11 @@ class MemberOp final : public AsyncKernel {
     std::shared_ptr<attach::Session> session;
     absl::Status status = destination_.GetSession(steps_, &session);
     if (!status.ok()) return status;
-    MergedSteps::Place place;
+    FusionSteps::Place place;
     try {
       const auto steps = attach::SharedSteps::Find(steps_);
       steps->Enter(session);
-      place = steps->With([&](MergedSteps& merged) {
+      place = steps->With([&](FusionSteps& merged) {
         return merged.RecordGradient(gradient_, context->input(1).NumElements(), Seconds());
       });
     } catch (const std::invalid_argument& error) {
@@ -188,7 +188,7 @@ class StepEndedOp final : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &due));
     try {
       due->scalar<bool>()() =
-          attach::SharedSteps::Find(steps_)->With([](MergedSteps& steps) { return steps.StepEnded(Seconds()); });
+          attach::SharedSteps::Find(steps_)->With([](FusionSteps& steps) { return steps.StepEnded(Seconds()); });
     } catch (const std::invalid_argument& error) {
       context->SetStatus(absl::InvalidArgumentError(error.what()));
     }

@@ -16,7 +16,7 @@ from horovod_partial.runtime import Runtime
 class FusedTraining:
     """The gradients of one optimizer or tape that travel by a plan, which may be replaced between two steps.
 
-    Steps are counted, and their times kept, in C++ (`cpp/core/merged_steps.h`): a graph runs without Python until it is time
+    Steps are counted, and their times kept, in C++ (`cpp/core/fusion_steps.h`): a graph runs without Python until it is time
     to plan. Each framework has a subclass with `runtime`.
 
     Args:

@@ -104,7 +104,7 @@ class FusionPlan:
 
     def duration(self, cost: MessageCost) -> float:
         """Seconds from the first gradient to the last result, if messages cost that."""
-        messages = _core.merge_messages(
+        messages = _core.fusion_messages(
             list(self.messages), self.ready, self.nbytes, cost.latency, cost.seconds_per_byte
         )
         return messages[-1][1] if messages else 0.0
@@ -179,7 +179,7 @@ def plan(
     """
     messages: list[int] = []
     for first, last in itertools.pairwise([0, *breaks, len(gradients)]):
-        messages += _core.plan_merges(
+        messages += _core.plan_fusion(
             rule, ready[first:last], nbytes[first:last], cost.latency, cost.seconds_per_byte, THRESHOLD_BYTES
         )
     return FusionPlan(rule, tuple(gradients), tuple(nbytes), tuple(ready), tuple(messages), cost, around)

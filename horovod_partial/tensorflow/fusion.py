@@ -11,11 +11,8 @@ from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow.functions import broadcast_object
 from horovod.tensorflow.mpi_ops import allgather
 
-<<<<<<< HEAD
-from horovod_partial import _core, bucket_config
-=======
+from horovod_partial import _core
 from horovod_partial.exchange.fusion import FusedTraining
->>>>>>> b4133aa (Steps of merged gradients have one home for kernels and Python, and no C functions of their own)
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.fusion.planner import Gradient
 from horovod_partial.policies import Quorum
@@ -111,11 +108,7 @@ class Fusion(FusedTraining):
                 *results, empty = self._plan(*results, tf.stack([info.empty for info in infos]))
                 infos = _with_empty(infos, empty)
             return results, infos
-<<<<<<< HEAD
-        results, infos, empty = arrive_merged(tensors, self.name, self._process_set, spec)
-=======
-        results, infos, empty = arrive_merged(tensors, self.name, self.process_set, *arguments)
->>>>>>> b4133aa (Steps of merged gradients have one home for kernels and Python, and no C functions of their own)
+        results, infos, empty = arrive_merged(tensors, self.name, self.process_set, spec)
         results = self._restored(results)
         before = [*results, empty]
         with tf.control_dependencies(before):
@@ -138,11 +131,7 @@ class Fusion(FusedTraining):
         results: list[Any] = [None] * len(tensors)
         infos: list[Any] = [None] * len(tensors)
         for name, message in self.messages.items():
-<<<<<<< HEAD
-            reduced, info = arrive([tensors[i] for i in message], name, self._process_set, spec)
-=======
-            reduced, info = arrive([tensors[i] for i in message], name, self.process_set, *arguments)
->>>>>>> b4133aa (Steps of merged gradients have one home for kernels and Python, and no C functions of their own)
+            reduced, info = arrive([tensors[i] for i in message], name, self.process_set, spec)
             for i, result in zip(message, reduced, strict=True):
                 results[i], infos[i] = result, info
         return results, infos
@@ -180,15 +169,8 @@ class _Collectives:
         self.spec = _core.BucketSpec()  # of the training's buckets, once there are any
 
     def everybody_is_here(self, name: str) -> bool:
-<<<<<<< HEAD
-        size = self._process_set.size()
-        spec = bucket_config.arguments(sync=Quorum(1.0), size=size, average=True, missed="latest", late="discard")
-        _, info = arrive([tf.zeros([1])], name, self._process_set, spec)
-        return not info.late and int(info.fresh) == size
-=======
         _, info = average(tf.zeros([1]), name, Quorum(1.0), self._process_set, return_info=True)
         return not info.late and int(info.fresh) == self._process_set.size()
->>>>>>> b4133aa (Steps of merged gradients have one home for kernels and Python, and no C functions of their own)
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
         tensor = tf.zeros([nbytes // 4])

@@ -12,7 +12,7 @@ namespace horovod_partial {
 
 // The steps of a training whose gradients travel by a plan, which may be replaced between two of them (MG-WFBP,
 // docs/fusion.md). Gradients are known by their number. Moments are seconds of one clock.
-class MergedSteps {
+class FusionSteps {
  public:
   using Messages = std::vector<std::vector<int>>;  // the gradients of each, in the order in which they lie in it
 
@@ -27,7 +27,7 @@ class MergedSteps {
   };
 
   // Throws std::invalid_argument unless each gradient is in one message.
-  explicit MergedSteps(Declaration declaration);
+  explicit FusionSteps(Declaration declaration);
 
   // As after the declaration.
   void Restart();

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/merge_plan.h"
+#include "core/fusion_plan.h"
 
 namespace horovod_partial {
 namespace {
@@ -17,16 +17,16 @@ using testing::DoubleEq;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-constexpr MergeRule kRules[] = {MergeRule::kExact, MergeRule::kPaper, MergeRule::kWaitFree, MergeRule::kSingle,
-                                MergeRule::kThreshold};
+constexpr FusionRule kRules[] = {FusionRule::kExact, FusionRule::kPaper, FusionRule::kWaitFree, FusionRule::kSingle,
+                                 FusionRule::kThreshold};
 constexpr double kThreshold = 20;
 
-double End(const MergePlan& plan, const std::vector<Gradient>& gradients, const LinearCost& cost) {
+double End(const FusionPlan& plan, const std::vector<Gradient>& gradients, const LinearCost& cost) {
   return Messages(plan, gradients, cost).back().end;
 }
 
-double End(MergeRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost) {
-  return End(PlanMerges(rule, gradients, cost, kThreshold), gradients, cost);
+double End(FusionRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  return End(PlanFusion(rule, gradients, cost, kThreshold), gradients, cost);
 }
 
 struct Best {
@@ -37,9 +37,9 @@ struct Best {
 // Over all plans: between any two gradients a message ends, or none does.
 Best BruteForce(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   const std::size_t gaps = gradients.size() - 1;
-  Best best{End(MergeRule::kSingle, gradients, cost), 1};
+  Best best{End(FusionRule::kSingle, gradients, cost), 1};
   for (unsigned cuts = 0; cuts < 1u << gaps; ++cuts) {
-    MergePlan plan{1};
+    FusionPlan plan{1};
     for (std::size_t gap = 0; gap < gaps; ++gap) {
       if ((cuts >> gap & 1u) != 0)
         plan.push_back(1);
@@ -57,24 +57,24 @@ Best BruteForce(const std::vector<Gradient>& gradients, const LinearCost& cost) 
 const std::vector<Gradient> kCounterexample{{1, 2}, {3, 1}, {6, 1}};
 constexpr LinearCost kCounterexampleCost{3, 1};
 
-TEST(MergePlanTest, ThePapersRuleIsNotOptimal) {
-  EXPECT_THAT(PlanMerges(MergeRule::kPaper, kCounterexample, kCounterexampleCost, 0), ElementsAre(2, 1));
-  EXPECT_THAT(End(MergeRule::kPaper, kCounterexample, kCounterexampleCost), DoubleEq(13));
-  EXPECT_THAT(PlanMerges(MergeRule::kExact, kCounterexample, kCounterexampleCost, 0), ElementsAre(1, 2));
-  EXPECT_THAT(End(MergeRule::kExact, kCounterexample, kCounterexampleCost), DoubleEq(11));
+TEST(FusionPlanTest, ThePapersRuleIsNotOptimal) {
+  EXPECT_THAT(PlanFusion(FusionRule::kPaper, kCounterexample, kCounterexampleCost, 0), ElementsAre(2, 1));
+  EXPECT_THAT(End(FusionRule::kPaper, kCounterexample, kCounterexampleCost), DoubleEq(13));
+  EXPECT_THAT(PlanFusion(FusionRule::kExact, kCounterexample, kCounterexampleCost, 0), ElementsAre(1, 2));
+  EXPECT_THAT(End(FusionRule::kExact, kCounterexample, kCounterexampleCost), DoubleEq(11));
 }
 
 // papers.md, 2.2: equal layers, each a little shorter than a latency, make the rule merge everything.
-TEST(MergePlanTest, EqualLayersChainUnderThePapersRule) {
+TEST(FusionPlanTest, EqualLayersChainUnderThePapersRule) {
   std::vector<Gradient> gradients;
   for (int i = 1; i <= 50; ++i) gradients.push_back({0.9 * i, 0.6});
   const LinearCost cost{1, 1};
-  EXPECT_NEAR(End(MergeRule::kPaper, gradients, cost), 76.0, 1e-9);
-  EXPECT_NEAR(End(MergeRule::kSingle, gradients, cost), 76.0, 1e-9);
-  EXPECT_NEAR(End(MergeRule::kExact, gradients, cost), 48.4, 1e-9);
+  EXPECT_NEAR(End(FusionRule::kPaper, gradients, cost), 76.0, 1e-9);
+  EXPECT_NEAR(End(FusionRule::kSingle, gradients, cost), 76.0, 1e-9);
+  EXPECT_NEAR(End(FusionRule::kExact, gradients, cost), 48.4, 1e-9);
 }
 
-TEST(MergePlanTest, RandomCases) {
+TEST(FusionPlanTest, RandomCases) {
   constexpr unsigned kSeed = 1;
   std::printf("seed %u\n", kSeed);
   std::mt19937 random(kSeed);
@@ -90,34 +90,35 @@ TEST(MergePlanTest, RandomCases) {
       gradients.push_back({ready, uniform(0, 5)});
     }
     const LinearCost cost{uniform(0, 5), uniform(0, 2)};
-    const double exact = End(MergeRule::kExact, gradients, cost);
-    const double paper = End(MergeRule::kPaper, gradients, cost);
+    const double exact = End(FusionRule::kExact, gradients, cost);
+    const double paper = End(FusionRule::kPaper, gradients, cost);
     const Best brute_force = BruteForce(gradients, cost);
     ASSERT_NEAR(exact, brute_force.end, 1e-12) << "case " << i;
-    ASSERT_EQ(PlanMerges(MergeRule::kExact, gradients, cost, 0).size(), brute_force.messages) << "case " << i;
+    ASSERT_EQ(PlanFusion(FusionRule::kExact, gradients, cost, 0).size(), brute_force.messages) << "case " << i;
     ASSERT_LE(exact, paper + 1e-12) << "case " << i;
-    const double best = std::min(End(MergeRule::kWaitFree, gradients, cost), End(MergeRule::kSingle, gradients, cost));
+    const double best =
+        std::min(End(FusionRule::kWaitFree, gradients, cost), End(FusionRule::kSingle, gradients, cost));
     ASSERT_LE(paper, best + 1e-12) << "case " << i;
-    ASSERT_LE(exact, End(MergeRule::kThreshold, gradients, cost) + 1e-12) << "case " << i;
+    ASSERT_LE(exact, End(FusionRule::kThreshold, gradients, cost) + 1e-12) << "case " << i;
     better += exact < paper - 1e-9 ? 1 : 0;
   }
   EXPECT_GT(better, 100);  // else the cases say nothing
 }
 
 // Which gradients the first messages have does not matter as long as the line is free for the last.
-TEST(MergePlanTest, MessagesThatGainNothingAreLeftOut) {
+TEST(FusionPlanTest, MessagesThatGainNothingAreLeftOut) {
   std::vector<Gradient> gradients;
   for (int i = 1; i <= 200; ++i) gradients.push_back({0.5 * i, 0.001});
   const LinearCost cost{1, 1};
-  EXPECT_THAT(PlanMerges(MergeRule::kExact, gradients, cost, 0), ElementsAre(197, 3));
+  EXPECT_THAT(PlanFusion(FusionRule::kExact, gradients, cost, 0), ElementsAre(197, 3));
 }
 
-TEST(MergePlanTest, EveryRuleTakesEveryGradientOnceAndInOrder) {
+TEST(FusionPlanTest, EveryRuleTakesEveryGradientOnceAndInOrder) {
   std::vector<Gradient> gradients;
   for (int i = 0; i < 1000; ++i) gradients.push_back({i * 0.01, 1.0 + i % 7});
-  for (const MergeRule rule : kRules) {
+  for (const FusionRule rule : kRules) {
     int count = 0;
-    for (const int gradients_of_message : PlanMerges(rule, gradients, {0.5, 0.001}, kThreshold)) {
+    for (const int gradients_of_message : PlanFusion(rule, gradients, {0.5, 0.001}, kThreshold)) {
       EXPECT_GE(gradients_of_message, 1);
       count += gradients_of_message;
     }
@@ -125,28 +126,28 @@ TEST(MergePlanTest, EveryRuleTakesEveryGradientOnceAndInOrder) {
   }
 }
 
-TEST(MergePlanTest, AThresholdTakesWhatIsReadyWhenTheLineIsFree) {
+TEST(FusionPlanTest, AThresholdTakesWhatIsReadyWhenTheLineIsFree) {
   const std::vector<Gradient> gradients{{0, 4}, {1, 8}, {2, 8}, {3, 8}, {20, 1}};
   // The first goes alone; by its end, at 5, three more are ready, of which two fit into 20 bytes; they take until 22.
-  EXPECT_THAT(PlanMerges(MergeRule::kThreshold, gradients, {1, 1}, 20), ElementsAre(1, 2, 2));
+  EXPECT_THAT(PlanFusion(FusionRule::kThreshold, gradients, {1, 1}, 20), ElementsAre(1, 2, 2));
 }
 
-TEST(MergePlanTest, AMessageLargerThanTheThresholdGoesAlone) {
-  EXPECT_THAT(PlanMerges(MergeRule::kThreshold, {{0, 50}, {0, 50}}, {1, 1}, 20), ElementsAre(1, 1));
+TEST(FusionPlanTest, AMessageLargerThanTheThresholdGoesAlone) {
+  EXPECT_THAT(PlanFusion(FusionRule::kThreshold, {{0, 50}, {0, 50}}, {1, 1}, 20), ElementsAre(1, 1));
 }
 
-TEST(MergePlanTest, NoGradients) {
-  for (const MergeRule rule : kRules) EXPECT_THAT(PlanMerges(rule, {}, {1, 1}, kThreshold), IsEmpty());
+TEST(FusionPlanTest, NoGradients) {
+  for (const FusionRule rule : kRules) EXPECT_THAT(PlanFusion(rule, {}, {1, 1}, kThreshold), IsEmpty());
 }
 
-TEST(MergePlanTest, APlanThatDoesNotFitIsRefused) {
-  for (const MergePlan& plan : {MergePlan{2}, MergePlan{2, 2}, MergePlan{3, 0}, MergePlan{4, -1}})
+TEST(FusionPlanTest, APlanThatDoesNotFitIsRefused) {
+  for (const FusionPlan& plan : {FusionPlan{2}, FusionPlan{2, 2}, FusionPlan{3, 0}, FusionPlan{4, -1}})
     EXPECT_THROW(Messages(plan, kCounterexample, kCounterexampleCost), std::invalid_argument);
 }
 
-TEST(MergePlanTest, RulesHaveNames) {
-  EXPECT_EQ(MergeRuleFromName("exact"), MergeRule::kExact);
-  EXPECT_THROW(MergeRuleFromName("greedy"), std::invalid_argument);
+TEST(FusionPlanTest, RulesHaveNames) {
+  EXPECT_EQ(FusionRuleFromName("exact"), FusionRule::kExact);
+  EXPECT_THROW(FusionRuleFromName("greedy"), std::invalid_argument);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/merged_steps.h"
+#include "core/fusion_steps.h"
 
 namespace horovod_partial {
 namespace {
@@ -17,19 +17,19 @@ using testing::SizeIs;
 constexpr std::size_t kWindow = 2;
 
 // Gradients 0, 1 and 2 of 10, 20 and 30 elements; first {2, 1} and {0}.
-MergedSteps::Declaration Declared() { return {"g", {10, 20, 30}, {{2, 1}, {0}}, 3, kWindow}; }
+FusionSteps::Declaration Declared() { return {"g", {10, 20, 30}, {{2, 1}, {0}}, 3, kWindow}; }
 
 // A step that begins at a moment, and when it is over whether a plan is due.
-bool Step(MergedSteps& steps, double begin) {
+bool Step(FusionSteps& steps, double begin) {
   steps.RecordGradient(2, 30, begin);
   steps.RecordGradient(1, 20, begin + 0.1);
   steps.RecordGradient(0, 10, begin + 0.2);
   return steps.StepEnded(begin + 0.5);
 }
 
-TEST(MergedStepsTest, TellsAGradientItsPlace) {
-  MergedSteps steps(Declared());
-  const MergedSteps::Place place = steps.RecordGradient(1, 20, 0);
+TEST(FusionStepsTest, TellsAGradientItsPlace) {
+  FusionSteps steps(Declared());
+  const FusionSteps::Place place = steps.RecordGradient(1, 20, 0);
   EXPECT_EQ(place.bucket, "g.0");
   EXPECT_EQ(place.messages, 2u);
   EXPECT_EQ(place.position, 1u);
@@ -37,22 +37,22 @@ TEST(MergedStepsTest, TellsAGradientItsPlace) {
   EXPECT_EQ(steps.RecordGradient(0, 10, 0).bucket, "g.1");
 }
 
-TEST(MergedStepsTest, RefusesGradientsThatItDoesNotKnow) {
-  MergedSteps steps(Declared());
+TEST(FusionStepsTest, RefusesGradientsThatItDoesNotKnow) {
+  FusionSteps steps(Declared());
   EXPECT_THROW(steps.RecordGradient(3, 10, 0), std::invalid_argument);
   EXPECT_THROW(steps.RecordGradient(-1, 10, 0), std::invalid_argument);
   EXPECT_THROW(steps.RecordGradient(0, 11, 0), std::invalid_argument) << "another size";
 }
 
-TEST(MergedStepsTest, APlanIsDueOnceAfterSoManySteps) {
-  MergedSteps steps(Declared());
+TEST(FusionStepsTest, APlanIsDueOnceAfterSoManySteps) {
+  FusionSteps steps(Declared());
   std::vector<bool> due;
   for (int i = 0; i < 5; ++i) due.push_back(Step(steps, i));
   EXPECT_THAT(due, ElementsAre(false, false, true, false, false));
 }
 
-TEST(MergedStepsTest, MeasuresTheFirstAndTheLastStepsUnderAPlan) {
-  MergedSteps steps(Declared());
+TEST(FusionStepsTest, MeasuresTheFirstAndTheLastStepsUnderAPlan) {
+  FusionSteps steps(Declared());
   steps.Plan(std::nullopt, 10);
   std::vector<bool> measured;
   for (int i = 0; i < 11; ++i) {
@@ -63,21 +63,21 @@ TEST(MergedStepsTest, MeasuresTheFirstAndTheLastStepsUnderAPlan) {
       << "one step more than the window: the measured ones begin in it";
 }
 
-TEST(MergedStepsTest, EveryPlanHasBucketsOfItsOwn) {
-  MergedSteps steps(Declared());
+TEST(FusionStepsTest, EveryPlanHasBucketsOfItsOwn) {
+  FusionSteps steps(Declared());
   EXPECT_EQ(steps.plans(), 0);
-  steps.Plan(MergedSteps::Messages{{0}, {1}, {2}}, 1);
+  steps.Plan(FusionSteps::Messages{{0}, {1}, {2}}, 1);
   EXPECT_EQ(steps.plans(), 1);
   EXPECT_EQ(steps.RecordGradient(2, 30, 0).bucket, "g.plan1.2");
   EXPECT_EQ(steps.RecordGradient(2, 30, 0).messages, 3u);
   steps.Plan(std::nullopt, 1);
   EXPECT_EQ(steps.RecordGradient(2, 30, 0).bucket, "g.plan1.2") << "the messages stay";
-  steps.Plan(MergedSteps::Messages{{2, 1, 0}}, 1);
+  steps.Plan(FusionSteps::Messages{{2, 1, 0}}, 1);
   EXPECT_EQ(steps.RecordGradient(2, 30, 0).bucket, "g.plan3.0");
 }
 
-TEST(MergedStepsTest, APlanSaysWhenTheNextIsDue) {
-  MergedSteps steps(Declared());
+TEST(FusionStepsTest, APlanSaysWhenTheNextIsDue) {
+  FusionSteps steps(Declared());
   Step(steps, 0);
   steps.Plan(std::nullopt, 2);
   EXPECT_FALSE(Step(steps, 1));
@@ -86,20 +86,20 @@ TEST(MergedStepsTest, APlanSaysWhenTheNextIsDue) {
   for (int i = 3; i < 10; ++i) EXPECT_FALSE(Step(steps, i));
 }
 
-TEST(MergedStepsTest, RefusesPlansThatDoNotHaveEachGradientOnce) {
-  MergedSteps steps(Declared());
-  using Messages = MergedSteps::Messages;
+TEST(FusionStepsTest, RefusesPlansThatDoNotHaveEachGradientOnce) {
+  FusionSteps steps(Declared());
+  using Messages = FusionSteps::Messages;
   for (const Messages& messages : {Messages{{0, 1}}, Messages{{0, 1, 2, 2}}, Messages{{0, 1, 3}}, Messages{{0, 1, -1}}})
     EXPECT_THROW(steps.Plan(messages, 1), std::invalid_argument);
   EXPECT_EQ(steps.plans(), 0);
   EXPECT_EQ(steps.RecordGradient(0, 10, 0).bucket, "g.1") << "what was in use stays";
-  MergedSteps::Declaration wrong = Declared();
+  FusionSteps::Declaration wrong = Declared();
   wrong.messages = {{0}};
-  EXPECT_THROW(MergedSteps{wrong}, std::invalid_argument);
+  EXPECT_THROW(FusionSteps{wrong}, std::invalid_argument);
 }
 
-TEST(MergedStepsTest, KeepsTheFirstAndTheLastTimes) {
-  MergedSteps steps(Declared());
+TEST(FusionStepsTest, KeepsTheFirstAndTheLastTimes) {
+  FusionSteps steps(Declared());
   for (int i = 0; i < 6; ++i) Step(steps, i);
   ASSERT_THAT(steps.first_rows(), SizeIs(kWindow + 1));
   ASSERT_THAT(steps.last_rows(), SizeIs(kWindow + 1));
@@ -111,8 +111,8 @@ TEST(MergedStepsTest, KeepsTheFirstAndTheLastTimes) {
   EXPECT_THAT(steps.last_rows(), SizeIs(0));
 }
 
-TEST(MergedStepsTest, AGradientThatDoesNotComeHasNoTime) {
-  MergedSteps steps(Declared());
+TEST(FusionStepsTest, AGradientThatDoesNotComeHasNoTime) {
+  FusionSteps steps(Declared());
   Step(steps, 0);
   steps.RecordGradient(0, 10, 1.0);
   steps.StepEnded(2.0);
@@ -120,17 +120,17 @@ TEST(MergedStepsTest, AGradientThatDoesNotComeHasNoTime) {
   EXPECT_EQ(steps.last_rows().back()[0], 1.0);
 }
 
-TEST(MergedStepsTest, GradientsMayBeThereAtTheSameMoment) {
-  MergedSteps steps(Declared());
+TEST(FusionStepsTest, GradientsMayBeThereAtTheSameMoment) {
+  FusionSteps steps(Declared());
   steps.RecordAllGradients(7.0);
   steps.StepEnded(8.0);
   EXPECT_THAT(steps.last_rows().back(), ElementsAre(7.0, 7.0, 7.0, 8.0));
 }
 
-TEST(MergedStepsTest, ARestartForgetsPlansAndSteps) {
-  MergedSteps steps(Declared());
+TEST(FusionStepsTest, ARestartForgetsPlansAndSteps) {
+  FusionSteps steps(Declared());
   Step(steps, 0);
-  steps.Plan(MergedSteps::Messages{{0, 1, 2}}, 100);
+  steps.Plan(FusionSteps::Messages{{0, 1, 2}}, 100);
   Step(steps, 1);
   steps.Restart();
   EXPECT_EQ(steps.plans(), 0);

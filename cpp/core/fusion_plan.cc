@@ -1,4 +1,4 @@
-#include "core/merge_plan.h"
+#include "core/fusion_plan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@ namespace {
 // what is before it or the moment when it is ready, whichever is later, and its cost. Then, from the last message back,
 // each takes as many gradients as still let all before it end in time. (Fewer would not help: what a later message
 // takes from the one before saves that more time than it costs.)
-MergePlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost) {
+FusionPlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   const std::size_t count = gradients.size();
   std::vector<double> earliest(count + 1, std::numeric_limits<double>::infinity());
   earliest[0] = -std::numeric_limits<double>::infinity();
@@ -27,7 +27,7 @@ MergePlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost) 
       earliest[j] = std::min(earliest[j], std::max(earliest[first], ready) + cost(bytes));
     }
   }
-  MergePlan plan;
+  FusionPlan plan;
   constexpr double kRounding = 1e-14;
   double deadline = earliest[count] + kRounding * std::max(1.0, std::abs(earliest[count]));
   for (std::size_t end = count; end > 0;) {
@@ -51,8 +51,8 @@ MergePlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost) 
 }
 
 // Algorithm 1, without computing all starts anew after each merge: only those that follow change.
-MergePlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) {
-  MergePlan plan{0};
+FusionPlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  FusionPlan plan{0};
   double free = -std::numeric_limits<double>::infinity();  // when the message before has ended
   double bytes = 0;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -68,8 +68,8 @@ MergePlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) 
   return plan;
 }
 
-MergePlan Threshold(const std::vector<Gradient>& gradients, const LinearCost& cost, double threshold_bytes) {
-  MergePlan plan;
+FusionPlan Threshold(const std::vector<Gradient>& gradients, const LinearCost& cost, double threshold_bytes) {
+  FusionPlan plan;
   double free = -std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < gradients.size();) {
     const double start = std::max(free, gradients[i].ready);
@@ -88,30 +88,30 @@ MergePlan Threshold(const std::vector<Gradient>& gradients, const LinearCost& co
 
 }  // namespace
 
-MergeRule MergeRuleFromName(const std::string& name) {
-  if (name == "exact") return MergeRule::kExact;
-  if (name == "paper") return MergeRule::kPaper;
-  if (name == "wait_free") return MergeRule::kWaitFree;
-  if (name == "single") return MergeRule::kSingle;
-  if (name == "threshold") return MergeRule::kThreshold;
+FusionRule FusionRuleFromName(const std::string& name) {
+  if (name == "exact") return FusionRule::kExact;
+  if (name == "paper") return FusionRule::kPaper;
+  if (name == "wait_free") return FusionRule::kWaitFree;
+  if (name == "single") return FusionRule::kSingle;
+  if (name == "threshold") return FusionRule::kThreshold;
   throw std::invalid_argument("rule must be 'exact', 'paper', 'wait_free', 'single' or 'threshold', not '" + name +
                               "'");
 }
 
-MergePlan PlanMerges(MergeRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
-                     double threshold_bytes) {
+FusionPlan PlanFusion(FusionRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
+                      double threshold_bytes) {
   if (gradients.empty()) return {};
   switch (rule) {
-    case MergeRule::kExact: return Exact(gradients, cost);
-    case MergeRule::kPaper: return Paper(gradients, cost);
-    case MergeRule::kWaitFree: return MergePlan(gradients.size(), 1);
-    case MergeRule::kSingle: return {static_cast<int>(gradients.size())};
-    case MergeRule::kThreshold: return Threshold(gradients, cost, threshold_bytes);
+    case FusionRule::kExact: return Exact(gradients, cost);
+    case FusionRule::kPaper: return Paper(gradients, cost);
+    case FusionRule::kWaitFree: return FusionPlan(gradients.size(), 1);
+    case FusionRule::kSingle: return {static_cast<int>(gradients.size())};
+    case FusionRule::kThreshold: return Threshold(gradients, cost, threshold_bytes);
   }
   throw std::logic_error("unknown merge rule");
 }
 
-std::vector<Message> Messages(const MergePlan& plan, const std::vector<Gradient>& gradients, const LinearCost& cost) {
+std::vector<Message> Messages(const FusionPlan& plan, const std::vector<Gradient>& gradients, const LinearCost& cost) {
   std::vector<Message> messages;
   double free = -std::numeric_limits<double>::infinity();
   std::size_t next = 0;

@@ -1,4 +1,4 @@
-#include "core/merged_steps.h"
+#include "core/fusion_steps.h"
 
 #include <limits>
 #include <stdexcept>
@@ -6,21 +6,21 @@
 
 namespace horovod_partial {
 
-bool MergedSteps::Declaration::operator==(const Declaration& other) const {
+bool FusionSteps::Declaration::operator==(const Declaration& other) const {
   return name == other.name && elements == other.elements && messages == other.messages && due == other.due &&
          window == other.window;
 }
 
-MergedSteps::MergedSteps(Declaration declaration) : declaration_(std::move(declaration)) { Restart(); }
+FusionSteps::FusionSteps(Declaration declaration) : declaration_(std::move(declaration)) { Restart(); }
 
-void MergedSteps::Restart() {
+void FusionSteps::Restart() {
   Use(declaration_.messages, declaration_.name);
   plans_ = steps_ = 0;
   due_ = declaration_.due;
   ForgetTimes();
 }
 
-void MergedSteps::Use(Messages messages, std::string prefix) {
+void FusionSteps::Use(Messages messages, std::string prefix) {
   std::vector<Where> places(declaration_.elements.size());
   std::vector<bool> found(places.size());
   std::size_t count = 0;
@@ -41,13 +41,13 @@ void MergedSteps::Use(Messages messages, std::string prefix) {
   prefix_ = std::move(prefix);
 }
 
-void MergedSteps::ForgetTimes() {
+void FusionSteps::ForgetTimes() {
   current_.assign(declaration_.elements.size(), std::numeric_limits<double>::quiet_NaN());
   first_.clear();
   last_.clear();
 }
 
-MergedSteps::Place MergedSteps::RecordGradient(int gradient, std::int64_t elements, double now) {
+FusionSteps::Place FusionSteps::RecordGradient(int gradient, std::int64_t elements, double now) {
   const auto index = static_cast<std::size_t>(gradient);
   if (index >= places_.size())
     throw std::invalid_argument(declaration_.name + " has no gradient " + std::to_string(gradient));
@@ -63,9 +63,9 @@ MergedSteps::Place MergedSteps::RecordGradient(int gradient, std::int64_t elemen
   return place;
 }
 
-void MergedSteps::RecordAllGradients(double now) { current_.assign(current_.size(), now); }
+void FusionSteps::RecordAllGradients(double now) { current_.assign(current_.size(), now); }
 
-bool MergedSteps::StepEnded(double now) {
+bool FusionSteps::StepEnded(double now) {
   const std::size_t most = declaration_.window + 1;
   Row row = current_;
   row.push_back(now);
@@ -77,12 +77,12 @@ bool MergedSteps::StepEnded(double now) {
   return steps_ == due_;
 }
 
-bool MergedSteps::Measures() const {
+bool FusionSteps::Measures() const {
   const std::size_t most = declaration_.window + 1;
   return first_.size() < most || (due_ && steps_ < *due_ && *due_ - steps_ <= static_cast<std::int64_t>(most));
 }
 
-void MergedSteps::Plan(std::optional<Messages> messages, std::optional<std::int64_t> due) {
+void FusionSteps::Plan(std::optional<Messages> messages, std::optional<std::int64_t> due) {
   if (messages) Use(*std::move(messages), declaration_.name + ".plan" + std::to_string(plans_ + 1));
   ++plans_;
   due_.reset();
