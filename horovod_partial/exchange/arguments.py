@@ -33,7 +33,7 @@ def of_allreduce(sync: Policy | str | None, missed: str | None) -> tuple[Gradien
     """The policy of a single allreduce, and what a late rank gets.
 
     Raises:
-        ValueError: they are none that it can have.
+        ValueError: `sync` averages models, or `missed` is not `sum` or `latest`.
     """
     policy = policies.resolve(sync, settings().sync)
     missed = "sum" if missed is None else missed

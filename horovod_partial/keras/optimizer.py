@@ -26,7 +26,7 @@ _instances: Counter[tuple[int, str]] = Counter()  # by the variables that they t
 
 
 class _Methods:
-    """Never made: becomes the body of a subclass of the wrapped optimizer's class, which is `_base`."""
+    """Methods that `subclass` adds to the class of the user's optimizer, which is `_base`. Not instantiated itself."""
 
     is_horovod_partial = True
     _base: Any  # the wrapped optimizer's class

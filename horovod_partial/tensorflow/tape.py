@@ -21,7 +21,7 @@ from horovod_partial.tensorflow.graph import native
 
 
 class _Methods:
-    """Never made: becomes the body of a subclass of the wrapped tape's class."""
+    """Methods that `subclass` adds to the class of the user's tape, which is `_base`. Not instantiated itself."""
 
     is_horovod_partial = True
     _base: Any  # the wrapped tape's class
