@@ -57,7 +57,7 @@ FusionSteps::Place FusionSteps::RecordGradient(int gradient, std::int64_t elemen
                                 std::to_string(declaration_.elements[index]));
   current_[index] = now;
   const auto [message, position] = places_[index];
-  Place place{prefix_ + "." + std::to_string(message), messages_.size(), {}, position};
+  Place place{prefix_ + "." + std::to_string(message), {}, position};
   for (const int member : messages_[message])
     place.elements.push_back(declaration_.elements[static_cast<std::size_t>(member)]);
   return place;

@@ -34,7 +34,6 @@ class FusionSteps {
 
   struct Place {
     std::string bucket;
-    std::size_t messages;                // of the whole plan
     std::vector<std::int64_t> elements;  // of each gradient in the message
     std::size_t position;                // of this one among them
   };

@@ -32,8 +32,8 @@ bool BucketConfig::operator==(const BucketConfig& other) const {
 }
 
 Declaration BucketHandle::declaration() const {
-  return {config.spec.policy,          config.type,                config.shape, config.memory->device(),
-          config.spec.prescale_factor, config.spec.postscale_factor};
+  return {config.spec.policy,          config.type, config.shape, config.memory->device(), config.spec.prescale_factor,
+          config.spec.postscale_factor};
 }
 
 Engine::Engine(Transport& transport, Rank rank, int size, Thresholds thresholds, std::shared_ptr<Bringers> bringers)

@@ -25,8 +25,7 @@ class ArriveOp final : public AsyncKernel {
  public:
   explicit ArriveOp(OpKernelConstruction* context) : AsyncKernel(context), destination_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
-    OP_REQUIRES_OK(context, context->GetAttr("step", &step_));
-    OP_REQUIRES_OK(context, context->GetAttr("step_buckets", &step_buckets_));
+    OP_REQUIRES_OK(context, context->GetAttr("graph", &graph_));
   }
 
  private:
@@ -41,8 +40,9 @@ class ArriveOp final : public AsyncKernel {
     std::shared_ptr<attach::Session> session;
     status = destination_.GetSession(bucket_, &session);
     if (!status.ok()) return status;
-    const Destination::Step step{step_, static_cast<std::size_t>(step_buckets_), context->step_id()};
-    return destination_.Arrive(session, bucket_, step, message, context->input(count + 1).scalar<int>()(),
+    // In eager code TensorFlow calls this in the application's thread, which sleeps until `done`.
+    const Caller caller{graph_ ? Caller::Kind::kGraph : Caller::Kind::kBlockedThread, context->step_id()};
+    return destination_.Arrive(session, bucket_, caller, message, context->input(count + 1).scalar<int>()(),
                                [context, done, count, message](const Work& work) {
                                  const absl::Status result = SetOutputs(context, count, *message, work);
                                  if (!result.ok()) context->SetStatus(result);
@@ -61,8 +61,7 @@ class ArriveOp final : public AsyncKernel {
 
   const Destination destination_;
   std::string bucket_;
-  std::string step_;
-  int step_buckets_ = 1;
+  bool graph_ = false;
 };
 
 class BucketOp final : public tensorflow::OpKernel {

@@ -7,15 +7,9 @@
 #include "attach/device.h"
 #include "engine/engine.h"
 #include "tf/library.h"
-#include "tf/step_waits.h"
 
 namespace horovod_partial::tf {
 namespace {
-
-StepWaits& Waits() {
-  static auto* waits = new StepWaits;  // the background thread may outlive static objects
-  return *waits;
-}
 
 DataType CoreType(tensorflow::DataType type) {
   switch (type) {
@@ -67,16 +61,14 @@ absl::Status Destination::GetSession(const std::string& name, std::shared_ptr<at
 }
 
 absl::Status Destination::Arrive(const std::shared_ptr<attach::Session>& session, const std::string& bucket,
-                                 const Step& step, const std::shared_ptr<const Message>& message, int work,
+                                 const Caller& caller, const std::shared_ptr<const Message>& message, int work,
                                  std::function<void(const Work&)> on_done) const {
   return AsStatus([&]() -> absl::Status {
     BucketConfig config{spec_, &attach::MemoryOf(-1), CoreType(type_), message->shape()};
     config.spec.policy.description = message->Describe(spec_.policy.description);
     const auto handle = session->engine().Declare(bucket, config);
-    const auto arrived =
-        session->engine().Arrive(handle, {message->source(), message->target(), 1, work}, nullptr, std::move(on_done));
-    // The kernel may be done by now, and gone.
-    Waits().Add(step.name, step.run, step.buckets, {session, handle, arrived});
+    session->engine().Arrive(handle, {message->source(), message->target(), 1, work}, nullptr, std::move(on_done),
+                             caller);
     return absl::OkStatus();
   });
 }

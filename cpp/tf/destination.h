@@ -23,13 +23,8 @@ class Destination {
   // What the kernel's messages travel by; `name` is for an error.
   absl::Status GetSession(const std::string& name, std::shared_ptr<attach::Session>* session) const;
 
-  struct Step {
-    std::string name;     // what arrives together
-    std::size_t buckets;  // of how many
-    std::int64_t run;     // TensorFlow's number for what runs it
-  };
   // Arrives. `on_done` is called once, with the message back, unless this fails; maybe before it returns.
-  absl::Status Arrive(const std::shared_ptr<attach::Session>& session, const std::string& bucket, const Step& step,
+  absl::Status Arrive(const std::shared_ptr<attach::Session>& session, const std::string& bucket, const Caller& caller,
                       const std::shared_ptr<const Message>& message, int work,
                       std::function<void(const Work&)> on_done) const;
 

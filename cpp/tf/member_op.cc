@@ -143,7 +143,7 @@ class MemberOp final : public AsyncKernel {
     } catch (const std::invalid_argument& error) {
       return absl::InvalidArgumentError(error.what());
     }
-    const Destination::Step step{steps_, place.messages, context->step_id()};
+    const Caller caller{Caller::Kind::kGraph, context->step_id()};
     const auto member = std::make_shared<Member>(Member{context, done, manager->get_cancellation_token()});
     const auto abandon = [place, member] { Fillings::Instance().Abandon(place, *member); };
     if (!manager->RegisterCallback(member->token, abandon)) return absl::CancelledError("the step has been given up");
@@ -156,7 +156,7 @@ class MemberOp final : public AsyncKernel {
     }
     filling->message->Put(place.position, gradient);
     if (!Fillings::Instance().Complete(place.bucket, filling)) return absl::OkStatus();
-    const absl::Status arrived = destination_.Arrive(session, place.bucket, step, filling->message, 0,
+    const absl::Status arrived = destination_.Arrive(session, place.bucket, caller, filling->message, 0,
                                                      [filling](const Work& work) { Finish(*filling, work); });
     if (!arrived.ok())
       for (const auto& each : filling->members) each->Finish(arrived);

@@ -86,14 +86,7 @@ class GradientReducer(gradients.GradientReducer):
         results: list[Any] = [None] * len(wires)
         infos = []
         for index, bucket in enumerate(planned):
-            reduced, info = arrive(
-                [wires[i] for i in bucket],
-                f"{name}.{index}",
-                self.process_set,
-                spec,
-                step=name,
-                step_buckets=len(planned),
-            )
+            reduced, info = arrive([wires[i] for i in bucket], f"{name}.{index}", self.process_set, spec)
             infos.append(info)
             for i, result in zip(bucket, reduced, strict=True):
                 results[i] = members[i].restore(result)

@@ -116,8 +116,6 @@ def arrive(
     spec: _core.BucketSpec,
     *,
     work: tf.Tensor | int = 0,
-    step: str = "",
-    step_buckets: int = 1,
 ) -> tuple[list[tf.Tensor], RoundInfo]:
     """Arrive at a bucket's open round, in eager code or in a graph.
 
@@ -127,8 +125,6 @@ def arrive(
         process_set: the ranks that take part.
         spec: of the bucket, from `bucket_config.arguments`.
         work: what a model's weight follows from.
-        step: names what arrives together: this rank counts as waiting when that many buckets of it have arrived.
-        step_buckets: how many.
 
     Raises:
         ValueError: an argument is wrong, or XLA is to compile the function around; eager code only, for the next too.
@@ -143,9 +139,7 @@ def arrive(
                 tensors=tensors,
                 work=work,
                 bucket=name,
-                # Eager code waits for each bucket before it goes on.
-                step=name if tf.executing_eagerly() else step or name,
-                step_buckets=1 if tf.executing_eagerly() else step_buckets,
+                graph=not tf.executing_eagerly(),
                 **attributes,
             )
     except tf.errors.InvalidArgumentError as error:
