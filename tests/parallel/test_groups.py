@@ -278,6 +278,24 @@ def test_an_optimizer_on_a_process_set_of_three(world: World, processes: hvd.Pro
     assert optimizer.rounds >= 1
 
 
+@scripted
+@pytest.mark.parametrize("kind", ["group_allreduce", "partial_reduce", "partial_allreduce"])
+def test_a_process_set_of_one_rank(world: World, kind: str) -> None:
+    """Its rounds close without anybody else's list of requests."""
+    sets = [hvd.add_process_set([rank]) for rank in world.ranks]
+    own = sets[world.rank]
+    options = {"sync": "solo"} if kind == "partial_allreduce" else {}
+    for step in range(4):
+        value = torch.tensor([float(10 * step + world.rank)])
+        result = getattr(hvd, kind)(value, name=world.name(), process_set=own, **options)
+        assert result.item() == 10 * step + world.rank
+    hvd.flush(process_set=own)
+    assert hvd.partial_stats(process_set=own)[world.name()]["rounds"] >= 4
+    world.barrier()
+    for process_set in sets:
+        hvd.remove_process_set(process_set)
+
+
 @pytest.fixture
 def processes(world: World) -> Iterator[hvd.ProcessSet | None]:
     if world is None:  # here only the outcome is asked for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import pytest
@@ -155,6 +156,34 @@ def test_two_buckets_waited_for_in_another_order(world: World, policy: str) -> N
     hvd.flush()
     reasons = hvd.partial_stats()
     assert reasons[a]["closed_by"].get("liveness", 0) + reasons[b]["closed_by"].get("liveness", 0) >= 1
+
+
+@pytest.mark.launch(full_ranks=(2, 4))
+@pytest.mark.parametrize("policy", ["quorum:1.0"])
+def test_a_thread_that_waits_in_its_bucket_says_nothing_of_another_threads(world: World, policy: str) -> None:
+    """Each thread trains by itself. Where one computes, its rounds wait for it, whatever the other thread waits for."""
+    steps, averages = 6, {}
+
+    def train_by_itself(index: int) -> None:
+        name = world.name(str(index))
+        for step in range(steps):
+            if step > 0 and world.rank % 2 == index:
+                time.sleep(0.05)  # ten times as long as it takes until a wait counts
+            averages[index, step] = hvd.partial_allreduce(
+                torch.tensor([float(world.rank + step)]), name=name, sync=policy
+            ).item()
+
+    threads = [threading.Thread(target=train_by_itself, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    mean = sum(world.ranks) / world.size
+    assert averages == {(index, step): pytest.approx(mean + step) for index in range(2) for step in range(steps)}
+    stats = hvd.partial_stats()
+    for index in range(2):
+        assert stats[world.name(str(index))]["closed_by"].get("liveness", 0) == 0, stats
+    world.barrier()
 
 
 @pytest.mark.parametrize("policy", ["solo", "majority"])

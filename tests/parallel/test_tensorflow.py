@@ -1170,6 +1170,37 @@ def close(results: Sequence[Any], expected: Sequence[np.ndarray], tolerance: flo
     return all(np.allclose(one, other, atol=tolerance) for one, other in zip(results, expected, strict=True))
 
 
+@pytest.mark.launch(full_ranks=(2, 4))
+def test_two_tapes_in_one_graph(world: World) -> None:
+    """A step of two models that are trained against each other: a graph that waits for one may compute for the other."""
+    variables = [tf.Variable(1.0), tf.Variable(1.0)]
+
+    def computed(index: int) -> tf.Tensor:
+        def compute() -> np.ndarray:
+            if world.rank % 2 == index:
+                time.sleep(0.05)  # ten times as long as it takes until a wait counts
+            return np.float32(world.rank)
+
+        return tf.ensure_shape(tf.numpy_function(compute, [], tf.float32), [])
+
+    @tf.function
+    def step() -> list[tf.Tensor]:
+        gradients = []
+        for index, variable in enumerate(variables):
+            with tf.GradientTape() as tape:
+                loss = variable * computed(index)
+            tape = hvd.DistributedGradientTape(tape, sync=hvd.Quorum(1.0))
+            gradients += tape.gradient(loss, [variable])
+        return gradients
+
+    before = {name: stats["closed_by"].get("liveness", 0) for name, stats in hvd.partial_stats().items()}
+    for _ in range(6):
+        assert [gradient.numpy() for gradient in step()] == [sum(world.ranks) / world.size] * 2
+    after = {name: stats["closed_by"].get("liveness", 0) for name, stats in hvd.partial_stats().items()}
+    assert all(count == before.get(name, 0) for name, count in after.items()), after
+    world.barrier()
+
+
 on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
 
 
