@@ -101,6 +101,7 @@ void CrossRankBitwiseAnd(hvd::Controller* controller, std::vector<long long>& bi
   if (session != nullptr) session->EndIfBroken();
   if (session != nullptr) session->Tick(bits);
   OriginalOf(&CrossRankBitwiseAnd, controller)(controller, bits, count);
+  if (session != nullptr) session->AfterTick(bits);
 }
 
 void SendReadyTensors(hvd::Controller* controller, hvd::RequestList& requests) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -56,6 +57,8 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
 
   // --- Background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
+  // The same bits as on all other ranks.
+  void AfterTick(const std::vector<long long>& status_bits);
   void BeforeSendReady(hvd::RequestList& requests);
   void AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready);
   void BeforeSendFinal(hvd::ResponseList& responses);
@@ -115,6 +118,8 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   std::unique_ptr<GroupCommunicators> communicators_;
   std::vector<bool> joined_;  // coordinator
   Time last_watch_{0};
+  const bool keeps_cycle_time_ = std::getenv("HOROVOD_CYCLE_TIME") != nullptr;
+  int short_cycles_ = 0;  // how many more there shall be
   std::string warned_;
 
   mutable std::mutex coordinator_mutex_;      // guards coordinator_ against readers of statistics
