@@ -78,7 +78,9 @@ test-tf215: ## Run the tests of the tape and the operations with TensorFlow 2.15
 	@CMAKE_ARGS=-DHOROVOD_PARTIAL_WERROR=ON CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-build-isolation --no-deps \
 		--force-reinstall --config-settings='--global-option=build --build-base=build/tf215' .
 	@$(BIN)/pytest -rs --no-fold-skipped \
-		tests/parallel/test_tensorflow.py tests/parallel/test_jobs.py::test_two_frameworks_in_one_process
+		tests/parallel/test_tensorflow.py tests/parallel/test_jobs.py::test_two_frameworks_in_one_process \
+		$(addprefix tests/parallel/test_conformance_,operations.py rounds.py invariants.py models.py) \
+		-k 'test_tensorflow or two_frameworks or eager or graph'
 
 .PHONY: demo
 demo: build ## Set up, build and train on digits under each policy

@@ -10,6 +10,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--matrix",
         choices=("default", "full"),
         default="default",
-        help="default: 4 ranks over both transports, and a smoke file with 2 and 8; full: 2, 4 and 8 ranks, long versions",
+        help="default: what `make test` runs; full: more ranks, both transports for everything, long versions",
     )
     parser.addoption("--transport", choices=("gloo", "mpi"), help="run parallel tests over this transport only")

@@ -9,36 +9,52 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness import world as ranks_world
+from harness.fronts import FRONTS, Front, front_of
 from harness.launch import Launch
 from harness.matrix import Setup, setups_of
 from harness.merging import known_cost  # noqa: F401 (a fixture)
 from harness.world import World
 
-_launches = pytest.StashKey[dict[tuple[Path, Setup], Launch]]()
+_launches = pytest.StashKey[dict[Setup, Launch]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "launch(ranks, full_ranks, transports, environment, label, double, framework): how a parallel test is launched",
+        "launch(ranks, full_ranks, transports, full_transports, environment, label, double, framework): how a parallel "
+        "test is launched",
     )
-    config.addinivalue_line("markers", "full_matrix: runs with --matrix=full only")
+    config.addinivalue_line(
+        "markers", "full_matrix(*transports): runs over these, or over all, with --matrix=full only"
+    )
     config.stash[_launches] = {}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    def setups(**defaults: Any) -> list[Setup]:
+        asked = setups_of(metafunc.definition, metafunc.config, **defaults)
+        return [setup for setup in asked if ranks_world.setup in (None, setup)]
+
+    if "front" in metafunc.fixturenames:
+        cases = [(name, setup) for name, defaults in FRONTS.items() for setup in setups(**defaults)]
+        ids = [f"{name}-{setup}" for name, setup in cases]
+        metafunc.parametrize(("front", "world"), cases, ids=ids, indirect=True)
     for argument in ("world", "job"):
-        if argument in metafunc.fixturenames:
-            setups = setups_of(metafunc.definition, metafunc.config)
-            if ranks_world.setup is not None:
-                setups = [setup for setup in setups if setup == ranks_world.setup]
-            metafunc.parametrize(argument, setups, ids=str, indirect=True)
+        if argument in metafunc.fixturenames and "front" not in metafunc.fixturenames:
+            metafunc.parametrize(argument, setups(), ids=str, indirect=True)
+
+
+@pytest.fixture
+def front(request: pytest.FixtureRequest) -> Front | None:
+    """The front end that a case is run for; None in the process that asks for the outcome."""
+    return front_of(request.param) if ranks_world.setup is not None else None
 
 
 @pytest.fixture
@@ -62,33 +78,40 @@ def _setup_of(item: pytest.Item) -> Setup | None:
     return setup if isinstance(setup, Setup) else None  # with --transport there may be nothing left to run on
 
 
+def _is_for_the_full_matrix(item: pytest.Item) -> bool:
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    setup = parameters.get("world") or parameters.get("job")
+    marks = item.iter_markers("full_matrix")
+    return any(not mark.args or (isinstance(setup, Setup) and setup.transport in mark.args) for mark in marks)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of one launch come together, in the order of the file."""
+    """Tests of one setup come together, whatever file they are in: they share a launch."""
     if config.getoption("matrix") != "full":
-        left_out = [item for item in items if item.get_closest_marker("full_matrix")]
+        left_out = [item for item in items if _is_for_the_full_matrix(item)]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
     if ranks_world.setup is None:
         order: dict[object, int] = {}
         for item in items:
-            order.setdefault((item.path, _setup_of(item)), len(order))
-            order.setdefault(item.path, len(order))
-        items.sort(key=lambda item: (order[item.path], order[(item.path, _setup_of(item))]))
+            order.setdefault(_setup_of(item) or item.path, len(order))
+        items.sort(key=lambda item: order[_setup_of(item) or item.path])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if ranks_world.setup is not None:
         return
-    tests: dict[tuple[Path, Setup], list[str]] = {}
+    tests: dict[Setup, list[str]] = {}
     for item in session.items:
         setup = _setup_of(item)
         runs = all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))
         if setup is not None and setup.unavailable is None and runs:
-            tests.setdefault((item.path, setup), []).append(item.nodeid)
-    arguments = [f"--matrix={session.config.getoption('matrix')}"]
-    for key, node_ids in tests.items():
-        session.config.stash[_launches][key] = Launch(key[1], node_ids, session.config.rootpath, arguments)
+            tests.setdefault(setup, []).append(item.nodeid)
+    given = {name: session.config.getoption(name) for name in ("matrix", "transport")}
+    arguments = [f"--{name}={value}" for name, value in given.items() if value]
+    for setup, node_ids in tests.items():
+        session.config.stash[_launches][setup] = Launch(setup, node_ids, session.config.rootpath, arguments)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -96,7 +119,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     setup = _setup_of(pyfuncitem)
     if setup is None or ranks_world.setup is not None:
         return None
-    outcome = pyfuncitem.config.stash[_launches][(pyfuncitem.path, setup)].outcome(pyfuncitem.nodeid)
+    outcome = pyfuncitem.config.stash[_launches][setup].outcome(pyfuncitem.nodeid)
     if outcome.kind == "skipped":
         pytest.skip(outcome.text)
     if outcome.kind == "failed":
@@ -110,12 +133,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    seconds: dict[str, float] = {}
-    for report in (*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])):
-        for transport in ("gloo", "mpi"):
-            if f"[{transport}-" in report.nodeid:
-                seconds[transport] = seconds.get(transport, 0.0) + report.duration
-    if seconds:
-        starts = sum(launch.starts for launch in config.stash[_launches].values())
-        figures = ", ".join(f"{transport} {figure:.0f} s" for transport, figure in seconds.items())
-        terminalreporter.write_line(f"parallel tests: {figures}; {starts} launches of case files")
+    launches = config.stash[_launches]
+    if launches:
+        terminalreporter.write_line("seconds of each launch, and the number of its starts:")
+    for setup, launch in launches.items():
+        terminalreporter.write_line(f"  {launch.seconds:4.0f} s {launch.starts} {setup.framework} {setup}")

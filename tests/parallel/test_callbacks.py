@@ -8,11 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from harness.matrix import alone, keras_front_end
 from harness.world import World
 
 import horovod_partial.keras as hvd
 
-pytestmark = pytest.mark.launch(framework="tensorflow")
+pytestmark = keras_front_end
 
 STEPS = 3  # of an epoch
 BATCH = 4
@@ -158,6 +159,7 @@ def test_momentum_follows_the_learning_rate(world: World, corrected: bool) -> No
     assert train([schedule], None)[0] == pytest.approx(expected[0], abs=1e-5)
 
 
+@alone
 def test_a_schedule_needs_a_rate_and_steps(world: World) -> None:
     with pytest.raises(ValueError, match="initial_lr"):
         hvd.callbacks.LearningRateScheduleCallback(None, 1.0)  # type: ignore[arg-type]
@@ -179,6 +181,7 @@ def test_flush_applies_everything_late(world: World) -> None:
         assert own == pytest.approx(first, abs=1e-5)
 
 
+@alone
 def test_flush_needs_a_wrapped_optimizer(world: World) -> None:
     model = make_model(0)
     model.compile("sgd", "mse")
@@ -204,6 +207,7 @@ def test_a_sync_is_the_mean(world: World) -> None:
     assert np.allclose(model.get_weights()[0], means, atol=1e-6)
 
 
+@alone
 @pytest.mark.parametrize("arguments", [{}, {"every_n_steps": 1, "every_n_epochs": 1}, {"every_n_steps": 0}])
 def test_a_sync_needs_one_interval(world: World, arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="every_n_steps or every_n_epochs"):
@@ -237,6 +241,7 @@ def test_a_loaded_model_goes_on(world: World, tmp_path: Path) -> None:
     assert loaded.optimizer.rounds == STEPS
 
 
+@alone
 def test_there_are_no_legacy_optimizers(world: World, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="legacy"):
         hvd.load_model(tmp_path / "model.keras", legacy_opts=True)

@@ -1,6 +1,6 @@
 """The callbacks, saved models and local layers of `test_callbacks`, on Keras's backend PyTorch."""
 
-import pytest
+from harness.matrix import keras_on_torch
 from test_callbacks import *
 
-pytestmark = pytest.mark.launch(environment={"KERAS_BACKEND": "torch"}, label="torch", framework="torch")
+pytestmark = keras_on_torch

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from harness.buckets import collect, completed
+from harness.matrix import STEADY
 from harness.world import World
 
 import horovod_partial.torch as hvd
 
-STEADY = {"HOROVOD_PARTIAL_PARKED_MS": "1e7", "HOROVOD_PARTIAL_WAITING_MS": "1e7", "HOROVOD_PARTIAL_GRACE_MS": "0"}
 pytestmark = pytest.mark.launch(label="double", environment=STEADY, transports=("mpi",), double="mpi_double")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from harness.buckets import collect
+from harness.matrix import TRANSPORTS
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -16,13 +17,17 @@ ENVIRONMENTS = {
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2",
     },
     "no-cache": {"HOROVOD_CACHE_CAPACITY": "0"},
-    "timeline": {"HOROVOD_TIMELINE": "/dev/null", "HOROVOD_TIMELINE_MARK_CYCLES": "1"},
+    "observed": {
+        "HOROVOD_TIMELINE": "/dev/null",
+        "HOROVOD_TIMELINE_MARK_CYCLES": "1",
+        "HOROVOD_PARTIAL_LOG_LEVEL": "debug",
+    },
     "no-group-fusion": {"HOROVOD_DISABLE_GROUP_FUSION": "1"},
 }
 
 
 def launch(label: str) -> pytest.MarkDecorator:
-    return pytest.mark.launch(label=label, environment=ENVIRONMENTS[label], full_ranks=(2, 4))
+    return pytest.mark.launch(label=label, environment=ENVIRONMENTS[label], ranks=(2,), full_ranks=(2, 4))
 
 
 def partial_rounds_beside_horovods_collectives(world: World) -> None:
@@ -87,8 +92,8 @@ def test_without_the_response_cache(world: World) -> None:
     uneven_ranks(world)
 
 
-@launch("timeline")
-def test_timeline(world: World) -> None:
+@launch("observed")
+def test_with_a_timeline_and_every_line_of_the_log(world: World) -> None:
     partial_rounds_beside_horovods_collectives(world)
     training(world, "solo")
     uneven_ranks(world)
@@ -101,7 +106,7 @@ def test_without_group_fusion(world: World) -> None:
     uneven_ranks(world)
 
 
-@pytest.mark.launch(label="one-rank", ranks=(1,), full_ranks=(1,))
+@pytest.mark.launch(ranks=(1,), transports=("none",), full_transports=("none", *TRANSPORTS))
 @pytest.mark.parametrize("policy", ["full", "solo", "majority", "majority:random", "quorum:3", "quorum:0.5"])
 def test_one_rank(world: World, policy: str) -> None:
     for step in range(3):
@@ -110,8 +115,3 @@ def test_one_rank(world: World, policy: str) -> None:
     hvd.flush()
     hvd.join()
     training(world, policy)
-
-
-@pytest.mark.launch(label="log", environment={"HOROVOD_PARTIAL_LOG_LEVEL": "debug"}, transports=("mpi",))
-def test_debug_log(world: World) -> None:
-    partial_rounds_beside_horovods_collectives(world)

@@ -16,7 +16,11 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 @pytest.mark.timeout(240)  # four ranks import their framework, and train four times
 @pytest.mark.parametrize(
     ("program", "backend"),
-    [("torch", ""), ("keras", "tensorflow"), ("keras", "torch")],
+    [
+        ("torch", ""),
+        pytest.param("keras", "tensorflow", marks=pytest.mark.full_matrix),
+        pytest.param("keras", "torch", marks=pytest.mark.full_matrix),
+    ],
     ids=["torch", "keras", "keras-torch"],
 )
 def test_digits(program: str, backend: str, tmp_path: Path) -> None:

@@ -1,27 +1,17 @@
-"""The invariants of the round protocol (docs/protocol.md), by their names, on real ranks with delays of their own.
-
-Rounds under a script are in `test_rounds.py`. I5 (`Full()` is Horovod's own path) is in `test_full.py`, and I6 (no hang)
-in `test_liveness.py` and `test_jobs.py`: every test that waits is one for I6 too.
-"""
+"""I1 and I7, with PyTorch's tensors; `test_conformance_invariants.py` has the others, and says where each is."""
 
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 import torch
 from harness.buckets import collect, completed
-from harness.world import World
+from harness.world import World, delay
 
 import horovod_partial.torch as hvd
 
 POLICIES = ["solo", "majority", "majority:random", "quorum:0.75"]
-
-
-def delay(random: random.Random) -> None:
-    """Arrivals in another order in each step; nothing depends on how long this takes."""
-    time.sleep(random.choice((0.0, 0.0, 0.001, 0.004)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -56,51 +46,6 @@ def test_i1_exactly_once(world: World, policy: str) -> None:
     assert [tensor.tolist() for tensor in delivered] == totals.tolist()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_i2_one_result(world: World, policy: str) -> None:
-    rng = random.Random(world.random().random() + world.rank)
-    seen: dict[int, bytes] = {}
-    for _ in range(40):
-        delay(rng)
-        tensor = torch.rand(33, generator=torch.manual_seed(rng.randrange(2**32)))
-        handle = hvd.partial_allreduce_async_(tensor, name=world.name(), sync=policy, missed="latest")
-        result = hvd.synchronize(handle)
-        seen[hvd.round_info(handle).round] = result.numpy().tobytes()
-    hvd.flush()
-    everybody = world.gather(seen)
-    rounds = sorted({number for results in everybody for number in results})
-    differing = [n for n in rounds if len({results[n] for results in everybody if n in results}) != 1]
-    assert rounds, "no round has run"
-    assert not differing
-
-
-@pytest.mark.parametrize("policy", ["solo", "majority", "quorum:3", "quorum:1.0"])
-def test_i3_quorum(world: World, policy: str) -> None:
-    rng = random.Random(world.random().random() + world.rank)
-    quorum = {"solo": 1, "majority": (world.size + 1) // 2, "quorum:3": min(3, world.size), "quorum:1.0": world.size}
-    for _ in range(40):
-        delay(rng)
-        hvd.partial_allreduce(torch.ones(3), name=world.name(), sync=policy)
-    hvd.flush()
-    stats = world.same(hvd.partial_stats()[world.name()]["fresh_histogram"])
-    closed_by = hvd.partial_stats()[world.name()]["closed_by"]
-    exempt = sum(closed_by.get(reason, 0) for reason in ("liveness", "flush", "end"))
-    assert sum(count for fresh, count in stats.items() if fresh < quorum[policy]) <= exempt
-
-
-@pytest.mark.parametrize("bound", [0, 1, 3])
-def test_i4_staleness(world: World, bound: int) -> None:
-    rng = random.Random(world.random().random() + world.rank)
-    for _ in range(40):
-        delay(rng)
-        hvd.partial_allreduce(torch.ones(3), name=world.name(), sync="solo", max_staleness=bound)
-    hvd.flush()
-    stats = hvd.partial_stats()[world.name()]
-    staleness = world.same(stats["staleness_histogram"])
-    exempt = stats["closed_by"].get("liveness", 0)
-    assert sum(count for rounds, count in staleness.items() if rounds > bound) <= exempt * world.size
-
-
 def test_i7_no_torn_data(world: World) -> None:
     """The application writes into its tensor as soon as it may; a round's sum is of whole contributions."""
     rng = random.Random(world.random().random() + world.rank)
@@ -111,16 +56,6 @@ def test_i7_no_torn_data(world: World) -> None:
         result = hvd.partial_allreduce_(tensor, name=world.name(), op=hvd.Sum, sync="solo")
         assert result.min() == result.max(), f"step {step}"
     hvd.flush()
-
-
-def test_i8_on_time_means_no_extra_copy(world: World) -> None:
-    name = world.name()
-    for _ in range(5):
-        world.barrier()
-        handle = hvd.partial_allreduce_async_(torch.ones(1000), name=name, sync="quorum:1.0")
-        hvd.synchronize(handle)
-        assert not hvd.round_info(handle).late
-    assert hvd.partial_stats()[name]["bytes_held"] == 0
 
 
 @pytest.mark.parametrize("late", [0, 1])

@@ -15,7 +15,7 @@ from harness.job import HandStarted, Job
 from harness.matrix import Setup
 
 # Each test here is a launch of its own, so the default run has few of them, with few ranks.
-pytestmark = pytest.mark.launch(ranks=(2,), full_ranks=(2, 4))
+pytestmark = pytest.mark.launch(ranks=(2,))
 LONG = pytest.mark.full_matrix
 MODEL_POLICIES = ["group_average", "partial_reduce:2", "weighted_average:4:0.99"]
 POLICIES = [
@@ -23,7 +23,9 @@ POLICIES = [
     "solo",
     *(pytest.param(policy, marks=LONG) for policy in ("majority", *MODEL_POLICIES)),
 ]
-PROGRAMS = pytest.mark.parametrize("program", ["train", "train_keras"])
+# Over one transport, in the default run: Keras is above it.
+KERAS = pytest.param("train_keras", marks=pytest.mark.full_matrix("gloo"))
+PROGRAMS = pytest.mark.parametrize("program", ["train", KERAS])
 MAINLY_TORCH = pytest.mark.parametrize("program", ["train", pytest.param("train_keras", marks=LONG)])
 ELASTIC_PROGRAMS = pytest.mark.parametrize(
     ("program", "backend"),
@@ -61,11 +63,11 @@ def test_shutdown(job: Job, program: str) -> None:
     assert len(job.notes("ended")) == job.setup.ranks
 
 
-@pytest.mark.launch(ranks=(4,), full_ranks=(2, 4))
+@pytest.mark.launch(ranks=(4,))
 @pytest.mark.parametrize(
     "policy", ["majority", *(pytest.param(policy, marks=LONG) for policy in ("solo", *MODEL_POLICIES))]
 )
-@PROGRAMS
+@MAINLY_TORCH
 def test_a_rank_that_leaves_early(job: Job, program: str, policy: str) -> None:
     """It ends its process; the others go on, and know when it has ended."""
     assert job.run(program, policy, "early") == 0, job.output()
@@ -73,7 +75,7 @@ def test_a_rank_that_leaves_early(job: Job, program: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@PROGRAMS
+@MAINLY_TORCH
 def test_a_killed_rank_ends_the_job(job: Job, program: str, policy: str) -> None:
     job.start(program, policy, "nothing")
     job.wait_for_notes("running")
@@ -84,8 +86,8 @@ def test_a_killed_rank_ends_the_job(job: Job, program: str, policy: str) -> None
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.launch(transports=("gloo",), ranks=(4,), full_ranks=(2, 4))
-@PROGRAMS
+@pytest.mark.launch(transports=("gloo",), ranks=(4,))
+@MAINLY_TORCH
 def test_survivors_of_a_killed_rank_raise(job: Job, program: str, policy: str) -> None:
     """Started by hand: nobody ends the survivors, they must find out."""
     ranks = HandStarted(job.setup, job.folder)
@@ -140,7 +142,7 @@ def test_shutdown_then_init(job: Job) -> None:
 
 
 @pytest.mark.full_matrix  # as above, so with two ranks, which never did
-@pytest.mark.launch(transports=("gloo",), framework="tensorflow", full_ranks=(2,))
+@pytest.mark.launch(transports=("gloo",), framework="tensorflow")
 def test_merged_gradients_are_measured_anew_after_shutdown_then_init(job: Job) -> None:
     """As where the ranks of an elastic job have changed."""
     assert job.run("restart_merged") == 0, job.output()
@@ -161,7 +163,7 @@ def start_elastic(job: Job, program: str, policy: str, final_size: int, hosts: s
 
 
 # Horovod's elastic jobs run over Gloo.
-@pytest.mark.launch(transports=("gloo",), ranks=(2,), full_ranks=(2,))
+@pytest.mark.launch(transports=("gloo",), ranks=(2,))
 @pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "majority"])
 @ELASTIC_PROGRAMS
 def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, backend: str, policy: str) -> None:
@@ -172,7 +174,7 @@ def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, backend: str,
     assert job.notes("ended") == dict.fromkeys(range(3), "3 True True"), job.output()
 
 
-@pytest.mark.launch(transports=("gloo",), ranks=(3,), full_ranks=(3,))
+@pytest.mark.launch(transports=("gloo",), ranks=(3,))
 @pytest.mark.full_matrix  # survivors may find out only by Gloo's timeout of 30 s
 @pytest.mark.parametrize("policy", ["full", "majority", "solo"])
 @ELASTIC_PROGRAMS
@@ -189,6 +191,7 @@ def test_i6_a_wait_ends_when_horovod_is_shut_down(job: Job) -> None:
     assert re.search("(?i)shut ?down", job.notes("result")[0]), job.notes("result")
 
 
+@pytest.mark.full_matrix("gloo")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", ["torch", "tensorflow"])
 def test_two_frameworks_in_one_process(job: Job, first: str) -> None:
@@ -204,6 +207,7 @@ def test_a_library_is_attached_while_other_threads_shake_hands(job: Job) -> None
     assert set(job.notes("results").values()) == {repr([("a", total), ("b", total)])}
 
 
+@pytest.mark.full_matrix("gloo")
 def test_a_decision_log_can_be_replayed(job: Job) -> None:
     log = job.folder / "decisions"
     assert job.run("decisions", HOROVOD_PARTIAL_DECISION_LOG=str(log)) == 0, job.output()

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.arguments import check_refusals
 from harness.keras_training import (
     EVERYBODY,
     INPUTS,
@@ -29,12 +30,13 @@ from harness.keras_training import (
     sync_of,
     weights,
 )
+from harness.matrix import alone, keras_front_end
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
 from horovod_partial.keras.optimizer import DistributedOptimizer
 
-pytestmark = pytest.mark.launch(framework="tensorflow")
+pytestmark = keras_front_end
 
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 
@@ -47,6 +49,7 @@ def check_that_the_job_goes_on(world: World) -> None:
 # --- Forms of training ------------------------------------------------------------------------------------------------
 
 
+@alone
 def test_every_class_is_here(world: World) -> None:
     base = keras.optimizers.Optimizer
     classes = {one for one in vars(keras.optimizers).values() if isinstance(one, type) and issubclass(one, base)}
@@ -150,6 +153,7 @@ def test_embeddings_are_refused(world: World) -> None:
 # --- Saving -----------------------------------------------------------------------------------------------------------
 
 
+@alone
 def test_tensorflow_checkpoint(world: World, tmp_path: Path) -> None:
     model = make_model()
     optimizer = DistributedOptimizer(MAKERS["Adam"](), sync=EVERYBODY)
@@ -176,32 +180,19 @@ def test_xla_is_refused(world: World, policy: str) -> None:
     check_that_the_job_goes_on(world)
 
 
+@alone
 def test_wrong_arguments(world: World) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"sync": "most"}, "unknown sync policy"),
+    more: list[tuple[dict[str, Any], str]] = [
         ({"missed": "replay"}, "missed must be"),
-        ({"missed": "none"}, "missed must be"),
-        ({"divisor": "none"}, "divisor must be"),
-        ({"max_staleness": -1}, "max_staleness must be"),
-        ({"grace_ms": -1}, "grace_ms must be"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step must be"),
-        ({"op": hvd.Max}, "hvd.Average or hvd.Sum"),
-        ({"op": hvd.Adasum}, "hvd.Average or hvd.Sum"),
-        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor"),
-        ({"groups": -1}, "groups should be"),
     ]
-    for options, text in cases:
-        with pytest.raises(ValueError, match=text):
-            DistributedOptimizer(sgd(), **({"sync": "solo"} | options))
-    with pytest.raises(TypeError, match="sync must be a policy"):
-        DistributedOptimizer(sgd(), sync=1)
-    with pytest.warns(DeprecationWarning, match="num_groups"):
-        DistributedOptimizer(sgd(), num_groups=1)
+    check_refusals(hvd, lambda **options: DistributedOptimizer(sgd(), **options), more)
     for no_optimizer in (None, "sgd", tf.compat.v1.train.GradientDescentOptimizer(0.1)):
         with pytest.raises(ValueError, match="must be one of Keras 3"):
             DistributedOptimizer(no_optimizer)
 
 
+@alone
 @pytest.mark.parametrize("policy", MODELS)
 def test_arguments_that_do_not_go_with_averages_of_models(world: World, policy: str) -> None:
     cases: list[dict[str, Any]] = [
@@ -230,6 +221,7 @@ def test_arguments_that_do_not_go_with_averages_of_models(world: World, policy: 
         DistributedOptimizer(sgd(), sync=kind(*arguments, average=("parameters", "buffers")))
 
 
+@alone
 def test_wrong_arguments_of_accumulation(world: World) -> None:
     accumulating = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
     with pytest.raises(ValueError, match="not both"):

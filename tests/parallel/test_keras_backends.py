@@ -39,18 +39,20 @@ from harness.keras_training import (
     sync_of,
     weights,
 )
+from harness.matrix import alone, keras_front_end
 from harness.world import World
 
 import horovod_partial.keras as hvd
 from horovod_partial import _core
 from horovod_partial.keras.backend import backend
 
-pytestmark = pytest.mark.launch(framework="tensorflow")
+pytestmark = keras_front_end
 
 # A module that takes these tests has its own.
 GRAPHS = {"eager": False, "graph": True}
 FORMS = ["fit", "eager fit", "steps per execution", "train_on_batch", "loop", "graph"]
 
+LONG = pytest.mark.full_matrix
 policies = pytest.mark.parametrize("policy", POLICIES)
 
 
@@ -72,8 +74,12 @@ def in_graph(policy: str) -> bool:
 @pytest.mark.parametrize(
     ("policy", "traced", "make"),
     [
-        *((policy, True, make) for policy in ("full", EVERYBODY) for make in MAKERS),
-        *(("full", False, make) for make in ("SGD", "Adam", *MAKERS_OF_MAKERS)),
+        *((EVERYBODY, True, make) for make in MAKERS),
+        *(
+            pytest.param("full", traced, make, marks=[] if make in ("Adam", *MAKERS_OF_MAKERS) else LONG)
+            for traced, makers in ((True, MAKERS), (False, ("SGD", "Adam", *MAKERS_OF_MAKERS)))
+            for make in makers
+        ),
     ],
 )
 def test_trains_as_one_process_would(world: World, policy: str, traced: bool, make: str) -> None:
@@ -557,6 +563,7 @@ def test_gradients_that_are_not_finite_with_late_ranks(world: World, policy: str
     assert np.isfinite(flat(model)).all()
 
 
+@alone
 def test_mixed_precision_that_is_known_too_late(world: World) -> None:
     with dtype_policy("mixed_float16"):
         model = make_model()
@@ -565,6 +572,7 @@ def test_mixed_precision_that_is_known_too_late(world: World) -> None:
         model.compile(optimizer, "mse")
 
 
+@alone
 @pytest.mark.parametrize("make", ["SGD", "MultiOptimizer"])
 def test_wrapped_by_a_loss_scale_optimizer(world: World, make: str) -> None:
     for policy in ("full", "solo", hvd.GroupAverage(2)):
@@ -693,6 +701,7 @@ def test_saved_models_hold_the_plain_optimizer(world: World, policy: str, make: 
         assert close(weights(loaded), weights(model))
 
 
+@alone
 def test_saved_weights(world: World, tmp_path: Path) -> None:
     """A checkpoint of the optimizer goes into a wrapped one of the same kind."""
     model = make_model()
@@ -712,6 +721,7 @@ def test_saved_weights(world: World, tmp_path: Path) -> None:
     assert close(weights(other), weights(model))
 
 
+@alone
 @pytest.mark.parametrize("make", MAKERS)
 def test_configuration(world: World, make: str) -> None:
     plain = MAKERS[make]()
@@ -730,6 +740,7 @@ def test_configuration(world: World, make: str) -> None:
     assert type(loaded) is type(reloaded)
 
 
+@alone
 def test_configuration_of_backward_passes(world: World) -> None:
     optimizer = hvd.DistributedOptimizer(sgd(), sync=EVERYBODY, backward_passes_per_step=2)
     again = type(optimizer).from_config(optimizer.get_config())
@@ -743,6 +754,7 @@ def test_configuration_of_backward_passes(world: World) -> None:
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
+@alone
 @pytest.mark.parametrize("first", ["full", EVERYBODY, "group"])
 def test_wrapping_twice(world: World, first: str) -> None:
     optimizer = hvd.DistributedOptimizer(sgd(), sync=sync_of(first))
@@ -751,6 +763,7 @@ def test_wrapping_twice(world: World, first: str) -> None:
             hvd.DistributedOptimizer(optimizer, sync=second)
 
 
+@alone
 @on_time
 def test_no_gradient_at_all(world: World, policy: str) -> None:
     weight = keras.Variable(np.ones(2))

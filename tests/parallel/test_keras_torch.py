@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import torch
+from harness.arguments import check_refusals
 from harness.keras_training import (
     EVERYBODY,
     MODELS,
@@ -27,13 +28,15 @@ from harness.keras_training import (
     sync_of,
     weights,
 )
+from harness.matrix import alone, keras_on_torch
 from harness.world import World
 from test_keras_backends import *
 from test_keras_backends import test_other_precisions
 
 import horovod_partial.keras as hvd
+import horovod_partial.torch
 
-pytestmark = pytest.mark.launch(environment={"KERAS_BACKEND": "torch"}, label="torch")
+pytestmark = keras_on_torch
 
 GRAPHS = {"eager": False}
 FORMS = ["fit", "eager fit", "train_on_batch", "loop"]
@@ -195,16 +198,10 @@ def test_values(world: World) -> None:
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
+@alone
 def test_wrong_arguments(world: World) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"sync": "most"}, "unknown sync policy"),
+    more: list[tuple[dict[str, Any], str]] = [
         ({"missed": "replay"}, "missed must be"),
-        ({"divisor": "none"}, "divisor must be"),
-        ({"max_staleness": -1}, "max_staleness must be"),
-        ({"grace_ms": -1}, "grace_ms must be"),
-        ({"op": hvd.Adasum}, "hvd.Average or hvd.Sum"),
-        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor"),
-        ({"groups": -1}, "groups should be"),
         ({"device_dense": "/cpu:0"}, "device_dense cannot be used"),
         ({"device_sparse": "/cpu:0"}, "device_sparse cannot be used"),
         ({"sync": hvd.GroupAverage(2, overlap=True)}, "overlap"),
@@ -212,9 +209,7 @@ def test_wrong_arguments(world: World) -> None:
         ({"sync": hvd.GroupAverage(2), "groups": 2}, "groups cannot be used"),
         ({"fusion": hvd.MergedGradients()}, "fusion cannot be used with Keras on PyTorch"),
     ]
-    for options, text in cases:
-        with pytest.raises(ValueError, match=text):
-            hvd.DistributedOptimizer(sgd(), **({"sync": "solo"} | options))
+    check_refusals(horovod_partial.torch, lambda **options: hvd.DistributedOptimizer(sgd(), **options), more)
     for callback in (
         hvd.callbacks.MetricAverageCallback,
         lambda **d: hvd.callbacks.BroadcastGlobalVariablesCallback(0, **d),

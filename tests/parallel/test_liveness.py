@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
 from harness.buckets import collect, completed
+from harness.torch_training import MODELS, make_model, sync_of, train, weights, wrap
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -16,25 +18,25 @@ import horovod_partial.torch as hvd
 POLICIES = ["solo", "majority", "majority:random", "quorum:0.75", "quorum:1.0"]
 
 
+every_policy = pytest.mark.parametrize("policy", [*POLICIES, *MODELS])
+
+
+def make(policy: str) -> tuple[torch.nn.Module, Any]:
+    """A model, and its optimizer with a bucket for each layer, or for all if models are averaged."""
+    model = make_model()
+    groups = {} if policy in MODELS else {"groups": [list(model[0].parameters()), list(model[3].parameters())]}
+    return model, wrap(model, sync_of(policy), "sgd", **groups)
+
+
+def flush(world: World, optimizer: Any, model: torch.nn.Module, policy: str) -> None:
+    """Flush an optimizer; models that are averaged are the same then."""
+    optimizer.flush()
+    if policy in MODELS:
+        world.same(weights(model))
+
+
 def one(world: World, value: int = 1) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.int64)
-
-
-def make(world: World, policy: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
-    groups = [list(layer.parameters()) for layer in model]
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), groups=groups, sync=policy
-    )
-    return model, optimizer
-
-
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(3, 4)).square().mean().backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -50,13 +52,6 @@ def test_three_times_as_many_steps(world: World, policy: str) -> None:
     hvd.flush()
     delivered += collect(world.name(), one(world)).item()
     assert delivered == sum(100 * s + rank for rank in world.ranks for s in range(30 if rank == 0 else 10))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_slow_ranks_compute_more_steps(world: World, policy: str) -> None:
-    model, optimizer = make(world, policy)
-    train(model, optimizer, 30 if world.rank % 2 else 10)
-    optimizer.flush()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -108,37 +103,17 @@ def test_one_joined_rank_in_a_full_round(world: World) -> None:
     assert sum(results) >= world.size
 
 
-@pytest.mark.parametrize("policy", ["solo", "majority", "quorum:1.0"])
-def test_join_of_an_optimizer(world: World, policy: str) -> None:
-    model, optimizer = make(world, policy)
-    train(model, optimizer, 5 + 5 * (world.rank == 1))
-    hvd.join()
-    train(model, optimizer, 3)
-    optimizer.flush()
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_evaluation_on_rank_0_only(world: World, policy: str) -> None:
     """The others train on meanwhile; a quorum that needs rank 0 waits for it no longer than it takes."""
-    model, optimizer = make(world, policy)
+    model, optimizer = make(policy)
     for epoch in range(2):
-        train(model, optimizer, 5)
+        train(world, optimizer, model, 5)
         if world.rank == 0:
             with torch.no_grad():
                 for _ in range(20):
                     model(torch.randn(64, 4))
             world.tell(f"evaluated {epoch}")
-    optimizer.flush()
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_barrier_after_every_epoch(world: World, policy: str) -> None:
-    """Ranks that wait in a collective of Horovod cannot come to a round: it closes without them."""
-    model, optimizer = make(world, policy)
-    for epoch in range(2):
-        train(model, optimizer, 4 + 2 * (world.rank == 1))
-        total = hvd.allreduce(one(world), name=world.name(f"epoch.{epoch}"), op=hvd.Sum)
-        assert total.item() == world.size
     optimizer.flush()
 
 
@@ -198,14 +173,43 @@ def test_a_rank_that_is_far_behind(world: World, policy: str) -> None:
     assert completed(world.name()) >= 20
 
 
-def test_rounds_are_a_common_clock(world: World) -> None:
+@every_policy
+@pytest.mark.parametrize("busy", [0, 1])
+def test_ranks_take_unequal_numbers_of_steps(world: World, policy: str, busy: int) -> None:
+    model, optimizer = make(policy)
+    train(world, optimizer, model, 25 if world.rank == busy else 8)
+    flush(world, optimizer, model, policy)
+
+
+@every_policy
+def test_join_of_an_optimizer(world: World, policy: str) -> None:
+    model, optimizer = make(policy)
+    train(world, optimizer, model, 5 + 6 * (world.rank == 1))
+    world.same(hvd.join())
+    train(world, optimizer, model, 4, first=20)
+    flush(world, optimizer, model, policy)
+
+
+@every_policy
+def test_a_barrier_after_every_epoch(world: World, policy: str) -> None:
+    """Ranks that wait in a collective of Horovod cannot come to a round: it closes without them."""
+    model, optimizer = make(policy)
+    for epoch in range(2):
+        train(world, optimizer, model, 4 + 3 * (world.rank == epoch))
+        total = hvd.allreduce(one(world), name=world.name(f"epoch.{epoch}"), op=hvd.Sum)
+        assert total.item() == world.size
+    flush(world, optimizer, model, policy)
+
+
+@pytest.mark.parametrize("policy", ["solo", "group", "ring", "ready"])
+def test_rounds_are_a_common_clock(world: World, policy: str) -> None:
     """Stopping by rounds: all ranks stop when the work is done, whoever did it."""
-    model, optimizer = make(world, "solo")
+    model, optimizer = make(policy)
     steps = 0
-    while optimizer.rounds < 40:
-        train(model, optimizer, 1)
+    while optimizer.rounds < 30:
+        train(world, optimizer, model, 1, first=steps)
         steps += 1
-    optimizer.flush()
+    flush(world, optimizer, model, policy)
     rounds = world.same(optimizer.rounds)
-    assert rounds >= 40
+    assert rounds >= 30
     assert steps <= rounds

@@ -1,29 +1,25 @@
-"""`fusion=hvd.MergedGradients()` of TensorFlow and Keras: buckets that change between two steps of a traced graph."""
+"""`fusion=hvd.MergedGradients()` of TensorFlow and Keras; `test_conformance_merging.py` has what front ends share."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.matrix import alone, keras_front_end
 from harness.merging import ALL, EVERYBODY, SWITCH, WARMUP
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
-from horovod_partial import bucket_config, fusion
-from horovod_partial.fusion import FusionPlan, MessageCost, planner
+from horovod_partial import bucket_config
+from horovod_partial.fusion import FusionPlan, MessageCost
 from horovod_partial.tensorflow.graph import arrive_merged, step_ended
 
-pytestmark = pytest.mark.launch(framework="tensorflow")
-
-with contextlib.suppress(RuntimeError):  # too late if something has used TensorFlow before; only slower then
-    tf.config.threading.set_intra_op_parallelism_threads(1)
+pytestmark = keras_front_end
 
 FORMS = ["tape", "eager tape", "fit", "eager fit", "steps per execution", "accumulation"]
 BATCH = 6
@@ -109,16 +105,6 @@ def latest_plan() -> FusionPlan | None:
     return list(hvd.fusion_plans().values())[-1]
 
 
-def plan_of(model: keras.Model, messages: list[int]) -> FusionPlan:
-    variables = list(enumerate(model.trainable_variables))[::-1]
-    names = tuple(f"{position}.{variable.name}" for position, variable in variables)
-    nbytes = tuple(4 * int(np.prod(variable.shape)) for _, variable in variables)
-    return FusionPlan("exact", names, nbytes, (0.0,) * len(names), tuple(messages), MessageCost(1.0, 1.0))
-
-
-# --- Results ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("sync", ["full", EVERYBODY])
 def test_weights_are_those_of_one_process(world: World, sync: str, form: str, known_cost: MessageCost) -> None:
@@ -148,15 +134,6 @@ def test_weights_are_those_of_one_process(world: World, sync: str, form: str, kn
     world.same((plan.gradients, plan.ready))
     world.same(weights(model))
     assert weights(model) == pytest.approx(reference(world, steps, 2 if form == "accumulation" else 1), abs=1e-5)
-
-
-@pytest.mark.parametrize("rule", fusion.RULES)
-def test_rules(world: World, rule: str, known_cost: MessageCost) -> None:
-    model = make_model()
-    step = tape_step(model, sgd(), merged(rule=rule), "full")
-    train(world, step, SWITCH + 2)
-    assert world.same(latest_plan()).rule == rule
-    assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
 
 
 @modes
@@ -254,48 +231,6 @@ def test_a_rank_that_is_late_before_the_switch(world: World, late: int, graph: b
 # --- Plans ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sync", ALL)
-def test_a_real_measurement(world: World, sync: str) -> None:
-    """On a busy machine the fit may be refused: then the default plan is in use, and says why."""
-    model = make_model()
-    train(world, tape_step(model, sgd(), merged(), sync), SWITCH + 2)
-    plan = world.gather(latest_plan())[0]
-    assert plan.reason or plan.cost.r_squared >= 0.95
-    if sync in ("full", EVERYBODY):
-        assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
-    hvd.flush()
-
-
-def test_a_fit_that_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> MessageCost:
-        raise ValueError("the network sleeps")
-
-    monkeypatch.setattr(MessageCost, "fit", refuse)
-    monkeypatch.setattr(planner, "_PROBES", 1)
-    model = make_model()
-    train(world, tape_step(model, sgd(), merged()), SWITCH + 2)
-    plan = latest_plan()
-    assert (plan.reason, plan.messages) == ("the network sleeps", (6,))  # 25 MB to a bucket
-    assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
-
-
-def test_times_that_drift_make_a_new_plan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = [MessageCost(1e-12, 1e-3), MessageCost(10.0, 1e-12)]
-    monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: costs[0]))
-    monkeypatch.setattr(planner, "_PROBES", 1)
-    model = make_model()
-    step = tape_step(model, sgd(), merged(replan_every=5))
-    train(world, step, SWITCH)
-    assert world.same(latest_plan().messages) != (6,)
-    train(world, step, 5, first=SWITCH)
-    assert latest_plan().cost == costs[0]
-    del costs[0]  # a message's latency is everything now
-    train(world, step, 5, first=SWITCH + 5)
-    assert world.same(latest_plan().messages) == (6,)
-    train(world, step, 2, first=SWITCH + 10)
-    assert weights(model) == pytest.approx(reference(world, SWITCH + 12), abs=1e-5)
-
-
 @modes
 def test_a_rank_that_has_left_ends_planning(world: World, graph: bool, known_cost: MessageCost) -> None:
     model = make_model()
@@ -314,47 +249,7 @@ def test_a_rank_that_has_left_ends_planning(world: World, graph: bool, known_cos
     assert world.same(plan.gradients)
 
 
-@modes
-def test_a_saved_plan(world: World, graph: bool, known_cost: MessageCost, tmp_path: Path) -> None:
-    model = make_model()
-    plan_of(model, [1, 2, 3]).save(tmp_path / "plan.json")
-    step = tape_step(model, sgd(), merged(plan=tmp_path / "plan.json"), graph=graph)
-    train(world, step, 1)
-    assert latest_plan().messages == (1, 2, 3)
-    train(world, step, 3, first=1)
-    assert weights(model) == pytest.approx(reference(world, 4), abs=1e-5)
-
-
-def error_of(graph: bool) -> Any:
-    return tf.errors.InvalidArgumentError if graph else ValueError
-
-
-@modes
-def test_a_plan_for_another_model(world: World, graph: bool) -> None:
-    model = make_model()
-    other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-    step = tape_step(model, sgd(), merged(plan=plan_of(other, [2])), "majority", graph)
-    with pytest.raises(error_of(graph), match="the fusion plan is for other parameters"):
-        train(world, step, 1)
-
-
-@modes
-def test_ranks_with_different_plans(world: World, graph: bool) -> None:
-    model = make_model()
-    step = tape_step(model, sgd(), merged(plan=plan_of(model, [6] if world.rank == 0 else [3, 3])), graph=graph)
-    with pytest.raises(error_of(graph), match=r"ranks 1(, \d)* have another model or another plan than rank 0"):
-        train(world, step, 1)
-
-
-def test_one_rank_whose_plan_does_not_fit(world: World) -> None:
-    model = make_model()
-    other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-    plan = plan_of(other, [2]) if world.rank == 1 else plan_of(model, [6])
-    expected = "for other parameters" if world.rank == 1 else "does not fit the model of ranks 1"
-    with pytest.raises(tf.errors.InvalidArgumentError, match=expected):
-        train(world, tape_step(model, sgd(), merged(plan=plan)), 1)
-
-
+@alone
 def test_a_graph_whose_plan_nobody_knows(world: World) -> None:
     """As in a process that has loaded it: it has been traced elsewhere."""
     spec = bucket_config.arguments(sync=hvd.Solo(), size=world.size, average=True)
@@ -420,19 +315,6 @@ def test_a_shape_that_differs_on_one_rank(world: World, sync: str, odd: int) -> 
 # --- With the rest ----------------------------------------------------------------------------------------------------
 
 
-@modes
-@pytest.mark.parametrize("sync", ["full", "majority"])
-def test_dtypes_do_not_mix(world: World, sync: str, graph: bool, known_cost: MessageCost) -> None:
-    model = make_model(middle="float64")
-    step = tape_step(model, sgd(), merged(rule="single"), sync, graph)
-    train(world, step, SWITCH + 2)
-    assert sorted(latest_plan().messages) == [2, 4]
-    if sync == "full":
-        world.same(weights(model))
-        assert weights(model) == pytest.approx(reference(world, SWITCH + 2, middle="float64"), abs=1e-5)
-    hvd.flush()
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(world: World, dtype: str, known_cost: MessageCost) -> None:
     model = make_model(dtype)
@@ -496,6 +378,7 @@ def test_two_models_in_one_graph(world: World, known_cost: MessageCost) -> None:
         assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
 
 
+@alone
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [

@@ -1,86 +1,33 @@
-"""`hvd.DistributedOptimizer` under policies of models: a local step, then an average of what the ranks have."""
+"""`hvd.DistributedOptimizer` under policies of models: a local step, then an average of what the ranks have.
+
+Forms of training that all policies have are in `test_optimizer.py`.
+"""
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
-import horovod.torch
 import pytest
 import torch
 from harness.buckets import completed
+from harness.matrix import alone, front_end
+from harness.torch_training import KINDS, MAKERS, MODELS, loss_of, make_model, state, train, weights, wrap
 from harness.world import World
 
 import horovod_partial.torch as hvd
 from horovod_partial import _core
 
-pytestmark = pytest.mark.launch(full_ranks=(4, 8))
+pytestmark = front_end
 
 FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
 EVERYTHING = ("parameters", "buffers", "state")
-POLICIES = {
-    "group": lambda **options: hvd.GroupAverage(2, period=4, **options),
-    "ring": lambda **options: hvd.GroupAverage(schedule=hvd.Ring(2), period=None, **options),
-    "ready": lambda **options: hvd.PartialReduce(2, **options),
-    "staleness": lambda **options: hvd.PartialReduce(3, weights="staleness", **options),
-    "weighted": lambda **options: hvd.WeightedAverage(3, 0.95, **options),
-}
-policies = pytest.mark.parametrize("policy", POLICIES)
-# One of each kind, for what does not depend on who averages with whom.
-kinds = pytest.mark.parametrize("policy", ["group", "ready", "weighted"])
-
-
-def make_model(seed: int = 0) -> torch.nn.Module:
-    # No bias before a normalization: its gradient is rounding noise, which Adam would blow up.
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(
-        torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8, affine=False), torch.nn.Tanh(), torch.nn.Linear(8, 2)
-    )
-
-
-def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    return torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator)
-
-
-def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
-    x, y = batch(rank, step)
-    return torch.nn.functional.mse_loss(model(x), y)
-
-
-MAKERS = {
-    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.02),
-}
-
-
-def wrap(model: torch.nn.Module, sync: Any, make: str = "momentum", **options: Any) -> Any:
-    return hvd.DistributedOptimizer(MAKERS[make](model), model.named_parameters(), sync=sync, **options)
-
-
-def train(world: World, optimizer: Any, model: torch.nn.Module, steps: int, first: int = 0) -> None:
-    for step in range(first, first + steps):
-        optimizer.zero_grad()
-        loss_of(model, world.rank, step).backward()
-        optimizer.step()
-
-
-def weights(model: torch.nn.Module) -> list[float]:
-    return torch.cat([p.detach().reshape(-1).double() for p in model.parameters()]).tolist()
+policies = pytest.mark.parametrize("policy", MODELS)
+kinds = pytest.mark.parametrize("policy", KINDS)
 
 
 def buffers(model: torch.nn.Module) -> list[float]:
     return torch.cat([b.reshape(-1) for b in model.buffers() if b.dtype.is_floating_point]).tolist()
-
-
-def state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict[str, Any]]:
-    return [
-        {key: x.tolist() for key, x in sorted(optimizer.state[p].items()) if torch.is_tensor(x) and key != "step"}
-        for p in model.parameters()
-    ]
 
 
 def bucket_of(optimizer: Any) -> str:
@@ -287,7 +234,6 @@ def test_weighted_average_of_one_step_each(world: World) -> None:
 # --- Late ranks -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.launch(full_ranks=(4,))
 @pytest.mark.parametrize("late", [0, 1])
 def test_c3_a_late_rank(world: World, late: int) -> None:
     """papers.md, C3: its partner averages with its older model, and it with the sum and its own."""
@@ -335,55 +281,6 @@ def test_every_period_th_round_replicas_are_equal(world: World) -> None:
         world.same(weights(model))
 
 
-@policies
-@pytest.mark.parametrize("busy", [0, 1])
-def test_ranks_take_unequal_numbers_of_steps(world: World, policy: str, busy: int) -> None:
-    model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
-    train(world, optimizer, model, 25 if world.rank == busy else 7)
-    optimizer.flush()
-    world.same(weights(model))
-
-
-@policies
-def test_join(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
-    train(world, optimizer, model, 5 + 6 * (world.rank == 1))
-    world.same(hvd.join())
-    train(world, optimizer, model, 4, first=20)
-    optimizer.flush()
-    world.same(weights(model))
-
-
-@policies
-def test_a_barrier_after_every_epoch(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
-    for epoch in range(2):
-        train(world, optimizer, model, 4 + 3 * (world.rank == epoch))
-        ones = hvd.allreduce(torch.ones(1), name=world.name(f"epoch.{epoch}"), op=hvd.Sum)
-        assert ones.item() == world.size
-    optimizer.flush()
-    world.same(weights(model))
-
-
-@pytest.mark.parametrize("policy", ["group", "ring", "ready"])
-def test_rounds_are_a_common_clock(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
-    steps = 0
-    while optimizer.rounds < 20:
-        train(world, optimizer, model, 1, first=steps)
-        steps += 1
-    optimizer.flush()
-    assert steps <= world.same(optimizer.rounds)
-    world.same(weights(model))
-
-
-# --- Training ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", ["momentum", "adam"])
 @policies
 def test_learns(world: World, policy: str, make: str) -> None:
@@ -396,7 +293,7 @@ def test_learns(world: World, policy: str, make: str) -> None:
     )
     average = EVERYTHING if make == "adam" else ("parameters", "buffers")
     optimizer = hvd.DistributedOptimizer(
-        bare, model.named_parameters(), sync=POLICIES[policy](average=average), named_buffers=model.named_buffers()
+        bare, model.named_parameters(), sync=MODELS[policy](average=average), named_buffers=model.named_buffers()
     )
     hvd.broadcast_parameters(model.state_dict(), 0)
     target = torch.tensor([[1.0, -2.0, 3.0]])
@@ -420,7 +317,7 @@ def test_learns(world: World, policy: str, make: str) -> None:
 def test_flush_averages_over_all_ranks(world: World, policy: str) -> None:
     """The models are equal, and their mean is what it was."""
     model = make_model()
-    optimizer = wrap(model, POLICIES[policy](average=("parameters", "buffers")), named_buffers=model.named_buffers())
+    optimizer = wrap(model, MODELS[policy](average=("parameters", "buffers")), named_buffers=model.named_buffers())
     train(world, optimizer, model, 4)
     hvd.barrier()  # who is through waits here, so that ranks that are left over do not wait for it
     everybody = world.gather((weights(model), buffers(model)))
@@ -446,57 +343,11 @@ def test_what_is_not_averaged_stays_the_ranks_own(world: World) -> None:
     assert all(everybody[0][i] != everybody[1][i] for i in range(2))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-@kinds
-def test_dtypes(world: World, policy: str, dtype: torch.dtype) -> None:
-    model = make_model().to(dtype)
-    optimizer = wrap(model, POLICIES[policy](average=EVERYTHING), named_buffers=model.named_buffers())
-    for step in range(5):
-        x, y = batch(world.rank, step)
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x.to(dtype)), y.to(dtype)).backward()
-        optimizer.step()
-    optimizer.flush()
-    assert {p.dtype for p in model.parameters()} == {dtype}
-    world.same((weights(model), state(optimizer, model)))
-
-
-def test_mixed_dtypes_and_frozen_parameters(world: World) -> None:
-    single, double = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
-    half = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
-    unused = torch.nn.Parameter(torch.full((2,), float(world.rank)))
-    frozen = torch.nn.Parameter(torch.full((2,), float(world.rank)), requires_grad=False)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([single, double, half, unused, frozen], lr=1.0), sync=hvd.PartialReduce(world.size)
-    )
-    ((single.sum() + double.sum() + half.sum()) * (world.rank + 1)).backward()
-    optimizer.step()
-    mean = sum(rank + 1 for rank in world.ranks) / world.size
-    assert single.tolist() == double.tolist() == [-mean] * 3
-    assert half.tolist() == [-mean] * 2
-    assert unused.tolist() == [sum(world.ranks) / world.size] * 2
-    assert frozen.tolist() == [world.rank] * 2
-
-
-@kinds
-@pytest.mark.parametrize("to_none", [True, False])
-def test_zero_grad(world: World, policy: str, to_none: bool) -> None:
-    model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
-    for step in range(3):
-        optimizer.zero_grad(set_to_none=to_none)
-        grads = [p.grad for p in model.parameters()]
-        assert all(g is None for g in grads) if to_none or step == 0 else all(g.abs().max() == 0 for g in grads)
-        loss_of(model, world.rank, step).backward()
-        optimizer.step()
-    optimizer.flush()
-
-
 @kinds
 def test_backward_passes_per_step(world: World, policy: str) -> None:
     """Gradients accumulate on their rank; a step is an average, however many passes it has."""
     model = make_model()
-    optimizer = wrap(model, POLICIES[policy](), backward_passes_per_step=2)
+    optimizer = wrap(model, MODELS[policy](), backward_passes_per_step=2)
     for step in range(4):
         optimizer.zero_grad()
         for part in range(2):
@@ -509,46 +360,9 @@ def test_backward_passes_per_step(world: World, policy: str) -> None:
 
 
 @kinds
-def test_gradient_clipping(world: World, policy: str) -> None:
-    """Horovod's way of writing it works, although there is nothing to synchronize."""
-    model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
-    for step in range(4):
-        optimizer.zero_grad()
-        (100 * loss_of(model, world.rank, step)).backward()
-        optimizer.synchronize()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        assert norm > 0.5
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    optimizer.flush()
-    world.same(weights(model))
-
-
-@kinds
-def test_closure(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
-    calls = 0
-
-    def closure() -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        optimizer.zero_grad()
-        loss = loss_of(model, world.rank, calls)
-        loss.backward()
-        return loss
-
-    for number in (1, 2, 3):
-        assert optimizer.step(closure).item() > 0
-        assert calls == number
-    optimizer.flush()
-
-
-@kinds
 def test_hooks_of_a_step_run_once(world: World, policy: str) -> None:
     model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
+    optimizer = wrap(model, MODELS[policy]())
     ran = []
     optimizer.register_step_pre_hook(lambda *arguments: ran.append("before"))
     optimizer.register_step_post_hook(lambda *arguments: ran.append("after"))
@@ -557,64 +371,10 @@ def test_hooks_of_a_step_run_once(world: World, policy: str) -> None:
     optimizer.flush()
 
 
-@kinds
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_lr_scheduler(world: World, policy: str, when: str) -> None:
-    model = make_model()
-    optimizer = MAKERS["momentum"](model)
-    if when == "before":
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=POLICIES[policy]())
-    if when == "after":
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
-    rates = []
-    for step in range(5):
-        train(world, optimizer, model, 1, first=step)
-        scheduler.step()
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001, 0.001])
-    assert bucket_of(optimizer) in hvd.partial_stats() or policy == "weighted"
-    optimizer.flush()
-
-
-@kinds
-@pytest.mark.parametrize("overflow", [False, True])
-def test_grad_scaler(world: World, policy: str, overflow: bool) -> None:
-    """A rank whose gradients overflow leaves out its step, and its average with it; the others go on."""
-    model = make_model()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-    optimizer = wrap(model, POLICIES[policy](), grad_scaler=scaler)
-    for step in range(8):
-        optimizer.zero_grad()
-        loss = loss_of(model, world.rank, step)
-        if overflow and world.rank == 1 and step == 3:
-            loss = loss * float("inf")
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-    optimizer.flush()
-    assert torch.isfinite(torch.tensor(world.same(weights(model)))).all()
-
-
-def test_two_optimizers(world: World) -> None:
-    """As in a GAN: each has a bucket of its own, and they may have different policies."""
-    one, two = make_model(1), make_model(2)
-    optimizers = [wrap(one, hvd.GroupAverage(2, period=2)), wrap(two, hvd.PartialReduce(2))]
-    for step in range(6):
-        for optimizer, model in zip(optimizers, (one, two), strict=True):
-            train(world, optimizer, model, 1, first=step)
-    for optimizer in optimizers:
-        optimizer.flush()
-    world.same((weights(one), weights(two)))
-    assert bucket_of(optimizers[0]) != bucket_of(optimizers[1])
-
-
 @policies
 def test_statistics(world: World, policy: str) -> None:
     model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
+    optimizer = wrap(model, MODELS[policy]())
     train(world, optimizer, model, 6)
     optimizer.flush()
     stats = hvd.partial_stats()[bucket_of(optimizer)]
@@ -631,38 +391,13 @@ def test_statistics(world: World, policy: str) -> None:
 
 
 @kinds
-def test_state_dict_round_trip(world: World, policy: str) -> None:
-    """The wrapped optimizer's own state dictionary; what stood in for this rank in groups is forgotten."""
-    model = make_model()
-    optimizer = wrap(model, POLICIES[policy](average=("parameters", "state")), "adam")
-    train(world, optimizer, model, 3)
-    optimizer.flush()
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    assert set(saved[1]) == set(torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))]).state_dict())
-    before = world.same((weights(model), state(optimizer, model)))
-    train(world, optimizer, model, 3, first=3)
-    world.barrier()
-    model.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    assert (weights(model), state(optimizer, model)) == before
-    world.barrier()
-    train(world, optimizer, model, 1, first=6)
-    if policy != "weighted":
-        assert optimizer.last_round.members == tuple(world.ranks)
-        assert not optimizer.last_round.late
-    train(world, optimizer, model, 2, first=7)
-    optimizer.flush()
-    world.same((weights(model), state(optimizer, model)))
-
-
-@kinds
 def test_a_state_that_is_loaded_before_the_first_step(world: World, policy: str) -> None:
     source = make_model()
     bare = MAKERS["adam"](source)
     loss_of(source, 0, 0).backward()
     bare.step()
     model = make_model()
-    optimizer = wrap(model, POLICIES[policy](average=("parameters", "state")), "adam")
+    optimizer = wrap(model, MODELS[policy](average=("parameters", "state")), "adam")
     optimizer.load_state_dict(bare.state_dict())
     assert state(optimizer, model) == state(bare, source)
     train(world, optimizer, model, 3)
@@ -670,81 +405,11 @@ def test_a_state_that_is_loaded_before_the_first_step(world: World, policy: str)
     world.same((weights(model), state(optimizer, model)))
 
 
-@kinds
-def test_pickling(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = wrap(model, POLICIES[policy](), "adam")
-    train(world, optimizer, model, 2)
-    for copied in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
-        assert type(copied) is torch.optim.Adam
-        assert copied.defaults == optimizer.defaults
-        assert copied.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
-    repr(optimizer)
-    assert isinstance(optimizer, torch.optim.Adam)
-    optimizer.flush()
-
-
-@kinds
-@pytest.mark.parametrize("module", [hvd, horovod.torch], ids=["ours", "horovod"])
-@pytest.mark.parametrize("make", ["momentum", "adam"])
-def test_broadcast_optimizer_state(world: World, policy: str, module: Any, make: str) -> None:
-    model = make_model(world.rank)
-    bare = MAKERS[make](model)
-    if world.rank == 0:  # only the root has a state, as after loading a checkpoint there
-        loss_of(model, 0, 0).backward()
-        bare.step()
-        bare.zero_grad()
-        bare.param_groups[0]["lr"] = 0.05
-    optimizer = hvd.DistributedOptimizer(
-        bare, model.named_parameters(), sync=POLICIES[policy](average=("parameters", "state"))
-    )
-    module.broadcast_parameters(model.state_dict(), 0)
-    module.broadcast_optimizer_state(optimizer, 0)
-    assert optimizer.rounds == 0  # nothing was averaged
-    assert optimizer.param_groups[0]["lr"] == 0.05
-    world.same((weights(model), state(optimizer, model)))
-    train(world, optimizer, model, 2, first=1)
-    optimizer.flush()
-    world.same((weights(model), state(optimizer, model)))
-
-
-@kinds
-def test_elastic_state(world: World, policy: str) -> None:
-    model = make_model(world.rank)
-    optimizer = wrap(model, POLICIES[policy](), "adam")
-    elastic = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=world.rank)
-    elastic.sync()
-    elastic.save()
-    before = world.same(weights(model))
-    assert elastic.step == 0
-    train(world, optimizer, model, 1)
-    assert weights(model) != before
-    elastic.restore()
-    assert weights(model) == before
-    optimizer.flush()
-
-
-# --- Errors -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", ["group", "ready", "weighted", "full", "solo", "horovod"])
-@pytest.mark.parametrize("second", ["full", "solo", "group_average"])
-def test_wrapping_twice(world: World, first: str, second: str) -> None:
-    model = make_model()
-    if first == "horovod":
-        optimizer = horovod.torch.DistributedOptimizer(MAKERS["sgd"](model), model.named_parameters())
-    else:
-        optimizer = wrap(model, POLICIES[first]() if first in POLICIES else first)
-    if first not in POLICIES and second != "group_average":
-        return  # in test_optimizer.py
-    with pytest.raises(ValueError, match="already"):
-        hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=second)
-
-
+@alone
 @kinds
 def test_arguments_that_do_not_fit(world: World, policy: str) -> None:
     model = make_model()
-    sync = POLICIES[policy]()
+    sync = MODELS[policy]()
     unfit: list[dict[str, Any]] = [
         {"compression": hvd.Compression.fp16},
         {"op": hvd.Sum},
@@ -761,15 +426,6 @@ def test_arguments_that_do_not_fit(world: World, policy: str) -> None:
     for options in unfit:
         with pytest.raises(ValueError, match=rf"{', '.join(options)} cannot be used with \w+\(.*averages models"):
             wrap(model, sync, **options)
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"backward_passes_per_step": 0}, "backward_passes_per_step must be"),
-        ({"named_parameters": list(model.parameters())}, "sequence of tuples"),
-        ({"named_parameters": [("a", p) for p in model.parameters()]}, "must be unique"),
-        ({"named_parameters": list(model[0].named_parameters())}, "were not named"),
-    ]
-    for options, text in cases:
-        with pytest.raises(ValueError, match=text):
-            hvd.DistributedOptimizer(MAKERS["sgd"](model), sync=sync, **options)
 
 
 def test_max_staleness_and_grace_are_checked(world: World) -> None:
@@ -779,10 +435,11 @@ def test_max_staleness_and_grace_are_checked(world: World) -> None:
             train(world, wrap(model, hvd.GroupAverage(2), **options), model, 1)
 
 
+@alone
 @kinds
 def test_buffers_need_their_names(world: World, policy: str) -> None:
     model = make_model()
-    sync = POLICIES[policy](average=("parameters", "buffers"))
+    sync = MODELS[policy](average=("parameters", "buffers"))
     with pytest.raises(ValueError, match=r"named_buffers=model.named_buffers\(\)"):
         wrap(model, sync)
     wrap(model, sync, named_buffers=model.named_buffers())
@@ -792,7 +449,7 @@ def test_buffers_need_their_names(world: World, policy: str) -> None:
 @kinds
 def test_parameter_groups_come_before_wrapping(world: World, policy: str) -> None:
     model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
+    optimizer = wrap(model, MODELS[policy]())
     with pytest.raises(RuntimeError, match="add parameter groups before wrapping"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     train(world, optimizer, model, 2)
@@ -829,7 +486,7 @@ def test_another_period_of_weighted_averages(world: World) -> None:
 @policies
 def test_beside_horovods_own_operations(world: World, policy: str) -> None:
     model = make_model()
-    optimizer = wrap(model, POLICIES[policy]())
+    optimizer = wrap(model, MODELS[policy]())
     for step in range(6):
         train(world, optimizer, model, 1, first=step)
         assert hvd.allreduce(torch.tensor([step]), name=world.name("full"), op=hvd.Sum).item() == step * world.size

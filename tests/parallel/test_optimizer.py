@@ -1,77 +1,39 @@
-"""`hvd.DistributedOptimizer` under partial policies: every form of training that PyTorch's users know."""
+"""`hvd.DistributedOptimizer`: every form of training that PyTorch's users know, under every policy.
+
+What averages of models alone have is in `test_model_optimizer.py`.
+"""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import horovod.torch
 import pytest
 import torch
+from harness.arguments import check_refusals
+from harness.matrix import alone, front_end
+from harness.torch_training import (
+    EVERYBODY,
+    GRADIENTS,
+    KINDS,
+    MAKERS,
+    loss_of,
+    make_model,
+    reference,
+    state,
+    sync_of,
+    train,
+    weights,
+    wrap,
+)
 from harness.world import World
 
 import horovod_partial.torch as hvd
+from horovod_partial.settings import settings
 
-EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
-ALL = ["full", "solo", "majority", EVERYBODY]
-
-
-def make_model(seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-
-
-def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    return torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator)
-
-
-def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
-    x, y = batch(rank, step)
-    return torch.nn.functional.mse_loss(model(x), y)
-
-
-def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def weights(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-
-def reference(
-    world: World, make: Callable[[torch.nn.Module], torch.optim.Optimizer], steps: int, passes: int = 1
-) -> Any:
-    """The weights after training one model on all ranks' batches, without Horovod."""
-    model = make_model()
-    optimizer = make(model)
-    for step in range(steps):
-        optimizer.zero_grad()
-        for rank in world.ranks:
-            for part in range(passes):
-                (loss_of(model, rank, passes * step + part) / world.size).backward()
-        optimizer.step()
-    return weights(model)
-
-
-def train(world: World, optimizer: torch.optim.Optimizer, model: torch.nn.Module, steps: int, first: int = 0) -> None:
-    for step in range(first, first + steps):
-        optimizer.zero_grad()
-        loss_of(model, world.rank, step).backward()
-        optimizer.step()
-
-
-MAKERS = {
-    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-    "momentum": sgd,
-    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
-    "adamw-groups": lambda model: torch.optim.AdamW(
-        [{"params": model[0].parameters(), "lr": 0.02}, {"params": model[2].parameters(), "weight_decay": 0.1}], lr=0.01
-    ),
-    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01),
-}
+pytestmark = front_end
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -81,7 +43,7 @@ def test_trains_as_one_process_would(world: World, policy: str, make: str) -> No
     optimizer = hvd.DistributedOptimizer(MAKERS[make](model), model.named_parameters(), sync=policy)
     assert isinstance(optimizer, type(MAKERS[make](model)))
     train(world, optimizer, model, 5)
-    assert torch.allclose(weights(model), reference(world, MAKERS[make], 5), atol=1e-5)
+    assert weights(model) == pytest.approx(reference(world, make, 5), abs=1e-5)
     assert optimizer.rounds == 5
 
 
@@ -116,64 +78,49 @@ def test_a_replica_that_was_late_has_every_update(world: World) -> None:
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), sync="solo")
     train(world, optimizer, model, 30)
     optimizer.flush()
-    everybody = world.gather(weights(model))
-    assert all(torch.allclose(other, everybody[0], atol=1e-5) for other in everybody)
+    assert weights(model) == pytest.approx(world.gather(weights(model))[0], abs=1e-5)
 
 
 def test_several_buckets_are_sent_while_backward_runs(world: World) -> None:
     model = make_model()
-    groups = [list(model[0].parameters()), list(model[2].parameters())]
-    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), groups=groups, sync=EVERYBODY)
+    groups = [list(model[0].parameters()), list(model[3].parameters())]
+    optimizer = hvd.DistributedOptimizer(
+        MAKERS["momentum"](model), model.named_parameters(), groups=groups, sync=EVERYBODY
+    )
     train(world, optimizer, model, 5)
-    assert torch.allclose(weights(model), reference(world, sgd, 5), atol=1e-5)
+    assert weights(model) == pytest.approx(reference(world, "momentum", 5), abs=1e-5)
     names = [name for name, stats in hvd.partial_stats().items() if stats["rounds"] == 5 and "Optimizer" in name]
     assert len(names) >= 2
 
 
-@pytest.mark.parametrize("policy", ALL)
-def test_gradient_clipping(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sync=policy)
-    for step in range(4):
-        optimizer.zero_grad()
-        (100 * loss_of(model, world.rank, step)).backward()
-        optimizer.synchronize()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        norm = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm()
-        assert norm <= 0.5001
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    optimizer.flush()
-    if policy in ("full", EVERYBODY):
-        world.same(weights(model).tolist())
-
-
 def test_step_after_synchronize_warns(world: World) -> None:
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(model), sync=EVERYBODY)
+    optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](model), sync=EVERYBODY)
     loss_of(model, world.rank, 0).backward()
     optimizer.synchronize()
     with pytest.warns(UserWarning, match="skip_synchronize"):
         optimizer.step()
     train(world, optimizer, model, 1, first=1)
-    assert torch.allclose(weights(model), reference(world, sgd, 2), atol=1e-5)
+    assert weights(model) == pytest.approx(reference(world, "momentum", 2), abs=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["full", EVERYBODY])
 def test_backward_passes_per_step(world: World, policy: str) -> None:
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), backward_passes_per_step=2, sync=policy)
+    optimizer = hvd.DistributedOptimizer(
+        MAKERS["momentum"](model), model.named_parameters(), backward_passes_per_step=2, sync=policy
+    )
     for step in range(3):
         optimizer.zero_grad()
         for part in range(2):
             loss_of(model, world.rank, 2 * step + part).backward()
         optimizer.step()
-    assert torch.allclose(weights(model), reference(world, sgd, 3, passes=2), atol=1e-5)
+    assert weights(model) == pytest.approx(reference(world, "momentum", 3, passes=2), abs=1e-5)
 
 
 def test_too_many_backward_passes(world: World) -> None:
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(model), sync=EVERYBODY)
+    optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](model), sync=EVERYBODY)
     loss_of(model, world.rank, 0).backward()
     with pytest.raises(AssertionError, match="backward_passes_per_step"):
         loss_of(model, world.rank, 0).backward()
@@ -184,83 +131,15 @@ def test_too_many_backward_passes(world: World) -> None:
 def test_compression(world: World, policy: str) -> None:
     model = make_model()
     optimizer = hvd.DistributedOptimizer(
-        sgd(model), model.named_parameters(), compression=hvd.Compression.fp16, sync=policy
+        MAKERS["momentum"](model), model.named_parameters(), compression=hvd.Compression.fp16, sync=policy
     )
     train(world, optimizer, model, 3)
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
-    assert torch.allclose(weights(model), reference(world, sgd, 3), atol=1e-2)
-    world.same(weights(model).tolist())
+    assert weights(model) == pytest.approx(reference(world, "momentum", 3), abs=1e-2)
+    world.same(weights(model))
 
 
-@pytest.mark.parametrize("policy", ["full", EVERYBODY, "solo"])
-def test_bfloat16(world: World, policy: str) -> None:
-    model = make_model().to(torch.bfloat16)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), sync=policy
-    )
-    for step in range(3):
-        x, y = batch(world.rank, step)
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x.bfloat16()), y.bfloat16()).backward()
-        optimizer.step()
-    optimizer.flush()
-    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
-    if policy != "solo":
-        world.same(weights(model).float().tolist())
-
-
-def test_mixed_dtypes(world: World) -> None:
-    single, double = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([single, double], lr=1.0), sync=EVERYBODY)
-    ((single.sum() + double.sum()) * (world.rank + 1)).backward()
-    optimizer.step()
-    mean = sum(rank + 1 for rank in world.ranks) / world.size
-    assert single.tolist() == [-mean] * 3
-    assert double.tolist() == [-mean] * 3
-
-
-@pytest.mark.parametrize("policy", ["full", EVERYBODY])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_lr_scheduler(world: World, policy: str, when: str) -> None:
-    model = make_model()
-    optimizer = sgd(model)
-    if when == "before":
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=policy)
-    if when == "after":
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
-    rates = []
-    for step in range(5):
-        optimizer.zero_grad()
-        loss_of(model, world.rank, step).backward()
-        optimizer.step()
-        scheduler.step()
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001, 0.001])
-    assert optimizer.rounds == 5
-    world.same(weights(model).tolist())
-
-
-@pytest.mark.parametrize("policy", ["full", EVERYBODY, "solo"])
-def test_closure(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sync=policy)
-    calls = 0
-
-    def closure() -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        optimizer.zero_grad()
-        loss = loss_of(model, world.rank, calls)
-        loss.backward()
-        return loss
-
-    loss = optimizer.step(closure)
-    assert loss.item() > 0
-    assert calls == 1
-    optimizer.flush()
-
-
+@alone
 def test_lbfgs(world: World) -> None:
     model = make_model()
     with pytest.raises(ValueError, match="LBFGS"):
@@ -314,80 +193,15 @@ def test_unused_parameters(world: World, policy: str) -> None:
     assert torch.allclose(sometimes, torch.full((2,), -2.0 / world.size))
 
 
-@pytest.mark.parametrize("policy", ["full", EVERYBODY])
-@pytest.mark.parametrize("to_none", [True, False])
-def test_zero_grad(world: World, policy: str, to_none: bool) -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sync=policy)
-    for step in range(3):
-        optimizer.zero_grad(set_to_none=to_none)
-        grads = [p.grad for p in model.parameters()]
-        assert all(g is None for g in grads) if to_none or step == 0 else all(g.abs().max() == 0 for g in grads)
-        loss_of(model, world.rank, step).backward()
-        with pytest.raises(AssertionError, match="zero_grad"):
-            optimizer.zero_grad()
-        optimizer.step()
-    assert torch.allclose(weights(model), reference(world, sgd, 3), atol=1e-5)
-    model.zero_grad()
-    train(world, optimizer, model, 1, first=3)
-    assert torch.allclose(weights(model), reference(world, sgd, 4), atol=1e-5)
-
-
-@pytest.mark.parametrize("policy", ["full", EVERYBODY])
-def test_pickling(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(MAKERS["adam"](model), model.named_parameters(), sync=policy)
-    train(world, optimizer, model, 2)
-    for copied in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
-        assert type(copied) is torch.optim.Adam
-        assert copied.defaults == optimizer.defaults
-        assert copied.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
-    repr(optimizer)
-
-
-@pytest.mark.parametrize("first", ["full", EVERYBODY, "horovod"])
-@pytest.mark.parametrize("second", ["full", "solo"])
-def test_wrapping_twice(world: World, first: str, second: str) -> None:
-    model = make_model()
-    if first == "horovod":
-        optimizer = horovod.torch.DistributedOptimizer(sgd(model), model.named_parameters())
-    else:
-        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sync=first)
-    with pytest.raises(ValueError, match="already"):
-        hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=second)
-
-
+@alone
 def test_wrong_arguments(world: World) -> None:
     model = make_model()
-
-    def wrap(**options: Any) -> Any:
-        return hvd.DistributedOptimizer(sgd(model), **({"sync": "solo"} | options))
-
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"sync": "most"}, "unknown sync policy"),
-        ({"missed": "none"}, "missed must be"),
-        ({"divisor": "none"}, "divisor must be"),
-        ({"max_staleness": -1}, "max_staleness must be"),
-        ({"grace_ms": -1}, "grace_ms must be"),
+    more: list[tuple[dict[str, Any], str]] = [
         ({"model_sync_every": 0}, "model_sync_every must be"),
-        ({"backward_passes_per_step": 0}, "backward_passes_per_step must be"),
-        ({"op": hvd.Max}, r"hvd.Average or hvd.Sum"),
-        ({"op": hvd.Adasum}, r"hvd.Average or hvd.Sum"),
-        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor"),
-        ({"groups": -1}, "groups should be"),
         ({"groups": [["x"]]}, "groups must consist of"),
         ({"groups": [[model[0].weight], [model[0].weight]]}, "only appear once"),
-        ({"named_parameters": list(model.parameters())}, "sequence of tuples"),
-        ({"named_parameters": [("a", p) for p in model.parameters()]}, "must be unique"),
-        ({"named_parameters": list(model[0].named_parameters())}, "were not named"),
     ]
-    for options, text in cases:
-        with pytest.raises(ValueError, match=text):
-            wrap(**options)
-    with pytest.raises(TypeError, match="sync must be a policy"):
-        wrap(sync=1)
-    with pytest.warns(DeprecationWarning, match="num_groups"):
-        wrap(num_groups=1)
+    check_refusals(hvd, lambda **options: hvd.DistributedOptimizer(MAKERS["momentum"](model), **options), more)
 
 
 def test_predivide_factor_and_sum(world: World) -> None:
@@ -399,7 +213,164 @@ def test_predivide_factor_and_sum(world: World) -> None:
         assert torch.allclose(weight, torch.full((2,), -factor * sum(rank + 1 for rank in world.ranks)))
 
 
-@pytest.mark.parametrize("policy", ["full", "solo", EVERYBODY])
+def test_flush_under_way_is_refused(world: World) -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](model), sync=EVERYBODY)
+    loss_of(model, world.rank, 0).backward()
+    with pytest.raises(AssertionError, match="flush"):
+        optimizer.flush()
+    with pytest.raises(AssertionError, match="load_state_dict"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    optimizer.flush()
+
+
+def test_policy_from_the_environment_is_full_by_default(world: World) -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](model), model.named_parameters())
+    before = set(hvd.partial_stats())
+    train(world, optimizer, model, 1)
+    assert set(hvd.partial_stats()) == before
+
+
+def test_policy_from_the_environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_PARTIAL_SYNC", "majority")
+    settings.cache_clear()
+    try:
+        model = make_model()
+        before = set(hvd.partial_stats())
+        optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](model), model.named_parameters())
+        train(world, optimizer, model, 3)
+        optimizer.flush()
+        (name,) = set(hvd.partial_stats()) - before
+        assert "Optimizer" in name
+        explicit = hvd.DistributedOptimizer(MAKERS["momentum"](model), model.named_parameters(), sync="full")
+        assert set(hvd.partial_stats()) == before | {name}
+        assert explicit.is_horovod_partial
+    finally:
+        settings.cache_clear()
+
+
+# --- Forms of training, under every policy ----------------------------------------------------------------------------
+
+every_policy = pytest.mark.parametrize("policy", [*GRADIENTS, *KINDS])
+
+
+def check_replicas(world: World, model: torch.nn.Module, policy: str) -> None:
+    """After a flush: models that are averaged are the same, and so are those whose ranks were all on time."""
+    if policy not in ("solo", "majority"):
+        world.same(weights(model))
+
+
+@every_policy
+def test_gradient_clipping(world: World, policy: str) -> None:
+    """Horovod's way of writing it works also where there is nothing to synchronize."""
+    model = make_model()
+    optimizer = wrap(model, sync_of(policy))
+    for step in range(4):
+        optimizer.zero_grad()
+        (100 * loss_of(model, world.rank, step)).backward()
+        optimizer.synchronize()
+        assert torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5) > 0.5
+        assert torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm() <= 0.5001
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    optimizer.flush()
+    check_replicas(world, model, policy)
+
+
+@every_policy
+def test_closure(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, sync_of(policy))
+    calls = 0
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss = loss_of(model, world.rank, calls)
+        loss.backward()
+        return loss
+
+    for number in (1, 2, 3):
+        assert optimizer.step(closure).item() > 0
+        assert calls == number
+    optimizer.flush()
+
+
+@every_policy
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_lr_scheduler(world: World, policy: str, when: str) -> None:
+    model = make_model()
+    optimizer = MAKERS["momentum"](model)
+    if when == "before":
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=sync_of(policy))
+    if when == "after":
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
+    rates = []
+    for step in range(5):
+        train(world, optimizer, model, 1, first=step)
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001, 0.001])
+    if policy in ("full", EVERYBODY):
+        assert optimizer.rounds == 5
+    optimizer.flush()
+    check_replicas(world, model, policy)
+
+
+@every_policy
+@pytest.mark.parametrize("to_none", [True, False])
+def test_zero_grad(world: World, policy: str, to_none: bool) -> None:
+    model = make_model()
+    optimizer = wrap(model, sync_of(policy))
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=to_none)
+        grads = [p.grad for p in model.parameters()]
+        assert all(g is None for g in grads) if to_none or step == 0 else all(g.abs().max() == 0 for g in grads)
+        loss_of(model, world.rank, step).backward()
+        if policy in GRADIENTS:  # which are under way
+            with pytest.raises(AssertionError, match="zero_grad"):
+                optimizer.zero_grad()
+        optimizer.step()
+    model.zero_grad()
+    train(world, optimizer, model, 1, first=3)
+    optimizer.flush()
+    check_replicas(world, model, policy)
+    if policy in ("full", EVERYBODY):
+        assert weights(model) == pytest.approx(reference(world, "momentum", 4), abs=1e-5)
+
+
+@every_policy
+def test_pickling(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = wrap(model, sync_of(policy), "adam")
+    assert isinstance(optimizer, torch.optim.Adam)
+    train(world, optimizer, model, 2)
+    for copied in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+        assert type(copied) is torch.optim.Adam
+        assert copied.defaults == optimizer.defaults
+        assert copied.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+    repr(optimizer)
+    optimizer.flush()
+
+
+@alone
+@pytest.mark.parametrize("first", [*GRADIENTS, *KINDS, "horovod"])
+@pytest.mark.parametrize("second", ["full", "solo", "group_average"])
+def test_wrapping_twice(world: World, first: str, second: str) -> None:
+    model = make_model()
+    if first == "horovod":
+        optimizer = horovod.torch.DistributedOptimizer(MAKERS["sgd"](model), model.named_parameters())
+    else:
+        optimizer = wrap(model, sync_of(first))
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=second)
+
+
+@pytest.mark.parametrize("policy", ["full", "solo", EVERYBODY, *KINDS])
 @pytest.mark.parametrize("module", [hvd, horovod.torch], ids=["ours", "horovod"])
 @pytest.mark.parametrize("make", ["momentum", "adam"])
 def test_broadcast_optimizer_state(world: World, policy: str, module: Any, make: str) -> None:
@@ -410,76 +381,143 @@ def test_broadcast_optimizer_state(world: World, policy: str, module: Any, make:
         bare.step()
         bare.zero_grad()
         bare.param_groups[0]["lr"] = 0.05
-    optimizer = hvd.DistributedOptimizer(bare, model.named_parameters(), sync=policy)
+    average = {"average": ("parameters", "state")} if policy in KINDS else {}
+    optimizer = hvd.DistributedOptimizer(bare, model.named_parameters(), sync=sync_of(policy, **average))
     module.broadcast_parameters(model.state_dict(), 0)
     module.broadcast_optimizer_state(optimizer, 0)
+    assert optimizer.rounds == 0  # nothing was averaged
     assert optimizer.param_groups[0]["lr"] == 0.05
-    world.same(weights(model).tolist())
-    states = [
-        {key: value.tolist() if torch.is_tensor(value) else value for key, value in optimizer.state[p].items()}
-        for p in model.parameters()
-    ]
-    world.same(states)
+    world.same((weights(model), state(optimizer, model)))
     train(world, optimizer, model, 2, first=1)
     optimizer.flush()
+    check_replicas(world, model, policy)
 
 
-def test_state_dict_round_trip(world: World) -> None:
+@pytest.mark.parametrize("policy", [EVERYBODY, *KINDS])
+def test_state_dict_round_trip(world: World, policy: str) -> None:
+    """The wrapped optimizer's own state dictionary; what stood in for this rank in groups is forgotten."""
+    average = {"average": ("parameters", "state")} if policy in KINDS else {}
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(MAKERS["adam"](model), model.named_parameters(), sync=EVERYBODY)
-    train(world, optimizer, model, 2)
-    state, saved = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
-    assert set(state) == set(torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))]).state_dict())
-    train(world, optimizer, model, 2, first=2)
-    after = weights(model)
-    model.load_state_dict(saved)
-    optimizer.load_state_dict(state)
-    train(world, optimizer, model, 2, first=2)
-    assert torch.allclose(weights(model), after, atol=1e-6)
-
-
-def test_flush_under_way_is_refused(world: World) -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(model), sync=EVERYBODY)
-    loss_of(model, world.rank, 0).backward()
-    with pytest.raises(AssertionError, match="flush"):
-        optimizer.flush()
-    with pytest.raises(AssertionError, match="load_state_dict"):
-        optimizer.load_state_dict(optimizer.state_dict())
-    optimizer.step()
-    optimizer.flush()
-
-
-def test_two_optimizers(world: World) -> None:
-    """As in a GAN: each has buckets of its own."""
-    one, two = make_model(1), make_model(2)
-    optimizers = [
-        hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sync=EVERYBODY) for model in (one, two)
-    ]
-    for step in range(3):
-        for optimizer, model in zip(optimizers, (one, two), strict=True):
-            optimizer.zero_grad()
-            loss_of(model, world.rank, step).backward()
-            optimizer.step()
-    world.same((weights(one).tolist(), weights(two).tolist()))
-
-
-def test_policy_from_the_environment_is_full_by_default(world: World) -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
-    before = set(hvd.partial_stats())
-    train(world, optimizer, model, 1)
-    assert set(hvd.partial_stats()) == before
-
-
-@pytest.mark.launch(label="majority-by-environment", environment={"HOROVOD_PARTIAL_SYNC": "majority"})
-def test_policy_from_the_environment(world: World) -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+    optimizer = wrap(model, sync_of(policy, **average), "adam")
     train(world, optimizer, model, 3)
     optimizer.flush()
-    assert any("Optimizer" in name for name in hvd.partial_stats())
-    before = set(hvd.partial_stats())
-    explicit = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sync="full")
-    assert set(hvd.partial_stats()) == before
-    assert explicit.is_horovod_partial
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    assert set(saved[1]) == set(torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))]).state_dict())
+    before = world.same((weights(model), state(optimizer, model)))
+    train(world, optimizer, model, 3, first=3)
+    after = weights(model)
+    world.barrier()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    assert (weights(model), state(optimizer, model)) == before
+    world.barrier()
+    if policy == EVERYBODY:
+        train(world, optimizer, model, 3, first=3)
+        assert weights(model) == pytest.approx(after, abs=1e-6)
+        return
+    train(world, optimizer, model, 1, first=6)
+    if policy != "weighted":
+        assert optimizer.last_round.members == tuple(world.ranks)
+        assert not optimizer.last_round.late
+    train(world, optimizer, model, 2, first=7)
+    optimizer.flush()
+    world.same((weights(model), state(optimizer, model)))
+
+
+@pytest.mark.parametrize("policies", [(EVERYBODY, EVERYBODY), ("group", "ready")], ids=["gradients", "models"])
+def test_two_optimizers(world: World, policies: tuple[str, str]) -> None:
+    """As in a GAN: each has buckets of its own, and they may have different policies."""
+    models = [make_model(1), make_model(2)]
+    optimizers = [wrap(model, sync_of(policy)) for model, policy in zip(models, policies, strict=True)]
+    for step in range(6):
+        for optimizer, model in zip(optimizers, models, strict=True):
+            train(world, optimizer, model, 1, first=step)
+    for optimizer in optimizers:
+        optimizer.flush()
+    world.same([weights(model) for model in models])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("policy", ["full", EVERYBODY, "solo", *KINDS])
+def test_dtypes(world: World, policy: str, dtype: torch.dtype) -> None:
+    average = {"average": ("parameters", "buffers", "state")} if policy in KINDS else {}
+    model = make_model().to(dtype)
+    buffers = {"named_buffers": model.named_buffers()} if average else {}
+    optimizer = wrap(model, sync_of(policy, **average), **buffers)
+    train(world, optimizer, model, 5)
+    optimizer.flush()
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    check_replicas(world, model, policy)
+    if average:
+        world.same(state(optimizer, model))
+
+
+@pytest.mark.parametrize("policy", [EVERYBODY, "all"])
+def test_mixed_dtypes_and_frozen_parameters(world: World, policy: str) -> None:
+    single, double = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    half = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
+    unused = torch.nn.Parameter(torch.full((2,), float(world.rank)))
+    frozen = torch.nn.Parameter(torch.full((2,), float(world.rank)), requires_grad=False)
+    sync = hvd.PartialReduce(world.size) if policy == "all" else policy
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([single, double, half, unused, frozen], lr=1.0), sync=sync)
+    ((single.sum() + double.sum() + half.sum()) * (world.rank + 1)).backward()
+    optimizer.step()
+    mean = sum(rank + 1 for rank in world.ranks) / world.size
+    assert single.tolist() == double.tolist() == [-mean] * 3
+    assert half.tolist() == [-mean] * 2
+    assert unused.tolist() == [sum(world.ranks) / world.size if policy == "all" else world.rank] * 2
+    assert frozen.tolist() == [world.rank] * 2
+
+
+@pytest.mark.parametrize("policy", [EVERYBODY, *KINDS])
+def test_elastic_state(world: World, policy: str) -> None:
+    """`hvd.elastic` saves, restores and broadcasts a wrapped optimizer."""
+    model = make_model(world.rank)
+    optimizer = wrap(model, sync_of(policy), "adam")
+    elastic = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=world.rank)
+    elastic.sync()
+    elastic.save()
+    before = world.same(weights(model))
+    assert elastic.step == 0
+    train(world, optimizer, model, 1)
+    assert weights(model) != before
+    elastic.restore()
+    assert weights(model) == before
+    optimizer.flush()
+
+
+@pytest.mark.parametrize("policy", ["solo", "majority", EVERYBODY, *KINDS])
+@pytest.mark.parametrize("overflow", [False, True])
+def test_grad_scaler(world: World, policy: str, overflow: bool) -> None:
+    """Where a rank's gradients overflow, it leaves out its step; the others leave it out too, or go on."""
+    model = make_model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    optimizer = wrap(model, sync_of(policy), grad_scaler=scaler)
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = loss_of(model, world.rank, step)
+        if overflow and world.rank == 1 and step == 3:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.flush()
+    assert torch.isfinite(torch.tensor(weights(model))).all()
+    check_replicas(world, model, policy)
+
+
+@alone
+@pytest.mark.parametrize("policy", ["solo", *KINDS])
+def test_wrong_arguments_under_every_policy(world: World, policy: str) -> None:
+    model = make_model()
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step must be"),
+        ({"named_parameters": list(model.parameters())}, "sequence of tuples"),
+        ({"named_parameters": [("a", p) for p in model.parameters()]}, "must be unique"),
+        ({"named_parameters": list(model[0].named_parameters())}, "were not named"),
+    ]
+    for options, text in cases:
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(MAKERS["sgd"](model), sync=sync_of(policy), **options)

@@ -1,4 +1,4 @@
-"""Whole trainings: mixed precision, checkpoints, model averaging, data loaders, elastic state."""
+"""Whole trainings: late ranks under a script, mixed precision, checkpoints, model averaging, data loaders."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from harness.buckets import completed
+from harness.matrix import front_end, scripted
 from harness.world import World
 
 import horovod_partial.torch as hvd
 
+pytestmark = front_end
 EVERYBODY = "quorum:1.0"
-STEADY = {"HOROVOD_PARTIAL_PARKED_MS": "1e7", "HOROVOD_PARTIAL_WAITING_MS": "1e7", "HOROVOD_PARTIAL_GRACE_MS": "0"}
-scripted = pytest.mark.launch(label="scripted", environment=STEADY)
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
@@ -220,28 +220,6 @@ def test_loading_a_checkpoint_forgets_what_is_pending(world: World) -> None:
 # --- Mixed precision --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [EVERYBODY, "solo", "majority"])
-def test_grad_scaler(world: World, policy: str) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), sync=policy, grad_scaler=scaler
-    )
-    for step in range(8):
-        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(100 * step + world.rank))
-        optimizer.zero_grad()
-        scaler.scale(model(x).square().mean()).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-    optimizer.flush()
-    assert torch.isfinite(weights(model)).all()
-    if policy == EVERYBODY:
-        world.same(weights(model).tolist())
-
-
 @pytest.mark.parametrize("unscale", [False, True])
 def test_grad_scaler_equals_training_without_one(world: World, unscale: bool) -> None:
     results = []
@@ -328,25 +306,6 @@ def test_forked_data_loaders(world: World, policy: str) -> None:
             optimizer.zero_grad()
             model(rows).mean().backward()
             optimizer.step()
-    optimizer.flush()
-
-
-def test_elastic_state(world: World) -> None:
-    """`hvd.elastic` saves, restores and broadcasts a wrapped optimizer."""
-    torch.manual_seed(world.rank)
-    model = torch.nn.Linear(4, 1)
-    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), sync=EVERYBODY)
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=world.rank)
-    state.sync()
-    state.save()
-    world.same(weights(model).tolist())
-    assert state.step == 0
-    before = weights(model)
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    assert not torch.equal(weights(model), before)
-    state.restore()
-    assert torch.equal(weights(model), before)
     optimizer.flush()
 
 

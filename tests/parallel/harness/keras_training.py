@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,15 +11,12 @@ import keras
 import numpy as np
 import pytest
 
-from harness.world import World
+from harness.world import World, delay
 from horovod_partial.keras.optimizer import DistributedOptimizer
 from horovod_partial.policies import Butterfly, GroupAverage, PartialReduce, WeightedAverage
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow
-
-    with contextlib.suppress(RuntimeError):  # too late if something has used TensorFlow before; only slower then
-        tensorflow.config.threading.set_intra_op_parallelism_threads(1)
 
 EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
 FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
@@ -149,11 +145,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     ),
 }
 MAKERS_OF_MAKERS = ("LossScaleOptimizer", "MultiOptimizer")  # which hold other optimizers
-
-
-def delay(rng: random.Random) -> None:
-    """Arrivals in another order in each step; nothing depends on how long this takes."""
-    time.sleep(rng.choice((0.0, 0.0, 0.001, 0.004)))
 
 
 def linear(sync: Any, graph: bool, **options: Any) -> tuple[Any, Any, Callable[[Any], None]]:

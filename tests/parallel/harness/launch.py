@@ -45,7 +45,9 @@ class Outcome:
 
 def horovodrun(setup: Setup, command: Sequence[str], options: Sequence[str] = ()) -> list[str]:
     """The command line that starts `command` on the ranks of a setup, with more options of `horovodrun`."""
-    run = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(setup.ranks)]
+    if setup.transport == "none":
+        return list(command)
+    run = [sys.executable, str(HERE / "horovodrun.py"), "-np", str(setup.ranks)]
     run += ["--mpi", f"--mpi-args={MPI_ARGUMENTS}"] if setup.transport == "mpi" else ["--gloo"]
     return [*run, *options, *command]
 
@@ -53,7 +55,8 @@ def horovodrun(setup: Setup, command: Sequence[str], options: Sequence[str] = ()
 def environment(setup: Setup, **more: str) -> dict[str, str]:
     """The environment of a launch: nothing of ours or Horovod's leaks in from the one that the tests were started in."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD", "PYTEST"))}
-    clean |= {"OMP_NUM_THREADS": "1", "PY_COLORS": "0", "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    clean |= {"OMP_NUM_THREADS": "1", "PY_COLORS": "0", "PYTHONUNBUFFERED": "1"}
+    clean |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1"}
     return clean | {"PARTIAL_TEST_PARENT": str(os.getpid())} | dict(setup.environment) | more
 
 
@@ -144,7 +147,7 @@ class Processes:
 
 
 class Launch:
-    """Runs tests of one file on several ranks, in order, in as few `horovodrun`s as possible.
+    """Runs the tests of one setup on several ranks, in order, in as few `horovodrun`s as possible.
 
     After a failure, a crash or a hang the job is ended, and the tests that are left run in a new one: one failure is one
     failure.
@@ -163,9 +166,17 @@ class Launch:
         self._begun = False  # a test of the running job has begun
         self._failed_starts = 0
         self.starts = 0
+        self.seconds = 0.0  # that tests have been waited for
 
     def outcome(self, node_id: str) -> Outcome:
         """Wait for a test, and return what became of it."""
+        began = time.monotonic()
+        try:
+            return self._wait(node_id)
+        finally:
+            self.seconds += time.monotonic() - began
+
+    def _wait(self, node_id: str) -> Outcome:
         while node_id not in self._outcomes:
             if self._processes is None:
                 if self._failed_starts >= 2:

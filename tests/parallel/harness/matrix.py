@@ -11,6 +11,25 @@ import pytest
 TRANSPORTS = ("gloo", "mpi")
 DEFAULT_RANKS = (4,)
 FULL_RANKS = (2, 4, 8)
+MOST_RANKS = {"torch": 8, "tensorflow": 4}  # which takes a gigabyte on each rank, and seconds to be imported
+# Variables of the environment under which no round closes because of the time that passes.
+STEADY = {"HOROVOD_PARTIAL_PARKED_MS": "1e7", "HOROVOD_PARTIAL_WAITING_MS": "1e7", "HOROVOD_PARTIAL_GRACE_MS": "0"}
+
+# Marks of tests that several files have.
+scripted = pytest.mark.launch(label="scripted", environment=STEADY)
+process_sets = pytest.mark.launch(
+    label="process-sets", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, full_ranks=(4,)
+)
+four = pytest.mark.launch(full_ranks=(4,))
+# One rank, without `horovodrun`: what needs no other rank.
+alone = pytest.mark.launch(ranks=(1,), transports=("none",))
+# Front ends do not depend on the transport below them, and little on the number of ranks.
+FRONT_END = {"transports": ("mpi",), "full_transports": TRANSPORTS, "full_ranks": (4,)}
+front_end = pytest.mark.launch(**FRONT_END)
+keras_front_end = pytest.mark.launch(**(FRONT_END | {"ranks": (2,)}), framework="tensorflow")
+keras_on_torch = pytest.mark.launch(
+    **(FRONT_END | {"ranks": (2,)}), environment={"KERAS_BACKEND": "torch"}, label="torch"
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -35,28 +54,35 @@ class Setup:
         return None
 
 
-def setups_of(definition: pytest.Item | Any, config: pytest.Config) -> list[Setup]:
-    """The setups that a test function asks for with `@pytest.mark.launch(...)`; the closest mark wins.
+def setups_of(definition: pytest.Item | Any, config: pytest.Config, **defaults: Any) -> list[Setup]:
+    """The setups that a test function asks for with `@pytest.mark.launch(...)`; the closest mark wins over `defaults`.
 
-    `ranks` and `transports` are tuples; `full_ranks` is used with `--matrix=full`, and is `ranks` where those are given;
-    `environment` is a dictionary, and `label` names it. `double` names a file of `doubles/`. `framework` is `"torch"`, or
-    `"tensorflow"` for Keras too.
+    `ranks` and `transports` are tuples; with `--matrix=full` `full_ranks` and `full_transports` are used, which are
+    `ranks` and `transports` where only those are given. `--transport` chooses among `full_transports`. `environment` is
+    a dictionary, and `label` names it. `double` names a file of `doubles/`. `framework` is `"torch"`, or `"tensorflow"`
+    for Keras too.
     """
-    options: dict[str, Any] = {}
+    options = dict(defaults)
     for mark in reversed(list(definition.iter_markers("launch"))):
-        if "ranks" in mark.kwargs:
-            options["full_ranks"] = mark.kwargs["ranks"]
+        for kind in ("ranks", "transports"):
+            if kind in mark.kwargs:
+                options[f"full_{kind}"] = mark.kwargs[kind]
         options.update(mark.kwargs)
-    unknown = set(options) - {"ranks", "full_ranks", "transports", "environment", "label", "double", "framework"}
+    several = {"ranks": (DEFAULT_RANKS, FULL_RANKS), "transports": (TRANSPORTS, TRANSPORTS)}
+    unknown = set(options) - {*several, *(f"full_{kind}" for kind in several), *Setup.__dataclass_fields__}
     if unknown:
         raise pytest.UsageError(f"unknown arguments of the mark launch: {', '.join(sorted(unknown))}")
     full = config.getoption("matrix") == "full"
-    ranks = options.get("full_ranks", FULL_RANKS) if full else options.get("ranks", DEFAULT_RANKS)
+    for kind, (default, default_full) in several.items():
+        for_full, usual = options.pop(f"full_{kind}", default_full), options.pop(kind, default)
+        options[kind] = for_full if full or (kind == "transports" and config.getoption("transport")) else usual
+    ranks, transports = options.pop("ranks"), options.pop("transports")
     chosen = config.getoption("transport")
-    transports = [name for name in options.get("transports", TRANSPORTS) if chosen in (None, name)]
-    environment = tuple(sorted(options.get("environment", {}).items()))
-    label = options.get("label", "")
-    double, framework = options.get("double", ""), options.get("framework", "torch")
+    options["environment"] = tuple(sorted(options.get("environment", {}).items()))
     return [
-        Setup(transport, count, label, environment, double, framework) for transport in transports for count in ranks
+        Setup(transport, count, **options)
+        for transport in transports
+        if transport in (chosen, "none") or chosen is None
+        for count in ranks
+        if count <= MOST_RANKS[options.get("framework", "torch")]
     ]

@@ -36,6 +36,11 @@ def connect(plan: dict[str, Any], rank: int) -> None:
     _store = torch.distributed.TCPStore("127.0.0.1", plan["store_port"], is_master=False, timeout=timeout)
 
 
+def delay(rng: random.Random) -> None:
+    """Arrivals in another order in each step; nothing depends on how long this takes."""
+    time.sleep(rng.choice((0.0, 0.0, 0.001, 0.004)))
+
+
 class World:
     """One rank's view of a test."""
 
@@ -51,7 +56,7 @@ class World:
 
     def name(self, suffix: str = "tensor") -> str:
         """A name for a tensor or a bucket that no other test uses."""
-        return f"{self._test.rpartition('::')[2]}.{suffix}"
+        return f"{self._test.rpartition('/')[2].replace('.py::', '.')}.{suffix}"
 
     # --- Side channel ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,93 @@
+"""Models, steps and optimizers for tests of `DistributedOptimizer` on PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import horovod_partial.torch as hvd
+from harness.world import World
+
+EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
+GRADIENTS = ["full", "solo", "majority", EVERYBODY]
+MODELS: dict[str, Callable[..., Any]] = {
+    "group": lambda **options: hvd.GroupAverage(2, period=4, **options),
+    "ring": lambda **options: hvd.GroupAverage(schedule=hvd.Ring(2), period=None, **options),
+    "ready": lambda **options: hvd.PartialReduce(2, **options),
+    "staleness": lambda **options: hvd.PartialReduce(3, weights="staleness", **options),
+    "weighted": lambda **options: hvd.WeightedAverage(3, 0.95, **options),
+}
+# One policy of models of each kind, for what does not depend on who averages with whom.
+KINDS = ["group", "ready", "weighted"]
+
+MAKERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.02),
+    "adamw-groups": lambda model: torch.optim.AdamW(
+        [{"params": model[0].parameters(), "lr": 0.02}, {"params": model[3].parameters(), "weight_decay": 0.1}], lr=0.01
+    ),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01),
+}
+
+
+def sync_of(policy: str, **options: Any) -> Any:
+    """A policy by its name; options are for policies of models."""
+    return MODELS[policy](**options) if policy in MODELS else policy
+
+
+def make_model(seed: int = 0) -> torch.nn.Sequential:
+    # No bias before a normalization: its gradient is rounding noise, which Adam would blow up.
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8, affine=False), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+    )
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator)
+
+
+def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    x, y = batch(rank, step)
+    dtype = next(model.parameters()).dtype
+    return torch.nn.functional.mse_loss(model(x.to(dtype)), y.to(dtype))
+
+
+def wrap(model: torch.nn.Module, sync: Any, make: str = "momentum", **options: Any) -> Any:
+    return hvd.DistributedOptimizer(MAKERS[make](model), model.named_parameters(), sync=sync, **options)
+
+
+def train(world: World, optimizer: Any, model: torch.nn.Module, steps: int, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss_of(model, world.rank, step).backward()
+        optimizer.step()
+
+
+def weights(model: torch.nn.Module) -> list[float]:
+    return torch.cat([p.detach().reshape(-1).double() for p in model.parameters()]).tolist()
+
+
+def reference(world: World, make: str, steps: int, passes: int = 1) -> list[float]:
+    """The weights after training one model on all ranks' batches, without Horovod."""
+    model = make_model()
+    optimizer = MAKERS[make](model)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in world.ranks:
+            for part in range(passes):
+                (loss_of(model, rank, passes * step + part) / world.size).backward()
+        optimizer.step()
+    return weights(model)
+
+
+def state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Tensors of the optimizer's state, without its counter of steps."""
+    return [
+        {key: x.tolist() for key, x in sorted(optimizer.state[p].items()) if torch.is_tensor(x) and key != "step"}
+        for p in model.parameters()
+    ]
