@@ -18,6 +18,7 @@ namespace {
 
 constexpr Round kRemembered = 8;  // rounds
 constexpr int kSilentIntervals = 10;
+constexpr Time kLongestLook = std::chrono::milliseconds(100);  // a thread that ends says nothing
 
 // A thread's bringers, by the numbers of the objects that know them. Their end marks the end of the thread.
 struct OfThread {
@@ -50,6 +51,7 @@ void Bringers::SetWaiting(Bringer& bringer, Time since) {
 std::shared_ptr<Bringers::Bringer> Bringers::BeginFlush(const void* engine, Time now) {
   auto self = Self();
   std::lock_guard<std::mutex> lock(mutex_);
+  ++events_;
   SetWaiting(*self, now);
   self->flushes = engine;
   return self;
@@ -57,6 +59,7 @@ std::shared_ptr<Bringers::Bringer> Bringers::BeginFlush(const void* engine, Time
 
 void Bringers::EndFlush(Bringer& bringer) {
   std::lock_guard<std::mutex> lock(mutex_);
+  ++events_;
   SetWaiting(bringer, kNever);
   bringer.flushes = nullptr;
 }
@@ -71,6 +74,7 @@ Bringers::Bucket::Bucket(std::shared_ptr<Bringers> bringers, const void* engine,
 
 Bringers::Bucket::~Bucket() {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
+  ++owner_->events_;
   owner_->buckets_.erase(this);
   owner_->open_ -= open_ ? 1 : 0;
   for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, kNever);
@@ -89,6 +93,7 @@ void Bringers::Bucket::Add(std::vector<Visit>& visits, const std::shared_ptr<Bri
 void Bringers::Bucket::Arrive(const Caller& caller, Round round, Time now) {
   const auto self = caller.kind == Caller::Kind::kGraph ? nullptr : owner_->Self();
   std::lock_guard<std::mutex> lock(owner_->mutex_);
+  ++owner_->events_;
   owner_->active_ = arrived_ = now;
   if (free_ != kNever) intervals_[next_interval_++ % intervals_.size()] = now - free_;
   outstanding_ = true;
@@ -144,6 +149,7 @@ void Bringers::Bucket::ArriveInRun(std::int64_t run, Time now) {
 
 void Bringers::Bucket::Open(Time now) {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
+  ++owner_->events_;
   if (std::exchange(open_, true)) return;
   ++owner_->open_;
   for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, now);
@@ -151,6 +157,7 @@ void Bringers::Bucket::Open(Time now) {
 
 void Bringers::Bucket::Settle() {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
+  ++owner_->events_;
   if (!std::exchange(open_, false)) return;
   --owner_->open_;
   for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, kNever);
@@ -159,6 +166,7 @@ void Bringers::Bucket::Settle() {
 void Bringers::Bucket::Done(Round round, Time now) {
   Settle();
   std::lock_guard<std::mutex> lock(owner_->mutex_);
+  ++owner_->events_;
   outstanding_ = false;
   if (graph_ != nullptr) free_ = owner_->active_ = graph_->bringer->seen = now;
   if (blocked_ == nullptr) return;
@@ -175,6 +183,7 @@ void Bringers::Bucket::Collect(const std::shared_ptr<Bringer>& bringer, Round ro
 void Bringers::Bucket::BeginWait(Time now) {
   const auto self = owner_->Self();
   std::lock_guard<std::mutex> lock(owner_->mutex_);
+  ++owner_->events_;
   waiters_.push_back(self);
   if (open_) owner_->SetWaiting(*self, now);
 }
@@ -182,6 +191,7 @@ void Bringers::Bucket::BeginWait(Time now) {
 void Bringers::Bucket::EndWait(bool collects, Round round, Time now) {
   const auto self = owner_->Self();
   std::lock_guard<std::mutex> lock(owner_->mutex_);
+  ++owner_->events_;
   const auto waiter = std::find(waiters_.begin(), waiters_.end(), self);
   if (waiter != waiters_.end()) {
     waiters_.erase(waiter);
@@ -210,13 +220,15 @@ std::vector<Bringers::Bringer*> Bringers::BringersOf(const Bucket& bucket) const
   return bringers;
 }
 
-bool Bringers::Waits(const Bringer& bringer, Time now, Time threshold) const {
-  if (!bringer.graphs) return bringer.waits_since != kNever && now - bringer.waits_since > threshold;
-  return std::any_of(graphs_.begin(), graphs_.end(), [&](const auto& graph) {
+Time Bringers::WaitsSince(const Bringer& bringer) const {
+  if (!bringer.graphs) return bringer.waits_since;
+  Time since = kNever;
+  for (const auto& graph : graphs_) {
     const bool open =
         std::any_of(graph->buckets.begin(), graph->buckets.end(), [](const Bucket* bucket) { return bucket->open_; });
-    return graph->bringer.get() == &bringer && open && graph->complete != kNever && now - graph->complete > threshold;
-  });
+    if (graph->bringer.get() == &bringer && open) since = std::min(since, graph->complete);
+  }
+  return since;
 }
 
 bool Bringers::InProgress(const Bringer& graphs) const {
@@ -231,6 +243,14 @@ Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, 
                               const Thresholds& thresholds) const {
   std::lock_guard<std::mutex> lock(mutex_);
   Away away;
+  away.events = events_;
+  away.until = now + kLongestLook;
+  // Whether a time has passed; if not, the answer holds no longer than until then.
+  const auto passed = [&](Time time) {
+    if (now > time) return true;
+    away.until = std::min(away.until, time);
+    return false;
+  };
   if (waiting_ == 0 && open_ == 0 && !flushes && foreign_since == kNever) return away;
 
   struct State {
@@ -247,7 +267,8 @@ Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, 
   const auto graphs = std::count_if(states.begin(), states.end(), [](const auto& item) { return item.first->graphs; });
   std::vector<const Bringer*> busy;
   for (auto& [bringer, state] : states) {
-    state.waits = Waits(*bringer, now, thresholds.waiting);
+    const Time since = WaitsSince(*bringer);
+    state.waits = since != kNever && passed(since + thresholds.waiting);
     // Who runs graphs is not known: where they have one bringer, and none is in progress, it may be the flush's thread.
     const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
     state.absent = flushes && (bringer->flushes == engine || runs_nothing);
@@ -255,7 +276,7 @@ Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, 
   }
   // Which thread is in a collective of Horovod's is not known either, unless only one can be.
   const auto parked = [&](Time seen) {
-    return foreign_since != kNever && now - std::max(foreign_since, seen) > thresholds.parked;
+    return foreign_since != kNever && passed(std::max(foreign_since, seen) + thresholds.parked);
   };
   if (busy.size() == 1 && parked(busy[0]->seen)) states[busy[0]].absent = true;
   const auto is_away = [&](const Bringer* bringer) { return states[bringer].waits || states[bringer].absent; };
@@ -269,7 +290,7 @@ Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, 
     const Time longest = bucket->next_interval_ == 0
                              ? thresholds.silence  // nothing is known
                              : *std::max_element(bucket->intervals_.begin(), bucket->intervals_.end());
-    const bool silent = now - active_ > std::max(thresholds.silence, kSilentIntervals * longest);
+    const bool silent = passed(active_ + std::max(thresholds.silence, kSilentIntervals * longest));
     all_silent = all_silent && silent;
     const bool none_lives = bringers.empty();
     const bool none_comes = !none_lives && std::all_of(bringers.begin(), bringers.end(), is_away);

@@ -58,11 +58,16 @@ class Bringers {
   struct Away {
     BucketSet absent;   // because those who bring to them are out of training: in a flush, or a collective of Horovod's
     BucketSet waiting;  // because they wait
+    Time until{0};      // it may be another answer from then on, if nothing happens before
+    std::uint64_t events = 0;  // how often something had happened
     bool operator==(const Away& other) const { return absent == other.absent && waiting == other.waiting; }
   };
   // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever. `flushes`: a thread
   // waits in a flush of this engine.
   Away Look(const void* engine, Time now, Time foreign_since, bool flushes, const Thresholds& thresholds) const;
+
+  // How often something has happened that may change an answer, but for the end of a thread.
+  std::uint64_t events() const { return events_; }
 
   // The calling thread waits in a flush of that engine. Returns it, for whoever ends the flush.
   std::shared_ptr<Bringer> BeginFlush(const void* engine, Time now);
@@ -118,12 +123,13 @@ class Bringers {
   std::shared_ptr<Bringer> Self();
   void SetWaiting(Bringer& bringer, Time since);
   std::vector<Bringer*> BringersOf(const Bucket& bucket) const;
-  bool Waits(const Bringer& bringer, Time now, Time threshold) const;
+  Time WaitsSince(const Bringer& bringer) const;
   bool InProgress(const Bringer& graphs) const;
 
   const std::uint64_t id_ = NextId();
   static std::uint64_t NextId();
 
+  std::atomic<std::uint64_t> events_{0};
   mutable std::mutex mutex_;
   std::set<Bucket*> buckets_;
   std::set<std::shared_ptr<Graph>> graphs_;

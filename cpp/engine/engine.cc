@@ -287,13 +287,21 @@ void Engine::StopAwaiting(BucketHandle& bucket) {
   if (std::exchange(bucket.awaited, nullptr) != nullptr) --awaited_;
 }
 
-bool Engine::WantsCycle(Time now, Time foreign_since) { return news_ || !(Away(now, foreign_since) == reported_); }
+bool Engine::WantsCycle(Time now, Time foreign_since) {
+  if (news_) return true;
+  // The tick comes a thousand times a second, and mostly nothing has happened.
+  if (looked_.events == bringers_->events() && now <= looked_.until && foreign_since == looked_foreign_) return false;
+  looked_ = Away(now, foreign_since);
+  looked_foreign_ = foreign_since;
+  return !(looked_ == reported_);
+}
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   news_ = false;
   Report report;
   // Before the arrivals: who waits has arrived, and nobody shall be said to wait for what has not been reported.
-  reported_ = Away(now, foreign_since);
+  reported_ = looked_ = Away(now, foreign_since);
+  looked_foreign_ = foreign_since;
   report.absent = reported_.absent;
   report.waiting = reported_.waiting;
   {

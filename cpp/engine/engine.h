@@ -188,7 +188,10 @@ class Engine {
   const std::shared_ptr<Bringers> bringers_;
   // A thread waits in a flush of this kind: what flush_ says, for the tick.
   std::atomic<Report::Flush> waits_in_{Report::Flush::kNone};
-  Bringers::Away reported_;  // used by the background thread only
+  // Used by the background thread only: what it has said of this rank, and what it has seen last.
+  Bringers::Away reported_;
+  Bringers::Away looked_;
+  Time looked_foreign_ = kNever;
 
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;
