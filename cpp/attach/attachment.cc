@@ -237,7 +237,7 @@ Attached* FindAttached(const std::string& library_path) {
 std::timed_mutex handshake_mutex;
 
 // Raise this where messages between ranks change in other ways than the fields of a policy.
-constexpr std::int64_t kMessages = 5;
+constexpr std::int64_t kMessages = 6;
 
 // Of what must be the same on all ranks, which add it up: the format of our messages.
 std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Policy>()} << 8); }

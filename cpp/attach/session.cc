@@ -258,12 +258,17 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
     }
     const std::string refusal = GroupCommunicators::Refusal(*state_);
     for (auto& closing : closings) {
+      if (closing.ends && !refusal.empty()) closing.groups.clear();  // then all take part, with zeros
       const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
       if (closing.error.empty() && grouped && !refusal.empty())
         closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
     }
     // The round begins here on this rank, not when the responses are known: fusing looks its entries up before that.
-    if (!joined_[0]) engine_.Begin(closings);
+    if (joined_[0]) {
+      engine_.BeginWhileJoined(closings);
+    } else {
+      engine_.Begin(closings);
+    }
     std::map<std::string, std::vector<hvd::Request>> rows;
     for (const auto& closing : closings) {
       const std::vector<hvd::Request>& row = rows[WireName(closing.bucket)] = RowOf(closing);
@@ -419,7 +424,11 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   if (!HasOurs(responses)) return;
   Guard("RecvFinalTensors", [&] {
     const std::vector<Closing> closings = OpenAll(responses);
-    if (!process_set_->joined) engine_.Begin(closings);
+    if (process_set_->joined) {
+      engine_.BeginWhileJoined(closings);
+    } else {
+      engine_.Begin(closings);
+    }
   });
   Unwrap(responses, size_);
   FillMissing(responses);

@@ -12,6 +12,7 @@
 #include "bindings/conversions.h"
 #include "engine/engine.h"
 #include "engine/log.h"
+#include "engine/owner.h"
 
 namespace py = pybind11;
 using namespace horovod_partial;
@@ -51,6 +52,22 @@ class Handle {
   std::shared_ptr<Session> session_;
   std::shared_ptr<BucketHandle> bucket_;
   std::shared_ptr<Work> work_;
+};
+
+// Python's end of an owner, which leaves with it: the collector may run in any thread and under any lock.
+class OwnerReference {
+ public:
+  OwnerReference() = default;
+  OwnerReference(const OwnerReference&) = delete;
+  OwnerReference& operator=(const OwnerReference&) = delete;
+  ~OwnerReference() { owner_->Leave(); }
+
+  void Own(const std::string& library, std::int32_t process_set, const std::string& name) const {
+    attach::SessionOf(library, process_set)->engine().Own(name, owner_);
+  }
+
+ private:
+  const std::shared_ptr<Owner> owner_ = std::make_shared<Owner>();
 };
 
 double NowSeconds() { return std::chrono::duration<double>(Now()).count(); }
@@ -170,6 +187,11 @@ PYBIND11_MODULE(_attach, m) {
       .def_readonly("empty", &RoundInfo::empty)
       .def_readonly("members", &RoundInfo::members)
       .def_readonly("work", &RoundInfo::work);
+
+  py::class_<OwnerReference>(m, "Owner")
+      .def(py::init<>())
+      .def("own", &OwnerReference::Own, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
+           py::arg("process_set"), py::arg("name"));
 
   py::class_<Handle>(m, "Handle")
       .def("poll", &Handle::Poll)

@@ -45,6 +45,7 @@ void Bucket::MergePendingInto(Arrival& arrival) {
 
 Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
   if (state_ == State::kArrived || (state_ == State::kRunning && on_time_)) return Arrived::kBusy;
+  if (state_ == State::kRunning && last_.ends) return Arrived::kWaiting;
   only_delivers_ = arrival.input == nullptr;
   if (options_.late == Late::kKeep && !only_delivers_) Keep(arrival.input);
   if (state_ == State::kRunning || (HasMissed() && !only_delivers_)) {
@@ -170,7 +171,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     entry.output = arrival_.output;
   } else {
     on_time_ = false;
-    if (state_ == State::kArrived) {
+    if (state_ == State::kArrived && !closing.ends) {
       ++incoming_late_;
       if (!only_delivers_) AddPending(arrival_);
     }

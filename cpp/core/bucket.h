@@ -95,6 +95,8 @@ class Bucket {
   // Forgets what is pending and missed, as loading a checkpoint does; the next arrival asks for a full round. What the
   // coordinator has heard of in the cycle under way may still be in a closing: it is delivered as zeros then.
   void Clear();
+  // Nobody will ask for what has been missed.
+  void DiscardMissed() { missed_.Clear(); }
   // With Weights::kStaleness: this rank's model is at least as new as that iteration. Returns its iteration.
   int CatchUp(int iteration) { return iteration_ = std::max(iteration_, iteration); }
 
@@ -126,8 +128,8 @@ class Bucket {
   void ForgetCleared();
   void MergePendingInto(Arrival& arrival);
 
-  const std::string name_;
-  const BucketOptions options_;
+  std::string name_;
+  BucketOptions options_;
   State state_ = State::kIdle;
   bool declared_ = false;
   Round completed_ = 0;

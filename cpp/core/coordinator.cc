@@ -17,8 +17,7 @@ constexpr Round kUpcoming = 64;
 
 }  // namespace
 
-Coordinator::Coordinator(int size)
-    : size_(size), joined_(Index(size), false), levels_(Index(size)), used_(Index(size), false) {}
+Coordinator::Coordinator(int size) : size_(size), joined_(Index(size), false), levels_(Index(size)) {}
 
 bool Coordinator::Bucket::HasArrival() const {
   return std::any_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; });
@@ -49,6 +48,7 @@ Coordinator::Bucket& Coordinator::Find(const std::string& name) {
     bucket.arrivals.resize(Index(size_));
     bucket.pending.resize(Index(size_));
     bucket.running.resize(Index(size_));
+    bucket.retired.resize(Index(size_));
     bucket.late.resize(Index(size_));
     bucket.late_seen.resize(Index(size_));
     for (const RankLevel& level : levels_) {
@@ -88,12 +88,13 @@ void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
 }
 
 void Coordinator::Observe(Rank rank, const Report& report, Time now) {
+  ForgetEnded();
   levels_[Index(rank)] = {report.absent.all, report.waiting.all, report.flush};
-  if (!report.items.empty()) used_[Index(rank)] = true;
   for (auto& [name, bucket] : buckets_) {
     bucket.pending[Index(rank)] = 0;
     bucket.late[Index(rank)] = 0;
     bucket.running[Index(rank)] = false;
+    bucket.retired[Index(rank)] = false;
     bucket.absent[Index(rank)] = report.absent.Has(name);
     bucket.waiting[Index(rank)] = report.waiting.Has(name);
   }
@@ -104,7 +105,11 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
       bucket.running[Index(rank)] = true;
       continue;
     }
-    if (item.kind == Report::Item::Kind::kPending) {
+    if (item.kind == Report::Item::Kind::kRetired) {
+      bucket.retired[Index(rank)] = true;
+      bucket.absent[Index(rank)] = true;
+    }
+    if (item.kind != Report::Item::Kind::kArrival) {
       bucket.pending[Index(rank)] = item.gradients;
       bucket.late[Index(rank)] = item.late;
       int& seen = bucket.late_seen[Index(rank)];
@@ -189,6 +194,23 @@ bool Coordinator::AnythingRuns() const {
   return std::any_of(buckets_.begin(), buckets_.end(), [](const auto& item) { return item.second.Running(); });
 }
 
+bool Coordinator::Uses(Rank rank) const {
+  return std::any_of(buckets_.begin(), buckets_.end(),
+                     [rank](const auto& item) { return item.second.devices.count(rank) > 0; });
+}
+
+// Rule 11.
+bool Coordinator::Ends(const Bucket& bucket) const {
+  if (!bucket.declaration || bucket.HasArrival()) return false;
+  bool anybody = false;
+  for (const auto& [rank, device] : bucket.devices) {
+    if (joined_[Index(rank)]) continue;
+    if (!bucket.retired[Index(rank)]) return false;
+    anybody = true;
+  }
+  return anybody;
+}
+
 bool Coordinator::OnlyBlockedRanksAreLeft() const {
   if (AnythingRuns()) return false;
   bool anybody_ended = false;
@@ -206,7 +228,7 @@ Report::Flush Coordinator::FlushOfAll() const {
   bool everybody_ends = true;
   bool anybody_active = false;
   for (Rank rank = 0; rank < size_; ++rank) {
-    if (joined_[Index(rank)] || !used_[Index(rank)]) continue;
+    if (joined_[Index(rank)] || !Uses(rank)) continue;
     const Report::Flush flush = levels_[Index(rank)].flush;
     if (flush == Report::Flush::kNone) return flush;
     anybody_active = true;
@@ -221,6 +243,11 @@ void Coordinator::BeginFlush(Report::Flush flush) {
   unflushed_.clear();
   for (const auto& [name, bucket] : buckets_)
     if (bucket.declaration) unflushed_.insert(name);
+}
+
+void Coordinator::ForgetEnded() {
+  for (const std::string& name : ended_) buckets_.erase(name);
+  ended_.clear();
 }
 
 std::string Coordinator::DisagreementOf(const Bucket& bucket) const {
@@ -355,7 +382,18 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
   return closing;
 }
 
+// The last round delivers what is pending. If nothing is, nobody takes part in it.
+Closing Coordinator::End(const std::string& name, Bucket& bucket, Time now) {
+  const bool pending =
+      std::any_of(bucket.pending.begin(), bucket.pending.end(), [](int gradients) { return gradients > 0; });
+  Closing closing = Close(name, bucket, Closing::Reason::kEnd, pending ? Partition() : PartitionOf({}, size_), now);
+  closing.ends = true;
+  ended_.push_back(name);
+  return closing;
+}
+
 std::vector<Closing> Coordinator::Decide(Time now) {
+  ForgetEnded();
   const auto since = [now](bool state, Time before) { return state ? std::min(before, now) : kNever; };
   stuck_since_ = since(OnlyBlockedRanksAreLeft(), stuck_since_);
   flush_since_ = since(std::any_of(levels_.begin(), levels_.end(),
@@ -411,6 +449,16 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     }
   }
   again_ = again_ || (!closings.empty() && !closed);
+  for (auto& [name, bucket] : buckets_) {
+    const auto said = std::find(bucket.retired.begin(), bucket.retired.end(), true);
+    bucket.retired_since = since(said != bucket.retired.end(), bucket.retired_since);
+    if (!Ends(bucket)) continue;
+    if (bucket.Running()) {
+      again_ = true;
+    } else {
+      closings.push_back(End(name, bucket, now));
+    }
+  }
   // What has arrived, as other threads than those that flush may have done, is delivered by its own round.
   for (const std::string& name : std::set<std::string>(unflushed_)) {
     Bucket& bucket = buckets_.at(name);
@@ -449,10 +497,16 @@ std::string Coordinator::DescribeWaits(Time oldest) const {
     for (Rank rank = 0; rank < size_; ++rank)
       if (!bucket.arrivals[Index(rank)].present && !joined_[Index(rank)]) text << ' ' << rank;
   }
+  for (const auto& [name, bucket] : buckets_) {
+    if (bucket.retired_since > oldest) continue;
+    text << (text.tellp() > 0 ? "\n" : "") << name << ", which other ranks use no more, waits for ranks";
+    for (const auto& [rank, device] : bucket.devices)
+      if (!bucket.retired[Index(rank)] && !joined_[Index(rank)]) text << ' ' << rank;
+  }
   if (flush_since_ <= oldest) {
     text << (text.tellp() > 0 ? "\n" : "") << "a flush, or the end of the job, waits for ranks";
     for (Rank rank = 0; rank < size_; ++rank)
-      if (used_[Index(rank)] && levels_[Index(rank)].flush == Report::Flush::kNone && !joined_[Index(rank)])
+      if (levels_[Index(rank)].flush == Report::Flush::kNone && !joined_[Index(rank)] && Uses(rank))
         text << ' ' << rank;
   }
   return text.str();

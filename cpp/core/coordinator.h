@@ -41,7 +41,8 @@ class Coordinator {
   // kNever.
   Time NextDeadline() const;
 
-  // What the ranks have agreed on for a bucket of which a round has been closed, and where a rank's tensor lies.
+  // What the ranks have agreed on for a bucket of which a round has been closed, and where a rank's tensor lies. Of a
+  // bucket that has ended until the next Observe.
   const Declaration& declaration(const std::string& bucket) const { return *buckets_.at(bucket).declaration; }
   int device(const std::string& bucket, Rank rank) const;
 
@@ -90,12 +91,14 @@ class Coordinator {
     std::vector<int> pending;    // gradients
     std::vector<int> late;       // late arrivals in what is pending
     std::vector<bool> running;   // the round before has not ended there
+    std::vector<bool> retired;   // nobody is left there who would come
     std::vector<bool> absent;    // the rank is out of training, as far as this bucket goes
     std::vector<bool> waiting;   // all who bring to it wait
     std::vector<int> late_seen;  // the largest since the last closing
     std::vector<Round> last_contribution;
     std::vector<Time> last_arrival;           // kNever: none yet
     std::optional<ReadyGroups> ready_groups;  // kReady
+    Time retired_since = kNever;              // some rank has retired it, and not all
     Time first_arrival = kNever;              // of the open round
     Time last_first_arrival = kNever;         // of the round before
     Time satisfied = kNever;                  // since when the policy is, as Decide has seen it
@@ -124,6 +127,8 @@ class Coordinator {
   Report::Flush FlushOfAll() const;
   bool OnlyBlockedRanksAreLeft() const;
   bool AnythingRuns() const;
+  bool Uses(Rank rank) const;
+  bool Ends(const Bucket& bucket) const;
   std::string DisagreementOf(const Bucket& bucket) const;
 
   std::vector<bool> Active(const Bucket& bucket) const;
@@ -134,6 +139,8 @@ class Coordinator {
   static std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
   Bucket& Find(const std::string& name);
   void BeginFlush(Report::Flush flush);
+  void ForgetEnded();
+  Closing End(const std::string& name, Bucket& bucket, Time now);
   void RecordOffset(Bucket& bucket, Rank rank, Time offset);
   void Begin(Bucket& bucket, Closing& closing) const;
   Partition FormGroups(Bucket& bucket, Time now);
@@ -145,8 +152,8 @@ class Coordinator {
   const int size_;
   std::vector<bool> joined_;
   std::vector<RankLevel> levels_;
-  std::vector<bool> used_;  // the rank has ever reported a contribution: others take no part in a flush
   std::map<std::string, Bucket> buckets_;
+  std::vector<std::string> ended_;  // by the last Decide
   // All ranks flush, or leave: buckets that have had no closing since.
   Report::Flush flush_ = Report::Flush::kNone;
   std::set<std::string> unflushed_;

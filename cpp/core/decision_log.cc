@@ -38,6 +38,7 @@ std::string Describe(const Closing& closing) {
   text << "round " << closing.round << " of " << closing.bucket << " by " << NameOf(closing.reason) << ":";
   for (const auto& contribution : closing.contributions)
     text << ' ' << contribution.gradients << (contribution.fresh ? "" : "(late)");
+  if (closing.ends) text << ", the last one";
   if (!closing.error.empty()) text << " refused: " << closing.error;
   return text.str();
 }

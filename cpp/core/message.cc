@@ -98,17 +98,17 @@ Report DecodeReport(const std::string& bytes) {
   return report;
 }
 
-// Layout: ranks, the round in two words, reason with what it means to a flush, partitions (the round's own first, if it
-// has groups, then the upcoming ones) and whether the first is the round's own; for each rank its contribution in two
-// words; the partitions.
+// Layout: ranks, the round in two words, reason with what it means to a flush and to the bucket, partitions (the
+// round's own first, if it has groups, then the upcoming ones) and whether the first is the round's own; for each rank
+// its contribution in two words; the partitions.
 void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   const auto round = static_cast<std::uint64_t>(closing.round);
   const bool grouped = !closing.groups.empty();
   words.push_back(static_cast<std::int32_t>(closing.contributions.size()));
   words.push_back(static_cast<std::int32_t>(static_cast<std::uint32_t>(round)));
   words.push_back(static_cast<std::int32_t>(static_cast<std::uint32_t>(round >> 32)));
-  words.push_back(static_cast<std::int32_t>(closing.reason) << 3 | static_cast<std::int32_t>(closing.flush_over) << 1 |
-                  (closing.flushes ? 1 : 0));
+  words.push_back(static_cast<std::int32_t>(closing.reason) << 4 | static_cast<std::int32_t>(closing.flush_over) << 2 |
+                  (closing.flushes ? 2 : 0) | (closing.ends ? 1 : 0));
   words.push_back(static_cast<std::int32_t>(closing.upcoming.size()) + (grouped ? 1 : 0));
   words.push_back(grouped ? 1 : 0);
   for (const auto& contribution : closing.contributions) {
@@ -132,9 +132,10 @@ Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
   const auto high = static_cast<std::uint32_t>(next());
   closing.round = static_cast<Round>(std::uint64_t{low} | std::uint64_t{high} << 32);
   const std::int32_t reason = next();
-  closing.reason = FromNumber<Closing::Reason>(static_cast<std::uint32_t>(reason >> 3));
-  closing.flush_over = FromNumber<Report::Flush>(static_cast<std::uint32_t>(reason >> 1 & 3));
-  closing.flushes = (reason & 1) != 0;
+  closing.reason = FromNumber<Closing::Reason>(static_cast<std::uint32_t>(reason >> 4));
+  closing.flush_over = FromNumber<Report::Flush>(static_cast<std::uint32_t>(reason >> 2 & 3));
+  closing.flushes = (reason & 2) != 0;
+  closing.ends = (reason & 1) != 0;
   std::int32_t partitions = next();
   const bool grouped = next() != 0;
   if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");

@@ -41,6 +41,7 @@ struct Report {
       kArrival,
       kPending,
       kRunning,  // a round of this bucket is still being reduced here, as a device does it, behind the cycles
+      kRetired,  // nobody is left here who would come to this bucket, which is idle; the rest is as with kPending
     };
     Kind kind = Kind::kArrival;
     std::string bucket;
@@ -63,7 +64,7 @@ struct Report {
 };
 
 constexpr auto NamesOf(Report::Flush /*type*/) { return std::array{"none", "flushing", "ending"}; }
-constexpr auto NamesOf(Report::Item::Kind /*type*/) { return std::array{"arrival", "pending", "running"}; }
+constexpr auto NamesOf(Report::Item::Kind /*type*/) { return std::array{"arrival", "pending", "running", "retired"}; }
 
 // Coordinator to all ranks: one round of one bucket is closed.
 struct Closing {
@@ -73,7 +74,7 @@ struct Closing {
     kQuorum,     // the policy was satisfied, and the grace period is over
     kLiveness,   // nobody who is missing can come (docs/protocol.md, rule 7)
     kFlush,      // every rank waits in a flush
-    kEnd,        // every rank has ended
+    kEnd,        // every rank has ended, or the bucket has
   };
   struct Contribution {
     int gradients = 0;   // or models, in the sum from this rank
@@ -86,6 +87,7 @@ struct Closing {
   Round round = 0;
   Reason reason = Reason::kQuorum;
   bool flushes = false;  // the first one of this bucket in a flush, which delivers what was pending
+  bool ends = false;     // the last one of this bucket: all ranks have retired it, and forget it
   Report::Flush flush_over = Report::Flush::kNone;  // and the last one of that flush
   std::vector<Contribution> contributions;          // one for each rank
   Partition groups;                                 // each reduces by itself

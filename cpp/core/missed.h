@@ -43,7 +43,7 @@ class MissedResults {
   std::size_t bytes() const;              // of storage
 
  private:
-  const Missed mode_;
+  Missed mode_;
   std::deque<Buffer> results_;
   Buffer spare_;
   int rounds_ = 0;

@@ -56,6 +56,17 @@ std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const Buc
   return bucket;
 }
 
+void Engine::Own(const std::string& name, std::shared_ptr<const Owner> owner) {
+  {
+    std::lock_guard<std::mutex> lock(buckets_mutex_);
+    owners_[name] = owner;
+  }
+  const auto bucket = Find(name);
+  if (bucket == nullptr) return;
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  bucket->owner = std::move(owner);
+}
+
 std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival,
                                      std::shared_ptr<ReadyEvent> ready, std::function<void(const Work&)> on_done,
                                      const Caller& caller) {
@@ -69,6 +80,8 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + bucket->core.name() +
                                 " is in use by an operation that has not been synchronized; use another name");
   }
+  if (!bucket->core.declared()) Enter(bucket);
+  if (bucket->owner != nullptr && bucket->owner->gone()) bucket->owner = nullptr;
   if (arrival.output == nullptr) {
     work->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
     work->arrival.output = work->scratch.data();
@@ -89,6 +102,16 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
     throw;
   }
   return work;
+}
+
+// Under the bucket's lock, before its round 0: it may have ended since it was declared.
+void Engine::Enter(const std::shared_ptr<BucketHandle>& bucket) {
+  std::lock_guard<std::mutex> lock(buckets_mutex_);
+  const std::string& name = bucket->core.name();
+  if (buckets_.emplace(name, bucket).first->second != bucket)
+    throw std::invalid_argument("the name " + name + " has been declared anew by another thread");
+  const auto owner = owners_.find(name);
+  if (owner != owners_.end()) bucket->owner = owner->second;
 }
 
 // Under the bucket's lock, with the work outstanding. May throw: a late contribution needs memory.
@@ -195,17 +218,12 @@ void Engine::Deliver() {
 
 void Engine::WaitForFlush(Report::Flush kind) {
   DrainOutstanding();
-  const auto buckets = Buckets();
-  const bool used = std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    return bucket->core.declared();
-  });
-  // A rank that is alone is never late, and has nothing pending.
-  if (!used || size_ == 1) return;
+  if (size_ == 1) return;  // a rank that is alone is never late, and has nothing pending
   std::unique_lock<std::mutex> lock(flush_mutex_);
   if (flush_ != Report::Flush::kNone) throw std::invalid_argument("a flush is under way in another thread");
   try {
     do {
+      if (in_use_ == 0) break;
       flush_result_.reset();
       ++flush_number_;
       flush_ = kind;
@@ -288,7 +306,7 @@ void Engine::StopAwaiting(BucketHandle& bucket) {
 }
 
 bool Engine::WantsCycle(Time now, Time foreign_since) {
-  if (news_) return true;
+  if (news_ || Owner::Departures() != departures_) return true;
   // The tick comes a thousand times a second, and mostly nothing has happened.
   if (looked_.events == bringers_->events() && now <= looked_.until && foreign_since == looked_foreign_) return false;
   looked_ = Away(now, foreign_since);
@@ -298,6 +316,10 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   news_ = false;
+  if (std::exchange(departures_, Owner::Departures()) != departures_) {
+    std::lock_guard<std::mutex> lock(buckets_mutex_);
+    for (auto it = owners_.begin(); it != owners_.end();) it = it->second->gone() ? owners_.erase(it) : std::next(it);
+  }
   Report report;
   // Before the arrivals: who waits has arrived, and nobody shall be said to wait for what has not been reported.
   reported_ = looked_ = Away(now, foreign_since);
@@ -311,10 +333,19 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   }
   for (const auto& bucket : Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    if (!bucket->poison.empty()) continue;
     Bucket& core = bucket->core;
+    const bool retired = bucket->Retired();
     Report::Item item;
     item.bucket = core.name();
+    if (retired && !core.declared()) {
+      Forget(*bucket);  // no round of it has been closed, and none of it waits
+      continue;
+    }
+    if (!bucket->poison.empty()) {
+      item.kind = Report::Item::Kind::kRetired;
+      if (retired) report.items.push_back(std::move(item));
+      continue;
+    }
     item.age = std::max(now - bucket->arrived, Time(0));
     if (core.state() == Bucket::State::kRunning) {
       item.kind = Report::Item::Kind::kRunning;
@@ -328,12 +359,15 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
       item.full = core.wants_full_round();
       if (!core.declared()) item.declaration = bucket->declaration();
     } else {
-      item.kind = Report::Item::Kind::kPending;
-      item.gradients = core.ReportPending();
-      item.late = core.ReportLate();
+      item.kind = retired ? Report::Item::Kind::kRetired : Report::Item::Kind::kPending;
+      if (retired) core.DiscardMissed();
       // Who will not train any more does not hold the others' models back with its own.
-      const bool leaves = report.flush == Report::Flush::kEnding && core.options().late == Late::kKeep;
-      if (item.gradients == 0 || leaves) continue;
+      const bool leaves = retired || report.flush == Report::Flush::kEnding;
+      if (!leaves || core.options().late != Late::kKeep) {
+        item.gradients = core.ReportPending();
+        item.late = core.ReportLate();
+      }
+      if (item.gradients == 0 && !retired) continue;
     }
     report.items.push_back(std::move(item));
   }
@@ -351,22 +385,76 @@ void Engine::Begin(const std::vector<Closing>& closings) {
       Refuse(bucket, closing.error);
       continue;
     }
+    Calls calls;
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    if (!bucket->poison.empty()) continue;  // the transport sends zeros
+    if (!bucket->poison.empty()) {  // the transport sends zeros
+      if (closing.ends) End(*bucket, calls);
+      continue;
+    }
+    const bool first = !bucket->core.declared();
     const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
     bucket->flush_round = closing.flushes && entry.member;
     flush_rounds += bucket->flush_round ? 1 : 0;
     bucket->statistics.Record(closing);
     transport_.Place(bucket, entry);
     if (entry.member) bucket->bringers.Settle();
+    if (first && bucket->core.declared()) ++in_use_;
+    if (closing.ends && !entry.member) End(*bucket, calls);
   }
-  if (flush_rounds == 0 && flush_over == Report::Flush::kNone) return;
+  if (flush_rounds > 0 || flush_over != Report::Flush::kNone) BeginFlushRounds(flush_rounds, flush_over);
+  ReleaseFlush();
+}
+
+void Engine::BeginFlushRounds(int rounds, Report::Flush over) {
   std::lock_guard<std::mutex> lock(flush_mutex_);
-  flush_rounds_ += flush_rounds;
-  if (flush_over == Report::Flush::kNone) return;
+  flush_rounds_ += rounds;
+  if (over == Report::Flush::kNone) return;
   flush_closed_ = flush_reported_;
-  flush_over_ = flush_over;
+  flush_over_ = over;
   if (flush_closed_ == flush_number_) flush_ = Report::Flush::kNone;
+  if (flush_rounds_ == 0) EndFlush();
+  flush_changed_.notify_all();
+}
+
+void Engine::BeginWhileJoined(const std::vector<Closing>& closings) {
+  for (const auto& closing : closings) {
+    const auto bucket = closing.ends ? Find(closing.bucket) : nullptr;
+    if (bucket == nullptr) continue;
+    Calls calls;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    End(*bucket, calls);
+  }
+  ReleaseFlush();
+}
+
+// Under the bucket's lock.
+void Engine::Forget(const BucketHandle& bucket) {
+  std::lock_guard<std::mutex> lock(buckets_mutex_);
+  buckets_.erase(bucket.core.name());
+}
+
+// Under the bucket's lock: its last round is over. What has arrived since that was decided begins a new bucket.
+void Engine::End(BucketHandle& bucket, Calls& calls) {
+  if (bucket.core.declared()) --in_use_;
+  bucket.core = Bucket(bucket.core.name(), bucket.core.options());
+  bucket.statistics = {};
+  if (bucket.work == nullptr) return Forget(bucket);
+  if (bucket.awaited != nullptr) return;
+  try {
+    ArriveNow(bucket, *bucket.work, calls);
+  } catch (const std::exception& error) {
+    Fail(bucket, WhyItFailed(bucket, error), calls);
+  }
+}
+
+// With the last bucket goes what a flush waits for, and what would tell that it is over. Ranks that come to a flush now
+// do not wait either.
+void Engine::ReleaseFlush() {
+  if (in_use_ > 0) return;
+  std::lock_guard<std::mutex> lock(flush_mutex_);
+  if (flush_ == Report::Flush::kNone) return;
+  flush_closed_ = flush_number_;
+  flush_over_ = std::exchange(flush_, Report::Flush::kNone);
   if (flush_rounds_ == 0) EndFlush();
   flush_changed_.notify_all();
 }
@@ -378,9 +466,7 @@ void Engine::Refuse(const std::shared_ptr<BucketHandle>& bucket, const std::stri
   if (!bucket->poison.empty()) return;  // the transport has an entry for it
   transport_.Place(bucket, {false, false, nullptr, nullptr});
   Fail(*bucket, error, calls);
-  if (bucket->core.declared()) return;
-  std::lock_guard<std::mutex> map_lock(buckets_mutex_);
-  buckets_.erase(bucket->core.name());  // round 0 was refused: the name is free again, on every rank
+  if (!bucket->core.declared()) Forget(*bucket);  // round 0 was refused: the name is free again, on every rank
 }
 
 void Engine::Done(BucketHandle& bucket, Work& work, Calls& calls) {
@@ -432,16 +518,21 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
   } catch (const std::exception& exception) {  // a device may fail, and whoever calls back does not expect it
     failure = exception.what();
   }
+  const bool ends = failure.empty() && bucket->core.last().ends;
   if (!failure.empty()) {
     Fail(*bucket, failure, calls);
+  } else if (ends) {
+    End(*bucket, calls);
   } else {
-    if (bucket->core.HasUnannounced()) news_ = true;  // it could not be announced while the round was running
+    // What could not be announced while the round was running.
+    if (bucket->core.HasUnannounced() || (bucket->owner != nullptr && bucket->owner->gone())) news_ = true;
     bucket->statistics.dropped = bucket->core.dropped();
     // A work whose device has not made it is no arrival yet, and waits for a later round.
     if (bucket->work != nullptr && bucket->awaited == nullptr)
       Complete(*bucket, *std::exchange(bucket->work, nullptr), !on_time, calls);
   }
   if (std::exchange(bucket->flush_round, false)) EndFlushRound(failure);
+  if (ends) ReleaseFlush();
 }
 
 // --- Any thread

@@ -18,6 +18,7 @@
 #include "core/message.h"
 #include "core/statistics.h"
 #include "engine/bringers.h"
+#include "engine/owner.h"
 #include "engine/ready_event.h"
 #include "engine/transport.h"
 
@@ -95,10 +96,12 @@ class BucketHandle {
   std::shared_ptr<Work> work;           // the outstanding one
   Time arrived{0};                      // when the last arrival was
   std::shared_ptr<ReadyEvent> awaited;  // not null: the outstanding work is no arrival yet, a device still makes it
+  std::shared_ptr<const Owner> owner;   // null: it never retires
   std::string poison;                   // not empty: a round has failed, nothing more can be done with this bucket
   bool flush_round = false;             // the round that runs belongs to a flush
   BucketStatistics statistics;
 
+  bool Retired() const { return owner != nullptr && owner->gone() && work == nullptr; }
   Declaration declaration() const;
 };
 
@@ -113,6 +116,9 @@ class Engine {
   // Throws std::invalid_argument if the name is bound to another declaration or in use, TransportError if the library
   // below is down or the bucket has failed.
   std::shared_ptr<BucketHandle> Declare(const std::string& name, const BucketConfig& config);
+  // The bucket of that name is there for that owner, also if it has not been declared yet. When the owner is gone on
+  // all ranks, the bucket ends: it and its statistics are forgotten. An arrival after that leaves it without an owner.
+  void Own(const std::string& name, std::shared_ptr<const Owner> owner);
   // With `ready` the arrival counts from when that event is there; null on the host. `on_done` may be called before
   // this returns, but not where it throws.
   std::shared_ptr<Work> Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival,
@@ -146,6 +152,8 @@ class Engine {
   // All the rounds that were closed in this cycle, in order, those that were refused too; on ranks that have not
   // joined.
   void Begin(const std::vector<Closing>& closings);
+  // The same on ranks that have joined, which take part in no round.
+  void BeginWhileJoined(const std::vector<Closing>& closings);
   // The transport's callback.
   void Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
 
@@ -161,6 +169,10 @@ class Engine {
   void WaitFor(BucketHandle& bucket, Work& work, bool collects);
   Bringers::Away Away(Time now, Time foreign_since);
   void ArriveNow(BucketHandle& bucket, Work& work, Calls& calls);
+  void Enter(const std::shared_ptr<BucketHandle>& bucket);
+  void Forget(const BucketHandle& bucket);
+  void End(BucketHandle& bucket, Calls& calls);
+  void ReleaseFlush();
   void Refuse(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
   void Fail(BucketHandle& bucket, const std::string& error, Calls& calls);
   std::string WhyItFailed(const BucketHandle& bucket, const std::exception& error) const;
@@ -168,6 +180,7 @@ class Engine {
   void Done(BucketHandle& bucket, Work& work, Calls& calls);
   void Complete(BucketHandle& bucket, Work& work, bool late, Calls& calls);
   void WaitForFlush(Report::Flush kind);
+  void BeginFlushRounds(int rounds, Report::Flush over);
   void EndFlush();
   void StopFlushing();
   void EndFlushRound(const std::string& error);
@@ -178,13 +191,15 @@ class Engine {
   const int size_;
   const Thresholds thresholds_;
 
-  mutable std::mutex buckets_mutex_;  // guards the map and closed_, not the buckets
+  mutable std::mutex buckets_mutex_;  // guards the maps and closed_, not the buckets
   std::map<std::string, std::shared_ptr<BucketHandle>> buckets_;
+  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // that have not left
   std::string closed_;
 
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
   std::atomic<int> awaited_{0};    // works whose device has not made them
   std::atomic<bool> news_{false};  // there is something to report
+  std::atomic<int> in_use_{0};     // buckets of which a round has been closed, and that have not ended
   const std::shared_ptr<Bringers> bringers_;
   // A thread waits in a flush of this kind: what flush_ says, for the tick.
   std::atomic<Report::Flush> waits_in_{Report::Flush::kNone};
@@ -192,6 +207,7 @@ class Engine {
   Bringers::Away reported_;
   Bringers::Away looked_;
   Time looked_foreign_ = kNever;
+  std::uint64_t departures_ = 0;  // of owners, when the last report was made
 
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;

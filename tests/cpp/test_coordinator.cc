@@ -64,6 +64,7 @@ Policy Ready(int group_size, int window = 8) {
 //   W  waits for a round, or for a flush
 //   R  computes, while a device still reduces the round before
 //   C  arrives, and asks for a full round, as after a Clear
+//   X  has retired the bucket     x  so, with a gradient pending
 //   F  is in a flush    E  is in a flush at its end    f, e  so, with a gradient pending     J  has joined
 class Puppets {
  public:
@@ -80,6 +81,7 @@ class Puppets {
         const char letter = row[rank];
         if (letter == 'A' || letter == 'C' || letter == 'D') AddArrival(report, bucket, letter);
         if (letter == 'R') AddRunning(report, bucket);
+        if (letter == 'X' || letter == 'x') AddRetired(report, bucket, letter == 'x' ? 1 : 0);
         if (letter == 'P' || letter == 'b' || letter == 'f' || letter == 'e') AddPending(report, bucket);
         if (letter == 'K' || letter == 'k') AddPending(report, bucket, 0);
         if (letter == 'B' || letter == 'b' || letter == 'k') report.absent.all = true;
@@ -100,6 +102,8 @@ class Puppets {
       text += std::string(NameOf(closing.reason)) + " ";
       for (const auto& contribution : closing.contributions)
         text += contribution.fresh ? 'F' : contribution.gradients > 0 ? 'p' : '-';
+      if (closing.ends) text += " and ends";
+      if (closing.ends) seen_.erase(closing.bucket);
       if (closing.reason != Closing::Reason::kFirst) continue;
       seen_.insert(closing.bucket);
     }
@@ -125,6 +129,13 @@ class Puppets {
     Report::Item item;
     item.kind = Report::Item::Kind::kRunning;
     item.bucket = bucket;
+    report.items.push_back(item);
+  }
+  static void AddRetired(Report& report, const std::string& bucket, int gradients) {
+    Report::Item item;
+    item.kind = Report::Item::Kind::kRetired;
+    item.bucket = bucket;
+    item.gradients = item.late = gradients;
     report.items.push_back(item);
   }
   void AddPending(Report& report, const std::string& bucket, int late = 1) {
@@ -302,6 +313,35 @@ INSTANTIATE_TEST_SUITE_P(Quorum, RuleTest, testing::ValuesIn(kQuorum), kNameOfCa
 INSTANTIATE_TEST_SUITE_P(Staleness, RuleTest, testing::ValuesIn(kStaleness), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(FullRound, RuleTest, testing::ValuesIn(kFullRounds), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Liveness, RuleTest, testing::ValuesIn(kLiveness), kNameOfCase);
+const Case kEnds[] = {
+    {"WhenAllHaveRetiredIt", Quorum(1), {{"AAA", "first FFF"}, {"XX.", ""}, {"XXX", "end --- and ends"}, {"...", ""}}},
+    {"ByARoundIfSomethingIsPending", Quorum(1), {{"AAA", "first FFF"}, {"XxX", "end -p- and ends"}}},
+    {"NotWhileARankArrives", Quorum(2), {{"AAA", "first FFF"}, {"X.A", ""}, {"XX.", "liveness --F"}}},
+    {"NotWhileADeviceReduces", Quorum(1), {{"AAA", "first FFF"}, {"XXR", ""}, {"XXX", "end --- and ends"}}},
+    {"ARetiredRankIsExempt",
+     Quorum(1, 2),
+     {{"AAX", ""},
+      {"..A", "first FFF"},
+      {"A.X", "quorum F--"},
+      {"A.X", "quorum F--"},
+      {"A.X", ""},
+      {".AX", "quorum FF-"}}},
+    {"AnArrivalUnretires",
+     Quorum(1),
+     {{"AAA", "first FFF"}, {"XX.", ""}, {"AX.", "quorum F--"}, {".XX", ""}, {"XXX", "end --- and ends"}}},
+    {"AnArrivalAfterItIsRoundZeroOfAnotherOne",
+     Quorum(1),
+     {{"AAA", "first FFF"}, {"XXX", "end --- and ends"}, {"A..", ""}, {".AA", "first FFF"}, {"A..", "quorum F--"}}},
+    {"JoinedRanksNeedNotRetireIt", Quorum(1), {{"AAA", "first FFF"}, {"XXJ", "end --- and ends"}}},
+    {"NotWhenAllHaveJoined", Quorum(1), {{"AAA", "first FFF"}, {"JJJ", ""}}},
+    {"ARankThatNeverUsedItNeedNotRetireIt", Quorum(1), {{"AAJ", "first FF-"}, {"XX.", "end --- and ends"}}},
+    {"InAFlush", Quorum(1), {{"AAA", "first FFF"}, {"FFF", "flush ---"}, {"XXX", "end --- and ends"}, {"FFF", ""}}},
+    {"NobodyIsAwaitedInAFlushAfterIt",
+     Quorum(1),
+     {{"AAA", "first FFF"}, {"XXX", "end --- and ends"}, {"F..", ""}, {"FFF", ""}}},
+};
+INSTANTIATE_TEST_SUITE_P(Ends, RuleTest, testing::ValuesIn(kEnds), kNameOfCase);
+
 INSTANTIATE_TEST_SUITE_P(Flush, RuleTest, testing::ValuesIn(kFlush), kNameOfCase);
 
 INSTANTIATE_TEST_SUITE_P(Scheduled, RuleTest, testing::ValuesIn(kScheduled), kNameOfCase);

@@ -569,6 +569,240 @@ TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
   CycleUntilDone(Begin([&] { EngineOf(0).Flush(); }));
 }
 
+// --- Buckets that end
+
+class EndsTest : public RanksTest {
+ protected:
+  // Every rank has the same buckets, and an owner of all of them.
+  void StartOwned(int size, std::vector<BucketConfig> configs) {
+    const auto buckets = static_cast<int>(configs.size());
+    Start(size, std::move(configs));
+    for (Rank rank = 0; rank < size; ++rank) {
+      owners_.push_back(std::make_shared<Owner>());
+      for (int bucket = 0; bucket < buckets; ++bucket) EngineOf(rank).Own(BucketName(bucket), owners_.back());
+    }
+    RunRoundZero();
+  }
+  void Leave(Rank rank) { owners_[static_cast<std::size_t>(rank)]->Leave(); }
+  bool Knows(Rank rank, int bucket) { return EngineOf(rank).Find(BucketName(bucket)) != nullptr; }
+  void Step(Rank rank) {
+    At(rank).Arrive(0);
+    Cycle();
+    At(rank).Wait(0);
+  }
+
+  std::vector<std::shared_ptr<Owner>> owners_;
+};
+
+TEST_F(EndsTest, ABucketEndsOnAllRanksTogetherWhenAllOwnersAreGone) {
+  StartOwned(3, {Config(1), Config(1)});
+  for (const Rank rank : {0, 2}) {
+    Leave(rank);
+    Cycle();
+    for (const Rank each : {0, 1, 2}) EXPECT_TRUE(Knows(each, 0)) << "rank " << each;
+  }
+  EXPECT_EQ(Rounds(), 2u);
+  EXPECT_FALSE(EngineOf(0).WantsCycle(Now(), kNever)) << "nothing is new";
+  Leave(1);
+  EXPECT_TRUE(EngineOf(1).WantsCycle(Now(), kNever));
+  Cycle();
+  for (const Rank rank : {0, 1, 2})
+    for (const int bucket : {0, 1}) EXPECT_FALSE(Knows(rank, bucket)) << "rank " << rank;
+  EXPECT_TRUE(LastRound().closing.ends);
+  EXPECT_EQ(LastRound().closing.members(0).size(), 0u) << "nothing was pending";
+}
+
+TEST_F(EndsTest, WhatIsPendingTravelsInTheLastRound) {
+  StartOwned(2, {Config(1)});
+  Step(0);
+  At(1).Arrive(0);  // late
+  At(1).Wait(0);
+  const std::weak_ptr<BucketHandle> memory = At(1).At(0).handle;
+  At(1).At(0).handle = nullptr;
+  Leave(1);
+  Cycle();
+  EXPECT_TRUE(HasPending(*memory.lock()));
+  Leave(0);
+  Cycle();
+  EXPECT_TRUE(LastRound().closing.ends);
+  EXPECT_EQ(LastRound().closing.gradients(), 1);
+  EXPECT_EQ(memory.lock(), nullptr) << "memory is free";
+  EXPECT_FALSE(Knows(0, 0));
+}
+
+TEST_F(EndsTest, ARankThatKeepsItsOwnerGoesOnAndTheOthersKeepNoResults) {
+  StartOwned(2, {Config(1)});
+  Leave(1);
+  for (int step = 0; step < 3; ++step) Step(0);
+  Cycle();
+  const std::shared_ptr<BucketHandle> retired = EngineOf(1).Find(BucketName(0));
+  ASSERT_NE(retired, nullptr);
+  EXPECT_EQ(retired->core.missed_rounds(), 0);
+  Leave(0);
+  Cycle();
+  EXPECT_FALSE(Knows(1, 0));
+}
+
+TEST_F(EndsTest, ALaterOwnerOfTheSameNameIsNotMistakenForTheOneThatLeft) {
+  StartOwned(2, {Config(1)});
+  for (const Rank rank : {0, 1}) Leave(rank);
+  Cycle();
+  ASSERT_FALSE(Knows(0, 0));
+  const auto owner = std::make_shared<Owner>();
+  for (const Rank rank : {0, 1}) EngineOf(rank).Own(BucketName(0), owner);
+  RunRoundZero();
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
+  Leave(0);
+  Cycle();
+  EXPECT_TRUE(Knows(0, 0));
+  owner->Leave();
+  Cycle();
+  EXPECT_FALSE(Knows(0, 0));
+}
+
+TEST_F(EndsTest, AnArrivalUnretires) {
+  StartOwned(2, {Config(1)});
+  Leave(0);
+  Cycle();
+  Step(0);
+  Leave(1);
+  Cycle();
+  EXPECT_TRUE(Knows(0, 0)) << "it has an owner no more, and stays";
+  EXPECT_TRUE(Knows(1, 0));
+}
+
+// Something happens at any moment after the coordinator of two ranks has decided.
+class CrossingTest : public EndsTest, public testing::WithParamInterface<int> {
+ protected:
+  void CycleAnd(const std::function<void()>& body) {
+    Cycle([&, moment = 0]() mutable {
+      if (++moment == GetParam()) body();
+    });
+  }
+};
+
+TEST_P(CrossingTest, AnArrivalIsRoundZeroOfANewBucket) {
+  StartOwned(2, {Config(1)});
+  for (const Rank rank : {0, 1}) Leave(rank);
+  CycleAnd([&] { At(1).Arrive(0); });
+  EXPECT_TRUE(LastRound().closing.ends);
+  EXPECT_FALSE(Knows(0, 0));
+  EXPECT_FALSE(At(1).IsDone(0));
+  Cycle();
+  EXPECT_FALSE(At(1).IsDone(0)) << "round 0 is full";
+  At(0).Arrive(0);
+  Cycle();
+  for (const Rank rank : {0, 1}) {
+    At(rank).Wait(0);
+    EXPECT_EQ(At(rank).At(0).got.back().info.round, 0);
+    EXPECT_EQ(At(rank).At(0).got.back().info.fresh, 2);
+  }
+  EXPECT_EQ(At(0).At(0).got.back().results, At(1).At(0).got.back().results);
+}
+
+TEST_P(CrossingTest, AnArrivalBesideALastRoundTravelsOnce) {
+  StartOwned(2, {Config(1)});
+  Step(0);
+  At(1).Arrive(0);  // late, and so pending
+  At(1).Wait(0);
+  for (const Rank rank : {0, 1}) Leave(rank);
+  CycleAnd([&] {
+    At(0).Arrive(0);
+    At(1).Arrive(0, false);
+  });
+  EXPECT_TRUE(LastRound().closing.ends);
+  EXPECT_EQ(LastRound().closing.gradients(), 1);
+  Cycle();
+  for (const Rank rank : {0, 1}) {
+    At(rank).Wait(0);
+    EXPECT_EQ(At(rank).At(0).got.back().info.round, 0);
+    EXPECT_EQ(At(rank).At(0).got.back().info.gradients, 2);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Moments, CrossingTest, testing::Range(6, 15));
+
+TEST_F(EndsTest, AHandleOfABucketThatHasEndedBeginsANewOne) {
+  StartOwned(2, {Config(1)});
+  for (const Rank rank : {0, 1}) Leave(rank);
+  Cycle();
+  RunRoundZero();  // with the handles that the applications have kept
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
+  EXPECT_EQ(EngineOf(0).Find(BucketName(0)), At(0).At(0).handle);
+}
+
+TEST_F(EndsTest, JoinedRanksForgetItToo) {
+  StartOwned(3, {Config(1)});
+  horovod_->Join(2);
+  for (const Rank rank : {0, 1}) Leave(rank);
+  Cycle();
+  EXPECT_TRUE(LastRound().closing.ends);
+  EXPECT_FALSE(Knows(2, 0));
+  for (const Rank rank : {0, 1}) horovod_->Join(rank);
+  Cycle();
+  RunRoundZero();
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
+}
+
+TEST_F(EndsTest, AFlushAfterTheLastBucketReturnsAtOnce) {
+  StartOwned(2, {Config(1)});
+  for (const Rank rank : {0, 1}) Leave(rank);
+  Cycle();
+  EngineOf(0).Flush();
+  EngineOf(1).End();
+}
+
+TEST_F(EndsTest, AFlushThatWaitsIsReleasedWhenTheLastBucketEnds) {
+  StartOwned(2, {Config(1)});
+  Step(0);
+  At(1).Arrive(0);  // late, and so pending
+  At(1).Wait(0);
+  auto flush = Begin([&] { EngineOf(0).Flush(); });
+  while (!EngineOf(0).WantsCycle(Now(), kNever)) std::this_thread::yield();
+  Cycle();
+  for (const Rank rank : {0, 1}) Leave(rank);
+  CycleUntilDone(std::move(flush));
+  EXPECT_TRUE(LastRound().closing.ends);
+  EngineOf(1).Flush();
+}
+
+TEST_F(EndsTest, AFlushOfOtherBucketsGoesOn) {
+  StartOwned(2, {Config(1), Config(1)});
+  const auto stays = std::make_shared<Owner>();
+  for (const Rank rank : {0, 1}) EngineOf(rank).Own(BucketName(1), stays);
+  auto flush = Begin([&] { EngineOf(0).Flush(); });
+  while (!EngineOf(0).WantsCycle(Now(), kNever)) std::this_thread::yield();
+  for (const Rank rank : {0, 1}) Leave(rank);
+  Cycle();
+  Cycle();
+  EXPECT_FALSE(Knows(0, 0));
+  EXPECT_EQ(flush.wait_for(0s), std::future_status::timeout);
+  std::vector<std::future<void>> threads;
+  threads.push_back(std::move(flush));
+  threads.push_back(Begin([&] { EngineOf(1).Flush(); }));
+  CycleUntilDone(std::move(threads));
+  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFlush);
+}
+
+TEST_F(EndsTest, AModelThatIsKeptGoesWithItsRank) {
+  StartOwned(2, {ModelConfig({})});
+  for (const Rank rank : {0, 1}) Leave(rank);
+  Cycle();
+  EXPECT_TRUE(LastRound().closing.ends);
+  EXPECT_EQ(LastRound().closing.members(0).size(), 0u);
+  EXPECT_FALSE(Knows(0, 0));
+}
+
+TEST_F(EndsTest, OwnersOfBucketsThatWereNeverUsedLeaveNothing) {
+  StartOwned(2, {Config(1)});
+  const auto owner = std::make_shared<Owner>();
+  EngineOf(0).Own("never", owner);
+  EXPECT_EQ(owner.use_count(), 2);
+  owner->Leave();
+  Cycle();
+  EXPECT_EQ(owner.use_count(), 1);
+}
+
 // --- Clear
 
 TEST_F(RanksTest, ClearForgetsOnThisRankAndAFullRoundFollows) {

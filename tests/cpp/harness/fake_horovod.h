@@ -153,8 +153,8 @@ class FakeHorovod {
     std::string text = coordinator_.DescribeWaits(kNever);
     for (const auto& state : ranks_) {
       text += "\nrank " + std::to_string(state->rank) + ": absent " + Describe(state->report.absent) + " waiting " +
-              Describe(state->report.waiting) + " flush " +
-              std::to_string(static_cast<int>(state->report.flush)) + (state->joined ? " joined" : "");
+              Describe(state->report.waiting) + " flush " + std::to_string(static_cast<int>(state->report.flush)) +
+              (state->joined ? " joined" : "");
       for (const auto& handle : state->engine.Buckets()) {
         std::lock_guard<std::mutex> lock(handle->mutex);
         text += "; " + handle->core.name() + " state " + std::to_string(static_cast<int>(handle->core.state())) +
@@ -304,7 +304,7 @@ class FakeHorovod {
       coordinator_.SetJoined(joined);
       std::vector<Closing> closings = coordinator_.Decide(now);
       between();
-      if (!joined[0]) ranks_[0]->engine.Begin(closings);
+      BeginOn(*ranks_[0], joined[0], closings);
       responses_.clear();
       std::size_t room = 0;
       for (Closing& closing : closings) {
@@ -335,9 +335,16 @@ class FakeHorovod {
     });
   }
 
+  static void BeginOn(RankState& state, bool joined, const std::vector<Closing>& closings) {
+    if (joined) {
+      state.engine.BeginWhileJoined(closings);
+    } else {
+      state.engine.Begin(closings);
+    }
+  }
+
   void Receive(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
-    if (state.joined) return;
     Guard([&] {
       std::vector<Closing> closings;
       for (const Response& response : responses_) {
@@ -348,7 +355,8 @@ class FakeHorovod {
           closings.back().error = closing.error;
         }
       }
-      if (rank != 0) state.engine.Begin(closings);
+      if (rank != 0) BeginOn(state, state.joined, closings);
+      if (state.joined) return;
       for (const Closing& closing : closings) FillMissing(state, closing.bucket);
     });
   }
