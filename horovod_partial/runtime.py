@@ -10,7 +10,7 @@ import atexit
 import importlib.metadata
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -143,6 +143,11 @@ class Runtime:
         """
         self.use(process_set)
         return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
+
+    def own(self, owner: _attach.Owner, process_set: int, names: Iterable[str]) -> None:
+        """Lets buckets end, on all ranks together, when what they are there for is gone on each: here, when `owner` is."""
+        for name in names:
+            self._guarded(owner.own, self._library, process_set, name)
 
     def wait(self, handle: HANDLE) -> None:
         """Blocks until the arrival's result is there."""

@@ -10,17 +10,13 @@ namespace horovod_partial {
 class Owner {
  public:
   // Any thread, under any lock, as a garbage collector runs: takes no lock, allocates nothing, and names nothing.
-  void Leave() {
-    gone_ = true;
-    ++departures_;
-  }
+  void Leave();
   bool gone() const { return gone_; }
   // How many owners of this process have left: where this has changed, there is something to report.
-  static std::uint64_t Departures() { return departures_; }
+  static std::uint64_t Departures();
 
  private:
   std::atomic<bool> gone_{false};
-  static inline std::atomic<std::uint64_t> departures_{0};
 };
 
 }  // namespace horovod_partial

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from horovod.common.process_sets import ProcessSet
 
@@ -53,6 +53,11 @@ class FusedTraining:
 
     def _use(self, prefix: str, messages: list[list[int]]) -> None:
         self.messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}  # by bucket
+        self._owner = _attach.Owner()  # of these; with the one before, the buckets of the plan before end
+        self._own(self._owner, [*self.messages, self._planner.meeting])
+
+    def _own(self, owner: _attach.Owner, names: Iterable[str]) -> None:
+        self.runtime.own(owner, self.process_set.process_set_id, names)
 
     @property
     def plan(self) -> FusionPlan | None:
@@ -86,7 +91,10 @@ class FusedTraining:
     def replan(self) -> bool:
         """Make a new plan, between two steps, after all ranks have flushed. Whether `messages` are others now."""
         current = [[self._names[i] for i in message] for message in self.messages.values()]
+        probes = _attach.Owner()
+        self._own(probes, self._planner.probes)
         names = self._planner.make_plan(current, self._measured(first=False))
+        del probes
         messages = None
         if names is not None:
             positions = {name: position for position, name in enumerate(self._names)}

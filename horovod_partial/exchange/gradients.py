@@ -13,7 +13,7 @@ from typing import Any
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 
-from horovod_partial import _core, bucket_config
+from horovod_partial import _attach, _core, bucket_config
 from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
 from horovod_partial.fusion import FusionPlan, MergedGradients
@@ -61,6 +61,7 @@ class GradientReducer(ABC):
             `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `fusion`, `max_staleness`, `missed`,
             `divisor` and `grace_ms`.
         drop_nonfinite_results: as in the core: for trainings that skip a step whose gradients are not finite.
+        owner: of the buckets, which end when it is gone; None where they are there for whoever has these variables.
     """
 
     average: int  # the numbers of Horovod's operations
@@ -68,9 +69,16 @@ class GradientReducer(ABC):
     runtime: Runtime
 
     def __init__(
-        self, name: str, sync: Policy, arguments: dict[str, Any], *, drop_nonfinite_results: bool = False
+        self,
+        name: str,
+        sync: Policy,
+        arguments: dict[str, Any],
+        *,
+        drop_nonfinite_results: bool = False,
+        owner: _attach.Owner | None = None,
     ) -> None:
         self.name = name
+        self._owner = owner
         self.process_set: ProcessSet = arguments["process_set"]
         self._fusion: MergedGradients | None = arguments["fusion"]
         self._full = isinstance(sync, Full) and self._fusion is None
@@ -147,6 +155,10 @@ class GradientReducer(ABC):
         if self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
             return gradients, []
         return self._reduce_partially(gradients, variables)
+
+    def _own(self, names: Iterable[str]) -> None:
+        if self._owner is not None:
+            self.runtime.own(self._owner, self.process_set.process_set_id, names)
 
     def _bucket_spec(self) -> _core.BucketSpec:
         return bucket_config.arguments(

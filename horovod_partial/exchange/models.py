@@ -9,6 +9,7 @@ from typing import Any
 
 from horovod.common.process_sets import ProcessSet
 
+from horovod_partial import _attach
 from horovod_partial._core import Periods
 from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.policies import ModelPolicy, WeightedAverage
@@ -22,7 +23,6 @@ class ModelAverager(ABC):
     or variables, in the same order on every rank.
 
     Args:
-        name: prefix of the buckets' names.
         policy: what to average with whom.
         process_set: the ranks that take part.
         max_staleness: rounds; None for the setting. For `GroupAverage` only.
@@ -33,20 +33,28 @@ class ModelAverager(ABC):
 
     def __init__(
         self,
-        name: str,
         policy: ModelPolicy,
         process_set: ProcessSet,
         max_staleness: int | None,
         grace_ms: float | str | None,
     ) -> None:
-        self.name = f"{name}.model"
-        self.signal_name = f"{self.name}.period"
+        self.name = self.signal_name = self._flush_name = ""  # before it has been used
         self.policy = policy
         self.process_set = process_set
         by_work = isinstance(policy, WeightedAverage)
         self._options: dict[str, Any] = {"max_staleness": FOR_EVER if by_work else max_staleness, "grace_ms": grace_ms}
         self._periods: Periods | None = None
         self._generation = 0  # of Horovod, in which the periods are counted
+
+    def use_name(self, name: str) -> None:
+        """Use buckets whose names begin with that; in each generation of Horovod before all else."""
+        self.name = f"{name}.model"
+        self.signal_name = f"{self.name}.period"
+        self._flush_name = f"{self.name}.flush"
+        self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
+        if self.is_needed:
+            names = self.name, self.signal_name, self._flush_name
+            self.runtime.own(self._owner, self.process_set.process_set_id, names)
 
     @abstractmethod
     def _signal(self) -> None:
@@ -85,7 +93,7 @@ class ModelAverager(ABC):
         """
         if not self.is_needed:
             return
-        process_set, name = self.process_set.process_set_id, f"{self.name}.flush"
+        process_set, name = self.process_set.process_set_id, self._flush_name
         self.runtime.clear(process_set, name)  # averages that were made while this rank was out of training
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):

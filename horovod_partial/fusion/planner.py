@@ -129,6 +129,16 @@ class Planner:
         self._given = options.plan
 
     @property
+    def meeting(self) -> str:
+        """The bucket by which it is known that everybody is here."""
+        return f"{self._name}.everybody"
+
+    @property
+    def probes(self) -> dict[str, int]:
+        """The buckets that measure what a message costs, with their bytes."""
+        return {f"{self._name}.probe.{nbytes}": nbytes for nbytes in _PROBE_BYTES}
+
+    @property
     def first_due(self) -> int:
         """Steps before the first plan."""
         return self._options.warmup_steps + 1 if self._given is None else 1
@@ -139,7 +149,7 @@ class Planner:
 
     def everybody_is_here(self) -> bool:
         """As in `Collectives`."""
-        return self._collectives.everybody_is_here(f"{self._name}.everybody")
+        return self._collectives.everybody_is_here(self.meeting)
 
     def make_plan(self, current: list[list[str]], times: StepTimes) -> list[list[str]] | None:
         """Rank 0 plans, and all ranks get the plan: which gradients travel together.
@@ -176,7 +186,7 @@ class Planner:
     def _measure_cost(self) -> MessageCost | str:
         """The cost of a message, or why it could not be measured. Every rank takes part."""
         seconds: dict[int, list[float]] = {nbytes: [] for nbytes in _PROBE_BYTES}
-        probes = {nbytes: self._collectives.probe(f"{self._name}.probe.{nbytes}", nbytes) for nbytes in _PROBE_BYTES}
+        probes = {nbytes: self._collectives.probe(name, nbytes) for name, nbytes in self.probes.items()}
         # A message waits for Horovod's next cycle. Probes that began just after the one before had ended would all wait
         # for a whole one, and most sizes would take the same time; these begin anywhere in it, evenly.
         cycle = float(os.environ.get("HOROVOD_CYCLE_TIME") or 1.0) / 1e3

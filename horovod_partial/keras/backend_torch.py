@@ -83,15 +83,13 @@ class GradientReducer(gradients.GradientReducer):
     number_of = staticmethod(number_of)
     __call__ = uncompiled(gradients.GradientReducer.__call__)
 
-    def __init__(
-        self, name: str, sync: Policy, arguments: dict[str, Any], *, drop_nonfinite_results: bool = False
-    ) -> None:
+    def __init__(self, name: str, sync: Policy, arguments: dict[str, Any], **options: Any) -> None:
         if arguments["fusion"] is not None:
             raise ValueError(
                 "fusion cannot be used with Keras on PyTorch: it hands gradients over when backward has made them all, and "
                 "then nothing is left to win by a plan"
             )
-        super().__init__(name, sync, arguments, drop_nonfinite_results=drop_nonfinite_results)
+        super().__init__(name, sync, arguments, **options)
         # By what their names begin with. With the variables that they hold, in the order of the parameters.
         self._buckets: dict[str, list[tuple[GradientBucket, list[Any]]]] = {}
 
@@ -160,6 +158,7 @@ class GradientReducer(gradients.GradientReducer):
                 )
                 for index, members in enumerate(self._plan(variables, list(map(kind, parameters)), sizes))
             ]
+            self._own(bucket.name for bucket, _ in self._buckets[name])
         return self._buckets[name]
 
     def _travel(

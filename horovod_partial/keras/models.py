@@ -16,7 +16,6 @@ class ModelAverager(models.ModelAverager):
     """The averages of one optimizer's model.
 
     Args:
-        name: prefix of the buckets' names.
         policy: what to average with whom.
         arguments: as in `GradientReducer`.
         is_local: whether a variable is left alone.
@@ -29,12 +28,11 @@ class ModelAverager(models.ModelAverager):
 
     def __init__(
         self,
-        name: str,
         policy: ModelPolicy,
         arguments: dict[str, Any],
         is_local: Callable[[Any], bool] = lambda _: False,
     ) -> None:
-        super().__init__(name, policy, arguments["process_set"], arguments["max_staleness"], arguments["grace_ms"])
+        super().__init__(policy, arguments["process_set"], arguments["max_staleness"], arguments["grace_ms"])
         if policy.overlap:
             raise ValueError("overlap=True is for horovod_partial.torch: Keras begins a step after the one before")
         if "buffers" in policy.average:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 from horovod.common.process_sets import ProcessSet, global_process_set
 
-from horovod_partial import policies
+from horovod_partial import _attach, policies
 from horovod_partial.exchange.arguments import check_gradient_arguments, refuse_about_gradients, with_num_groups
 from horovod_partial.exchange.gradients import GradientReducer
+from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.keras.backend import backend
@@ -22,7 +21,7 @@ from horovod_partial.settings import settings
 
 Average, Compression = backend.horovod.Average, backend.horovod.Compression
 
-_instances: Counter[tuple[int, str]] = Counter()  # by the variables that they train; the ranks make those in one order
+_names = InstanceNames(backend.runtime)
 
 
 class _Methods:
@@ -116,18 +115,20 @@ class _State:
         made = self._current()
         if made is None:
             trained = [backend.number_of(variable) for variable in optimizer._trainable_variables]
-            digest = hashlib.sha256(f"{type(optimizer).__name__} {trained}".encode()).hexdigest()[:8]
-            key = backend.runtime.generation, digest  # a new generation counts anew, as ranks do that are new in it
-            _instances[key] += 1
-            name = f"{self._name}.{digest}.{_instances[key]}"
+            name = _names.new(self._name, f"{type(optimizer).__name__} {trained}")
             if isinstance(self._policy, ModelPolicy):
                 local = {backend.number_of(variable) for variable in self._local}
                 made = ModelAverager(
-                    name, self._policy, self._arguments, lambda variable: backend.number_of(variable) in local
+                    self._policy, self._arguments, lambda variable: backend.number_of(variable) in local
                 )
+                made.use_name(name)
             else:
                 reducer: GradientReducer = backend.GradientReducer(
-                    name, self._policy, self._arguments, drop_nonfinite_results=_scales_loss(optimizer)
+                    name,
+                    self._policy,
+                    self._arguments,
+                    drop_nonfinite_results=_scales_loss(optimizer),
+                    owner=_attach.Owner(),
                 )
                 for variable in self._local:
                     reducer.register_local(variable)
@@ -334,7 +335,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     _accumulate(optimizer, backward_passes_per_step)
     prefix = name or f"Distributed{type(optimizer).__name__}"
     if isinstance(policy, ModelPolicy):
-        ModelAverager(prefix, policy, arguments)  # what does not fit fails here, not in the first step
+        ModelAverager(policy, arguments)  # what does not fit fails here, not in the first step
     else:
         backend.GradientReducer(prefix, policy, arguments)
     base = type(optimizer)

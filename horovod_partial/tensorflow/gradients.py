@@ -25,10 +25,8 @@ class GradientReducer(gradients.GradientReducer):
 
     average, total, runtime = Average, Sum, runtime
 
-    def __init__(
-        self, name: str, sync: Policy, arguments: dict[str, Any], *, drop_nonfinite_results: bool = False
-    ) -> None:
-        super().__init__(name, sync, arguments, drop_nonfinite_results=drop_nonfinite_results)
+    def __init__(self, name: str, sync: Policy, arguments: dict[str, Any], **options: Any) -> None:
+        super().__init__(name, sync, arguments, **options)
         self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # by name, with the variables; or, with fusion:
         self._merged: dict[str, tuple[Fusion, list[Any]]] = {}
 
@@ -81,6 +79,7 @@ class GradientReducer(gradients.GradientReducer):
         if self._fusion is not None:
             return self._merge(self._fusion, f"{name}.merged", wires, members, variables, planned)
         spec = self._bucket_spec()
+        self._own({f"{name}.{index}" for index in range(len(planned))} - self._buckets.keys())
         for index, bucket in enumerate(planned):
             self._buckets[f"{name}.{index}"] = [(variables[i], members[i]) for i in bucket]
         results: list[Any] = [None] * len(wires)

@@ -48,27 +48,17 @@ class Fusion(FusedTraining):
     ) -> None:
         self._parameters = list(names)
         self._positions = {parameter: position for position, parameter in enumerate(names)}
-        self._generation = runtime.generation
         self._due = False
         gradients = [Gradient(name, kind(p), tuple(p.shape), str(p.dtype), wire_bytes(p)) for p, name in names.items()]
         positions = [[self._positions[parameter] for parameter in message] for message in messages]
         collectives = _Collectives(process_set, reduce, self._parameters[0].device)
         super().__init__(name, options, process_set, gradients, positions, collectives)
+        runtime.enter(self._steps, process_set.process_set_id)
 
     @property
     def buckets(self) -> dict[str, list[torch.nn.Parameter]]:
         """The parameters of each bucket, by its name."""
         return {name: [self._parameters[i] for i in message] for name, message in self.messages.items()}
-
-    def has_restarted(self) -> bool:
-        """Whether Horovod has been initialised anew, perhaps with other ranks: then begin as those that are new."""
-        if self._generation == runtime.generation:
-            return False
-        self._generation = runtime.generation
-        self._due = False
-        runtime.enter(self._steps, self.process_set.process_set_id)
-        self.forget_an_old_plan()
-        return True
 
     def gradient(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is there, once its device is through with it."""

@@ -18,6 +18,7 @@ from horovod.common.util import split_list
 from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import Average
 
+from horovod_partial import _attach
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full
 from horovod_partial.settings import settings
@@ -78,7 +79,7 @@ class GradientExchange(Exchange):
         self._passes = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
         self._model_sync_every = model_sync_every
-        self._generation = 0  # of Horovod, in which the averages of models are counted
+        self._generation = 0  # of Horovod, in which the buckets have their names
         self._model_syncs = -1
         self._grad_scaler = grad_scaler
         self._scale = 1.0
@@ -94,14 +95,11 @@ class GradientExchange(Exchange):
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
-        self._name = bucket_name(process_set, [[names[p] for p in members] for members in planned])
-        self._use_buckets({f"{self._name}.{index}": members for index, members in enumerate(planned)})
+        self._planned = planned
+        self._names = {parameter: names[parameter] for parameter in parameters}
+        self._use_buckets({str(index): members for index, members in enumerate(planned)})
+        self._fusion_options = fusion
         self._fusion: Fusion | None = None
-        if fusion is not None and parameters:
-            trained = {parameter: names[parameter] for parameter in parameters}
-            self._fusion = Fusion(
-                fusion, trained, process_set, self._name, planned, self._reduce_probe, self._wire_bytes
-            )
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
         if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
             self._register_hooks()
@@ -113,6 +111,32 @@ class GradientExchange(Exchange):
                 # Wrong settings fail here, not in the first backward.
                 self._config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+
+    def _enter(self) -> None:
+        """Take names when first used, in each generation of Horovod anew, as ranks that are new in it do."""
+        if self._generation == runtime.generation:
+            return
+        self._generation = runtime.generation
+        self._model_syncs = -1  # the first step averages too, when no rank can be out of training
+        self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
+        self._fusion = None
+        name = bucket_name(self.process_set, [[self._names[p] for p in members] for members in self._planned])
+        buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
+        if self._fusion_options is not None and self._names:
+            self._fusion = Fusion(
+                self._fusion_options,
+                self._names,
+                self.process_set,
+                name,
+                self._planned,
+                self._reduce_probe,
+                self._wire_bytes,
+            )
+            self._use_buckets(buckets)  # a plan may have been in use
+        for bucket, named in zip(self.buckets, buckets, strict=True):
+            bucket.name = named
+        if not self._full:
+            runtime.own(self._owner, self.process_set.process_set_id, [*buckets, *map(_model_bucket, buckets)])
 
     def _config(self, wire: torch.Tensor) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
@@ -157,9 +181,8 @@ class GradientExchange(Exchange):
             raise ValueError(
                 "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without fusion"
             )
+        self._enter()
         if self._fusion is not None:
-            if self._fusion.has_restarted():
-                self._use_buckets(self._fusion.buckets)
             self._fusion.gradient(parameter)
         bucket = self._bucket_of[parameter]
         if bucket.take(parameter):
@@ -212,6 +235,7 @@ class GradientExchange(Exchange):
 
     def _synchronize(self, fold: bool) -> None:
         if self._hooks and not self.synchronized:
+            self._enter()
             for bucket in self.buckets:
                 if bucket.handle is None:
                     for parameter in list(bucket.missing):
@@ -302,6 +326,8 @@ class GradientExchange(Exchange):
     def rounds(self) -> int:
         if self._full or not self._hooks:
             return self._local_steps  # every step is a round
+        if self._generation != runtime.generation:
+            return 0
         if self._fusion is not None:
             return self._fusion.rounds
         process_set = self.process_set.process_set_id
@@ -314,6 +340,8 @@ class GradientExchange(Exchange):
             return
         process_set = self.process_set.process_set_id
         runtime.flush(process_set)
+        if self._generation != runtime.generation:
+            return  # not used yet, or not since Horovod was initialised anew
         missed = [bucket.collect(process_set) for bucket in self.buckets]
         with self._gradients_kept():
             self._replay(optimizer, missed)
@@ -321,9 +349,6 @@ class GradientExchange(Exchange):
     def _maybe_sync_model(self) -> None:
         if self._model_sync_every is None or not self._hooks:
             return
-        if self._generation != runtime.generation:  # rounds count from 0 again
-            self._generation = runtime.generation
-            self._model_syncs = -1  # the first step averages too, when no rank can be out of training
         due = self.rounds // self._model_sync_every
         if due <= self._model_syncs:
             return
@@ -332,7 +357,7 @@ class GradientExchange(Exchange):
             for bucket in self.buckets:
                 sizes = [p.numel() for p in bucket.parameters]
                 model = torch.cat([p.detach().reshape(-1) for p in bucket.parameters])
-                handle = average_over_all_(model, f"{bucket.name}.model", self.process_set)
+                handle = average_over_all_(model, _model_bucket(bucket.name), self.process_set)
                 if handle.info().late:
                     continue  # an average of older models, made while this rank was out of training
                 for parameter, average in zip(bucket.parameters, torch.split(model, sizes), strict=True):
@@ -346,10 +371,15 @@ class GradientExchange(Exchange):
             raise AssertionError(
                 "optimizer.load_state_dict() was called after loss.backward() but before optimizer.step()."
             )
-        for bucket in self.buckets:
-            runtime.clear(self.process_set.process_set_id, bucket.name)
+        if self._generation == runtime.generation:
+            for bucket in self.buckets:
+                runtime.clear(self.process_set.process_set_id, bucket.name)
         self.synchronizes_in_step = True
         self._restart()
+
+
+def _model_bucket(bucket: str) -> str:
+    return f"{bucket}.model"
 
 
 def _remove(hooks: list[Any]) -> None:

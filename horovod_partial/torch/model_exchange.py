@@ -73,14 +73,23 @@ class ModelExchange(ModelAverager, Exchange):
         max_staleness: int | None,
         grace_ms: float | str | None,
     ) -> None:
-        members = [names[p] for group in optimizer.param_groups for p in group["params"]]
-        super().__init__(bucket_name(process_set, members), policy, process_set, max_staleness, grace_ms)
+        super().__init__(policy, process_set, max_staleness, grace_ms)
+        self._members = [names[p] for group in optimizer.param_groups for p in group["params"]]
+        self._named_in = 0  # the generation of Horovod
         self._named_buffers = list(named_buffers or ())
         self._tensors(optimizer)  # what does not fit fails here, not in the first step
         self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._local_steps = 0
+
+    def _enter(self) -> None:
+        if not self._is_named():
+            self._named_in = runtime.generation
+            self.use_name(bucket_name(self.process_set, self._members))
+
+    def _is_named(self) -> bool:
+        return self._named_in == runtime.generation
 
     def _tensors(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         return averaged_tensors(optimizer, self.policy.average, self._named_buffers)
@@ -93,6 +102,7 @@ class ModelExchange(ModelAverager, Exchange):
         self._local_steps += 1
         if not self.is_needed:
             return loss
+        self._enter()
         steps = self.steps_to_average()
         if steps is not None:
             flat = self._pack(self._tensors(optimizer)).flat
@@ -157,11 +167,14 @@ class ModelExchange(ModelAverager, Exchange):
 
     @property
     def rounds(self) -> int:
-        return super().rounds if self.is_needed else self._local_steps  # alone, every step is a round
+        if not self.is_needed:
+            return self._local_steps  # alone, every step is a round
+        return super().rounds if self._is_named() else 0
 
     def flush_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self.synchronize()
         if self.is_needed:
+            self._enter()
             self.flush(self._tensors(optimizer))
 
     def before_state_dict(self) -> None:
@@ -172,4 +185,5 @@ class ModelExchange(ModelAverager, Exchange):
             self._forget_in_flight()
             self._bucket = None  # Horovod may go on reading and writing the old one, which the handle keeps alive
         self.synchronize()
-        runtime.clear(self.process_set.process_set_id, self.name)
+        if self._is_named():
+            runtime.clear(self.process_set.process_set_id, self.name)

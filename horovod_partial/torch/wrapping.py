@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +9,12 @@ from typing import Any
 import torch
 from horovod.common.process_sets import ProcessSet
 
+from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan
+from horovod_partial.torch.operations import runtime
 
-_instances: Counter[str] = Counter()  # by what makes optimizers alike; the ranks make those in one order
+names = InstanceNames(runtime)
 
 
 class Exchange:
@@ -211,10 +211,8 @@ def wrap(
 
 
 def bucket_name(process_set: ProcessSet, members: Any) -> str:
-    """A name that is the same on all ranks whatever other optimizers they make, and another where the members differ."""
-    digest = hashlib.sha256(f"{process_set.process_set_id} {members}".encode()).hexdigest()[:8]
-    _instances[digest] += 1
-    return f"DistributedOptimizer.{digest}.{_instances[digest]}"
+    """What the buckets' names of an optimizer begin with; asked for when it is first used, in each generation of Horovod."""
+    return names.new("DistributedOptimizer", f"{process_set.process_set_id} {members}")
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:

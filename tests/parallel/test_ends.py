@@ -1,0 +1,118 @@
+"""Buckets end: what optimizers leave behind when they are gone."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from harness.world import World
+
+import horovod_partial.torch as hvd
+
+pytestmark = pytest.mark.launch(ranks=[4])
+
+POLICIES = {
+    "solo": hvd.Solo(),
+    "majority": hvd.Majority(),
+    "group_average": hvd.GroupAverage(2),
+    "partial_reduce": hvd.PartialReduce(2),
+    "weighted_average": hvd.WeightedAverage(2, contraction=0.9),
+}
+
+
+@pytest.fixture(autouse=True)
+def collections_are_short() -> Iterator[None]:
+    """All that was there before the test is left out of the collector's rounds, which would take most of its time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def make_optimizer(policy: Any) -> tuple[torch.nn.Module, Any]:
+    model = torch.nn.Linear(4, 2)
+    return model, hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sync=policy)
+
+
+def step(model: torch.nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+
+
+def buckets(world: World) -> set[str]:
+    """The buckets of optimizers on this rank, when all ranks are here and have negotiated once more."""
+    gc.collect()
+    world.barrier()
+    hvd.allreduce(torch.zeros(1), name=world.name("cycle"))
+    return {name for name in hvd.partial_stats() if name.startswith("DistributedOptimizer.")}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_optimizers_that_are_gone_leave_no_buckets(world: World, policy: str) -> None:
+    for _ in range(50 if policy == "solo" else 3):
+        model, optimizer = make_optimizer(POLICIES[policy])
+        for _ in range(2 + world.rank):  # all use every bucket before one flushes
+            step(model, optimizer)
+        optimizer.flush()
+        assert buckets(world)
+        model = optimizer = None
+        assert not buckets(world)
+        hvd.flush()  # has nothing to wait for
+
+
+def test_what_is_pending_when_an_optimizer_goes_is_delivered_once(world: World) -> None:
+    model, optimizer = make_optimizer(hvd.Solo())
+    for _ in range(3 + 5 * world.rank):
+        step(model, optimizer)
+    model = optimizer = None
+    assert not buckets(world)
+
+
+def test_a_rank_that_keeps_its_optimizer_goes_on(world: World) -> None:
+    model, optimizer = make_optimizer(hvd.Solo())
+    step(model, optimizer)
+    if world.rank > 0:
+        model = optimizer = None
+    names = buckets(world)
+    assert names
+    if world.rank == 0:
+        for _ in range(5):
+            step(model, optimizer)
+    hvd.flush()
+    assert buckets(world) == names
+    model = optimizer = None
+    assert not buckets(world)
+
+
+def test_a_flush_needs_no_bucket(world: World) -> None:
+    model, optimizer = make_optimizer(hvd.Solo())
+    step(model, optimizer)
+    model = optimizer = None
+    assert not buckets(world)
+    if world.rank == 0:
+        hvd.flush()
+    world.barrier()
+
+
+def test_a_flush_is_released_when_the_last_bucket_ends(world: World) -> None:
+    model, optimizer = make_optimizer(hvd.Solo())
+    step(model, optimizer)
+    model = optimizer = None
+    gc.collect()
+    if world.rank == 0:
+        hvd.flush()  # the others come after, or not at all
+        world.tell("flushed")
+    world.wait_for("flushed")
+    assert not buckets(world)
+
+
+def test_names_follow_from_the_first_use(world: World) -> None:
+    unused = [make_optimizer(hvd.Solo()) for _ in range(world.rank)]
+    model, optimizer = make_optimizer(hvd.Solo())
+    step(model, optimizer)
+    assert len({tuple(sorted(names)) for names in world.gather(buckets(world))}) == 1
+    del unused
