@@ -48,6 +48,7 @@ struct Op {
     kEnd,      // Engine::End, then collect what was missed
     kForeign,  // a collective that is not ours: waits until every rank has come to it
     kJoin,     // Horovod's join: waits until every rank has joined
+    kClear,    // Engine::Clear, for one bucket, of which nothing is outstanding
   };
   Kind kind;
   int bucket = 0;
@@ -73,7 +74,13 @@ struct Job {
   Policy policy;
   std::vector<Program> programs;  // by rank
   Bug bug = Bug::kNone;
+  bool late_ends = false;  // a round may end on a rank cycles after it has ended on others, as on a device
+  bool clock = false;      // time may pass: kLong at once
 };
+
+// As long as ended ranks wait for blocked ones. A grace period of a job with a clock is as long, so that everything
+// that lasts has lasted for no time or for long enough.
+inline constexpr Time kLong = Coordinator::kAbandonAfter;
 
 // What has happened in an exploration, so that a test can tell that it has seen everything.
 struct Coverage {
@@ -83,6 +90,9 @@ struct Coverage {
   std::size_t while_running = 0;
   std::size_t slipped = 0;
   std::size_t pending_delivered = 0;  // by rounds that were closed without the rank
+  std::size_t full_requests = 0;      // arrivals that asked for a full round
+  std::size_t late_ends = 0;          // ends of rounds in a later cycle
+  std::size_t abandoned = 0;          // jobs whose ended ranks have left
 };
 
 inline constexpr int kBuckets = 2;
@@ -127,9 +137,12 @@ class Replica {
     bool outstanding = false;  // an arrival waits for its result
     bool delivers = false;     // and only delivers: its result is left among the missed ones
     bool missed = false;
-    Sum finished = 0;      // all rounds that have ended here, added up
-    Sum seen = 0;          // all results that the application has got, added up
-    bool excused = false;  // it has joined once, and did not get what was reduced meanwhile
+    Sum finished = 0;         // all rounds that have ended here, added up
+    Sum seen = 0;             // all results that the application has got, added up
+    bool excused = false;     // it has joined or cleared once, and did not get what was reduced meanwhile
+    bool cleared = false;     // what is announced is zeros, and is not announced again
+    bool discards = false;    // the result of the round that runs is not wanted
+    bool wants_full = false;  // with its next arrival
   };
   Model model;
 
@@ -166,7 +179,24 @@ class Replica {
     GotResult();
   }
 
+  // Forgets what is pending, and gives it: nobody will get it.
+  Sum Clear() {
+    Require(!model.outstanding, "the program clears while an arrival is outstanding");
+    const bool running = bucket_->state() == Bucket::State::kRunning;
+    Do({Call::kClear, 0, nullptr});
+    const Sum forgotten = std::exchange(model.later, 0) + (running ? 0 : std::exchange(model.announced, 0));
+    model.later_gradients = 0;
+    model.cleared = model.cleared || (!running && model.announced_gradients > 0);
+    model.discards = running;
+    model.missed = false;
+    model.excused = true;
+    model.wants_full = bucket_->declared();
+    CheckPending();
+    return forgotten;
+  }
+
   int ReportArrival() {
+    ForgetCleared();
     const int gradients = Do({Call::kReportArrival, 0, nullptr}).gradients;
     model.arrival += model.announced + model.later;
     model.arrival_gradients += model.announced_gradients + model.later_gradients;
@@ -178,8 +208,9 @@ class Replica {
   }
 
   int ReportPending() {
+    if (bucket_->state() != Bucket::State::kRunning && !bucket_->reported()) ForgetCleared();
     const int gradients = Do({Call::kReportPending, 0, nullptr}).gradients;
-    if (bucket_->state() != Bucket::State::kRunning && !bucket_->reported()) {
+    if (!bucket_->reported()) {
       model.announced += std::exchange(model.later, 0);
       model.announced_gradients += std::exchange(model.later_gradients, 0);
     }
@@ -193,6 +224,7 @@ class Replica {
     slipped = bucket_->state() == Bucket::State::kArrived && !fresh;
     const Bucket::Entry entry = Do({Call::kBegin, rank, closing}).entry;
     Require(entry.own == fresh, "the entry is not what the closing says");
+    if (fresh) model.wants_full = false;
     if (slipped) {
       model.later += std::exchange(model.arrival, 0);
       model.later_gradients += std::exchange(model.arrival_gradients, 0);
@@ -214,11 +246,13 @@ class Replica {
     } else {
       model.announced = 0;
       model.announced_gradients = 0;
+      model.cleared = false;
     }
+    const bool discards = std::exchange(model.discards, false);
     if (on_time) {
       GotResult();
     } else {
-      model.missed = model.missed || bucket_->last().gradients() > 0;
+      model.missed = model.missed || (bucket_->last().gradients() > 0 && !discards);
       Require(bucket_->HasMissed() == model.missed, "a result is missed, or not, against the rules");
       if (model.outstanding && !model.delivers) Take();
     }
@@ -232,7 +266,7 @@ class Replica {
 
  private:
   struct Call {
-    enum Kind : std::uint8_t { kArrive, kTake, kReportArrival, kReportPending, kBegin, kFinish } kind;
+    enum Kind : std::uint8_t { kArrive, kTake, kReportArrival, kReportPending, kBegin, kFinish, kClear } kind;
     Sum value;  // kArrive: contribution, kBegin: rank, kFinish: result
     std::shared_ptr<const Closing> closing;
   };
@@ -252,7 +286,7 @@ class Replica {
   }
 
   Answer Do(const Call& call) {
-    const bool changed_pending = model.later_gradients > 0;
+    const bool changed_pending = model.later_gradients > 0 || forgets_;
     Answer answer;
     try {
       answer = Run(call);
@@ -283,6 +317,7 @@ class Replica {
         answer.on_time = bucket_->Finish();
         if (answer.on_time) last_result_ = *Output();
         break;
+      case Call::kClear: bucket_->Clear(); break;
     }
     return answer;
   }
@@ -292,14 +327,20 @@ class Replica {
     CheckSeen();
   }
   void CheckPending() const {
-    Require(bucket_->HasPending() == (model.later_gradients + model.announced_gradients > 0),
+    const int announced = model.cleared ? 0 : model.announced_gradients;
+    Require(bucket_->HasPending() == (model.later_gradients + announced > 0),
             "something is pending, or not, against the rules");
+  }
+  void ForgetCleared() {
+    forgets_ = std::exchange(model.cleared, false);
+    if (forgets_) model.announced_gradients = 0;
   }
   Sum* Output() { return index_ == 0 ? &input_ : &output_; }
 
   const int index_;
   const Missed missed_;
   std::vector<Call> calls_;
+  bool forgets_ = false;  // the report that is being made is the first one since a Clear
   std::unique_ptr<Bucket> bucket_;
   Sum input_ = 0;  // the application's memory
   Sum output_ = 0;
@@ -312,7 +353,10 @@ class Replica {
 // What may happen next: a step of the application of the rank whose turn it is, or the next background step.
 struct Move {
   bool application = false;
-  bool blocked = false;  // the rank says in its report that it is waiting, or parked: that lasts long enough to count
+  bool blocked = false;    // the rank says in its report that it is waiting, or parked: that lasts long enough to count
+  bool later = false;      // and the coordinator decides when time has passed
+  bool postpones = false;  // the round does not end on this rank yet
+  bool ends = false;       // rounds that were postponed end on this rank
 };
 
 class World {
@@ -343,9 +387,15 @@ class World {
   }
 
   std::vector<Move> Moves() const {
-    std::vector<Move> moves = {{false, false}};
+    std::vector<Move> moves = {{}};
     if (phase_ == Phase::kReport && MayBeBlocked(turn_)) moves.push_back({false, true});
-    if (CanStep(turn_)) moves.push_back({true, false});
+    if (TimeMayPass())
+      for (std::size_t i = 0, reports = moves.size(); i < reports; ++i)
+        moves.push_back({false, moves[i].blocked, true});
+    if (phase_ == Phase::kFinish && job_->late_ends) moves.push_back({false, false, false, true});
+    if (phase_ == Phase::kReport && Postponed(ranks_[Index(turn_)]))
+      moves.push_back({false, false, false, false, true});
+    if (CanStep(turn_)) moves.push_back({true});
     return moves;
   }
 
@@ -354,16 +404,21 @@ class World {
       Step(turn_);
       return;
     }
+    if (move.ends) {
+      EndPostponed(turn_);
+      return;
+    }
     switch (phase_) {
-      case Phase::kReport: ReportNext(move.blocked); break;
+      case Phase::kReport: ReportNext(move); break;
       case Phase::kBegin: BeginNext(); break;
-      case Phase::kFinish: FinishNext(); break;
+      case Phase::kFinish: FinishNext(move.postpones); break;
     }
   }
 
   // Would there be another cycle, if nothing happened but that every wait lasted beyond its threshold?
   bool WantsCycle() const {
-    if (coordinator_->NextDeadline() <= Time(0)) return true;
+    const Time deadline = coordinator_->NextDeadline();
+    if (deadline <= now_ || (job_->clock && deadline != kNever)) return true;
     for (Rank r = 0; r < size_; ++r) {
       const RankState& rank = ranks_[Index(r)];
       if (rank.wants_join || rank.news || rank.said_blocked != MayBeBlocked(r)) return true;
@@ -371,13 +426,18 @@ class World {
     return false;
   }
   // What a rank would say then.
-  Move Patient() const { return {false, phase_ == Phase::kReport && MayBeBlocked(turn_)}; }
+  Move Patient() const { return {false, phase_ == Phase::kReport && MayBeBlocked(turn_), TimeMayPass()}; }
+  // Every round that was postponed ends.
+  void EndPostponed() {
+    for (Rank r = 0; r < size_; ++r) EndPostponed(r);
+  }
 
   std::string Describe(Move move) const {
     static const char* const phases[] = {"reports", "begins", "finishes"};
     std::string text = "rank " + std::to_string(turn_) + (move.application ? " steps (op " : " ");
     if (move.application) return text + std::to_string(ranks_[Index(turn_)].at) + ")";
-    return text + phases[static_cast<int>(phase_)] + (move.blocked ? ", blocked" : "");
+    return text + (move.ends ? "ends what was postponed" : phases[static_cast<int>(phase_)]) +
+           (move.blocked ? ", blocked" : "") + (move.later ? ", later" : "") + (move.postpones ? ", not yet" : "");
   }
 
   // Everything that the future depends on. Sums are left out: no decision depends on them, and each step has been found
@@ -392,7 +452,8 @@ class World {
     }
     std::string key;
     Put(key, static_cast<int>(phase_) << 4 | turn_ << 2 | static_cast<int>(next_));
-    Put(key, coordinator_->NextDeadline() <= Time(0));
+    Put(key, (coordinator_->NextDeadline() <= now_) | SinceWhen(stuck_since_) << 1 | SinceWhen(open_[0].quorate) << 3 |
+                 SinceWhen(open_[1].quorate) << 5);
     for (const std::string& rank : ranks) key += rank;
     for (const Open& open : open_)
       Put(key, job_->policy.rule == Policy::Rule::kInitiator ? static_cast<int>(open.round) : open.round > 0);
@@ -402,6 +463,7 @@ class World {
 
   // After the last step of all ranks: everything that was submitted has been delivered, once, to everybody.
   void CheckEnd() const {
+    if (abandoned_) return;
     for (int b = 0; b < kBuckets; ++b) {
       Require(open_[Index(b)].delivered == open_[Index(b)].submitted, "contributions are lost at the end");
       for (const auto& rank : ranks_) {
@@ -417,6 +479,13 @@ class World {
   enum class Phase : std::uint8_t { kReport, kBegin, kFinish };
   enum class Flush : std::uint8_t { kNone, kRaised, kDelivered, kAllEnded };
 
+  // A round that has been reduced, and has not ended on a rank.
+  struct Ending {
+    Sum input;
+    Sum due;
+    Sum finished;
+    bool flushes;
+  };
   struct RankState {
     int twin = 0;               // the first rank with the same program
     std::uint8_t at = 0;        // in its program
@@ -428,14 +497,18 @@ class World {
     bool joined = false;
     Flush flush = Flush::kNone;  // the application's view
     Report::Flush level = Report::Flush::kNone;
-    std::uint8_t flush_rounds = 0;  // to be finished
+    std::uint8_t flush_rounds = 0;              // to be finished
+    Report::Flush over = Report::Flush::kNone;  // what has ended with them
+    std::array<std::shared_ptr<const Ending>, kBuckets> postponed;
     std::array<std::shared_ptr<Replica>, kBuckets> replicas;
     std::shared_ptr<const Report> report;
   };
   // The model of the coordinator's bucket.
   struct Open {
     Round round = 0;
-    int arrived = 0;  // a bit for each rank
+    int arrived = 0;        // a bit for each rank
+    int full = 0;           // those that have asked for a full round
+    Time quorate = kNever;  // since when a quorum has arrived
     std::array<Round, kMostRanks> last_contribution{-1, -1, -1};
     Sum submitted = 0;
     Sum delivered = 0;
@@ -465,6 +538,9 @@ class World {
       const Open& open = open_[Index(b)];
       Put(key, static_cast<int>(bucket.state()) | bucket.reported() << 2 | model.missed << 3 | model.outstanding << 4 |
                    bucket.declared() << 5 | (open.arrived >> r & 1) << 6 | model.delivers << 7);
+      Put(key, model.cleared | model.discards << 1 | model.wants_full << 2 |
+                   (rank.postponed[Index(b)] != nullptr) << 3 | (open.full >> r & 1) << 4 |
+                   static_cast<int>(rank.over) << 5);
       Put(key, model.later_gradients | model.announced_gradients << 4);
       Put(key, model.arrival_gradients);
       Put(key,
@@ -508,7 +584,8 @@ class World {
     const Op* op = OpOf(rank);
     if (op == nullptr) return false;
     switch (op->kind) {
-      case Op::Kind::kArrive: return true;
+      case Op::Kind::kArrive:
+      case Op::Kind::kClear: return true;
       case Op::Kind::kWait:
       case Op::Kind::kDeliver: return !rank.replicas[Index(op->bucket)]->model.outstanding;
       case Op::Kind::kFlush:
@@ -521,9 +598,11 @@ class World {
 
   bool MayBeBlocked(Rank r) const {
     const RankState& rank = ranks_[Index(r)];
-    return (rank.waits && job_->bug != Bug::kWaitingIsNotReported) ||
+    return (rank.waits && !WaitsForItsEnd(rank) && job_->bug != Bug::kWaitingIsNotReported) ||
            (IsParked(rank) && job_->bug != Bug::kParkedIsNotReported);
   }
+  // Its round has been closed, and needs nobody any more.
+  bool WaitsForItsEnd(const RankState& rank) const { return rank.postponed[Index(OpOf(rank)->bucket)] != nullptr; }
   bool IsParked(const RankState& rank) const {
     const Op* op = OpOf(rank);
     return op != nullptr && op->kind == Op::Kind::kForeign && !ForeignCompletes();
@@ -560,8 +639,25 @@ class World {
         rank.wants_join = true;
         for (int b = 0; b < kBuckets; ++b) Change(rank, b).model.excused = true;
         break;
+      case Op::Kind::kClear: Clear(r, op.bucket); break;
     }
     FallAsleep(rank);
+  }
+
+  // A round that has closed, and has not begun here, was to deliver what is now forgotten.
+  void Clear(Rank r, int bucket) {
+    RankState& rank = ranks_[Index(r)];
+    Open& open = open_[Index(bucket)];
+    const Sum later = rank.replicas[Index(bucket)]->model.later;
+    const Sum forgotten = Change(rank, bucket).Clear();
+    open.submitted -= forgotten;
+    for (Running& running : running_) {
+      if (phase_ != Phase::kBegin || running.bucket != bucket || &running < &running_[next_]) continue;
+      running.due -= forgotten - later;
+      running.finished -= forgotten - later;
+      open.delivered -= forgotten - later;
+    }
+    ++rank.at;
   }
 
   // Waits that are over are no steps of their own.
@@ -601,7 +697,8 @@ class World {
 
   // --- The background thread
 
-  void ReportNext(bool blocked) {
+  void ReportNext(Move move) {
+    const bool blocked = move.blocked;
     RankState& rank = ranks_[Index(turn_)];
     if (std::exchange(rank.wants_join, false)) rank.joined = true;
     rank.said_blocked = blocked;
@@ -614,7 +711,11 @@ class World {
       Report::Item item;
       item.bucket = rank.replicas[Index(b)]->bucket().name();
       const Bucket& bucket = rank.replicas[Index(b)]->bucket();
-      if (bucket.state() == Bucket::State::kArrived && !bucket.reported()) {
+      if (rank.postponed[Index(b)] != nullptr) {
+        item.kind = Report::Item::Kind::kRunning;
+      } else if (bucket.state() == Bucket::State::kArrived && !bucket.reported()) {
+        open_[Index(b)].full |= rank.replicas[Index(b)]->model.wants_full << turn_;
+        coverage_->full_requests += rank.replicas[Index(b)]->model.wants_full ? 1 : 0;
         rank.sent = static_cast<std::uint8_t>(rank.sent | 1 << b);
         item.gradients = Change(rank, b).ReportArrival();
         item.full = rank.replicas[Index(b)]->bucket().wants_full_round();
@@ -630,6 +731,7 @@ class World {
     rank.report = std::make_shared<const Report>(std::move(report));
     if (++turn_ < size_) return;
     turn_ = 0;
+    if (move.later) now_ += kLong;
     Decide();
   }
 
@@ -638,17 +740,22 @@ class World {
     std::vector<bool> joined;
     for (Rank r = 0; r < size_; ++r) {
       RankState& rank = ranks_[Index(r)];
-      coordinator->Observe(r, *rank.report, Time(0));
+      coordinator->Observe(r, *rank.report, now_);
       joined.push_back(rank.joined);
       for (int b = 0; b < kBuckets; ++b) open_[Index(b)].arrived |= (rank.sent >> b & 1) << r;
     }
     if (job_->bug != Bug::kJoinedIsNotTold) coordinator->SetJoined(joined);
     running_.clear();
-    for (Closing& closing : coordinator->Decide(Time(0))) Check(std::move(closing));
+    CountTime();
+    for (Closing& closing : coordinator->Decide(now_)) Check(std::move(closing));
     coordinator_ = std::move(coordinator);
-    if (!running_.empty() && IsFlush(*running_[0].closing)) {
+    const bool flushed = std::any_of(running_.begin(), running_.end(), [](const Running& running) {
+      return running.closing->flush_over != Report::Flush::kNone;
+    });
+    if (flushed && !abandoned_)
       for (const Open& open : open_) Require(open.delivered == open.submitted, "contributions are lost in a flush");
-    }
+    for (int b = 0; b < kBuckets; ++b)
+      Require(!MustHaveClosed(b), "a round stays open although its policy is satisfied");
     for (RankState& rank : ranks_) {
       rank.sent = 0;
       rank.report.reset();
@@ -662,6 +769,53 @@ class World {
     if (running_.empty()) return;
     phase_ = Phase::kBegin;
     SkipJoined();
+  }
+
+  // A rank whose round has not ended says so, and has sent nothing else of that bucket.
+  bool Runs(int bucket) const {
+    return std::any_of(ranks_.begin(), ranks_.end(),
+                       [&](const RankState& rank) { return rank.postponed[Index(bucket)] != nullptr; });
+  }
+  static bool Postponed(const RankState& rank) {
+    return std::any_of(rank.postponed.begin(), rank.postponed.end(), [](const auto& each) { return each != nullptr; });
+  }
+
+  // --- The clock
+
+  // 0: not at all, 1: for no time, 2: for long.
+  int SinceWhen(Time since) const { return since == kNever ? 0 : since == now_ ? 1 : 2; }
+  // And it makes a difference.
+  bool TimeMayPass() const {
+    return job_->clock && phase_ == Phase::kReport && turn_ + 1 == size_ &&
+           (stuck_since_ == now_ || open_[0].quorate == now_ || open_[1].quorate == now_);
+  }
+  // Since when what the reports say has been so.
+  void CountTime() {
+    bool stuck = !Runs(0) && !Runs(1);
+    bool anybody_ended = false;
+    for (const RankState& rank : ranks_) {
+      const bool ended = rank.level == Report::Flush::kEnding;
+      anybody_ended = anybody_ended || ended;
+      stuck = stuck && rank.level != Report::Flush::kFlushing && (ended || CannotCome(rank));
+    }
+    stuck_since_ = stuck && anybody_ended ? std::min(stuck_since_, now_) : kNever;
+    for (Open& open : open_) open.quorate = IsQuorate(open) ? std::min(open.quorate, now_) : kNever;
+  }
+  bool IsQuorate(const Open& open) const {
+    int active = 0;
+    int arrived = 0;
+    for (Rank r = 0; r < size_; ++r) {
+      active += ranks_[Index(r)].joined ? 0 : 1;
+      arrived += open.arrived >> r & 1;
+    }
+    return open.round > 0 && arrived > 0 && arrived >= std::min(job_->policy.quorum, active);
+  }
+  // Where the policy is a quorum, and cannot have been too stale.
+  bool MustHaveClosed(int b) const {
+    const Open& open = open_[Index(b)];
+    const Policy& policy = job_->policy;
+    return policy.rule == Policy::Rule::kQuorum && policy.max_staleness > kMostSteps && !Runs(b) && open.full == 0 &&
+           open.quorate != kNever && now_ - open.quorate >= policy.grace && job_->bug == Bug::kNone;
   }
 
   static bool IsFlush(const Closing& closing) {
@@ -680,6 +834,7 @@ class World {
     const Policy& policy = job_->policy;
     using Reason = Closing::Reason;
     Require(closing.error.empty(), "a round is refused");
+    Require(!Runs(b), "a round is closed while the one before has not ended everywhere");
     Require(closing.round == open.round, "a round is closed twice, or one is left out");
     for (const Running& other : running_) Require(other.bucket != b, "two rounds of a bucket are closed at once");
 
@@ -719,6 +874,8 @@ class World {
     Require(first == (open.round == 0), "round 0, and no other, is closed as the first");
     if (first || closing.reason == Reason::kEverybody) Require(fresh == active, "a rank is missing in a full round");
     if (closing.reason == Reason::kQuorum) {
+      Require(open.full == 0, "a full round is closed by its policy");
+      Require(policy.grace == Time(0) || now_ - open.quorate >= policy.grace, "the grace period is cut short");
       if (policy.rule == Policy::Rule::kInitiator) {
         Rank initiator = Initiator(policy, open.round, size_);
         while (ranks_[Index(initiator)].joined) initiator = (initiator + 1) % size_;
@@ -731,13 +888,18 @@ class World {
       Require(fresh > 0 && nobody_can_come, "a round is closed by liveness while a rank may come");
       Require(running_.empty(), "another round is closed beside one by liveness");
     }
-    if (IsFlush(closing)) {
+    if (closing.reason == Reason::kEnd && !all_end) {
+      Require(stuck_since_ != kNever && now_ - stuck_since_ >= kLong, "ended ranks leave while others may come");
+      abandoned_ = true;
+      ++coverage_->abandoned;
+    } else if (IsFlush(closing)) {
       Require(all_flush && fresh == 0, "a flush while a rank works");
       Require((closing.reason == Reason::kEnd) == all_end, "the end is called before all have come to it");
     }
     ++coverage_->closings[static_cast<std::size_t>(closing.reason)];
     coverage_->pending_delivered += static_cast<std::size_t>(closing.gradients() > fresh);
-    open.arrived = 0;
+    open.arrived = open.full = 0;
+    open.quorate = kNever;
     ++open.round;
     open.delivered += running.due;
     Require(!HasDuplicates(open.delivered), "a contribution is delivered twice");
@@ -763,12 +925,10 @@ class World {
   void BeginNext() {
     RankState& rank = ranks_[Index(turn_)];
     Running& running = running_[next_];
-    if (next_ == 0) {
-      rank.flush_rounds = 0;
-      if (IsFlush(*running.closing)) {
-        rank.level = Report::Flush::kNone;
-        rank.flush_rounds = static_cast<std::uint8_t>(running_.size());
-      }
+    if (running.closing->flushes) ++rank.flush_rounds;
+    if (running.closing->flush_over != Report::Flush::kNone) {
+      rank.level = Report::Flush::kNone;
+      rank.over = running.closing->flush_over;
     }
     bool slipped = false;
     const Sum input = Change(rank, running.bucket).Begin(running.closing, turn_, slipped);
@@ -783,17 +943,43 @@ class World {
     SkipJoined();
   }
 
-  void FinishNext() {
-    RankState& rank = ranks_[Index(turn_)];
+  void FinishNext(bool postpones) {
     const Running& running = running_[next_];
-    Replica& replica = Change(rank, running.bucket);
-    replica.Finish(running.inputs[Index(turn_)], running.due, running.finished);
-    if (rank.flush_rounds > 0 && --rank.flush_rounds == 0)
-      rank.flush = running.closing->reason == Closing::Reason::kEnd ? Flush::kAllEnded : Flush::kDelivered;
-    if (rank.waits && CanStep(turn_)) FallAsleep(rank);
+    const Ending ending{running.inputs[Index(turn_)], running.due, running.finished, running.closing->flushes};
+    if (postpones) {
+      ++coverage_->late_ends;
+      ranks_[Index(turn_)].postponed[Index(running.bucket)] = std::make_shared<const Ending>(ending);
+    } else {
+      End(turn_, running.bucket, ending);
+    }
     if (Advance()) return;
     phase_ = Phase::kReport;
     running_.clear();
+    if (!abandoned_) return;
+    for (RankState& rank : ranks_) {  // Horovod ends everything else
+      rank.at = static_cast<std::uint8_t>(ProgramOf(rank).size());
+      rank.waits = false;
+    }
+  }
+
+  void EndPostponed(Rank r) {
+    for (int b = 0; b < kBuckets; ++b) {
+      const auto ending = std::exchange(ranks_[Index(r)].postponed[Index(b)], nullptr);
+      if (ending != nullptr) End(r, b, *ending);
+    }
+  }
+
+  void End(Rank r, int bucket, const Ending& ending) {
+    RankState& rank = ranks_[Index(r)];
+    Replica& replica = Change(rank, bucket);
+    replica.Finish(ending.input, ending.due, ending.finished);
+    rank.news = rank.news || replica.bucket().HasUnannounced();
+    rank.flush_rounds = static_cast<std::uint8_t>(rank.flush_rounds - (ending.flushes ? 1 : 0));
+    if (rank.flush_rounds == 0 && rank.over != Report::Flush::kNone) {
+      const Report::Flush over = std::exchange(rank.over, Report::Flush::kNone);
+      rank.flush = over == Report::Flush::kEnding ? Flush::kAllEnded : Flush::kDelivered;
+    }
+    if (rank.waits && CanStep(r)) FallAsleep(rank);
   }
 
   const Job* job_;
@@ -803,6 +989,9 @@ class World {
   std::shared_ptr<const Coordinator> coordinator_;
   std::vector<RankState> ranks_;
   std::array<Open, kBuckets> open_;
+  Time now_{0};
+  Time stuck_since_ = kNever;  // since when all ranks have ended, or are blocked
+  bool abandoned_ = false;     // ended ranks have left
   Phase phase_ = Phase::kReport;
   Rank turn_ = 0;
   std::size_t next_ = 0;  // of running_: the one to begin or to finish
