@@ -623,6 +623,21 @@ TEST(InitiatorRuleTest, TheNextActiveRankStandsInForAJoinedOne) {
   EXPECT_EQ(puppets.Cycle(row), closed);
 }
 
+TEST(InitiatorRuleTest, NobodyElseStandsIn) {
+  const Policy policy = RandomInitiator(7);
+  Puppets puppets(4, policy);
+  ASSERT_EQ(puppets.Cycle("AAAA"), "first FFFF");
+  const auto drawn = static_cast<std::size_t>(Initiator(policy, 1, 4));
+  std::string row = "....", closed = "quorum ----";
+  row[drawn] = 'J';
+  row[(drawn + 2) % 4] = 'A';
+  EXPECT_EQ(puppets.Cycle(row), "");
+  row[(drawn + 2) % 4] = '.';
+  row[(drawn + 1) % 4] = 'A';
+  closed[7 + (drawn + 1) % 4] = closed[7 + (drawn + 2) % 4] = 'F';
+  EXPECT_EQ(puppets.Cycle(row), closed);
+}
+
 TEST(InitiatorRuleTest, LivenessHelpsWhenTheDrawnRankIsBlocked) {
   const Policy policy = RandomInitiator(7);
   Puppets puppets(3, policy);
@@ -702,6 +717,78 @@ TEST(SeveralBucketsTest, AFlushSkipsBucketsWithoutARound) {
   Puppets puppets(2, Quorum(1));
   puppets.Cycle({{"a", "AA"}, {"b", ".."}});
   EXPECT_EQ(puppets.Cycle({{"a", "FF"}, {"b", "PF"}}), "a flush --");
+}
+
+// Two threads of a rank have a bucket each; one of them waits, or is out of training.
+TEST(SeveralBucketsTest, ARankMayComeToOneBucketAndNotToAnother) {
+  const auto decide = [](const BucketSet& absent, const BucketSet& waiting) {
+    Puppets puppets(2, Quorum(2));
+    puppets.Cycle({{"a", "AA"}, {"b", "AA"}});
+    puppets.Cycle({{"a", "A."}, {"b", "A."}});
+    Report report;
+    report.absent = absent;
+    report.waiting = waiting;
+    puppets.coordinator.Observe(0, {}, Time(0));
+    puppets.coordinator.Observe(1, report, Time(0));
+    std::string closed;
+    for (const Closing& closing : puppets.coordinator.Decide(Time(0))) closed += closing.bucket;
+    return closed;
+  };
+  EXPECT_EQ(decide({}, {}), "");
+  EXPECT_EQ(decide({}, {false, {"a"}}), "a");
+  EXPECT_EQ(decide({}, {false, {"b"}}), "b");
+  EXPECT_EQ(decide({false, {"b"}}, {}), "b");
+  EXPECT_EQ(decide({}, {true, {}}), "a") << "one at a time";
+}
+
+// Other threads than those that flush have arrived: no flush takes their rounds, and it is over with them.
+TEST(SeveralBucketsTest, AFlushWaitsForTheRoundsOfWhatHasArrived) {
+  Puppets puppets(2, Quorum(2));
+  puppets.Cycle({{"a", "AA"}, {"b", "AA"}, {"c", "AA"}});
+  EXPECT_EQ(puppets.Cycle({{"a", "A."}, {"b", "A."}, {"c", ".."}}), "");
+  EXPECT_EQ(puppets.Cycle({{"a", "FF"}, {"b", "FF"}, {"c", "FF"}}), "a liveness F-, c flush --");
+  EXPECT_TRUE(puppets.last[0].flushes);
+  EXPECT_TRUE(puppets.last[1].flushes);
+  for (const Closing& closing : puppets.last) EXPECT_EQ(closing.flush_over, Report::Flush::kNone);
+  EXPECT_LE(puppets.coordinator.NextDeadline(), puppets.now);
+  EXPECT_EQ(puppets.Cycle({{"a", "FF"}, {"b", "FF"}, {"c", "FF"}}), "b liveness F-");
+  EXPECT_EQ(puppets.last[0].flush_over, Report::Flush::kFlushing);
+}
+
+// Its thread goes on arriving at one bucket: what is pending in the others is delivered all the same.
+TEST(SeveralBucketsTest, AFlushIsNotStarvedByArrivals) {
+  Puppets puppets(2, Quorum(1));
+  puppets.Cycle({{"a", "AA"}, {"b", "AA"}});
+  const auto flush = [&] {
+    for (Rank rank = 0; rank < 2; ++rank) {
+      Report report;
+      report.flush = Report::Flush::kFlushing;
+      report.absent.names = {"b"};
+      Report::Item item;
+      item.bucket = rank == 0 ? "a" : "b";
+      item.kind = rank == 0 ? Report::Item::Kind::kArrival : Report::Item::Kind::kPending;
+      item.gradients = item.late = 1;
+      report.items.push_back(item);
+      puppets.coordinator.Observe(rank, report, Time(0));
+    }
+    return puppets.coordinator.Decide(Time(0));
+  };
+  const auto closings = flush();
+  ASSERT_EQ(closings.size(), 2u);
+  EXPECT_EQ(closings[0].reason, Closing::Reason::kQuorum);
+  EXPECT_TRUE(closings[0].flushes) << "the first one since the flush began";
+  EXPECT_EQ(closings[1].reason, Closing::Reason::kFlush);
+  EXPECT_EQ(closings[1].gradients(), 1);
+  EXPECT_EQ(closings[1].flush_over, Report::Flush::kFlushing);
+}
+
+TEST(SeveralBucketsTest, AFlushAfterOneThatWasGivenUpBeginsAnew) {
+  Puppets puppets(2, Quorum(2));
+  puppets.Cycle({{"a", "AA"}, {"b", "AA"}});
+  EXPECT_EQ(puppets.Cycle({{"a", "FF"}, {"b", "FR"}}), "a flush --");
+  EXPECT_EQ(puppets.Cycle({{"a", "F."}, {"b", "FR"}}), "");
+  EXPECT_EQ(puppets.Cycle({{"a", "FF"}, {"b", "FF"}}), "a flush --, b flush --");
+  EXPECT_EQ(puppets.last[1].flush_over, Report::Flush::kFlushing);
 }
 
 // --- Ranks that have ended, and others that never will

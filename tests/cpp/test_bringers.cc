@@ -1,0 +1,319 @@
+// Who can still bring something to which bucket, with threads that do what they are told and a clock that is a number.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "engine/bringers.h"
+
+namespace horovod_partial {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+// A thread that lives until its object ends, and does one thing at a time.
+class Worker {
+ public:
+  Worker() : thread_([this] { Run(); }) {}
+  ~Worker() {
+    Do([this] { ends_ = true; });
+    thread_.join();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Returns when it is done.
+  void Do(std::function<void()> body) {
+    std::promise<void> done;
+    Job job{std::move(body), &done};
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      job_ = &job;
+    }
+    changed_.notify_one();
+    done.get_future().wait();
+  }
+
+ private:
+  struct Job {
+    std::function<void()> body;
+    std::promise<void>* done;
+  };
+  void Run() {
+    while (!ends_) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return job_ != nullptr; });
+      Job job = *std::exchange(job_, nullptr);
+      job.body();
+      job.done->set_value();
+    }
+  }
+
+  bool ends_ = false;  // touched by the thread alone
+  Job* job_ = nullptr;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::thread thread_;
+};
+
+class BringersTest : public testing::Test {
+ protected:
+  using Bucket = Bringers::Bucket;
+
+  std::unique_ptr<Bucket> Make(const std::string& name) { return std::make_unique<Bucket>(bringers_, this, name); }
+  // One round of a bucket.
+  void Run(Bucket& bucket, Worker& arrives, Worker& collects) {
+    arrives.Do([&] { bucket.Arrive({}, round_, now_); });
+    bucket.Open(now_);
+    bucket.Settle();
+    bucket.Done(round_, now_);
+    collects.Do([&] { bucket.EndWait(true, round_, now_); });
+  }
+  void Run(Bucket& bucket, Worker& worker) { Run(bucket, worker, worker); }
+  // The thread waits for a round that nobody closes.
+  void Wait(Bucket& bucket, Worker& worker) {
+    worker.Do([&] {
+      bucket.Arrive({}, round_, now_);
+      bucket.Open(now_);
+      bucket.BeginWait(now_);
+    });
+    now_ += 6ms;
+  }
+  void ArriveInGraph(Bucket& bucket, std::int64_t run) {
+    bucket.Arrive({Caller::Kind::kGraph, run}, round_, now_);
+    bucket.Open(now_);
+  }
+  void End(Bucket& bucket) { bucket.Done(round_, now_); }
+
+  Bringers::Away Look(Time foreign_since = kNever, bool flushes = false) const {
+    return bringers_->Look(this, now_, foreign_since, flushes, Bringers::Thresholds());
+  }
+
+  const std::shared_ptr<Bringers> bringers_ = std::make_shared<Bringers>();
+  Time now_ = 1s;
+  Round round_ = 0;
+  // Its thread is never said to wait, so that not all can be away.
+  Worker busy_;
+  std::unique_ptr<Bucket> others_ = Make("others");
+  Worker first_;
+  Worker second_;
+  std::unique_ptr<Bucket> bucket_ = Make("bucket");
+  std::unique_ptr<Bucket> waits_ = Make("waits");
+};
+
+TEST_F(BringersTest, NobodyIsAwayAtFirst) {
+  EXPECT_TRUE(Look().waiting.empty());
+  EXPECT_TRUE(Look().absent.empty());
+}
+
+TEST_F(BringersTest, WhoCollectsBrings) {
+  Run(*others_, busy_);
+  Run(*bucket_, second_, first_);
+  Wait(*waits_, second_);
+  EXPECT_THAT(Look().waiting.names, IsEmpty()) << "the thread that arrived";
+  Wait(*waits_, first_);
+  EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));
+  EXPECT_FALSE(Look().waiting.all);
+  EXPECT_TRUE(Look().absent.empty());
+}
+
+TEST_F(BringersTest, AWaitCountsWhenItIsLong) {
+  Run(*others_, busy_);
+  Run(*bucket_, first_);
+  Wait(*waits_, first_);
+  now_ -= 1ms;
+  EXPECT_TRUE(Look().waiting.empty());
+  now_ += 1ms;
+  EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));
+  waits_->Settle();
+  EXPECT_TRUE(Look().waiting.empty()) << "its round has begun";
+}
+
+TEST_F(BringersTest, WhereAllWaitTheyCanComeNowhere) {
+  others_.reset();
+  Run(*bucket_, first_);
+  Wait(*waits_, first_);
+  EXPECT_TRUE(Look().waiting.all);
+  EXPECT_THAT(Look().waiting.names, IsEmpty());
+}
+
+TEST_F(BringersTest, WhoArrivesBringsWhereNoCollectorLives) {
+  Run(*others_, busy_);
+  {
+    Worker ends;
+    Run(*bucket_, second_, ends);
+    Wait(*waits_, second_);
+    EXPECT_TRUE(Look().waiting.empty());
+  }
+  EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));
+}
+
+TEST_F(BringersTest, ABucketWhoseThreadsHaveEndedIsLeftByAFlush) {
+  waits_.reset();
+  Run(*others_, busy_);
+  {
+    Worker ends;
+    Run(*bucket_, ends);
+  }
+  first_.Do([this] { bringers_->BeginFlush(this, now_); });
+  EXPECT_TRUE(Look().absent.empty());
+  EXPECT_THAT(Look(kNever, true).absent.names, ElementsAre("bucket"));
+}
+
+TEST_F(BringersTest, ABucketMayBeHandedOver) {
+  Run(*others_, busy_);
+  Run(*bucket_, first_);
+  for (round_ = 1; round_ <= 8; ++round_) Run(*bucket_, second_);
+  Wait(*waits_, second_);
+  EXPECT_TRUE(Look().waiting.empty()) << "the first one may come back";
+  waits_->Settle();
+  round_ = 9;
+  Run(*bucket_, second_);
+  Wait(*bucket_, busy_);
+  bucket_->Settle();
+  Wait(*waits_, second_);
+  EXPECT_TRUE(Look().waiting.Has("bucket"));
+}
+
+TEST_F(BringersTest, AFlushExemptsTheBucketsOfItsThread) {
+  waits_.reset();
+  Run(*others_, busy_);
+  Run(*bucket_, first_);
+  std::shared_ptr<Bringers::Bringer> flushing;
+  first_.Do([&] { flushing = bringers_->BeginFlush(this, now_); });
+  now_ += 6ms;
+  EXPECT_THAT(Look(kNever, true).absent.names, ElementsAre("bucket"));
+  EXPECT_THAT(Look(kNever, true).waiting.names, ElementsAre("bucket"));
+  bringers_->EndFlush(*flushing);
+  EXPECT_TRUE(Look().absent.empty());
+}
+
+TEST_F(BringersTest, AFlushOfAnotherEngineIsAWait) {
+  Run(*others_, busy_);
+  Run(*bucket_, first_);
+  first_.Do([&] { bringers_->BeginFlush(&round_, now_); });
+  now_ += 6ms;
+  EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));
+  EXPECT_TRUE(Look().absent.empty());
+}
+
+TEST_F(BringersTest, TheOnlyBusyThreadIsInTheForeignCollective) {
+  Run(*others_, busy_);
+  Run(*bucket_, first_);
+  Wait(*waits_, first_);
+  const Time since = now_;
+  now_ += 101ms;
+  EXPECT_THAT(Look(since).absent.names, ElementsAre("others"));
+  EXPECT_TRUE(Look(since).waiting.all);
+  EXPECT_TRUE(Look().absent.empty()) << "without such a collective";
+  now_ -= 2ms;
+  EXPECT_TRUE(Look(since).absent.empty()) << "not for long";
+}
+
+TEST_F(BringersTest, OfTwoBusyThreadsNoneIs) {
+  Run(*others_, busy_);
+  Run(*bucket_, first_);
+  const Time since = now_;
+  now_ += 200ms;
+  EXPECT_TRUE(Look(since).absent.empty());
+  EXPECT_TRUE(Look(since).waiting.empty());
+}
+
+TEST_F(BringersTest, ASilentProcessIsJudgedAsAWhole) {
+  Run(*others_, busy_);
+  Run(*bucket_, first_);
+  now_ += 10ms;
+  Run(*others_, busy_);  // intervals of 10 ms
+  Run(*bucket_, first_);
+  Wait(*waits_, second_);
+  const Time since = now_ - 6ms;
+  now_ = since + 1s;
+  EXPECT_TRUE(Look().waiting.empty());
+  now_ += 1ms;
+  EXPECT_TRUE(Look().waiting.all);
+}
+
+TEST_F(BringersTest, NotBeforeTenTimesItsLongestInterval) {
+  Run(*others_, busy_);
+  Run(*bucket_, first_);
+  now_ += 10ms;
+  Run(*others_, busy_);
+  now_ += 490ms;
+  Run(*bucket_, first_);
+  Wait(*waits_, second_);
+  const Time since = now_ - 6ms;
+  now_ = since + 2s;
+  EXPECT_THAT(Look().waiting.names, ElementsAre("others"));
+  now_ = since + 5001ms;
+  EXPECT_TRUE(Look().waiting.all);
+}
+
+TEST_F(BringersTest, AThreadThatIsBlockedAtItsArrivalWaits) {
+  Run(*others_, busy_);
+  Run(*bucket_, first_);
+  first_.Do([this] { waits_->Arrive({Caller::Kind::kBlockedThread}, round_, now_); });
+  waits_->Open(now_);
+  EXPECT_EQ(waits_->UnattendedSince(), now_);
+  now_ += 6ms;
+  EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));
+  waits_->Done(round_, now_);
+  EXPECT_TRUE(Look().waiting.empty());
+  EXPECT_EQ(waits_->UnattendedSince(), kNever);
+}
+
+// --- Graphs
+
+class GraphBringersTest : public BringersTest {
+ protected:
+  std::unique_ptr<Bucket> tape_ = Make("tape");  // with bucket_ in one graph
+  std::unique_ptr<Bucket> other_ = Make("other graph");
+
+  void SetUp() override {
+    Run(*others_, busy_);
+    ArriveInGraph(*bucket_, 1);
+    ArriveInGraph(*tape_, 1);
+    End(*bucket_);
+    End(*tape_);
+  }
+};
+
+TEST_F(GraphBringersTest, ARunWaitsWhenAllItsTapesHaveArrived) {
+  ArriveInGraph(*other_, 2);
+  End(*other_);
+  ArriveInGraph(*bucket_, 3);
+  now_ += 6ms;
+  EXPECT_TRUE(Look().waiting.empty()) << "the other tape is being computed";
+  ArriveInGraph(*tape_, 3);
+  EXPECT_EQ(tape_->UnattendedSince(), now_);
+  now_ += 6ms;
+  EXPECT_THAT(Look().waiting.names, ElementsAre("other graph"));
+}
+
+TEST_F(GraphBringersTest, GraphsThatRunAtOnceHaveTwoBringers) {
+  ArriveInGraph(*other_, 2);
+  ArriveInGraph(*bucket_, 3);
+  ArriveInGraph(*tape_, 3);
+  End(*other_);
+  now_ += 6ms;
+  EXPECT_TRUE(Look().waiting.empty());
+}
+
+TEST_F(GraphBringersTest, ARunThatIsOverDoesNotWait) {
+  ArriveInGraph(*other_, 2);
+  End(*other_);
+  now_ += 6ms;
+  EXPECT_TRUE(Look().waiting.empty());
+}
+
+}  // namespace
+}  // namespace horovod_partial
