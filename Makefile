@@ -54,6 +54,10 @@ $(CTESTS): ctest-%: build/%/build.ninja
 	@$(BIN)/cmake --build build/$* -j $(JOBS) --target cpp_tests
 	@$(BIN)/ctest --test-dir build/$* --output-on-failure --no-tests=ignore -j $(JOBS)
 
+.PHONY: mutants
+mutants: build/release/build.ninja ## Plant defects in the core, and see that the C++ tests catch each
+	@$(BIN)/python tools/mutants.py --jobs $(JOBS) build/mutants build/info
+
 .PHONY: check-gpu
 check-gpu: $(SETUP_STAMP) ## Compile the attachment for CUDA and NCCL; needs no GPU
 	@$(PIP) --no-deps --requirement requirements/gpu.txt

@@ -1,0 +1,155 @@
+"""Plant the defects of tests/cpp/mutants.toml, one at a time, and see that the C++ tests catch each.
+
+`python tools/mutants.py DIRECTORY INFO` works on a copy of the sources in DIRECTORY, so that the checkout stays as it
+is; INFO is what tools/horovod_info.py has written. A defect is caught by a test executable that fails, crashes or does
+not end in time. Every executable that the list names for a defect must catch it.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import tomllib
+
+TOP = Path(__file__).resolve().parent.parent
+LIST = TOP / "tests" / "cpp" / "mutants.toml"
+SOURCES = ("CMakeLists.txt", "cmake", "cpp", "tests/cpp")
+TIMEOUT_SECONDS = 90
+
+
+class MutantError(Exception):
+    """The list, or the tests without a defect, are not in order."""
+
+
+class Mutant(NamedTuple):
+    """One defect: where `find` stands once in `file`, `replace` is put."""
+
+    name: str
+    rule: str
+    file: str
+    find: str
+    replace: str
+    caught_by: list[str]
+
+    def applied_to(self, text: str) -> str:
+        """Give `text` with the defect."""
+        count = text.count(self.find)
+        if count != 1:
+            raise MutantError(f"{self.name}: what it replaces stands {count} times in {self.file}, not once.")
+        return text.replace(self.find, self.replace)
+
+
+def read_list(only: list[str]) -> list[Mutant]:
+    """Give the list's mutants in the order of their files, or those named in `only`."""
+    mutants = [Mutant(**entry) for entry in tomllib.loads(LIST.read_text())["mutant"]]
+    names = [mutant.name for mutant in mutants]
+    if len(set(names)) < len(names):
+        raise MutantError(f"Two mutants of {LIST.name} have the same name.")
+    if unknown := set(only) - set(names):
+        raise MutantError(f"{LIST.name} has no {', '.join(sorted(unknown))}.")
+    for mutant in mutants:
+        if mutant.applied_to((TOP / mutant.file).read_text()) == (TOP / mutant.file).read_text():
+            raise MutantError(f"{mutant.name} changes nothing.")
+        if not mutant.caught_by:
+            raise MutantError(f"{mutant.name} names no test that must catch it.")
+    return sorted((mutant for mutant in mutants if not only or mutant.name in only), key=lambda mutant: mutant.file)
+
+
+def copy_sources(directory: Path) -> None:
+    """Copy what is built; files that have not changed keep their times, so that they are not compiled again."""
+    for name in SOURCES:
+        paths = [TOP / name] if (TOP / name).is_file() else (TOP / name).rglob("*")
+        for path in paths:
+            copy = directory / path.relative_to(TOP)
+            if not path.is_file() or (copy.exists() and copy.read_bytes() == path.read_bytes()):
+                continue
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+
+
+class Build:
+    """A build of the copied sources, optimized only a little: what is compiled is run for seconds."""
+
+    def __init__(self, directory: Path, info: Path) -> None:
+        self._directory = directory / "build"
+        flags = ["-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DHOROVOD_PARTIAL_TESTS=ON", "-DHOROVOD_PARTIAL_WERROR=OFF"]
+        info_flags = [f"-DHOROVOD_PARTIAL_INFO={info}", f"-DPython_EXECUTABLE={sys.executable}"]
+        self._run("cmake", "-S", str(directory), "-B", str(self._directory), "-G", "Ninja", *flags, *info_flags)
+
+    def _run(self, *command: str) -> None:
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if result.returncode != 0:
+            raise MutantError(f"{' '.join(command)} failed:\n{result.stdout}")
+
+    def make(self, targets: list[str], jobs: int) -> None:
+        """Build test executables."""
+        self._run("cmake", "--build", str(self._directory), "-j", str(jobs), "--target", *targets)
+
+    def fails(self, test: str) -> bool:
+        """Run a test executable."""
+        command = [str(self._directory / test), "--gtest_fail_fast", "--gtest_brief=1"]
+        try:
+            result = subprocess.run(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return True
+        return result.returncode != 0
+
+
+def survivors_among(mutants: list[Mutant], directory: Path, info: Path, jobs: int) -> list[str]:
+    """Plant each mutant, say what becomes of it, and give those that a test has not caught."""
+    copy_sources(directory)
+    build = Build(directory, info)
+    tests = sorted({test for mutant in mutants for test in mutant.caught_by})
+    build.make(tests, jobs)
+    if failed := [test for test in tests if build.fails(test)]:
+        raise MutantError(f"{', '.join(failed)} fails without any mutant.")
+    survivors = []
+    for mutant in mutants:
+        begin = time.monotonic()
+        path = directory / mutant.file
+        text = path.read_text()
+        path.write_text(mutant.applied_to(text))
+        try:
+            build.make(mutant.caught_by, jobs)
+            blind = [test for test in mutant.caught_by if not build.fails(test)]
+        finally:
+            path.write_text(text)
+        verdict = f"SURVIVES {', '.join(blind)}" if blind else f"caught by {', '.join(mutant.caught_by)}"
+        print(f"{mutant.name} (rule {mutant.rule}): {verdict}, {time.monotonic() - begin:.0f} s", flush=True)
+        if blind:
+            survivors.append(mutant.name)
+    return survivors
+
+
+def main() -> None:
+    """Exit with status 1 if a mutant survives."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, help="where the copy is built; it is kept for the next time")
+    parser.add_argument("info", type=Path, help="what tools/horovod_info.py has written")
+    parser.add_argument("--list", action="store_true", help="name the mutants, and do nothing else")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="plant this one; may be repeated")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
+    arguments = parser.parse_args()
+    try:
+        mutants = read_list(arguments.only)
+        if arguments.list:
+            for mutant in mutants:
+                print(f"{mutant.name} (rule {mutant.rule}; {mutant.file}): {', '.join(mutant.caught_by)}")
+            return
+        survivors = survivors_among(mutants, arguments.directory.resolve(), arguments.info.resolve(), arguments.jobs)
+    except MutantError as error:
+        sys.exit(f"mutants: {error}")
+    if survivors:
+        sys.exit(f"mutants: {len(survivors)} of {len(mutants)} survive: {', '.join(survivors)}")
+    print(f"All {len(mutants)} mutants are caught.")
+
+
+if __name__ == "__main__":
+    main()
