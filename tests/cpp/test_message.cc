@@ -73,6 +73,8 @@ Closing FullClosing() {
   Closing closing;
   closing.round = (Round{1} << 40) + 5;
   closing.reason = Closing::Reason::kLiveness;
+  closing.flushes = true;
+  closing.flush_over = Report::Flush::kEnding;
   closing.contributions = {{3, true}, {0, true, false, 9}, {2, false, true}, {0, false}, {(1 << 30) - 1, true}};
   closing.groups = {0, 1, 0, kNoGroup, 1};
   closing.upcoming = {{0, 0, 0, 0, 0}, {4, 3, 2, 1, 0}};
@@ -139,6 +141,8 @@ TEST(ClosingTest, SurvivesTheJourneyBehindOthers) {
   const Closing got = DecodeClosing(words, at);
   EXPECT_EQ(got.round, sent.round);
   EXPECT_EQ(got.reason, sent.reason);
+  EXPECT_EQ(got.flushes, sent.flushes);
+  EXPECT_EQ(got.flush_over, sent.flush_over);
   ASSERT_EQ(got.contributions.size(), sent.contributions.size());
   for (std::size_t rank = 0; rank < sent.contributions.size(); ++rank) {
     EXPECT_EQ(got.contributions[rank].gradients, sent.contributions[rank].gradients) << rank;
@@ -148,7 +152,10 @@ TEST(ClosingTest, SurvivesTheJourneyBehindOthers) {
   }
   EXPECT_EQ(got.groups, sent.groups);
   EXPECT_EQ(got.upcoming, sent.upcoming);
-  EXPECT_EQ(DecodeClosing(words, at).contributions.size(), 0u);
+  const Closing next = DecodeClosing(words, at);
+  EXPECT_FALSE(next.flushes);
+  EXPECT_EQ(next.flush_over, Report::Flush::kNone);
+  EXPECT_EQ(next.contributions.size(), 0u);
   EXPECT_EQ(at, words.size());
 }
 
