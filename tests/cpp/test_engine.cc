@@ -1425,7 +1425,7 @@ TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
       while (!engine_.WantsCycle(Now(), kNever)) std::this_thread::yield();
       engine_.Finished(handle_, "");
       EXPECT_EQ(ReportAt(Now()).flush, Report::Flush::kFlushing) << "the old rounds are not those of this flush";
-      EXPECT_EQ(second.wait_for(0s), std::future_status::timeout);
+      EXPECT_EQ(second.wait_for(200ms), std::future_status::timeout);
     }
     while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
     close();
@@ -1512,6 +1512,19 @@ TEST_F(OneEngineTest, ALateContributionWantsACycleAndIsReportedInEach) {
     EXPECT_EQ(report.items[0].gradients, 1);
     EXPECT_FALSE(engine_.WantsCycle(Now(), kNever)) << "once is enough, if nothing else happens";
   }
+}
+
+TEST_F(OneEngineTest, ARoundThatRunsIsReportedAndWhatCameMeanwhileWantsACycle) {
+  RunRoundZero();
+  ReportAt(Now());
+  CloseRound(false, 0);
+  Arrive();
+  const Report report = ReportAt(Now());
+  ASSERT_EQ(report.items.size(), 1u);
+  EXPECT_EQ(report.items[0].kind, Report::Item::Kind::kRunning);
+  EXPECT_FALSE(engine_.WantsCycle(Now(), kNever));
+  engine_.Finished(handle_, "");
+  EXPECT_TRUE(engine_.WantsCycle(Now(), kNever)) << "to announce what is pending";
 }
 
 // A caller that does not wait, and is told.
