@@ -179,9 +179,10 @@ void Session::Tick(std::vector<long long>& status_bits) {
   if (failed_) status_bits[0] &= ~kShouldShutDown;
 }
 
-// After a cycle that negotiates, the next ones are short: where ranks take turns at small tensors, half of Horovod's cycle
-// time passes before it notices an arrival. All ranks count alike, since one that sleeps holds all cycles up. They are
-// few, so that neither an idle job nor a long wait costs more than before. A cycle time that the user has set stays.
+// After a cycle that negotiates, the next ones are short: where ranks take turns at small tensors, half of Horovod's
+// cycle time passes before it notices an arrival. All ranks count alike, since one that sleeps holds all cycles up.
+// They are few, so that neither an idle job nor a long wait costs more than before. A cycle time that the user has set
+// stays.
 void Session::AfterTick(const std::vector<long long>& status_bits) {
   if (state_ == nullptr || process_set_id_ != 0 || keeps_cycle_time_) return;
   const bool negotiates = (status_bits[0] & kUncachedInQueue) == 0;
