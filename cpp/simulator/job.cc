@@ -247,8 +247,7 @@ void Job::Observe(Rank rank) {
     if (local.bucket.state() == Bucket::State::kArrived && !local.bucket.reported()) {
       item.gradients = local.bucket.ReportArrival();
       item.work = local.bucket.arrival().work;
-      // One declaration is enough: the ranks of a simulation do not disagree.
-      if (rank == 0 && !local.bucket.declared()) item.declaration = Declaration{PolicyOf(message)};
+      if (!local.bucket.declared()) item.declaration = Declaration{PolicyOf(message)};
     } else {
       item.kind = Report::Item::Kind::kPending;
       item.gradients = local.bucket.ReportPending();
