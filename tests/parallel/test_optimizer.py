@@ -230,7 +230,7 @@ def test_policy_from_the_environment_is_full_by_default(world: World) -> None:
     optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](model), model.named_parameters())
     before = set(hvd.partial_stats())
     train(world, optimizer, model, 1)
-    assert set(hvd.partial_stats()) == before
+    assert set(hvd.partial_stats()) <= before  # buckets of earlier optimizers may end meanwhile
 
 
 def test_policy_from_the_environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
