@@ -257,7 +257,8 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       decision_log_->SetJoined(joined_);
       decision_log_->Decide(now, closings);
     }
-    const std::string refusal = GroupCommunicators::Refusal(*state_);
+    // Horovod is asked only where something closes: most cycles close nothing.
+    const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
     for (auto& closing : closings) {
       if (closing.ends && !refusal.empty()) closing.groups.clear();  // then all take part, with zeros
       const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
