@@ -151,14 +151,14 @@ def test_merged_gradients_are_measured_anew_after_shutdown_then_init(job: Job) -
     assert set(job.notes("results").values()) == {repr((plans, [weight] * 3))}
 
 
-def start_elastic(job: Job, program: str, policy: str, final_size: int, hosts: str, **variables: str) -> Path:
-    """Start an elastic job. Returns the file of its hosts, which may be changed."""
+def start_elastic(job: Job, program: str, *arguments: str, hosts: str, **variables: str) -> Path:
+    """Start an elastic job of up to 3 ranks. Returns the file of its hosts, which may be changed."""
     file, script = job.folder / "hosts", job.folder / "discover"
     file.write_text(hosts)
     script.write_text(f"#!/bin/sh\ncat {file}\n")
     script.chmod(0o755)
-    options = ["--min-np", "2", "--max-np", "3", "--host-discovery-script", str(script), "--network-interfaces", "lo"]
-    job.start(program, policy, str(final_size), options=options, **variables)
+    options = ["--min-np", "1", "--max-np", "3", "--host-discovery-script", str(script), "--network-interfaces", "lo"]
+    job.start(program, *arguments, options=options, **variables)
     return file
 
 
@@ -167,11 +167,32 @@ def start_elastic(job: Job, program: str, policy: str, final_size: int, hosts: s
 @pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "majority"])
 @ELASTIC_PROGRAMS
 def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, backend: str, policy: str) -> None:
-    hosts = start_elastic(job, program, policy, 3, "localhost:2\n", KERAS_BACKEND=backend)
+    hosts = start_elastic(job, program, policy, "3", hosts="localhost:2\n", KERAS_BACKEND=backend)
     job.wait_for_notes("running")
     hosts.write_text("localhost:3\n")
     assert job.wait() == 0, job.output()
     assert job.notes("ended") == dict.fromkeys(range(3), "3 True True"), job.output()
+
+
+@pytest.mark.launch(transports=("gloo",), ranks=(2,))
+@pytest.mark.parametrize("policy", [pytest.param("majority", marks=LONG), "group_average"])
+def test_an_elastic_function_that_wraps_its_optimizer(job: Job, policy: str) -> None:
+    """A worker that joins has wrapped once, the others twice: their buckets have the same names all the same."""
+    hosts = start_elastic(job, "elastic", policy, "3", "inside", hosts="localhost:2\n")
+    job.wait_for_notes("running")
+    hosts.write_text("localhost:3\n")
+    assert job.wait() == 0, job.output()
+    assert job.notes("ended") == dict.fromkeys(range(3), "3 True True"), job.output()
+
+
+@pytest.mark.launch(transports=("gloo",), ranks=(2,))
+@pytest.mark.parametrize("policy", ["group_average", *(pytest.param(p, marks=LONG) for p in ("partial_reduce:2", "solo"))])
+def test_an_elastic_job_shrinks_to_one_rank(job: Job, policy: str) -> None:
+    hosts = start_elastic(job, "elastic", policy, "1", hosts="localhost:1\n127.0.0.1:1\n")
+    job.wait_for_notes("running")
+    hosts.write_text("localhost:1\n")
+    assert job.wait() == 0, job.output()
+    assert list(job.notes("ended").values()) == ["1 True True"], job.output()
 
 
 @pytest.mark.launch(transports=("gloo",), ranks=(3,))
@@ -181,7 +202,7 @@ def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, backend: str,
 def test_a_rank_of_an_elastic_job_is_killed(job: Job, program: str, backend: str, policy: str) -> None:
     """It dies with several buckets under way; the others restore the last commit and go on."""
     variables = {"KERAS_BACKEND": backend, "HOROVOD_PARTIAL_BUCKET_MB": "0.001"}
-    start_elastic(job, program, policy, 2, "localhost:2\n127.0.0.1:1\n", **variables)
+    start_elastic(job, program, policy, "2", hosts="localhost:2\n127.0.0.1:1\n", **variables)
     job.wait()
     assert list(job.notes("ended").values()) == ["2 True True"] * 2, job.output()
 
