@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness import world as ranks_world
-from harness.fronts import FRONTS, Front, front_of
+from harness.fronts import FRONTS, ONLY_IN_THE_FULL_MATRIX, Front, front_of
 from harness.launch import Launch
 from harness.matrix import Setup, setups_of
 from harness.merging import known_cost  # noqa: F401 (a fixture)
@@ -43,9 +43,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return [setup for setup in asked if ranks_world.setup in (None, setup)]
 
     if "front" in metafunc.fixturenames:
-        cases = [(name, setup) for name, defaults in FRONTS.items() for setup in setups(**defaults)]
-        ids = [f"{name}-{setup}" for name, setup in cases]
-        metafunc.parametrize(("front", "world"), cases, ids=ids, indirect=True)
+        cases = [
+            pytest.param(name, setup, id=f"{name}-{setup}", marks=ONLY_IN_THE_FULL_MATRIX.get(name, ()))
+            for name, defaults in FRONTS.items()
+            for setup in setups(**defaults)
+        ]
+        metafunc.parametrize(("front", "world"), cases, indirect=True)
     for argument in ("world", "job"):
         if argument in metafunc.fixturenames and "front" not in metafunc.fixturenames:
             metafunc.parametrize(argument, setups(), ids=str, indirect=True)

@@ -87,7 +87,7 @@ def test_times_that_drift_make_a_new_plan(front: Front, world: World, monkeypatc
     assert one.weights() == reference(front, world, SWITCH + 12)
 
 
-@pytest.mark.parametrize("sync", ["solo", "majority"])
+@pytest.mark.parametrize("sync", ["solo", pytest.param("majority", marks=pytest.mark.full_matrix)])
 def test_a_rank_that_has_left_ends_planning(front: Front, world: World, sync: str, known_cost: MessageCost) -> None:
     one = trainee(front, world, sync, replan_every=4)
     one.train(SWITCH + 6 if world.rank == 0 else SWITCH + 2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from harness.buckets import collect
-from harness.matrix import TRANSPORTS
+from harness.matrix import OVER_MPI, TRANSPORTS
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -26,8 +28,9 @@ ENVIRONMENTS = {
 }
 
 
-def launch(label: str) -> pytest.MarkDecorator:
-    return pytest.mark.launch(label=label, environment=ENVIRONMENTS[label], ranks=(2,), full_ranks=(2, 4))
+def launch(label: str, **options: Any) -> pytest.MarkDecorator:
+    options |= {"ranks": (2,), "full_ranks": (2, 4)}
+    return pytest.mark.launch(label=label, environment=ENVIRONMENTS[label], **options)
 
 
 def partial_rounds_beside_horovods_collectives(world: World) -> None:
@@ -92,14 +95,14 @@ def test_without_the_response_cache(world: World) -> None:
     uneven_ranks(world)
 
 
-@launch("observed")
+@launch("observed", **OVER_MPI)
 def test_with_a_timeline_and_every_line_of_the_log(world: World) -> None:
     partial_rounds_beside_horovods_collectives(world)
     training(world, "solo")
     uneven_ranks(world)
 
 
-@launch("no-group-fusion")
+@launch("no-group-fusion", **OVER_MPI)
 def test_without_group_fusion(world: World) -> None:
     partial_rounds_beside_horovods_collectives(world)
     training(world, "majority")

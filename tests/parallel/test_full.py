@@ -28,7 +28,7 @@ class Net(torch.nn.Module):
         return self.classifier(self.features(x).flatten(1))
 
 
-def train(world: World, module: Any, steps: int = 50, **options: Any) -> torch.Tensor:
+def train(world: World, module: Any, steps: int = 20, **options: Any) -> torch.Tensor:
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
@@ -54,7 +54,8 @@ def test_i5_full_equals_horovod(world: World, sync: str) -> None:
     world.same(ours.tolist())
 
 
-@pytest.mark.launch(ranks=(2,), full_ranks=(2,))
+@pytest.mark.full_matrix
+@pytest.mark.launch(ranks=(2,))
 def test_i5_full_equals_horovod_with_2_ranks(world: World) -> None:
     assert torch.equal(train(world, horovod.torch), train(world, hvd))
 

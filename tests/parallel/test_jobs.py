@@ -23,13 +23,14 @@ POLICIES = [
     "solo",
     *(pytest.param(policy, marks=LONG) for policy in ("majority", *MODEL_POLICIES)),
 ]
-# Over one transport, in the default run: Keras is above it.
-KERAS = pytest.param("train_keras", marks=pytest.mark.full_matrix("gloo"))
-PROGRAMS = pytest.mark.parametrize("program", ["train", KERAS])
 MAINLY_TORCH = pytest.mark.parametrize("program", ["train", pytest.param("train_keras", marks=LONG)])
 ELASTIC_PROGRAMS = pytest.mark.parametrize(
     ("program", "backend"),
-    [("elastic", ""), ("elastic_keras", "tensorflow"), ("elastic_keras", "torch")],
+    [
+        ("elastic", ""),
+        pytest.param("elastic_keras", "tensorflow", marks=LONG),
+        pytest.param("elastic_keras", "torch", marks=LONG),
+    ],
     ids=["elastic", "elastic_keras", "elastic_keras-torch"],
 )
 # What the specification allows, for a machine that does nothing else.
@@ -54,7 +55,7 @@ def test_exit_without_shutdown_is_clean(job: Job, program: str, policy: str) -> 
     assert not re.search(r"(?i)error|abort|terminate|traceback", job.output()), job.output()
 
 
-@PROGRAMS
+@MAINLY_TORCH
 def test_shutdown(job: Job, program: str) -> None:
     """An arrival after shutdown is refused; a second shutdown does nothing."""
     assert job.run(program, "solo", "shutdown") == 0, job.output()
@@ -118,7 +119,7 @@ def test_a_signal_ends_the_job(job: Job, program: str, policy: str, number: sign
 
 
 @pytest.mark.parametrize("what", ["backward", *(pytest.param(what, marks=LONG) for what in ("raise", "caught"))])
-@PROGRAMS
+@MAINLY_TORCH
 def test_an_exception_on_one_rank_ends_the_job(job: Job, program: str, what: str) -> None:
     job.start(program, "solo", what)
     assert job.wait(60) != 0
@@ -186,7 +187,9 @@ def test_an_elastic_function_that_wraps_its_optimizer(job: Job, policy: str) -> 
 
 
 @pytest.mark.launch(transports=("gloo",), ranks=(2,))
-@pytest.mark.parametrize("policy", ["group_average", *(pytest.param(p, marks=LONG) for p in ("partial_reduce:2", "solo"))])
+@pytest.mark.parametrize(
+    "policy", ["group_average", *(pytest.param(p, marks=LONG) for p in ("partial_reduce:2", "solo"))]
+)
 def test_an_elastic_job_shrinks_to_one_rank(job: Job, policy: str) -> None:
     hosts = start_elastic(job, "elastic", policy, "1", hosts="localhost:1\n127.0.0.1:1\n")
     job.wait_for_notes("running")
@@ -214,7 +217,7 @@ def test_i6_a_wait_ends_when_horovod_is_shut_down(job: Job) -> None:
 
 @pytest.mark.full_matrix("gloo")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", ["torch", "tensorflow"])
+@pytest.mark.parametrize("first", ["torch", pytest.param("tensorflow", marks=LONG)])
 def test_two_frameworks_in_one_process(job: Job, first: str) -> None:
     """[run] The second library's objects use the first one's virtual tables."""
     assert job.run("two_frameworks", first) == 0, job.output()

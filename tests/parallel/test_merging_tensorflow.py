@@ -231,6 +231,7 @@ def test_a_rank_that_is_late_before_the_switch(world: World, late: int, graph: b
 # --- Plans ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full_matrix  # the case of all front ends waits for as long
 @modes
 def test_a_rank_that_has_left_ends_planning(world: World, graph: bool, known_cost: MessageCost) -> None:
     model = make_model()

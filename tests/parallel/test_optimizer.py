@@ -48,7 +48,14 @@ def test_trains_as_one_process_would(world: World, policy: str, make: str) -> No
 
 
 @pytest.mark.parametrize("make", ["momentum", "adam"])
-@pytest.mark.parametrize("policy", ["solo", "majority", "majority:random", "quorum:0.75"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "solo",
+        "majority",
+        *(pytest.param(p, marks=pytest.mark.full_matrix) for p in ("majority:random", "quorum:0.75")),
+    ],
+)
 def test_learns_under_every_policy(world: World, policy: str, make: str) -> None:
     torch.manual_seed(world.rank)
     model = torch.nn.Linear(3, 1)

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
+import pytest
 
 from harness.matrix import FRONT_END
 from harness.world import World
@@ -204,6 +205,8 @@ FRONTS: dict[str, dict[str, Any]] = {
     "eager": {"framework": "tensorflow", **FRONT_END},
     "graph": {"framework": "tensorflow", **FRONT_END},
 }
+# In eager code an operation is that of a graph of its own.
+ONLY_IN_THE_FULL_MATRIX = {"eager": pytest.mark.full_matrix}
 
 
 @functools.cache

@@ -24,7 +24,8 @@ four = pytest.mark.launch(full_ranks=(4,))
 # One rank, without `horovodrun`: what needs no other rank.
 alone = pytest.mark.launch(ranks=(1,), transports=("none",))
 # Front ends do not depend on the transport below them, and little on the number of ranks.
-FRONT_END = {"transports": ("mpi",), "full_transports": TRANSPORTS, "full_ranks": (4,)}
+OVER_MPI = {"transports": ("mpi",), "full_transports": TRANSPORTS}
+FRONT_END = {**OVER_MPI, "full_ranks": (4,)}
 front_end = pytest.mark.launch(**FRONT_END)
 keras_front_end = pytest.mark.launch(**(FRONT_END | {"ranks": (2,)}), framework="tensorflow")
 keras_on_torch = pytest.mark.launch(
