@@ -391,6 +391,8 @@ void Engine::Begin(const std::vector<Closing>& closings) {
       if (closing.ends) End(*bucket, calls);
       continue;
     }
+    // Who has slipped into a round has not declared itself: the transport sends zeros, and the arrival goes on waiting.
+    if (!bucket->core.declared() && !bucket->core.reported() && closing.Includes(rank_)) continue;
     const bool first = !bucket->core.declared();
     const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
     bucket->flush_round = closing.flushes && entry.member;

@@ -569,6 +569,36 @@ TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
   CycleUntilDone(Begin([&] { EngineOf(0).Flush(); }));
 }
 
+// A rank that had joined in round 0 comes to a later round, when its report has been sent: what it does not know of is
+// not declared by it.
+TEST_F(RanksTest, ARankThatSlipsIntoALaterRoundStillDeclares) {
+  Start(3, {Config(1)});
+  horovod_->Join(2);
+  for (const Rank rank : {0, 1}) At(rank).Arrive(0);
+  Cycle();
+  for (const Rank rank : {0, 1}) At(rank).Wait(0);
+  for (const Rank rank : {0, 1}) horovod_->Join(rank);
+  Cycle();
+  At(0).Arrive(0);
+  bool arrived = false;
+  Cycle([&] {
+    if (arrived || Rounds() < 2) return;
+    arrived = true;
+    At(2).Arrive(0);
+  });
+  ASSERT_TRUE(arrived);
+  At(0).Wait(0);
+  Cycle();
+  At(2).Wait(0);
+  std::vector<std::future<void>> flushes;
+  for (const Rank rank : {0, 1}) flushes.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
+  for (const Rank rank : {0, 1}) AwaitWaiting(rank);
+  for (int i = 0; i < 5; ++i) Cycle();
+  EXPECT_EQ(flushes[0].wait_for(0s), std::future_status::timeout) << "rank 2 has not come";
+  flushes.push_back(Begin([&] { EngineOf(2).Flush(); }));
+  CycleUntilDone(std::move(flushes));
+}
+
 // --- Buckets that end
 
 class EndsTest : public RanksTest {
