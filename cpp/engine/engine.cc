@@ -80,8 +80,12 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + bucket->core.name() +
                                 " is in use by an operation that has not been synchronized; use another name");
   }
+  if (arrival.input == nullptr && !bucket->core.HasPending()) {  // a round has delivered it meanwhile
+    work->done = true;
+    return work;
+  }
   if (!bucket->core.declared()) Enter(bucket);
-  if (bucket->owner != nullptr && bucket->owner->gone()) bucket->owner = nullptr;
+  if (arrival.input != nullptr && bucket->owner != nullptr && bucket->owner->gone()) bucket->owner = nullptr;
   if (arrival.output == nullptr) {
     work->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
     work->arrival.output = work->scratch.data();
@@ -435,8 +439,11 @@ void Engine::Forget(const BucketHandle& bucket) {
   buckets_.erase(bucket.core.name());
 }
 
-// Under the bucket's lock: its last round is over. What has arrived since that was decided begins a new bucket.
+// Under the bucket's lock: its last round is over, and has delivered all. What else has arrived since that was decided
+// begins a new bucket.
 void Engine::End(BucketHandle& bucket, Calls& calls) {
+  if (bucket.work != nullptr && bucket.work->arrival.input == nullptr)
+    Complete(bucket, *std::exchange(bucket.work, nullptr), true, calls);
   if (bucket.core.declared()) --in_use_;
   bucket.core = Bucket(bucket.core.name(), bucket.core.options());
   bucket.statistics = {};

@@ -701,6 +701,18 @@ TEST_F(EndsTest, AnArrivalUnretires) {
   EXPECT_TRUE(Knows(1, 0));
 }
 
+TEST_F(EndsTest, DeliveringDoesNotUnretire) {
+  StartOwned(2, {Config(1)});
+  Step(0);
+  At(1).Arrive(0);  // late, and so pending
+  At(1).Wait(0);
+  Leave(1);
+  CycleUntilDone(Begin([&] { EngineOf(1).Deliver(); }));
+  Leave(0);
+  Cycle();
+  EXPECT_FALSE(Knows(1, 0));
+}
+
 // Something happens at any moment after the coordinator of two ranks has decided.
 class CrossingTest : public EndsTest, public testing::WithParamInterface<int> {
  protected:
@@ -748,6 +760,21 @@ TEST_P(CrossingTest, AnArrivalBesideALastRoundTravelsOnce) {
     EXPECT_EQ(At(rank).At(0).got.back().info.round, 0);
     EXPECT_EQ(At(rank).At(0).got.back().info.gradients, 2);
   }
+}
+
+TEST_P(CrossingTest, DeliveringBesideALastRoundBeginsNoNewBucket) {
+  StartOwned(2, {Config(1)});
+  Step(0);
+  At(1).Arrive(0);  // late, and so pending
+  At(1).Wait(0);
+  for (const Rank rank : {0, 1}) Leave(rank);
+  std::shared_ptr<Work> work;
+  CycleAnd([&] { work = EngineOf(1).Arrive(At(1).At(0).handle, {}); });
+  Cycle();
+  ASSERT_NE(work, nullptr);
+  EXPECT_TRUE(EngineOf(1).Poll(*At(1).At(0).handle, *work));
+  EXPECT_TRUE(work->error.empty());
+  for (const Rank rank : {0, 1}) EXPECT_FALSE(Knows(rank, 0)) << "rank " << rank;
 }
 
 INSTANTIATE_TEST_SUITE_P(Moments, CrossingTest, testing::Range(6, 15));
