@@ -266,11 +266,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
         closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
     }
     // The round begins here on this rank, not when the responses are known: fusing looks its entries up before that.
-    if (joined_[0]) {
-      engine_.BeginWhileJoined(closings);
-    } else {
-      engine_.Begin(closings);
-    }
+    engine_.Begin(closings, joined_[0]);
     std::map<std::string, std::vector<hvd::Request>> rows;
     for (const auto& closing : closings) {
       const std::vector<hvd::Request>& row = rows[WireName(closing.bucket)] = RowOf(closing);
@@ -424,14 +420,7 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   if (state_ == nullptr) return;
   NoteJoin(responses);
   if (!HasOurs(responses)) return;
-  Guard("RecvFinalTensors", [&] {
-    const std::vector<Closing> closings = OpenAll(responses);
-    if (process_set_->joined) {
-      engine_.BeginWhileJoined(closings);
-    } else {
-      engine_.Begin(closings);
-    }
-  });
+  Guard("RecvFinalTensors", [&] { engine_.Begin(OpenAll(responses), process_set_->joined); });
   Unwrap(responses, size_);
   FillMissing(responses);
 }
@@ -515,7 +504,7 @@ hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const 
 }
 
 // Horovod takes for granted that each tensor of a response has an entry. Where the engine has made none (the bucket was
-// first used while this rank had joined, or it has failed here) this rank takes part with zeros.
+// first used while this rank had joined, or it has failed here, or is refused) this rank takes part with zeros.
 void Session::FillMissing(const hvd::ResponseList& responses) {
   if (process_set_->joined) return;
   for (const auto& response : responses.responses()) {

@@ -378,20 +378,22 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   return report;
 }
 
-void Engine::Begin(const std::vector<Closing>& closings) {
+void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
   int flush_rounds = 0;
   Report::Flush flush_over = Report::Flush::kNone;
   for (const auto& closing : closings) {
-    if (closing.flush_over != Report::Flush::kNone) flush_over = closing.flush_over;
+    // The end of a flush does not travel with an error; the coordinator begins that flush anew.
+    const bool round = closing.error.empty() && !joined;
+    if (round && closing.flush_over != Report::Flush::kNone) flush_over = closing.flush_over;
     const auto bucket = Find(closing.bucket);
     if (bucket == nullptr) continue;
-    if (!closing.error.empty()) {
-      Refuse(bucket, closing.error);
-      continue;
-    }
     Calls calls;
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    if (!bucket->poison.empty()) {  // the transport sends zeros
+    if (!closing.error.empty()) {
+      Refuse(*bucket, closing.error, calls);
+      continue;
+    }
+    if (joined || !bucket->poison.empty()) {  // the transport sends zeros
       if (closing.ends) End(*bucket, calls);
       continue;
     }
@@ -420,17 +422,6 @@ void Engine::BeginFlushRounds(int rounds, Report::Flush over) {
   if (flush_closed_ == flush_number_) flush_ = Report::Flush::kNone;
   if (flush_rounds_ == 0) EndFlush();
   flush_changed_.notify_all();
-}
-
-void Engine::BeginWhileJoined(const std::vector<Closing>& closings) {
-  for (const auto& closing : closings) {
-    const auto bucket = closing.ends ? Find(closing.bucket) : nullptr;
-    if (bucket == nullptr) continue;
-    Calls calls;
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    End(*bucket, calls);
-  }
-  ReleaseFlush();
 }
 
 // Under the bucket's lock.
@@ -468,14 +459,11 @@ void Engine::ReleaseFlush() {
   flush_changed_.notify_all();
 }
 
-// What has arrived fails, and the transport gets an entry all the same.
-void Engine::Refuse(const std::shared_ptr<BucketHandle>& bucket, const std::string& error) {
-  Calls calls;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
-  if (!bucket->poison.empty()) return;  // the transport has an entry for it
-  transport_.Place(bucket, {false, false, nullptr, nullptr});
-  Fail(*bucket, error, calls);
-  if (!bucket->core.declared()) Forget(*bucket);  // round 0 was refused: the name is free again, on every rank
+// Under the bucket's lock: what has arrived fails, and the name is free again, on every rank.
+void Engine::Refuse(BucketHandle& bucket, const std::string& error, Calls& calls) {
+  if (bucket.core.declared()) --in_use_;
+  Fail(bucket, error, calls);
+  Forget(bucket);
 }
 
 void Engine::Done(BucketHandle& bucket, Work& work, Calls& calls) {
@@ -527,12 +515,11 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
   } catch (const std::exception& exception) {  // a device may fail, and whoever calls back does not expect it
     failure = exception.what();
   }
-  const bool ends = failure.empty() && bucket->core.last().ends;
-  if (!failure.empty()) {
-    Fail(*bucket, failure, calls);
-  } else if (ends) {
+  const bool ends = bucket->core.last().ends;
+  if (!failure.empty()) Fail(*bucket, failure, calls);
+  if (ends) {
     End(*bucket, calls);
-  } else {
+  } else if (failure.empty()) {
     // What could not be announced while the round was running.
     if (bucket->core.HasUnannounced() || (bucket->owner != nullptr && bucket->owner->gone())) news_ = true;
     bucket->statistics.dropped = bucket->core.dropped();

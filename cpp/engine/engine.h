@@ -149,11 +149,9 @@ class Engine {
   Report BuildReport(Time now, Time foreign_since, bool joined);
   // The join of all ranks is over.
   void ReturnFromJoin() { news_ = true; }
-  // All the rounds that were closed in this cycle, in order, those that were refused too; on ranks that have not
-  // joined.
-  void Begin(const std::vector<Closing>& closings);
-  // The same on ranks that have joined, which take part in no round.
-  void BeginWhileJoined(const std::vector<Closing>& closings);
+  // All the rounds that were closed in this cycle, in order, those that were refused too. A joined rank takes part in
+  // none. Where the engine makes no entry, the transport sends zeros.
+  void Begin(const std::vector<Closing>& closings, bool joined);
   // The transport's callback.
   void Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
 
@@ -173,7 +171,7 @@ class Engine {
   void Forget(const BucketHandle& bucket);
   void End(BucketHandle& bucket, Calls& calls);
   void ReleaseFlush();
-  void Refuse(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
+  void Refuse(BucketHandle& bucket, const std::string& error, Calls& calls);
   void Fail(BucketHandle& bucket, const std::string& error, Calls& calls);
   std::string WhyItFailed(const BucketHandle& bucket, const std::exception& error) const;
   void StopAwaiting(BucketHandle& bucket);

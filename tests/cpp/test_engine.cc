@@ -604,9 +604,9 @@ TEST_F(RanksTest, ARankThatSlipsIntoALaterRoundStillDeclares) {
 class EndsTest : public RanksTest {
  protected:
   // Every rank has the same buckets, and an owner of all of them.
-  void StartOwned(int size, std::vector<BucketConfig> configs) {
+  void StartOwned(int size, std::vector<BucketConfig> configs, FakeHorovod::Settings settings = {}) {
     const auto buckets = static_cast<int>(configs.size());
-    Start(size, std::move(configs));
+    Start(size, std::move(configs), std::move(settings));
     for (Rank rank = 0; rank < size; ++rank) {
       owners_.push_back(std::make_shared<Owner>());
       for (int bucket = 0; bucket < buckets; ++bucket) EngineOf(rank).Own(BucketName(bucket), owners_.back());
@@ -711,6 +711,21 @@ TEST_F(EndsTest, DeliveringDoesNotUnretire) {
   Leave(0);
   Cycle();
   EXPECT_FALSE(Knows(1, 0));
+}
+
+TEST_F(EndsTest, ABucketWhoseLastRoundFailsEndsToo) {
+  FakeHorovod::Settings settings;
+  settings.fault = [](const Closing& closing, Rank rank) { return closing.ends && rank == 1 ? "broken" : ""; };
+  StartOwned(2, {Config(1)}, settings);
+  Step(0);
+  At(1).Arrive(0);  // late, and so pending
+  At(1).Wait(0);
+  for (const Rank rank : {0, 1}) Leave(rank);
+  Cycle();
+  for (const Rank rank : {0, 1}) {
+    ASSERT_FALSE(Knows(rank, 0)) << "rank " << rank;
+    EngineOf(rank).Flush();  // waits for nothing
+  }
 }
 
 // Something happens at any moment after the coordinator of two ranks has decided.
@@ -1264,6 +1279,36 @@ TEST_F(GroupsTest, ADisagreementReachesWhoWaitsByNotice) {
   EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<TransportError>(message));
 }
 
+TEST_F(GroupsTest, AFlushAfterALateDisagreementEnds) {
+  Start(3, {ReadyConfig(2)});
+  RunRoundZeroWithout({2});
+  ArriveTogether({0});
+  Floats model(kElements);
+  const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
+  EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
+  for (int i = 0; i < 5; ++i) Cycle();
+  EXPECT_THROW(At(0).Wait(0), TransportError);
+  for (const Rank rank : {0, 1, 2}) ASSERT_EQ(EngineOf(rank).Find(BucketName(0)), nullptr) << "the name is free";
+  std::vector<std::future<void>> flushes;
+  for (const Rank rank : {0, 1, 2}) flushes.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
+  CycleUntilDone(std::move(flushes));
+}
+
+// It would arrive without a declaration at a bucket that the coordinator knows no more.
+TEST_F(GroupsTest, AJoinedRankHearsOfALateDisagreement) {
+  Start(3, {ReadyConfig(2)});
+  RunRoundZeroWithout({2});
+  horovod_->Join(1);
+  ArriveTogether({0});
+  Floats model(kElements);
+  const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
+  EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
+  for (int i = 0; i < 5; ++i) Cycle();
+  EXPECT_THROW(At(0).Wait(0), TransportError);
+  EXPECT_EQ(EngineOf(1).Find(BucketName(0)), nullptr);
+  EXPECT_THROW(At(1).Arrive(0), TransportError);
+}
+
 TEST_F(GroupsTest, WeightedAveragesCountTheWorkBehindAModel) {
   BucketConfig config = Config(3, Missed::kLatest);
   config.spec.late = Late::kDiscard;
@@ -1310,7 +1355,7 @@ class OneEngineTest : public testing::Test {
     closing.bucket = "bucket";
     closing.round = round_++;
     closing.contributions = {{gradients, fresh}, {1, true}};
-    engine_.Begin({closing});
+    engine_.Begin({closing}, false);
   }
   void RunRoundZero() {
     Arrive();
@@ -1466,7 +1511,7 @@ TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
     closing.contributions.resize(2);
     const auto close = [&] {
       closing.round = round_++;
-      engine_.Begin({closing});
+      engine_.Begin({closing}, false);
     };
     std::atomic<bool> interrupted{false};
     EXPECT_CALL(transport_, Interrupt).WillRepeatedly([&] {
@@ -1491,6 +1536,31 @@ TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
   }
 }
 
+// The coordinator begins a flush anew whose last round it has refused; an error does not travel with a flush's end.
+TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
+  RunRoundZero();
+  engine_.Declare("other", Config(1));
+  auto flush = std::async(std::launch::async, [&] { engine_.Flush(); });
+  while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
+  Closing refused;
+  refused.bucket = "other";
+  refused.error = "the ranks do not agree";
+  refused.flush_over = Report::Flush::kFlushing;
+  engine_.Begin({refused}, false);
+  EXPECT_EQ(flush.wait_for(200ms), std::future_status::timeout);
+  EXPECT_EQ(ReportAt(Now()).flush, Report::Flush::kFlushing);
+  Closing closing;
+  closing.bucket = "bucket";
+  closing.round = round_++;
+  closing.reason = Closing::Reason::kFlush;
+  closing.flushes = true;
+  closing.flush_over = Report::Flush::kFlushing;
+  closing.contributions.resize(2);
+  engine_.Begin({closing}, false);
+  engine_.Finished(handle_, "");
+  flush.get();
+}
+
 TEST_F(OneEngineTest, AnInterruptEndsAFlush) {
   RunRoundZero();
   EXPECT_CALL(transport_, Interrupt).WillOnce([] { throw std::runtime_error("Ctrl-C"); });
@@ -1509,7 +1579,7 @@ TEST_F(OneEngineTest, AShutdownWhenEveryRankHasEndedIsNoError) {
     closing.flushes = true;
     closing.flush_over = Report::Flush::kEnding;
     closing.contributions.resize(2);
-    engine_.Begin({closing});
+    engine_.Begin({closing}, false);
     engine_.Finished(handle_, "");
     engine_.Close("Horovod has been shut down");
   });
@@ -1674,7 +1744,7 @@ class ReadyGroupsTest : public OneEngineTest {
     closing.reason = Closing::Reason::kQuorum;
     for (const int group : groups) closing.contributions.push_back({group == kNoGroup ? 0 : 1, group != kNoGroup});
     closing.groups = groups;
-    engine_.Begin({closing});
+    engine_.Begin({closing}, false);
   }
 };
 
