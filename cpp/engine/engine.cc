@@ -224,7 +224,7 @@ void Engine::WaitForFlush(Report::Flush kind) {
   DrainOutstanding();
   if (size_ == 1) return;  // a rank that is alone is never late, and has nothing pending
   std::unique_lock<std::mutex> lock(flush_mutex_);
-  if (flush_ != Report::Flush::kNone) throw std::invalid_argument("a flush is under way in another thread");
+  if (std::exchange(flush_entered_, true)) throw std::invalid_argument("a flush is under way in another thread");
   try {
     do {
       if (in_use_ == 0) break;
@@ -247,10 +247,12 @@ void Engine::WaitForFlush(Report::Flush kind) {
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
     flush_ = Report::Flush::kNone;
+    flush_entered_ = false;
     news_ = true;  // the others must not count on this rank
     StopFlushing();
     throw;
   }
+  flush_entered_ = false;
   StopFlushing();
 }
 

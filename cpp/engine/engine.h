@@ -209,6 +209,7 @@ class Engine {
 
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;
+  bool flush_entered_ = false;                       // a thread is in a flush, whose rounds may run already
   Report::Flush flush_ = Report::Flush::kNone;       // this rank waits in a flush of this kind
   int flush_number_ = 0;                             // counts this rank's flushes: an exception may end one halfway
   int flush_reported_ = 0;                           // the one that this cycle's report has told of, 0 for none

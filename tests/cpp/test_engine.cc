@@ -1536,6 +1536,23 @@ TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
   }
 }
 
+TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsUnderWay) {
+  RunRoundZero();
+  auto first = std::async(std::launch::async, [&] { engine_.Flush(); });
+  while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
+  Closing closing;
+  closing.bucket = "bucket";
+  closing.round = round_++;
+  closing.reason = Closing::Reason::kFlush;
+  closing.flushes = true;
+  closing.flush_over = Report::Flush::kFlushing;
+  closing.contributions.resize(2);
+  engine_.Begin({closing}, false);
+  EXPECT_THROW(engine_.Flush(), std::invalid_argument);
+  engine_.Finished(handle_, "");
+  first.get();
+}
+
 // The coordinator begins a flush anew whose last round it has refused; an error does not travel with a flush's end.
 TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
   RunRoundZero();
