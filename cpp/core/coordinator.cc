@@ -77,6 +77,7 @@ void Coordinator::SetJoined(std::vector<bool> joined) {
       bucket.arrivals[Index(rank)] = {};
       bucket.declared.erase(rank);
       bucket.FindFirstArrival();
+      if (!bucket.HasArrival()) bucket.satisfied = kNever;
     }
   }
 }
