@@ -12,7 +12,7 @@
 #include "attach/library.h"
 #include "attach/tensors.h"
 #include "core/bytes.h"
-#include "core/policy.h"
+#include "core/declaration.h"
 
 namespace horovod_partial::attach {
 namespace {
@@ -22,13 +22,17 @@ namespace {
 class Registry {
  public:
   void Begin(hvd::Controller& controller) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (auto it = sessions_.begin(); it != sessions_.end();) {
-      const bool over = it->first == &controller || it->second->ControllerIsGone();
-      if (over) it->second->Retire();
-      it = over ? sessions_.erase(it) : std::next(it);
+    std::vector<std::shared_ptr<Session>> over;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (auto it = sessions_.begin(); it != sessions_.end();) {
+        const bool is_over = it->first == &controller || it->second->ControllerIsGone();
+        if (is_over) over.push_back(std::move(it->second));
+        it = is_over ? sessions_.erase(it) : std::next(it);
+      }
+      sessions_[&controller] = std::make_shared<Session>(controller, options_);
     }
-    sessions_[&controller] = std::make_shared<Session>(controller, options_);
+    for (const auto& session : over) session->Retire();  // calls back who does not wait, and so without the lock
   }
   std::shared_ptr<Session> Find(hvd::Controller& controller) const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -252,7 +256,7 @@ std::timed_mutex handshake_mutex;
 constexpr std::int64_t kMessages = 6;
 
 // Of what must be the same on all ranks, which add it up: the format of our messages.
-std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Policy>()} << 8); }
+std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Declaration>()} << 8); }
 
 constexpr auto kPollInterval = std::chrono::milliseconds(100);  // of Ctrl-C, in a wait
 
