@@ -49,7 +49,7 @@ std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const Buc
   if (!(bucket->config == config)) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + name +
                                 " is bound to another shape, dtype, policy or scaling (" + NameOf(bucket->config.type) +
-                                ", " + std::to_string(bucket->core.options().elements) + " elements, " +
+                                ", " + std::to_string(bucket->config.options().elements) + " elements, " +
                                 bucket->config.spec.policy.description +
                                 "); use another name, or the same arguments in every round");
   }
@@ -92,13 +92,13 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
   }
   work->on_done = std::move(on_done);
   bucket->work = work;
-  bucket->bringers.Arrive(caller, bucket->core.completed(), Now());
-  if (ready != nullptr && !ready->Ready()) {
-    bucket->awaited = std::move(ready);
-    ++awaited_;
-    return work;
-  }
   try {
+    bucket->bringers.Arrive(caller, bucket->core.completed(), Now());
+    if (ready != nullptr && !ready->Ready()) {
+      bucket->awaited = std::move(ready);
+      ++awaited_;
+      return work;
+    }
     ArriveNow(*bucket, *work, calls);
   } catch (const std::exception& error) {
     Fail(*bucket, WhyItFailed(*bucket, error), calls);
