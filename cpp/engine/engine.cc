@@ -131,6 +131,15 @@ void Engine::ArriveNow(BucketHandle& bucket, Work& work, Calls& calls) {
   news_ = true;
 }
 
+// The same on the background thread, which has nobody to throw to.
+void Engine::ArriveOrFail(BucketHandle& bucket, Calls& calls) {
+  try {
+    ArriveNow(bucket, *bucket.work, calls);
+  } catch (const std::exception& error) {
+    Fail(bucket, WhyItFailed(bucket, error), calls);
+  }
+}
+
 std::string Engine::WhyItFailed(const BucketHandle& bucket, const std::exception& error) const {
   return "rank " + std::to_string(rank_) + " could not keep its contribution to " + bucket.core.name() + ": " +
          error.what() + ". Nothing more can be done with this bucket";
@@ -291,6 +300,7 @@ Bringers::Away Engine::Away(Time now, Time foreign_since) {
   return away;
 }
 
+// Works whose device has made them arrive.
 void Engine::ArriveWhatIsReady() {
   if (awaited_ == 0) return;
   for (const auto& bucket : Buckets()) {
@@ -298,11 +308,7 @@ void Engine::ArriveWhatIsReady() {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
     StopAwaiting(*bucket);
-    try {
-      ArriveNow(*bucket, *bucket->work, calls);
-    } catch (const std::exception& error) {
-      Fail(*bucket, WhyItFailed(*bucket, error), calls);
-    }
+    ArriveOrFail(*bucket, calls);
   }
 }
 
@@ -312,6 +318,7 @@ void Engine::StopAwaiting(BucketHandle& bucket) {
 }
 
 bool Engine::WantsCycle(Time now, Time foreign_since) {
+  ArriveWhatIsReady();
   if (news_ || Owner::Departures() != departures_) return true;
   // The tick comes a thousand times a second, and mostly nothing has happened.
   if (looked_.events == bringers_->events() && now <= looked_.until && foreign_since == looked_foreign_) return false;
@@ -321,8 +328,10 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
 }
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
+  ArriveWhatIsReady();  // here too: not every transport asks first whether this rank wants a cycle
   news_ = false;
-  if (std::exchange(departures_, Owner::Departures()) != departures_) {
+  if (const std::uint64_t departures = Owner::Departures(); departures != departures_) {
+    departures_ = departures;
     std::lock_guard<std::mutex> lock(buckets_mutex_);
     for (auto it = owners_.begin(); it != owners_.end();) it = it->second->gone() ? owners_.erase(it) : std::next(it);
   }
@@ -419,7 +428,12 @@ void Engine::BeginFlushRounds(int rounds, Report::Flush over) {
   std::lock_guard<std::mutex> lock(flush_mutex_);
   flush_rounds_ += rounds;
   if (over == Report::Flush::kNone) return;
-  flush_closed_ = flush_reported_;
+  CloseFlush(flush_reported_, over);
+}
+
+// Under the flush's lock: all rounds of that flush of this rank have begun.
+void Engine::CloseFlush(int number, Report::Flush over) {
+  flush_closed_ = number;
   flush_over_ = over;
   if (flush_closed_ == flush_number_) flush_ = Report::Flush::kNone;
   if (flush_rounds_ == 0) EndFlush();
@@ -441,12 +455,7 @@ void Engine::End(BucketHandle& bucket, Calls& calls) {
   bucket.core = Bucket(bucket.core.name(), bucket.core.options());
   bucket.statistics = {};
   if (bucket.work == nullptr) return Forget(bucket);
-  if (bucket.awaited != nullptr) return;
-  try {
-    ArriveNow(bucket, *bucket.work, calls);
-  } catch (const std::exception& error) {
-    Fail(bucket, WhyItFailed(bucket, error), calls);
-  }
+  if (bucket.awaited == nullptr) ArriveOrFail(bucket, calls);
 }
 
 // With the last bucket goes what a flush waits for, and what would tell that it is over. Ranks that come to a flush now
@@ -454,11 +463,7 @@ void Engine::End(BucketHandle& bucket, Calls& calls) {
 void Engine::ReleaseFlush() {
   if (in_use_ > 0) return;
   std::lock_guard<std::mutex> lock(flush_mutex_);
-  if (flush_ == Report::Flush::kNone) return;
-  flush_closed_ = flush_number_;
-  flush_over_ = std::exchange(flush_, Report::Flush::kNone);
-  if (flush_rounds_ == 0) EndFlush();
-  flush_changed_.notify_all();
+  if (flush_ != Report::Flush::kNone) CloseFlush(flush_number_, flush_);
 }
 
 // Under the bucket's lock: what has arrived fails, and the name is free again, on every rank.

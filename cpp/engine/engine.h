@@ -141,8 +141,6 @@ class Engine {
   void Clear(const std::string& name);
 
   // --- Background thread
-  // Once in every cycle, before all else: works whose device has made them arrive.
-  void ArriveWhatIsReady();
   // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever.
   bool WantsCycle(Time now, Time foreign_since);
   // A joined rank reports no arrivals: those that wait are reported when the join is over.
@@ -167,6 +165,8 @@ class Engine {
   void WaitFor(BucketHandle& bucket, Work& work, bool collects);
   Bringers::Away Away(Time now, Time foreign_since);
   void ArriveNow(BucketHandle& bucket, Work& work, Calls& calls);
+  void ArriveOrFail(BucketHandle& bucket, Calls& calls);
+  void ArriveWhatIsReady();
   void Enter(const std::shared_ptr<BucketHandle>& bucket);
   void Forget(const BucketHandle& bucket);
   void End(BucketHandle& bucket, Calls& calls);
@@ -179,6 +179,7 @@ class Engine {
   void Complete(BucketHandle& bucket, Work& work, bool late, Calls& calls);
   void WaitForFlush(Report::Flush kind);
   void BeginFlushRounds(int rounds, Report::Flush over);
+  void CloseFlush(int number, Report::Flush over);
   void EndFlush();
   void StopFlushing();
   void EndFlushRound(const std::string& error);

@@ -136,7 +136,7 @@ TEST_F(RanksTest, ASlowDeviceDoesNotMakeTheOthersWait) {
 TEST_F(RanksTest, AnArrivalCountsFromWhenItsDeviceIsReady) {
   Start(2, {Config(2)});
   RunRoundZero();
-  At(0).Arrive(0, true, 3);
+  At(0).Arrive(0, true, 100);
   At(1).Arrive(0);
   Cycle();
   EXPECT_EQ(Rounds(), 1u);
@@ -594,7 +594,7 @@ TEST_F(RanksTest, ARankThatSlipsIntoALaterRoundStillDeclares) {
   for (const Rank rank : {0, 1}) flushes.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
   for (const Rank rank : {0, 1}) AwaitWaiting(rank);
   for (int i = 0; i < 5; ++i) Cycle();
-  EXPECT_EQ(flushes[0].wait_for(0s), std::future_status::timeout) << "rank 2 has not come";
+  ASSERT_EQ(flushes[0].wait_for(0s), std::future_status::timeout) << "rank 2 has not come";
   flushes.push_back(Begin([&] { EngineOf(2).Flush(); }));
   CycleUntilDone(std::move(flushes));
 }

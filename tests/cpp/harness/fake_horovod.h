@@ -262,10 +262,7 @@ class FakeHorovod {
   void Pop(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
     for (OnDevice& each : state.on_device) --each.cycles;
-    Guard([&] {
-      FinishOnDevice(state);
-      state.engine.ArriveWhatIsReady();
-    });
+    Guard([&] { FinishOnDevice(state); });
     state.has_foreign = state.foreign;
     const bool joins = state.wants_join;
     if (joins) {
