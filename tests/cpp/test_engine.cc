@@ -713,6 +713,15 @@ TEST_F(EndsTest, DeliveringDoesNotUnretire) {
   EXPECT_FALSE(Knows(1, 0));
 }
 
+TEST_F(EndsTest, DeliveringToABucketThatHasEndedBeginsNoNewOne) {
+  StartOwned(2, {Config(1)});
+  for (const Rank rank : {0, 1}) Leave(rank);
+  Cycle();
+  const BucketHandle& handle = *At(1).At(0).handle;
+  EXPECT_TRUE(EngineOf(1).Poll(handle, *EngineOf(1).Arrive(At(1).At(0).handle, {})));
+  EXPECT_FALSE(Knows(1, 0));
+}
+
 TEST_F(EndsTest, ABucketWhoseLastRoundFailsEndsToo) {
   FakeHorovod::Settings settings;
   settings.fault = [](const Closing& closing, Rank rank) { return closing.ends && rank == 1 ? "broken" : ""; };
