@@ -12,7 +12,7 @@
 #include "attach/library.h"
 #include "attach/tensors.h"
 #include "core/bytes.h"
-#include "core/policy.h"
+#include "core/declaration.h"
 
 namespace horovod_partial::attach {
 namespace {
@@ -22,13 +22,17 @@ namespace {
 class Registry {
  public:
   void Begin(hvd::Controller& controller) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (auto it = sessions_.begin(); it != sessions_.end();) {
-      const bool over = it->first == &controller || it->second->ControllerIsGone();
-      if (over) it->second->Retire();
-      it = over ? sessions_.erase(it) : std::next(it);
+    std::vector<std::shared_ptr<Session>> over;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (auto it = sessions_.begin(); it != sessions_.end();) {
+        const bool is_over = it->first == &controller || it->second->ControllerIsGone();
+        if (is_over) over.push_back(std::move(it->second));
+        it = is_over ? sessions_.erase(it) : std::next(it);
+      }
+      sessions_[&controller] = std::make_shared<Session>(controller, options_);
     }
-    sessions_[&controller] = std::make_shared<Session>(controller, options_);
+    for (const auto& session : over) session->Retire();  // calls back who does not wait, and so without the lock
   }
   std::shared_ptr<Session> Find(hvd::Controller& controller) const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -72,6 +76,41 @@ Registry& Sessions() {
   return *registry;
 }
 
+// --- Attached libraries
+
+using EnqueueAllreduce = hvd::Status (*)(std::shared_ptr<hvd::OpContext>, std::shared_ptr<hvd::Tensor>,
+                                         std::shared_ptr<hvd::Tensor>, hvd::ReadyEventList, std::string, const int,
+                                         hvd::StatusCallback, hvd::ReduceOp, double, double, std::int32_t);
+
+struct Attached {
+  EnqueueAllreduce enqueue = nullptr;
+  int (*is_initialized)() = nullptr;
+  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // the first handshake finds it, and it stays where it is
+  std::atomic<int> generation{0};                        // another one after each initialisation
+};
+
+// Guards the map, whose elements stay. Whoever holds it never waits for anything, and never asks for the interpreter.
+std::mutex attached_mutex;
+std::map<std::string, Attached>& AttachedLibraries() {
+  static auto* libraries = new std::map<std::string, Attached>;
+  return *libraries;
+}
+
+// Null where this library has not been attached.
+Attached* FindAttached(const std::string& library_path) {
+  std::lock_guard<std::mutex> lock(attached_mutex);
+  const auto it = AttachedLibraries().find(library_path);
+  return it == AttachedLibraries().end() ? nullptr : &it->second;
+}
+
+// In the hook of each new controller. Every initialisation makes one before Horovod says that it is initialised, and
+// from then on the number stays, whatever process sets are added. A Horovod that is down may count another one's.
+void CountGeneration() {
+  std::lock_guard<std::mutex> lock(attached_mutex);
+  for (auto& [path, attached] : AttachedLibraries())
+    if (attached.is_initialized() == 0) ++attached.generation;
+}
+
 // --- Hooks
 // All on Horovod's background thread.
 
@@ -93,6 +132,7 @@ Function* OriginalOf(Function* hook, const Object* object) {
 
 void DoInitialization(hvd::Controller* controller) {
   OriginalOf(&DoInitialization, controller)(controller);
+  CountGeneration();
   Sessions().Begin(*controller);
 }
 
@@ -206,31 +246,7 @@ void PrepareOperation(std::vector<Prepared>& prepared, const Library& library, c
       Prepare(library, name, "7ExecuteERSt6vectorINS0_16TensorTableEntryESaIS3_EERKNS0_8ResponseE", &Execute<carrier>));
 }
 
-// --- Attached libraries
-
-using EnqueueAllreduce = hvd::Status (*)(std::shared_ptr<hvd::OpContext>, std::shared_ptr<hvd::Tensor>,
-                                         std::shared_ptr<hvd::Tensor>, hvd::ReadyEventList, std::string, const int,
-                                         hvd::StatusCallback, hvd::ReduceOp, double, double, std::int32_t);
-
-struct Attached {
-  EnqueueAllreduce enqueue = nullptr;
-  int (*is_initialized)() = nullptr;
-  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // the first handshake finds it, and it stays where it is
-};
-
-// Guards the map, whose elements stay. Whoever holds it never waits for anything, and never asks for the interpreter.
-std::mutex attached_mutex;
-std::map<std::string, Attached>& AttachedLibraries() {
-  static auto* libraries = new std::map<std::string, Attached>;
-  return *libraries;
-}
-
-// Null where this library has not been attached.
-Attached* FindAttached(const std::string& library_path) {
-  std::lock_guard<std::mutex> lock(attached_mutex);
-  const auto it = AttachedLibraries().find(library_path);
-  return it == AttachedLibraries().end() ? nullptr : &it->second;
-}
+// --- Handshakes
 
 // Lets one thread at a time shake hands. Its holder asks for the interpreter, so nobody may wait for it with the
 // interpreter's lock held.
@@ -240,7 +256,7 @@ std::timed_mutex handshake_mutex;
 constexpr std::int64_t kMessages = 6;
 
 // Of what must be the same on all ranks, which add it up: the format of our messages.
-std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Policy>()} << 8); }
+std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Declaration>()} << 8); }
 
 constexpr auto kPollInterval = std::chrono::milliseconds(100);  // of Ctrl-C, in a wait
 
@@ -372,6 +388,11 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id) {
   Attached* const attached = FindAttached(library_path);
   return attached == nullptr || FindIntroduced(*attached) == nullptr ? nullptr : Lookup(*attached, process_set_id);
+}
+
+int Generation(const std::string& library_path) {
+  const Attached* const attached = FindAttached(library_path);
+  return attached == nullptr || attached->is_initialized() == 0 ? 0 : attached->generation.load();
 }
 
 Round Completed(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket) {

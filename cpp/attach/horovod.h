@@ -31,7 +31,6 @@ struct StallInspectorAccess : hvd::StallInspector {
 };
 
 struct QueueAccess : hvd::TensorQueue {
-  using hvd::TensorQueue::message_queue_;
   using hvd::TensorQueue::mutex_;
   using hvd::TensorQueue::tensor_table_;
   static QueueAccess& Of(hvd::Controller& controller) {

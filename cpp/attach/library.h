@@ -17,7 +17,6 @@ class Library {
   // `path`: the shared object, which must be loaded already.
   explicit Library(std::string path);
 
-  const std::string& path() const { return path_; }
   // The function or object of this very library, never one of the same name that was loaded earlier.
   void* Symbol(const std::string& mangled) const;
   // The table that objects made by this library point to. Where two frameworks' Horovods share a process, the second

@@ -97,8 +97,7 @@ void Session::WatchForShutdown() {
 }
 
 std::string Session::MissingHooks() const {
-  static const char* const names[] = {"DoInitialization", "CrossRankBitwiseAnd", "SendReadyTensors",
-                                      "RecvReadyTensors", "SendFinalTensors",    "RecvFinalTensors"};
+  static const char* const names[] = {"SendReadyTensors", "RecvReadyTensors", "SendFinalTensors", "RecvFinalTensors"};
   const unsigned expected =
       coordinator_ != nullptr ? kRecvReadyTensors | kSendFinalTensors : kSendReadyTensors | kRecvFinalTensors;
   const unsigned missing = expected & ~hooks_run_;
@@ -118,7 +117,8 @@ std::map<std::string, std::int64_t> Session::UnconnectedWindows() const {
   return coordinator_ == nullptr ? std::map<std::string, std::int64_t>() : coordinator_->UnconnectedWindows();
 }
 
-// Horovod would catch what a hook throws, and go on with half a cycle done.
+// What a hook throws ends Horovod's loop, and the other ranks fail without a word of why. They shut down in good order
+// instead.
 void Session::Guard(const char* hook, const std::function<void()>& body) {
   try {
     body();
@@ -164,10 +164,8 @@ Time Session::ForeignSince(Time now) {
 }
 
 void Session::Tick(std::vector<long long>& status_bits) {
-  hooks_run_ |= kCrossRankBitwiseAnd;
   if (state_ == nullptr) return;
   Guard("CrossRankBitwiseAnd", [&] {
-    engine_.ArriveWhatIsReady();
     const Time now = Now();
     bool cycle = engine_.WantsCycle(now, ForeignSince(now));
     if (coordinator_ != nullptr) {
@@ -217,7 +215,6 @@ void Session::BeforeSendReady(hvd::RequestList& requests) {
   hooks_run_ |= kSendReadyTensors;
   if (state_ == nullptr) return;
   Guard("SendReadyTensors", [&] {
-    engine_.ArriveWhatIsReady();  // with Horovod's response cache off there are no ticks
     const Time now = Now();
     const Report report = engine_.BuildReport(now, ForeignSince(now), process_set_->joined);
     if (!report.empty()) requests.add_request(Enclose(report, rank_));
@@ -231,7 +228,6 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
   Guard("RecvReadyTensors", [&] {
     std::lock_guard<std::mutex> lock(coordinator_mutex_);
     const Time now = Now();
-    engine_.ArriveWhatIsReady();  // here too, as there are no ticks with Horovod's response cache off
     WatchWaits(now);
     // The other ranks' messages: ours are taken out, for Horovod would count them.
     for (Rank rank = 1; rank < size_; ++rank) {
@@ -266,27 +262,23 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
         closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
     }
     // The round begins here on this rank, not when the responses are known: fusing looks its entries up before that.
-    if (joined_[0]) {
-      engine_.BeginWhileJoined(closings);
-    } else {
-      engine_.Begin(closings);
-    }
-    std::map<std::string, std::vector<hvd::Request>> rows;
+    engine_.Begin(closings, joined_[0]);
+    std::vector<std::vector<hvd::Request>> rows;
     for (const auto& closing : closings) {
-      const std::vector<hvd::Request>& row = rows[WireName(closing.bucket)] = RowOf(closing);
+      const std::vector<hvd::Request>& row = rows.emplace_back(RowOf(closing));
       std::int64_t elements = 1;
       for (const std::int64_t dimension : row[0].tensor_shape()) elements *= dimension;
       if (!joined_[0]) PlaceZeros(closing.bucket, row[0].tensor_type(), elements, row[0].device());
     }
     // Nothing can fail any more: a row is reduced on every rank.
     hvd::Timeline& timeline = ControllerAccess::Of(controller_).timeline_;
-    for (auto& closing : closings) {
-      const std::string name = WireName(closing.bucket);
+    for (std::size_t i = 0; i < closings.size(); ++i) {
+      const std::string name = WireName(closings[i].bucket);
       timeline.NegotiateStart(name, hvd::Request::ALLREDUCE);  // where nobody has arrived, as in a flush
       timeline.NegotiateEnd(name);
-      ControllerAccess::Of(controller_).message_table_[name] = std::move(rows.at(name));
+      ControllerAccess::Of(controller_).message_table_[name] = std::move(rows[i]);
       ready_to_reduce.push_back(name);
-      closed_[name] = std::move(closing);
+      closed_[name] = std::move(closings[i]);
     }
   });
 }
@@ -424,14 +416,7 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   if (state_ == nullptr) return;
   NoteJoin(responses);
   if (!HasOurs(responses)) return;
-  Guard("RecvFinalTensors", [&] {
-    const std::vector<Closing> closings = OpenAll(responses);
-    if (process_set_->joined) {
-      engine_.BeginWhileJoined(closings);
-    } else {
-      engine_.Begin(closings);
-    }
-  });
+  Guard("RecvFinalTensors", [&] { engine_.Begin(OpenAll(responses), process_set_->joined); });
   Unwrap(responses, size_);
   FillMissing(responses);
 }
@@ -515,7 +500,7 @@ hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const 
 }
 
 // Horovod takes for granted that each tensor of a response has an entry. Where the engine has made none (the bucket was
-// first used while this rank had joined, or it has failed here) this rank takes part with zeros.
+// first used while this rank had joined, or it has failed here, or is refused) this rank takes part with zeros.
 void Session::FillMissing(const hvd::ResponseList& responses) {
   if (process_set_->joined) return;
   for (const auto& response : responses.responses()) {
@@ -536,7 +521,7 @@ void Session::PlaceZeros(const std::string& name, hvd::DataType type, std::int64
     if (queue.tensor_table_.count(wire_name) > 0) return;
   }
   // A bucket that has failed here lies where it did; of one that this rank never used the response only has a guess.
-  if (const auto bucket = engine_.Find(name)) device = bucket->core.memory().device();
+  if (const auto bucket = engine_.Find(name)) device = bucket->config.memory->device();
   const auto bytes = static_cast<std::size_t>(elements) * SizeOf(static_cast<DataType>(type));
   auto zeros = std::make_shared<Buffer>();
   zeros->Reserve(bytes, MemoryOf(device));

@@ -21,14 +21,12 @@
 
 namespace horovod_partial::attach {
 
-// Which hooks have run; before the first round a handshake proves that all have.
+// Which of the hooks that carry messages have run; before the first round a handshake proves that all have.
 enum Hook : unsigned {
-  kDoInitialization = 1,
-  kCrossRankBitwiseAnd = 2,
-  kSendReadyTensors = 4,
-  kRecvReadyTensors = 8,
-  kSendFinalTensors = 16,
-  kRecvFinalTensors = 32,
+  kSendReadyTensors = 1,
+  kRecvReadyTensors = 2,
+  kSendFinalTensors = 4,
+  kRecvFinalTensors = 8,
 };
 
 // Made when Horovod initialises a controller, and closed when that controller's successor appears or Horovod shuts
@@ -105,7 +103,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
   std::int32_t process_set_id_ = 0;  // written before state_
   hvd::ProcessSet* process_set_ = nullptr;
-  std::atomic<unsigned> hooks_run_{kDoInitialization};
+  std::atomic<unsigned> hooks_run_{0};
   std::atomic<bool> failed_{false};  // a hook met an internal error: this rank asks for shutdown
 
   // Background thread only.

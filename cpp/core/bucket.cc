@@ -219,7 +219,7 @@ void Bucket::Clear() {
   incoming_gradients_ = 0;
   missed_.Clear();
   iteration_ = 0;
-  if (state_ == State::kRunning) discard_result_ = !on_time_;
+  if (state_ == State::kRunning) discard_result_ = !on_time_ || only_delivers_;
   if (options_.late == Late::kKeep) {
     outgoing_gradients_ = 0;  // announced perhaps; then it is sent once more, as it was
   } else if (state_ != State::kRunning && outgoing_gradients_ > 0) {

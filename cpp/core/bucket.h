@@ -140,7 +140,7 @@ class Bucket {
   bool reported_ = false;  // the coordinator knows of arrival_
   bool on_time_ = false;   // kRunning: the entry is the arrival
   bool wants_full_round_ = false;
-  bool discard_result_ = false;  // kRunning, late: the result is of before a Clear
+  bool discard_result_ = false;  // kRunning: the result would be missed, and is of before a Clear
   bool cleared_ = false;  // what is outgoing has been forgotten; a round that counts it may close until the next report
   int members_gradients_ = 0;  // kRunning: in the sum that this rank gets
   int missed_gradients_ = 0;   // kKeep: in the missed result

@@ -77,6 +77,7 @@ void Coordinator::SetJoined(std::vector<bool> joined) {
       bucket.arrivals[Index(rank)] = {};
       bucket.declared.erase(rank);
       bucket.FindFirstArrival();
+      if (!bucket.HasArrival()) bucket.satisfied = kNever;
     }
   }
 }
@@ -225,6 +226,7 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
 }
 
 Report::Flush Coordinator::FlushOfAll() const {
+  if (flush_since_ == kNever) return Report::Flush::kNone;  // in most cycles nobody flushes
   bool everybody_ends = true;
   bool anybody_active = false;
   for (Rank rank = 0; rank < size_; ++rank) {

@@ -49,7 +49,7 @@ std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const Buc
   if (!(bucket->config == config)) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + name +
                                 " is bound to another shape, dtype, policy or scaling (" + NameOf(bucket->config.type) +
-                                ", " + std::to_string(bucket->core.options().elements) + " elements, " +
+                                ", " + std::to_string(bucket->config.options().elements) + " elements, " +
                                 bucket->config.spec.policy.description +
                                 "); use another name, or the same arguments in every round");
   }
@@ -80,21 +80,25 @@ std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + bucket->core.name() +
                                 " is in use by an operation that has not been synchronized; use another name");
   }
+  if (arrival.input == nullptr && !bucket->core.HasPending()) {  // a round has delivered it meanwhile
+    work->done = true;
+    return work;
+  }
   if (!bucket->core.declared()) Enter(bucket);
-  if (bucket->owner != nullptr && bucket->owner->gone()) bucket->owner = nullptr;
+  if (arrival.input != nullptr && bucket->owner != nullptr && bucket->owner->gone()) bucket->owner = nullptr;
   if (arrival.output == nullptr) {
     work->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
     work->arrival.output = work->scratch.data();
   }
   work->on_done = std::move(on_done);
   bucket->work = work;
-  bucket->bringers.Arrive(caller, bucket->core.completed(), Now());
-  if (ready != nullptr && !ready->Ready()) {
-    bucket->awaited = std::move(ready);
-    ++awaited_;
-    return work;
-  }
   try {
+    bucket->bringers.Arrive(caller, bucket->core.completed(), Now());
+    if (ready != nullptr && !ready->Ready()) {
+      bucket->awaited = std::move(ready);
+      ++awaited_;
+      return work;
+    }
     ArriveNow(*bucket, *work, calls);
   } catch (const std::exception& error) {
     Fail(*bucket, WhyItFailed(*bucket, error), calls);
@@ -125,6 +129,15 @@ void Engine::ArriveNow(BucketHandle& bucket, Work& work, Calls& calls) {
       throw std::logic_error("bucket " + bucket.core.name() + " is busy without an outstanding work");
   }
   news_ = true;
+}
+
+// The same on the background thread, which has nobody to throw to.
+void Engine::ArriveOrFail(BucketHandle& bucket, Calls& calls) {
+  try {
+    ArriveNow(bucket, *bucket.work, calls);
+  } catch (const std::exception& error) {
+    Fail(bucket, WhyItFailed(bucket, error), calls);
+  }
 }
 
 std::string Engine::WhyItFailed(const BucketHandle& bucket, const std::exception& error) const {
@@ -220,7 +233,7 @@ void Engine::WaitForFlush(Report::Flush kind) {
   DrainOutstanding();
   if (size_ == 1) return;  // a rank that is alone is never late, and has nothing pending
   std::unique_lock<std::mutex> lock(flush_mutex_);
-  if (flush_ != Report::Flush::kNone) throw std::invalid_argument("a flush is under way in another thread");
+  if (std::exchange(flush_entered_, true)) throw std::invalid_argument("a flush is under way in another thread");
   try {
     do {
       if (in_use_ == 0) break;
@@ -243,10 +256,12 @@ void Engine::WaitForFlush(Report::Flush kind) {
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
     flush_ = Report::Flush::kNone;
+    flush_entered_ = false;
     news_ = true;  // the others must not count on this rank
     StopFlushing();
     throw;
   }
+  flush_entered_ = false;
   StopFlushing();
 }
 
@@ -285,6 +300,7 @@ Bringers::Away Engine::Away(Time now, Time foreign_since) {
   return away;
 }
 
+// Works whose device has made them arrive.
 void Engine::ArriveWhatIsReady() {
   if (awaited_ == 0) return;
   for (const auto& bucket : Buckets()) {
@@ -292,11 +308,7 @@ void Engine::ArriveWhatIsReady() {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
     StopAwaiting(*bucket);
-    try {
-      ArriveNow(*bucket, *bucket->work, calls);
-    } catch (const std::exception& error) {
-      Fail(*bucket, WhyItFailed(*bucket, error), calls);
-    }
+    ArriveOrFail(*bucket, calls);
   }
 }
 
@@ -306,6 +318,7 @@ void Engine::StopAwaiting(BucketHandle& bucket) {
 }
 
 bool Engine::WantsCycle(Time now, Time foreign_since) {
+  ArriveWhatIsReady();
   if (news_ || Owner::Departures() != departures_) return true;
   // The tick comes a thousand times a second, and mostly nothing has happened.
   if (looked_.events == bringers_->events() && now <= looked_.until && foreign_since == looked_foreign_) return false;
@@ -315,8 +328,10 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
 }
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
+  ArriveWhatIsReady();  // here too: not every transport asks first whether this rank wants a cycle
   news_ = false;
-  if (std::exchange(departures_, Owner::Departures()) != departures_) {
+  if (const std::uint64_t departures = Owner::Departures(); departures != departures_) {
+    departures_ = departures;
     std::lock_guard<std::mutex> lock(buckets_mutex_);
     for (auto it = owners_.begin(); it != owners_.end();) it = it->second->gone() ? owners_.erase(it) : std::next(it);
   }
@@ -374,23 +389,27 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   return report;
 }
 
-void Engine::Begin(const std::vector<Closing>& closings) {
+void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
   int flush_rounds = 0;
   Report::Flush flush_over = Report::Flush::kNone;
   for (const auto& closing : closings) {
-    if (closing.flush_over != Report::Flush::kNone) flush_over = closing.flush_over;
+    // The end of a flush does not travel with an error; the coordinator begins that flush anew.
+    const bool round = closing.error.empty() && !joined;
+    if (round && closing.flush_over != Report::Flush::kNone) flush_over = closing.flush_over;
     const auto bucket = Find(closing.bucket);
     if (bucket == nullptr) continue;
-    if (!closing.error.empty()) {
-      Refuse(bucket, closing.error);
-      continue;
-    }
     Calls calls;
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    if (!bucket->poison.empty()) {  // the transport sends zeros
+    if (!closing.error.empty()) {
+      Refuse(*bucket, closing.error, calls);
+      continue;
+    }
+    if (joined || !bucket->poison.empty()) {  // the transport sends zeros
       if (closing.ends) End(*bucket, calls);
       continue;
     }
+    // Who has slipped into a round has not declared itself: the transport sends zeros, and the arrival goes on waiting.
+    if (!bucket->core.declared() && !bucket->core.reported() && closing.Includes(rank_)) continue;
     const bool first = !bucket->core.declared();
     const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
     bucket->flush_round = closing.flushes && entry.member;
@@ -409,22 +428,16 @@ void Engine::BeginFlushRounds(int rounds, Report::Flush over) {
   std::lock_guard<std::mutex> lock(flush_mutex_);
   flush_rounds_ += rounds;
   if (over == Report::Flush::kNone) return;
-  flush_closed_ = flush_reported_;
+  CloseFlush(flush_reported_, over);
+}
+
+// Under the flush's lock: all rounds of that flush of this rank have begun.
+void Engine::CloseFlush(int number, Report::Flush over) {
+  flush_closed_ = number;
   flush_over_ = over;
   if (flush_closed_ == flush_number_) flush_ = Report::Flush::kNone;
   if (flush_rounds_ == 0) EndFlush();
   flush_changed_.notify_all();
-}
-
-void Engine::BeginWhileJoined(const std::vector<Closing>& closings) {
-  for (const auto& closing : closings) {
-    const auto bucket = closing.ends ? Find(closing.bucket) : nullptr;
-    if (bucket == nullptr) continue;
-    Calls calls;
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    End(*bucket, calls);
-  }
-  ReleaseFlush();
 }
 
 // Under the bucket's lock.
@@ -433,18 +446,16 @@ void Engine::Forget(const BucketHandle& bucket) {
   buckets_.erase(bucket.core.name());
 }
 
-// Under the bucket's lock: its last round is over. What has arrived since that was decided begins a new bucket.
+// Under the bucket's lock: its last round is over, and has delivered all. What else has arrived since that was decided
+// begins a new bucket.
 void Engine::End(BucketHandle& bucket, Calls& calls) {
+  if (bucket.work != nullptr && bucket.work->arrival.input == nullptr)
+    Complete(bucket, *std::exchange(bucket.work, nullptr), true, calls);
   if (bucket.core.declared()) --in_use_;
   bucket.core = Bucket(bucket.core.name(), bucket.core.options());
   bucket.statistics = {};
   if (bucket.work == nullptr) return Forget(bucket);
-  if (bucket.awaited != nullptr) return;
-  try {
-    ArriveNow(bucket, *bucket.work, calls);
-  } catch (const std::exception& error) {
-    Fail(bucket, WhyItFailed(bucket, error), calls);
-  }
+  if (bucket.awaited == nullptr) ArriveOrFail(bucket, calls);
 }
 
 // With the last bucket goes what a flush waits for, and what would tell that it is over. Ranks that come to a flush now
@@ -452,21 +463,14 @@ void Engine::End(BucketHandle& bucket, Calls& calls) {
 void Engine::ReleaseFlush() {
   if (in_use_ > 0) return;
   std::lock_guard<std::mutex> lock(flush_mutex_);
-  if (flush_ == Report::Flush::kNone) return;
-  flush_closed_ = flush_number_;
-  flush_over_ = std::exchange(flush_, Report::Flush::kNone);
-  if (flush_rounds_ == 0) EndFlush();
-  flush_changed_.notify_all();
+  if (flush_ != Report::Flush::kNone) CloseFlush(flush_number_, flush_);
 }
 
-// What has arrived fails, and the transport gets an entry all the same.
-void Engine::Refuse(const std::shared_ptr<BucketHandle>& bucket, const std::string& error) {
-  Calls calls;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
-  if (!bucket->poison.empty()) return;  // the transport has an entry for it
-  transport_.Place(bucket, {false, false, nullptr, nullptr});
-  Fail(*bucket, error, calls);
-  if (!bucket->core.declared()) Forget(*bucket);  // round 0 was refused: the name is free again, on every rank
+// Under the bucket's lock: what has arrived fails, and the name is free again, on every rank.
+void Engine::Refuse(BucketHandle& bucket, const std::string& error, Calls& calls) {
+  if (bucket.core.declared()) --in_use_;
+  Fail(bucket, error, calls);
+  Forget(bucket);
 }
 
 void Engine::Done(BucketHandle& bucket, Work& work, Calls& calls) {
@@ -518,12 +522,11 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
   } catch (const std::exception& exception) {  // a device may fail, and whoever calls back does not expect it
     failure = exception.what();
   }
-  const bool ends = failure.empty() && bucket->core.last().ends;
-  if (!failure.empty()) {
-    Fail(*bucket, failure, calls);
-  } else if (ends) {
+  const bool ends = bucket->core.last().ends;
+  if (!failure.empty()) Fail(*bucket, failure, calls);
+  if (ends) {
     End(*bucket, calls);
-  } else {
+  } else if (failure.empty()) {
     // What could not be announced while the round was running.
     if (bucket->core.HasUnannounced() || (bucket->owner != nullptr && bucket->owner->gone())) news_ = true;
     bucket->statistics.dropped = bucket->core.dropped();

@@ -141,19 +141,15 @@ class Engine {
   void Clear(const std::string& name);
 
   // --- Background thread
-  // Once in every cycle, before all else: works whose device has made them arrive.
-  void ArriveWhatIsReady();
   // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever.
   bool WantsCycle(Time now, Time foreign_since);
   // A joined rank reports no arrivals: those that wait are reported when the join is over.
   Report BuildReport(Time now, Time foreign_since, bool joined);
   // The join of all ranks is over.
   void ReturnFromJoin() { news_ = true; }
-  // All the rounds that were closed in this cycle, in order, those that were refused too; on ranks that have not
-  // joined.
-  void Begin(const std::vector<Closing>& closings);
-  // The same on ranks that have joined, which take part in no round.
-  void BeginWhileJoined(const std::vector<Closing>& closings);
+  // All the rounds that were closed in this cycle, in order, those that were refused too. A joined rank takes part in
+  // none. Where the engine makes no entry, the transport sends zeros.
+  void Begin(const std::vector<Closing>& closings, bool joined);
   // The transport's callback.
   void Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
 
@@ -169,11 +165,13 @@ class Engine {
   void WaitFor(BucketHandle& bucket, Work& work, bool collects);
   Bringers::Away Away(Time now, Time foreign_since);
   void ArriveNow(BucketHandle& bucket, Work& work, Calls& calls);
+  void ArriveOrFail(BucketHandle& bucket, Calls& calls);
+  void ArriveWhatIsReady();
   void Enter(const std::shared_ptr<BucketHandle>& bucket);
   void Forget(const BucketHandle& bucket);
   void End(BucketHandle& bucket, Calls& calls);
   void ReleaseFlush();
-  void Refuse(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
+  void Refuse(BucketHandle& bucket, const std::string& error, Calls& calls);
   void Fail(BucketHandle& bucket, const std::string& error, Calls& calls);
   std::string WhyItFailed(const BucketHandle& bucket, const std::exception& error) const;
   void StopAwaiting(BucketHandle& bucket);
@@ -181,6 +179,7 @@ class Engine {
   void Complete(BucketHandle& bucket, Work& work, bool late, Calls& calls);
   void WaitForFlush(Report::Flush kind);
   void BeginFlushRounds(int rounds, Report::Flush over);
+  void CloseFlush(int number, Report::Flush over);
   void EndFlush();
   void StopFlushing();
   void EndFlushRound(const std::string& error);
@@ -211,6 +210,7 @@ class Engine {
 
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;
+  bool flush_entered_ = false;                       // a thread is in a flush, whose rounds may run already
   Report::Flush flush_ = Report::Flush::kNone;       // this rank waits in a flush of this kind
   int flush_number_ = 0;                             // counts this rank's flushes: an exception may end one halfway
   int flush_reported_ = 0;                           // the one that this cycle's report has told of, 0 for none

@@ -83,24 +83,6 @@ class BucketOp final : public tensorflow::OpKernel {
   std::string bucket_;
 };
 
-class CompletedOp final : public tensorflow::OpKernel {
- public:
-  explicit CompletedOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
-    OP_REQUIRES_OK(context, context->GetAttr("process_set", &process_set_));
-  }
-  void Compute(OpKernelContext* context) override {
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
-    output->scalar<std::int64_t>()() = attach::Completed(LibraryPath(), process_set_, bucket_);
-  }
-
- private:
-  std::string bucket_;
-  int process_set_ = 0;
-};
-
-REGISTER_KERNEL_BUILDER(Name("HorovodPartialCompleted").Device(tensorflow::DEVICE_CPU), CompletedOp);
 REGISTER_KERNEL_BUILDER(Name("HorovodPartialBucket").Device(tensorflow::DEVICE_CPU), BucketOp);
 REGISTER_KERNEL_BUILDER(Name("HorovodPartialArrive").Device(tensorflow::DEVICE_CPU), ArriveOp);
 

@@ -15,17 +15,6 @@ REGISTER_OP("HorovodPartialBucket")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-REGISTER_OP("HorovodPartialCompleted")
-    .Attr("bucket: string")
-    .Attr("process_set: int")
-    .Input("handle: resource")
-    .Output("rounds: int64")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(R"doc(
-rounds: how many rounds of a bucket have ended on this rank; 0 if it has not been used.
-)doc");
-
 // Where a message goes. `spec` is what Python's BucketSpec.encode has made: bytes that only the core reads.
 #define DESTINATION_ATTRIBUTES \
   Attr("T: {int32, int64, half, float, double}").Attr("process_set: int").Attr("size: int >= 1").Attr("spec: string")

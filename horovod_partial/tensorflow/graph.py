@@ -90,14 +90,6 @@ def _bucket(name: str) -> tf.Tensor:
     return buckets[-1]
 
 
-def completed(name: str, process_set: ProcessSet) -> tf.Tensor:
-    """How many rounds of a bucket have ended on this rank, an int64 scalar; when a graph runs, not when it is made."""
-    with tf.device("/CPU:0"):
-        return _operations.horovod_partial_completed(
-            handle=_bucket(name), bucket=name, process_set=process_set.process_set_id
-        )
-
-
 def _plain(message: str) -> str:
     """An error without what TensorFlow puts around it."""
     return re.sub(r"^\{\{.*?\}\} | \[Op:.*$", "", message)

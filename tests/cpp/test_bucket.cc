@@ -461,6 +461,16 @@ TEST_F(BucketTest, AnArrivalBetweenAnAnnouncementAndAClearCountsItselfOnly) {
   EXPECT_EQ(bucket_.ReportArrival(), 1);
 }
 
+TEST_F(BucketTest, AClearWhileADeliveryRunsDiscardsTheResult) {
+  BecomeLate();
+  Values lent(2);
+  ASSERT_EQ(bucket_.Arrive({nullptr, lent.data()}), Arrived::kOnTime);
+  Reduce(bucket_.Begin(CloseWith(), kRank), 10);
+  bucket_.Clear();
+  EXPECT_FALSE(bucket_.Finish());
+  EXPECT_FALSE(bucket_.HasMissed());
+}
+
 TEST_F(BucketTest, AClearWhileRunningDiscardsTheResult) {
   BecomeLate();
   const Bucket::Entry entry = bucket_.Begin(CloseWithout(), kRank);

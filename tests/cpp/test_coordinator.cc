@@ -922,6 +922,15 @@ TEST_F(GraceRuleTest, StartsAnewWhenAStaleRankComesBackFromAnExemption) {
   EXPECT_EQ(puppets.coordinator.NextDeadline(), 30ms);
 }
 
+TEST_F(GraceRuleTest, GoesWithTheArrivalOfARankThatJoins) {
+  Puppets puppets(2, WithGrace(10ms));
+  puppets.Cycle("AA");
+  EXPECT_EQ(puppets.Cycle("A."), "");
+  ASSERT_EQ(puppets.coordinator.NextDeadline(), 10ms);
+  EXPECT_EQ(puppets.Cycle("J."), "");
+  EXPECT_EQ(puppets.coordinator.NextDeadline(), kNever) << "or every cycle negotiates as long as the join lasts";
+}
+
 TEST_F(GraceRuleTest, IsCutShortWhenNobodyElseCanCome) {
   Puppets puppets(3, WithGrace(10ms));
   puppets.Cycle("AAA");

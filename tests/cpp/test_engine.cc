@@ -136,7 +136,7 @@ TEST_F(RanksTest, ASlowDeviceDoesNotMakeTheOthersWait) {
 TEST_F(RanksTest, AnArrivalCountsFromWhenItsDeviceIsReady) {
   Start(2, {Config(2)});
   RunRoundZero();
-  At(0).Arrive(0, true, 3);
+  At(0).Arrive(0, true, 100);
   At(1).Arrive(0);
   Cycle();
   EXPECT_EQ(Rounds(), 1u);
@@ -569,14 +569,44 @@ TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
   CycleUntilDone(Begin([&] { EngineOf(0).Flush(); }));
 }
 
+// A rank that had joined in round 0 comes to a later round, when its report has been sent: what it does not know of is
+// not declared by it.
+TEST_F(RanksTest, ARankThatSlipsIntoALaterRoundStillDeclares) {
+  Start(3, {Config(1)});
+  horovod_->Join(2);
+  for (const Rank rank : {0, 1}) At(rank).Arrive(0);
+  Cycle();
+  for (const Rank rank : {0, 1}) At(rank).Wait(0);
+  for (const Rank rank : {0, 1}) horovod_->Join(rank);
+  Cycle();
+  At(0).Arrive(0);
+  bool arrived = false;
+  Cycle([&] {
+    if (arrived || Rounds() < 2) return;
+    arrived = true;
+    At(2).Arrive(0);
+  });
+  ASSERT_TRUE(arrived);
+  At(0).Wait(0);
+  Cycle();
+  At(2).Wait(0);
+  std::vector<std::future<void>> flushes;
+  for (const Rank rank : {0, 1}) flushes.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
+  for (const Rank rank : {0, 1}) AwaitWaiting(rank);
+  for (int i = 0; i < 5; ++i) Cycle();
+  ASSERT_EQ(flushes[0].wait_for(0s), std::future_status::timeout) << "rank 2 has not come";
+  flushes.push_back(Begin([&] { EngineOf(2).Flush(); }));
+  CycleUntilDone(std::move(flushes));
+}
+
 // --- Buckets that end
 
 class EndsTest : public RanksTest {
  protected:
   // Every rank has the same buckets, and an owner of all of them.
-  void StartOwned(int size, std::vector<BucketConfig> configs) {
+  void StartOwned(int size, std::vector<BucketConfig> configs, FakeHorovod::Settings settings = {}) {
     const auto buckets = static_cast<int>(configs.size());
-    Start(size, std::move(configs));
+    Start(size, std::move(configs), std::move(settings));
     for (Rank rank = 0; rank < size; ++rank) {
       owners_.push_back(std::make_shared<Owner>());
       for (int bucket = 0; bucket < buckets; ++bucket) EngineOf(rank).Own(BucketName(bucket), owners_.back());
@@ -671,6 +701,42 @@ TEST_F(EndsTest, AnArrivalUnretires) {
   EXPECT_TRUE(Knows(1, 0));
 }
 
+TEST_F(EndsTest, DeliveringDoesNotUnretire) {
+  StartOwned(2, {Config(1)});
+  Step(0);
+  At(1).Arrive(0);  // late, and so pending
+  At(1).Wait(0);
+  Leave(1);
+  CycleUntilDone(Begin([&] { EngineOf(1).Deliver(); }));
+  Leave(0);
+  Cycle();
+  EXPECT_FALSE(Knows(1, 0));
+}
+
+TEST_F(EndsTest, DeliveringToABucketThatHasEndedBeginsNoNewOne) {
+  StartOwned(2, {Config(1)});
+  for (const Rank rank : {0, 1}) Leave(rank);
+  Cycle();
+  const BucketHandle& handle = *At(1).At(0).handle;
+  EXPECT_TRUE(EngineOf(1).Poll(handle, *EngineOf(1).Arrive(At(1).At(0).handle, {})));
+  EXPECT_FALSE(Knows(1, 0));
+}
+
+TEST_F(EndsTest, ABucketWhoseLastRoundFailsEndsToo) {
+  FakeHorovod::Settings settings;
+  settings.fault = [](const Closing& closing, Rank rank) { return closing.ends && rank == 1 ? "broken" : ""; };
+  StartOwned(2, {Config(1)}, settings);
+  Step(0);
+  At(1).Arrive(0);  // late, and so pending
+  At(1).Wait(0);
+  for (const Rank rank : {0, 1}) Leave(rank);
+  Cycle();
+  for (const Rank rank : {0, 1}) {
+    ASSERT_FALSE(Knows(rank, 0)) << "rank " << rank;
+    EngineOf(rank).Flush();  // waits for nothing
+  }
+}
+
 // Something happens at any moment after the coordinator of two ranks has decided.
 class CrossingTest : public EndsTest, public testing::WithParamInterface<int> {
  protected:
@@ -718,6 +784,21 @@ TEST_P(CrossingTest, AnArrivalBesideALastRoundTravelsOnce) {
     EXPECT_EQ(At(rank).At(0).got.back().info.round, 0);
     EXPECT_EQ(At(rank).At(0).got.back().info.gradients, 2);
   }
+}
+
+TEST_P(CrossingTest, DeliveringBesideALastRoundBeginsNoNewBucket) {
+  StartOwned(2, {Config(1)});
+  Step(0);
+  At(1).Arrive(0);  // late, and so pending
+  At(1).Wait(0);
+  for (const Rank rank : {0, 1}) Leave(rank);
+  std::shared_ptr<Work> work;
+  CycleAnd([&] { work = EngineOf(1).Arrive(At(1).At(0).handle, {}); });
+  Cycle();
+  ASSERT_NE(work, nullptr);
+  EXPECT_TRUE(EngineOf(1).Poll(*At(1).At(0).handle, *work));
+  EXPECT_TRUE(work->error.empty());
+  for (const Rank rank : {0, 1}) EXPECT_FALSE(Knows(rank, 0)) << "rank " << rank;
 }
 
 INSTANTIATE_TEST_SUITE_P(Moments, CrossingTest, testing::Range(6, 15));
@@ -1207,6 +1288,36 @@ TEST_F(GroupsTest, ADisagreementReachesWhoWaitsByNotice) {
   EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<TransportError>(message));
 }
 
+TEST_F(GroupsTest, AFlushAfterALateDisagreementEnds) {
+  Start(3, {ReadyConfig(2)});
+  RunRoundZeroWithout({2});
+  ArriveTogether({0});
+  Floats model(kElements);
+  const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
+  EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
+  for (int i = 0; i < 5; ++i) Cycle();
+  EXPECT_THROW(At(0).Wait(0), TransportError);
+  for (const Rank rank : {0, 1, 2}) ASSERT_EQ(EngineOf(rank).Find(BucketName(0)), nullptr) << "the name is free";
+  std::vector<std::future<void>> flushes;
+  for (const Rank rank : {0, 1, 2}) flushes.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
+  CycleUntilDone(std::move(flushes));
+}
+
+// It would arrive without a declaration at a bucket that the coordinator knows no more.
+TEST_F(GroupsTest, AJoinedRankHearsOfALateDisagreement) {
+  Start(3, {ReadyConfig(2)});
+  RunRoundZeroWithout({2});
+  horovod_->Join(1);
+  ArriveTogether({0});
+  Floats model(kElements);
+  const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
+  EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
+  for (int i = 0; i < 5; ++i) Cycle();
+  EXPECT_THROW(At(0).Wait(0), TransportError);
+  EXPECT_EQ(EngineOf(1).Find(BucketName(0)), nullptr);
+  EXPECT_THROW(At(1).Arrive(0), TransportError);
+}
+
 TEST_F(GroupsTest, WeightedAveragesCountTheWorkBehindAModel) {
   BucketConfig config = Config(3, Missed::kLatest);
   config.spec.late = Late::kDiscard;
@@ -1253,7 +1364,7 @@ class OneEngineTest : public testing::Test {
     closing.bucket = "bucket";
     closing.round = round_++;
     closing.contributions = {{gradients, fresh}, {1, true}};
-    engine_.Begin({closing});
+    engine_.Begin({closing}, false);
   }
   void RunRoundZero() {
     Arrive();
@@ -1409,7 +1520,7 @@ TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
     closing.contributions.resize(2);
     const auto close = [&] {
       closing.round = round_++;
-      engine_.Begin({closing});
+      engine_.Begin({closing}, false);
     };
     std::atomic<bool> interrupted{false};
     EXPECT_CALL(transport_, Interrupt).WillRepeatedly([&] {
@@ -1434,6 +1545,48 @@ TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
   }
 }
 
+TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsUnderWay) {
+  RunRoundZero();
+  auto first = std::async(std::launch::async, [&] { engine_.Flush(); });
+  while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
+  Closing closing;
+  closing.bucket = "bucket";
+  closing.round = round_++;
+  closing.reason = Closing::Reason::kFlush;
+  closing.flushes = true;
+  closing.flush_over = Report::Flush::kFlushing;
+  closing.contributions.resize(2);
+  engine_.Begin({closing}, false);
+  EXPECT_THROW(engine_.Flush(), std::invalid_argument);
+  engine_.Finished(handle_, "");
+  first.get();
+}
+
+// The coordinator begins a flush anew whose last round it has refused; an error does not travel with a flush's end.
+TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
+  RunRoundZero();
+  engine_.Declare("other", Config(1));
+  auto flush = std::async(std::launch::async, [&] { engine_.Flush(); });
+  while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
+  Closing refused;
+  refused.bucket = "other";
+  refused.error = "the ranks do not agree";
+  refused.flush_over = Report::Flush::kFlushing;
+  engine_.Begin({refused}, false);
+  EXPECT_EQ(flush.wait_for(200ms), std::future_status::timeout);
+  EXPECT_EQ(ReportAt(Now()).flush, Report::Flush::kFlushing);
+  Closing closing;
+  closing.bucket = "bucket";
+  closing.round = round_++;
+  closing.reason = Closing::Reason::kFlush;
+  closing.flushes = true;
+  closing.flush_over = Report::Flush::kFlushing;
+  closing.contributions.resize(2);
+  engine_.Begin({closing}, false);
+  engine_.Finished(handle_, "");
+  flush.get();
+}
+
 TEST_F(OneEngineTest, AnInterruptEndsAFlush) {
   RunRoundZero();
   EXPECT_CALL(transport_, Interrupt).WillOnce([] { throw std::runtime_error("Ctrl-C"); });
@@ -1452,7 +1605,7 @@ TEST_F(OneEngineTest, AShutdownWhenEveryRankHasEndedIsNoError) {
     closing.flushes = true;
     closing.flush_over = Report::Flush::kEnding;
     closing.contributions.resize(2);
-    engine_.Begin({closing});
+    engine_.Begin({closing}, false);
     engine_.Finished(handle_, "");
     engine_.Close("Horovod has been shut down");
   });
@@ -1617,7 +1770,7 @@ class ReadyGroupsTest : public OneEngineTest {
     closing.reason = Closing::Reason::kQuorum;
     for (const int group : groups) closing.contributions.push_back({group == kNoGroup ? 0 : 1, group != kNoGroup});
     closing.groups = groups;
-    engine_.Begin({closing});
+    engine_.Begin({closing}, false);
   }
 };
 

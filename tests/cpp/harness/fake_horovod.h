@@ -262,10 +262,7 @@ class FakeHorovod {
   void Pop(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
     for (OnDevice& each : state.on_device) --each.cycles;
-    Guard([&] {
-      FinishOnDevice(state);
-      state.engine.ArriveWhatIsReady();
-    });
+    Guard([&] { FinishOnDevice(state); });
     state.has_foreign = state.foreign;
     const bool joins = state.wants_join;
     if (joins) {
@@ -304,7 +301,7 @@ class FakeHorovod {
       coordinator_.SetJoined(joined);
       std::vector<Closing> closings = coordinator_.Decide(now);
       between();
-      BeginOn(*ranks_[0], joined[0], closings);
+      ranks_[0]->engine.Begin(closings, joined[0]);
       responses_.clear();
       std::size_t room = 0;
       for (Closing& closing : closings) {
@@ -335,14 +332,6 @@ class FakeHorovod {
     });
   }
 
-  static void BeginOn(RankState& state, bool joined, const std::vector<Closing>& closings) {
-    if (joined) {
-      state.engine.BeginWhileJoined(closings);
-    } else {
-      state.engine.Begin(closings);
-    }
-  }
-
   void Receive(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
     Guard([&] {
@@ -355,7 +344,7 @@ class FakeHorovod {
           closings.back().error = closing.error;
         }
       }
-      if (rank != 0) BeginOn(state, state.joined, closings);
+      if (rank != 0) state.engine.Begin(closings, state.joined);
       if (state.joined) return;
       for (const Closing& closing : closings) FillMissing(state, closing.bucket);
     });
