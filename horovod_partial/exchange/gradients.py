@@ -18,7 +18,7 @@ from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full, Policy, Quorum
-from horovod_partial.runtime import Runtime
+from horovod_partial.runtime import Runtime, Tenure
 from horovod_partial.settings import settings
 
 
@@ -30,15 +30,14 @@ class Numbers:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._generation = 0
+        self._tenure = Tenure(runtime)
         self._numbers: dict[int, int] = {}
         self._counter = itertools.count()
 
     def of(self, variable: Any) -> int:
         """The number of a variable."""
-        if self._generation != self._runtime.generation:
-            self._generation, self._counter = self._runtime.generation, itertools.count()
+        if self._tenure.enter():
+            self._counter = itertools.count()
             self._numbers.clear()
         key = id(variable)
         if key not in self._numbers:

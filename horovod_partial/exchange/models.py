@@ -43,8 +43,6 @@ class ModelAverager(ABC):
         self.process_set = process_set
         by_work = isinstance(policy, WeightedAverage)
         self._options: dict[str, Any] = {"max_staleness": FOR_EVER if by_work else max_staleness, "grace_ms": grace_ms}
-        self._periods: Periods | None = None
-        self._generation = 0  # of Horovod, in which the periods are counted
 
     def use_name(self, name: str) -> None:
         """Use buckets whose names begin with that; in each generation of Horovod before all else."""
@@ -52,6 +50,8 @@ class ModelAverager(ABC):
         self.signal_name = f"{self.name}.period"
         self._flush_name = f"{self.name}.flush"
         self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
+        if isinstance(self.policy, WeightedAverage):
+            self._periods = Periods(self.policy.period)
         if self.is_needed:
             names = self.name, self.signal_name, self._flush_name
             self.runtime.own(self._owner, self.process_set.process_set_id, names)
@@ -79,11 +79,10 @@ class ModelAverager(ABC):
         """Whether to average after a step that has just been taken: None, or the steps that weigh this rank's model."""
         if not isinstance(self.policy, WeightedAverage):
             return 0
-        periods = self._current_periods(self.policy)
-        periods.take_step()
-        while periods.must_signal(self._signalled()):
+        self._periods.take_step()
+        while self._periods.must_signal(self._signalled()):
             self._signal()
-        return periods.begin_next() if periods.is_over(self._signalled()) else None
+        return self._periods.begin_next() if self._periods.is_over(self._signalled()) else None
 
     def flush(self, model: Sequence[Any]) -> None:
         """Average a model over all ranks, which all must come: then the models are equal, and equally new.
@@ -97,21 +96,15 @@ class ModelAverager(ABC):
         self.runtime.clear(process_set, name)  # averages that were made while this rank was out of training
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
-            periods = self._current_periods(self.policy)
-            work = periods.work()
+            work = self._periods.work()
             # Before anybody can go on: the flush has left the signal at the same round on every rank.
-            periods.begin_anew(self._signalled())
+            self._periods.begin_anew(self._signalled())
             self.runtime.clear(process_set, self.name)  # an average that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
         else:
             iteration = self.runtime.catch_up(process_set, self.name, 0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)
             self.runtime.catch_up(process_set, self.name, max(iterations))
-
-    def _current_periods(self, policy: WeightedAverage) -> Periods:
-        if self._periods is None or self._generation != self.runtime.generation:
-            self._periods, self._generation = Periods(policy.period), self.runtime.generation
-        return self._periods
 
     def _signalled(self) -> int:
         """How many rounds of the signal have ended on this rank."""

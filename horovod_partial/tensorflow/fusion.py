@@ -16,6 +16,7 @@ from horovod_partial.exchange.fusion import FusedTraining
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.fusion.planner import Gradient
 from horovod_partial.policies import Quorum
+from horovod_partial.runtime import Tenure
 from horovod_partial.tensorflow.buckets import Member, collect
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, arrive_merged, planned, runtime, step_ended
 from horovod_partial.tensorflow.operations import average
@@ -29,7 +30,7 @@ def fusion_of(name: str, options: MergedGradients, *arguments: Any) -> Fusion:
     Raises:
         ValueError: there is one with other options.
     """
-    if name not in _made or _made[name].generation != runtime.generation:
+    if name not in _made or not _made[name].tenure.is_current:
         _made[name] = Fusion(name, options, *arguments)
     if _made[name].options != options:
         raise ValueError(
@@ -72,7 +73,8 @@ class Fusion(FusedTraining):
         gradients: Sequence[Gradient],
         messages: list[list[int]],
     ) -> None:
-        self.generation = runtime.generation  # of Horovod; in a new one names are counted anew
+        self.tenure = Tenure(runtime)  # in a new generation of Horovod names are counted anew
+        self.tenure.enter()
         self._members: Sequence[Member] = ()  # of the last step in eager code, or the last graph
         self._collectives = _Collectives(process_set)
         super().__init__(name, options, process_set, gradients, messages, self._collectives)

@@ -21,6 +21,7 @@ from horovod.torch.mpi_ops import Average
 from horovod_partial import _attach
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full
+from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
@@ -34,7 +35,7 @@ from horovod_partial.torch.operations import (
     runtime,
     synchronize,
 )
-from horovod_partial.torch.wrapping import Exchange, bucket_name
+from horovod_partial.torch.wrapping import Exchange, Name
 
 
 class GradientExchange(Exchange):
@@ -79,7 +80,7 @@ class GradientExchange(Exchange):
         self._passes = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
         self._model_sync_every = model_sync_every
-        self._generation = 0  # of Horovod, in which the buckets have their names
+        self._tenure = Tenure(runtime)  # of the buckets
         self._model_syncs = -1
         self._grad_scaler = grad_scaler
         self._scale = 1.0
@@ -101,6 +102,7 @@ class GradientExchange(Exchange):
         self._fusion_options = fusion
         self._fusion: Fusion | None = None
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
+        self._name = Name(process_set, [[names[p] for p in members] for members in planned])
         if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
             self._register_hooks()
 
@@ -113,14 +115,13 @@ class GradientExchange(Exchange):
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
 
     def _enter(self) -> None:
-        """Take names when first used, in each generation of Horovod anew, as ranks that are new in it do."""
-        if self._generation == runtime.generation:
+        """Begin anew in each generation of Horovod, as ranks that are new in it do."""
+        if not self._tenure.enter():
             return
-        self._generation = runtime.generation
         self._model_syncs = -1  # the first step averages too, when no rank can be out of training
         self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
         self._fusion = None
-        name = bucket_name(self.process_set, [[self._names[p] for p in members] for members in self._planned])
+        name = self._name.current()
         buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
         if self._fusion_options is not None and self._names:
             self._fusion = Fusion(
@@ -326,7 +327,7 @@ class GradientExchange(Exchange):
     def rounds(self) -> int:
         if self._full or not self._hooks:
             return self._local_steps  # every step is a round
-        if self._generation != runtime.generation:
+        if not self._tenure.is_current:
             return 0
         if self._fusion is not None:
             return self._fusion.rounds
@@ -340,7 +341,7 @@ class GradientExchange(Exchange):
             return
         process_set = self.process_set.process_set_id
         runtime.flush(process_set)
-        if self._generation != runtime.generation:
+        if not self._tenure.is_current:
             return  # not used yet, or not since Horovod was initialised anew
         missed = [bucket.collect(process_set) for bucket in self.buckets]
         with self._gradients_kept():
@@ -371,7 +372,7 @@ class GradientExchange(Exchange):
             raise AssertionError(
                 "optimizer.load_state_dict() was called after loss.backward() but before optimizer.step()."
             )
-        if self._generation == runtime.generation:
+        if self._tenure.is_current:
             for bucket in self.buckets:
                 runtime.clear(self.process_set.process_set_id, bucket.name)
         self.synchronizes_in_step = True
