@@ -76,8 +76,8 @@ class Fusion(FusedTraining):
         self.tenure = Tenure(runtime)  # in a new generation of Horovod names are counted anew
         self.tenure.enter()
         self._members: Sequence[Member] = ()  # of the last step in eager code, or the last graph
-        self._collectives = _Collectives(process_set)
-        super().__init__(name, options, process_set, gradients, messages, self._collectives)
+        self._spec = _core.BucketSpec()  # of the buckets, likewise
+        super().__init__(name, options, process_set, gradients, messages)
 
     def collect(self) -> list[tuple[int, tf.Tensor]]:
         """What this rank has missed: gradients with their positions. In eager code, after a flush."""
@@ -102,7 +102,7 @@ class Fusion(FusedTraining):
             spec: of each message's bucket; that of an elastic job changes with its ranks.
         """
         self._members = members
-        self._collectives.spec = spec
+        self._spec = spec
         if tf.executing_eagerly():
             results, infos = self._reduce_now(tensors, spec)
             results = self._restored(results)
@@ -147,7 +147,8 @@ class Fusion(FusedTraining):
         Behind the results comes whether each is none.
         """
         self.forget_an_old_plan()
-        if not self.everybody_is_here():
+        collectives = _Collectives(self.process_set, self._spec)
+        if not self.everybody_is_here(collectives):
             return list(results)
         runtime.flush(self.process_set.process_set_id)  # what is pending or missed in the old buckets belongs to them
         *gradients, empty = results
@@ -155,7 +156,7 @@ class Fusion(FusedTraining):
         for i, gradient in self.collect():
             gradients[i] += gradient
             is_empty[i] = 0
-        self.replan()
+        self.replan(collectives)
         return [*gradients, tf.constant(is_empty)]
 
 
@@ -166,9 +167,9 @@ def _with_empty(infos: list[RoundInfo], empty: tf.Tensor) -> list[RoundInfo]:
 class _Collectives:
     """TensorFlow's `horovod_partial.fusion.planner.Collectives`, in eager code."""
 
-    def __init__(self, process_set: ProcessSet) -> None:
+    def __init__(self, process_set: ProcessSet, spec: _core.BucketSpec) -> None:
         self._process_set = process_set
-        self.spec = _core.BucketSpec()  # of the training's buckets, once there are any
+        self._spec = spec  # of the training's buckets
 
     def everybody_is_here(self, name: str) -> bool:
         _, info = average(tf.zeros([1]), name, Quorum(1.0), self._process_set, return_info=True)
@@ -178,7 +179,7 @@ class _Collectives:
         tensor = tf.zeros([nbytes // 4])
 
         def reduce() -> bool:
-            _, info = arrive([tensor], name, self._process_set, self.spec)
+            _, info = arrive([tensor], name, self._process_set, self._spec)
             return not info.late
 
         return reduce

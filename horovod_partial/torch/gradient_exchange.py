@@ -25,7 +25,7 @@ from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
-from horovod_partial.torch.fusion import Fusion
+from horovod_partial.torch.fusion import Collectives, Fusion
 from horovod_partial.torch.model_operations import average_over_all_
 from horovod_partial.torch.operations import (
     PartialHandle,
@@ -130,7 +130,6 @@ class GradientExchange(Exchange):
                 self.process_set,
                 name,
                 self._planned,
-                self._reduce_probe,
                 self._wire_bytes,
             )
             self._use_buckets(buckets)  # a plan may have been in use
@@ -219,10 +218,13 @@ class GradientExchange(Exchange):
         return parameter.numel() * self._bucket_of[parameter].wire_dtype.itemsize
 
     def _maybe_replan(self, optimizer: Any) -> None:
-        if self._fusion is None or not self._fusion.is_due() or not self._fusion.everybody_is_here():
+        if self._fusion is None or not self._fusion.is_due():
+            return
+        collectives = Collectives(self.process_set, self._reduce_probe, self.buckets[0].flat.device)
+        if not self._fusion.everybody_is_here(collectives):
             return
         self.flush_optimizer(optimizer)  # what is pending or missed in the old buckets belongs to them
-        if self._fusion.replan():
+        if self._fusion.replan(collectives):
             self._use_buckets(self._fusion.buckets)
 
     @property

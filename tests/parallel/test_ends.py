@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -110,6 +111,27 @@ def test_a_flush_is_released_when_the_last_bucket_ends(world: World) -> None:
         hvd.flush()  # the others come after, or not at all
         world.tell("flushed")
     world.wait_for("flushed")
+    assert not buckets(world)
+
+
+def test_a_wrapped_optimizer_goes_without_the_garbage_collector(world: World) -> None:
+    """Else its hooks would go on beside those of the next one."""
+    model = torch.nn.Linear(4, 2)
+    merged = hvd.MergedGradients(warmup_steps=2)
+    gc.disable()
+    try:
+        for _ in range(2):
+            bare = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = hvd.DistributedOptimizer(bare, sync=hvd.Quorum(1.0), fusion=merged, model_sync_every=2)
+            for _ in range(4):
+                step(model, optimizer)
+            plans = optimizer.fusion_plan
+            gone = weakref.ref(optimizer._exchange)
+            optimizer = None
+            assert plans is not None
+            assert gone() is None
+    finally:
+        gc.enable()
     assert not buckets(world)
 
 
