@@ -12,8 +12,17 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import _attach
 from horovod_partial._core import Periods
 from horovod_partial.bucket_config import FOR_EVER
-from horovod_partial.policies import ModelPolicy, WeightedAverage
+from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Quorum, WeightedAverage
 from horovod_partial.runtime import Runtime
+
+
+def takes_late(policy: ModelPolicy | Quorum) -> bool:
+    """Whether a rank takes the result of a round that it was too late for.
+
+    Where groups average, that is the sum of others' newest models, and goes with the rank's own. An average over all ranks
+    was made while the rank was out of training: it is of older models, and would undo what the rank has done since.
+    """
+    return isinstance(policy, GroupAverage | PartialReduce)
 
 
 class ModelAverager(ABC):

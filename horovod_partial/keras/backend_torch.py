@@ -13,8 +13,9 @@ from horovod.common.process_sets import ProcessSet
 from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial.exchange import elastic, gradients
+from horovod_partial.exchange.models import takes_late
 from horovod_partial.exchange.rounds import RoundInfo
-from horovod_partial.policies import ModelPolicy, Policy, Quorum, WeightedAverage
+from horovod_partial.policies import ModelPolicy, Policy, Quorum
 from horovod_partial.torch import model_operations, operations
 from horovod_partial.torch.buckets import GradientBucket, kind
 from horovod_partial.torch.elastic import run
@@ -228,7 +229,7 @@ def average_(
     )
     handle.synchronize()
     info = handle.info()
-    if not (isinstance(policy, WeightedAverage) and info.late):
+    if takes_late(policy) or not info.late:
         bucket.unpack()
     return info
 

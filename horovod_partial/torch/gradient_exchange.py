@@ -26,6 +26,7 @@ from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.fusion import Collectives, Fusion
+from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import average_over_all_
 from horovod_partial.torch.operations import (
     PartialHandle,
@@ -102,6 +103,8 @@ class GradientExchange(Exchange):
         self._fusion_options = fusion
         self._fusion: Fusion | None = None
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
+        if model_sync_every is not None and parameters:
+            ModelBucket(parameters)  # what does not fit fails here, not in the first step
         self._name = Name(process_set, [[names[p] for p in members] for members in planned])
         if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
             self._register_hooks()
@@ -136,7 +139,7 @@ class GradientExchange(Exchange):
         for bucket, named in zip(self.buckets, buckets, strict=True):
             bucket.name = named
         if not self._full:
-            runtime.own(self._owner, self.process_set.process_set_id, [*buckets, *map(_model_bucket, buckets)])
+            runtime.own(self._owner, self.process_set.process_set_id, [*buckets, self._model_name])
 
     def _config(self, wire: torch.Tensor) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
@@ -356,15 +359,15 @@ class GradientExchange(Exchange):
         if due <= self._model_syncs:
             return
         self._model_syncs = due
-        with torch.no_grad():
-            for bucket in self.buckets:
-                sizes = [p.numel() for p in bucket.parameters]
-                model = torch.cat([p.detach().reshape(-1) for p in bucket.parameters])
-                handle = average_over_all_(model, _model_bucket(bucket.name), self.process_set)
-                if handle.info().late:
-                    continue  # an average of older models, made while this rank was out of training
-                for parameter, average in zip(bucket.parameters, torch.split(model, sizes), strict=True):
-                    parameter.copy_(average.view_as(parameter))
+        model = ModelBucket(list(self._names))
+        model.pack()
+        # A late one is an average of older models, made while this rank was out of training.
+        if not average_over_all_(model.flat, self._model_name, self.process_set).info().late:
+            model.unpack()
+
+    @property
+    def _model_name(self) -> str:
+        return f"{self._name.current()}.model"
 
     # --- State ---------------------------------------------------------------------------------------------------
 
@@ -379,10 +382,6 @@ class GradientExchange(Exchange):
                 runtime.clear(self.process_set.process_set_id, bucket.name)
         self.synchronizes_in_step = True
         self._restart()
-
-
-def _model_bucket(bucket: str) -> str:
-    return f"{bucket}.model"
 
 
 def _remove(hooks: list[Any]) -> None:

@@ -15,7 +15,7 @@ from horovod.common.process_sets import ProcessSet
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from horovod_partial import _core
-from horovod_partial.exchange.models import ModelAverager
+from horovod_partial.exchange.models import ModelAverager, takes_late
 from horovod_partial.policies import ModelPolicy, WeightedAverage
 from horovod_partial.runtime import Tenure
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
@@ -121,10 +121,10 @@ class ModelExchange(ModelAverager, Exchange):
         handle.synchronize()
         info = handle.info()
         self.last_round = info
-        if not isinstance(self.policy, WeightedAverage):
-            bucket.unpack()
-        elif not info.late:  # else it is of others' models, made without this rank
-            bucket.unpack()
+        if info.late and not takes_late(self.policy):
+            return
+        bucket.unpack()
+        if isinstance(self.policy, WeightedAverage):
             self.last_average = WeightedAverageInfo(
                 steps=info.work,
                 weights=tuple(_core.contraction_weights(list(info.work), self.policy.contraction)),
