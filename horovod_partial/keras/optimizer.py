@@ -341,10 +341,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         backend.GradientReducer(prefix, policy, arguments)
     base = type(optimizer)
-    wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated))
+    # A slot is not in the `__dict__` that all wrappers of one optimizer share.
+    wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras and TensorFlow would track it
     averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras's own accumulation averages
-    wrapped.__dict__["_horovod"] = _State(prefix, policy, arguments, averages)
+    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, averages))
     return wrapped
 
 
