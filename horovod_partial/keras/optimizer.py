@@ -334,12 +334,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     backend.check_devices(device_dense=device_dense, device_sparse=device_sparse)
     if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    _accumulate(optimizer, backward_passes_per_step)
     prefix = name or f"Distributed{type(optimizer).__name__}"
     if isinstance(policy, ModelPolicy):
         ModelAverager(policy, arguments)  # what does not fit fails here, not in the first step
     else:
         backend.GradientReducer(prefix, policy, arguments)
+    _accumulate(optimizer, backward_passes_per_step)  # which changes it: last, when all else fits
     base = type(optimizer)
     # A slot is not in the `__dict__` that all wrappers of one optimizer share.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))

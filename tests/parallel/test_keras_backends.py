@@ -777,6 +777,14 @@ def test_wrapping_twice(world: World, first: str) -> None:
 
 
 @alone
+def test_arguments_that_do_not_fit_change_nothing(world: World) -> None:
+    optimizer = sgd()
+    with pytest.raises(ValueError, match="predivide"):
+        hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2, gradient_predivide_factor=2.0, op=hvd.Sum)
+    assert optimizer.gradient_accumulation_steps is None
+
+
+@alone
 @on_time
 def test_no_gradient_at_all(world: World, policy: str) -> None:
     weight = keras.Variable(np.ones(2))
