@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,23 +22,33 @@ from horovod_partial.tensorflow.buckets import Member, collect
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, arrive_merged, planned, runtime, step_ended
 from horovod_partial.tensorflow.operations import average
 
-_made: dict[str, Fusion] = {}  # by name: a tape is made anew in each step, and a graph knows but the name
+_made: weakref.WeakValueDictionary[str, Fusion] = weakref.WeakValueDictionary()  # by name: a graph knows but that
+_of_tapes: dict[str, Fusion] = {}  # of these, those that live on: a tape is made anew in each step
 
 
-def fusion_of(name: str, options: MergedGradients, *arguments: Any) -> Fusion:
+def fusion_of(name: str, options: MergedGradients, *arguments: Any, lives_on: bool) -> Fusion:
     """The `Fusion` of that name, made where there is none, or one of an earlier generation.
+
+    Args:
+        name: as in `Fusion`.
+        options: the user's.
+        arguments: the others of `Fusion`.
+        lives_on: also when the caller has dropped it.
 
     Raises:
         ValueError: there is one with other options.
     """
-    if name not in _made or not _made[name].tenure.is_current:
-        _made[name] = Fusion(name, options, *arguments)
-    if _made[name].options != options:
+    made = _made.get(name)
+    if made is None or not made.tenure.is_current:
+        made = _made[name] = Fusion(name, options, *arguments)
+    if made.options != options:
         raise ValueError(
             "these variables' gradients are merged already, with other options; give the same fusion= wherever they are "
             "reduced"
         )
-    return _made[name]
+    if lives_on:
+        _of_tapes[name] = made
+    return made
 
 
 def fusion_plans() -> dict[str, FusionPlan | None]:
@@ -46,7 +57,7 @@ def fusion_plans() -> dict[str, FusionPlan | None]:
     None before there is a plan. A tape in a `tf.function` cannot be asked from outside; its name begins with
     `DistributedGradientTape`.
     """
-    return {name: one.plan for name, one in _made.items()}
+    return {name: one.plan for name, one in list(_made.items())}
 
 
 class Fusion(FusedTraining):
@@ -116,8 +127,16 @@ class Fusion(FusedTraining):
         with tf.control_dependencies(before):
             due = step_ended(self.name)
 
+        # TensorFlow keeps graphs, and what a `py_function` calls, when nobody needs them any more: neither may hold this.
+        reference = weakref.ref(self)
+
+        def run_plan(*results: tf.Tensor) -> list[tf.Tensor]:
+            fusion = reference()
+            assert fusion is not None  # the optimizer, or tape, whose step this is has it
+            return fusion._plan(*results)
+
         def plan() -> list[tf.Tensor]:
-            after = tf.py_function(self._plan, before, [tensor.dtype for tensor in before])
+            after = tf.py_function(run_plan, before, [tensor.dtype for tensor in before])
             return [tf.ensure_shape(one, other.shape) for one, other in zip(after, before, strict=True)]
 
         *results, empty = tf.cond(due, plan, lambda: before)
