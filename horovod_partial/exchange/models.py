@@ -47,7 +47,7 @@ class ModelAverager(ABC):
         max_staleness: int | None,
         grace_ms: float | str | None,
     ) -> None:
-        self.name = self.signal_name = self._flush_name = ""  # before it has been used
+        self.name = self.signal_name = ""  # before it has been used
         self.policy = policy
         self.process_set = process_set
         by_work = isinstance(policy, WeightedAverage)
@@ -57,13 +57,23 @@ class ModelAverager(ABC):
         """Use buckets whose names begin with that; in each generation of Horovod before all else."""
         self.name = f"{name}.model"
         self.signal_name = f"{self.name}.period"
-        self._flush_name = f"{self.name}.flush"
         self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
         if isinstance(self.policy, WeightedAverage):
             self._periods = Periods(self.policy.period)
         if self.is_needed:
-            names = self.name, self.signal_name, self._flush_name
-            self.runtime.own(self._owner, self.process_set.process_set_id, names)
+            self._own(self.name, self.signal_name)
+        self._flush_names: set[str] = set()
+
+    def _own(self, *names: str) -> None:
+        self.runtime.own(self._owner, self.process_set.process_set_id, names)
+
+    def _flush_name(self, model: Sequence[Any]) -> str:
+        """The bucket of a flush, another when there is more to average: an optimizer has no state before its first step."""
+        name = f"{self.name}.flush.{len(model)}"
+        if name not in self._flush_names:
+            self._flush_names.add(name)
+            self._own(name)
+        return name
 
     @abstractmethod
     def _signal(self) -> None:
@@ -101,7 +111,7 @@ class ModelAverager(ABC):
         """
         if not self.is_needed:
             return
-        process_set, name = self.process_set.process_set_id, self._flush_name
+        process_set, name = self.process_set.process_set_id, self._flush_name(model)
         self.runtime.clear(process_set, name)  # averages that were made while this rank was out of training
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
