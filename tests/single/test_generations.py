@@ -56,7 +56,12 @@ runtime._end = lambda: print("delivers")
 def test_names_count_anew_in_each_generation(inits: list[str]) -> None:
     environment = os.environ | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *inits], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROGRAM, *inits],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     names = [f"{sorted(f'{number}.0' for number in range(1, 2 * count + 1))}" for count in range(1, len(inits) + 1)]
     assert done.stdout.splitlines() == [*names, "delivers", "the end"], done.stderr
