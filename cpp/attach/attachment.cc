@@ -72,6 +72,41 @@ Registry& Sessions() {
   return *registry;
 }
 
+// --- Attached libraries
+
+using EnqueueAllreduce = hvd::Status (*)(std::shared_ptr<hvd::OpContext>, std::shared_ptr<hvd::Tensor>,
+                                         std::shared_ptr<hvd::Tensor>, hvd::ReadyEventList, std::string, const int,
+                                         hvd::StatusCallback, hvd::ReduceOp, double, double, std::int32_t);
+
+struct Attached {
+  EnqueueAllreduce enqueue = nullptr;
+  int (*is_initialized)() = nullptr;
+  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // the first handshake finds it, and it stays where it is
+  std::atomic<int> generation{0};                        // another one after each initialisation
+};
+
+// Guards the map, whose elements stay. Whoever holds it never waits for anything, and never asks for the interpreter.
+std::mutex attached_mutex;
+std::map<std::string, Attached>& AttachedLibraries() {
+  static auto* libraries = new std::map<std::string, Attached>;
+  return *libraries;
+}
+
+// Null where this library has not been attached.
+Attached* FindAttached(const std::string& library_path) {
+  std::lock_guard<std::mutex> lock(attached_mutex);
+  const auto it = AttachedLibraries().find(library_path);
+  return it == AttachedLibraries().end() ? nullptr : &it->second;
+}
+
+// In the hook of each new controller. Every initialisation makes one before Horovod says that it is initialised, and
+// from then on the number stays, whatever process sets are added. A Horovod that is down may count another one's.
+void CountGeneration() {
+  std::lock_guard<std::mutex> lock(attached_mutex);
+  for (auto& [path, attached] : AttachedLibraries())
+    if (attached.is_initialized() == 0) ++attached.generation;
+}
+
 // --- Hooks
 // All on Horovod's background thread.
 
@@ -93,6 +128,7 @@ Function* OriginalOf(Function* hook, const Object* object) {
 
 void DoInitialization(hvd::Controller* controller) {
   OriginalOf(&DoInitialization, controller)(controller);
+  CountGeneration();
   Sessions().Begin(*controller);
 }
 
@@ -206,31 +242,7 @@ void PrepareOperation(std::vector<Prepared>& prepared, const Library& library, c
       Prepare(library, name, "7ExecuteERSt6vectorINS0_16TensorTableEntryESaIS3_EERKNS0_8ResponseE", &Execute<carrier>));
 }
 
-// --- Attached libraries
-
-using EnqueueAllreduce = hvd::Status (*)(std::shared_ptr<hvd::OpContext>, std::shared_ptr<hvd::Tensor>,
-                                         std::shared_ptr<hvd::Tensor>, hvd::ReadyEventList, std::string, const int,
-                                         hvd::StatusCallback, hvd::ReduceOp, double, double, std::int32_t);
-
-struct Attached {
-  EnqueueAllreduce enqueue = nullptr;
-  int (*is_initialized)() = nullptr;
-  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // the first handshake finds it, and it stays where it is
-};
-
-// Guards the map, whose elements stay. Whoever holds it never waits for anything, and never asks for the interpreter.
-std::mutex attached_mutex;
-std::map<std::string, Attached>& AttachedLibraries() {
-  static auto* libraries = new std::map<std::string, Attached>;
-  return *libraries;
-}
-
-// Null where this library has not been attached.
-Attached* FindAttached(const std::string& library_path) {
-  std::lock_guard<std::mutex> lock(attached_mutex);
-  const auto it = AttachedLibraries().find(library_path);
-  return it == AttachedLibraries().end() ? nullptr : &it->second;
-}
+// --- Handshakes
 
 // Lets one thread at a time shake hands. Its holder asks for the interpreter, so nobody may wait for it with the
 // interpreter's lock held.
@@ -372,6 +384,11 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id) {
   Attached* const attached = FindAttached(library_path);
   return attached == nullptr || FindIntroduced(*attached) == nullptr ? nullptr : Lookup(*attached, process_set_id);
+}
+
+int Generation(const std::string& library_path) {
+  const Attached* const attached = FindAttached(library_path);
+  return attached == nullptr || attached->is_initialized() == 0 ? 0 : attached->generation.load();
 }
 
 Round Completed(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket) {

@@ -23,6 +23,10 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
 // The same for reading what there is: null where Horovod is down, or no handshake has taken place. Never waits.
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id);
 
+// Tells initialisations of Horovod apart, whoever asked for them: another positive number after each, without a
+// handshake; 0 while Horovod is down.
+int Generation(const std::string& library_path);
+
 // How many rounds of a bucket have ended on this rank; 0 if there is no such bucket.
 Round Completed(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket);
 // Bucket::CatchUp; 0 without the bucket.

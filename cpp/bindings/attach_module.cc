@@ -270,6 +270,7 @@ PYBIND11_MODULE(_attach, m) {
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
         py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));
+  m.def("generation", &attach::Generation, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
   m.def("completed", &attach::Completed, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
         py::arg("process_set"), py::arg("name"));
   m.def("catch_up", &attach::CatchUp, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
