@@ -43,8 +43,6 @@ class Runtime:
         self._mpi_ops = mpi_ops
         self._library = library
         self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
-        self._seen = False  # that Horovod is up
-        self._generation = 0
         self._begun = Tenure(self)
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
@@ -60,10 +58,7 @@ class Runtime:
     @property
     def generation(self) -> int:
         """Another number after each initialisation of Horovod, whoever has called `init`; 0 while Horovod is down."""
-        if self._mpi_ops.is_initialized() != self._seen:
-            self._seen = not self._seen
-            self._generation += self._seen
-        return self._generation if self._seen else 0
+        return _attach.generation(self._library)
 
     # --- Life cycle ----------------------------------------------------------------------------------------------
 
