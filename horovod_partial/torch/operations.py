@@ -36,6 +36,8 @@ class PartialHandle:
         self.source = source  # read until the round has run
         self.work = work
         self.output = output
+        # Some are never synchronized, as those of a backward that has failed.
+        _in_flight.difference_update([handle for handle in list(_in_flight) if handle.poll()])
         _in_flight.add(self)
 
     def poll(self) -> bool:
