@@ -158,7 +158,7 @@ class _Methods(torch.optim.Optimizer):
 
         With a policy of models all ranks average what the policy averages, so that the models are equal. Call it on every
         rank before an evaluation or a checkpoint, and at the end of training; ranks that have ended or joined need not
-        come.
+        come. (To the first flush of a policy of models all come but those that have joined.)
 
         Raises:
             AssertionError: gradients are under way; call it after `step`.
