@@ -372,11 +372,12 @@ class GradientExchange(Exchange):
     # --- State ---------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        under_way = [bucket for bucket in self.buckets if not bucket.abandon()]
-        if under_way:
+        if not runtime.failed and any(bucket.is_under_way for bucket in self.buckets):
             raise AssertionError(
                 "optimizer.load_state_dict() was called after loss.backward() but before optimizer.step()."
             )
+        for bucket in self.buckets:
+            bucket.abandon()
         if self._tenure.is_current:
             for bucket in self.buckets:
                 runtime.clear(self.process_set.process_set_id, bucket.name)
