@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach, failure, log
 from horovod_partial.settings import settings
@@ -214,6 +215,11 @@ class Tenure:
         """Belong to the present generation from now on. Whether that is new."""
         before, self._generation = self._generation, self._runtime.generation
         return before != self._generation
+
+
+def is_alone(process_set: ProcessSet) -> bool:
+    """Whether this rank has nobody to exchange with; False in an elastic job, where others may come."""
+    return process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
 
 
 def _check_build(framework: str, version: str, mpi_ops: ModuleType) -> None:

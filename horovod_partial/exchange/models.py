@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from horovod_partial import _attach
 from horovod_partial._core import Periods
 from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Quorum, WeightedAverage
-from horovod_partial.runtime import Runtime
+from horovod_partial.runtime import Runtime, is_alone
 
 
 def takes_late(policy: ModelPolicy | Quorum) -> bool:
@@ -86,8 +85,7 @@ class ModelAverager(ABC):
     @property
     def is_needed(self) -> bool:
         """Whether there are other ranks to average with, or may be some time."""
-        elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
-        return self.process_set.included() and (self.process_set.size() > 1 or elastic)
+        return self.process_set.included() and not is_alone(self.process_set)
 
     @property
     def rounds(self) -> int:

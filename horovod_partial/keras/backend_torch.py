@@ -22,7 +22,7 @@ from horovod_partial.torch.elastic import run
 from horovod_partial.torch.full_optimizer import widening
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import signal
-from horovod_partial.torch.operations import PartialHandle, arrive, device_number, make_config, runtime
+from horovod_partial.torch.operations import PartialHandle, device_number, make_config, runtime, submit
 
 __all__ = [
     "GradientReducer",
@@ -191,7 +191,7 @@ class GradientReducer(gradients.GradientReducer):
             op=self._arguments["op"],
             **self._options,
         )
-        return PartialHandle(arrive(self.process_set.process_set_id, name, config, wire, wire), wire, wire, wire)
+        return submit(wire, wire, name, self.process_set, config)
 
     def _bucket_names(self) -> Iterable[str]:
         return [bucket.name for buckets in self._buckets.values() for bucket, _ in buckets]

@@ -5,7 +5,6 @@ For the partial policies (eager-SGD, PPoPP'20, section 3), and for merged gradie
 
 from __future__ import annotations
 
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from horovod.torch.mpi_ops import Average
 from horovod_partial import _attach
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full
-from horovod_partial.runtime import Tenure
+from horovod_partial.runtime import Tenure, is_alone
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
@@ -30,10 +29,10 @@ from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import average_over_all_
 from horovod_partial.torch.operations import (
     PartialHandle,
-    arrive,
     device_number,
     make_config,
     runtime,
+    submit,
     synchronize,
 )
 from horovod_partial.torch.wrapping import Exchange, Name
@@ -106,7 +105,7 @@ class GradientExchange(Exchange):
         if model_sync_every is not None and parameters:
             ModelBucket(parameters)  # what does not fit fails here, not in the first step
         self._name = Name(process_set, [[names[p] for p in members] for members in planned])
-        if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
+        if process_set.included() and not is_alone(process_set):
             self._register_hooks()
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
@@ -207,8 +206,7 @@ class GradientExchange(Exchange):
                 postscale_factor=self._predivide,
                 process_set=self.process_set,
             )
-        handle = arrive(self.process_set.process_set_id, name, self._config(wire), wire, wire)
-        return PartialHandle(handle, wire, wire, wire)
+        return submit(wire, wire, name, self.process_set, self._config(wire))
 
     # --- Fusion --------------------------------------------------------------------------------------------------
 
