@@ -15,7 +15,7 @@ FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
 def arguments(
     *,
     sync: Policy,
-    size: int,
+    size: int | None,
     average: bool,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -31,12 +31,14 @@ def arguments(
 ) -> _core.BucketSpec:
     """All that a bucket is declared with, but for its tensor.
 
-    `None` stands for the setting.
+    `None` stands for the setting; as `size` it is Horovod's answer for a process set that it does not know.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of its range, or the process set is not registered.
         TypeError: `max_staleness` is no int.
     """
+    if size is None:
+        raise ValueError("the process set is not registered: pass it to hvd.init or hvd.add_process_set first")
     if divisor not in ("ranks", "contributors"):
         raise ValueError(f"divisor must be 'ranks' or 'contributors', not {divisor!r}")
     staleness = settings().max_staleness if max_staleness is None else max_staleness

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach, failure, log
 from horovod_partial.settings import settings
@@ -43,7 +44,7 @@ class Runtime:
         self._mpi_ops = mpi_ops
         self._library = library
         self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
-        self.generation = 0  # how often Horovod has been initialised
+        self._begun = Tenure(self)
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
         log.start()
@@ -55,15 +56,17 @@ class Runtime:
         )
         failure.watch()
 
+    @property
+    def generation(self) -> int:
+        """Another number after each initialisation of Horovod, whoever has called `init`; 0 while Horovod is down."""
+        return _attach.generation(self._library)
+
     # --- Life cycle ----------------------------------------------------------------------------------------------
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Horovod's `init`, then a handshake that proves on every rank that the hooks run."""
-        if not self._mpi_ops.is_initialized():
-            self.generation += 1
         self._mpi_ops.init(*args, **kwargs)
-        log.set_rank(self._mpi_ops.rank())
-        self._register_exit()
+        self._begin()
         self._guarded(_attach.shake_hands, self._library)
 
     def shutdown(self) -> None:
@@ -93,7 +96,7 @@ class Runtime:
 
     def join(self, *args: Any, **kwargs: Any) -> int:
         """Delivers what this rank has pending, then joins as `horovod.torch.join` does."""
-        for process_set in self._process_sets:
+        for process_set in list(self._process_sets):  # to which other threads may add
             self._guarded(_attach.deliver, self._library, process_set)
         return self._mpi_ops.join(*args, **kwargs)
 
@@ -117,12 +120,16 @@ class Runtime:
 
     def use(self, process_set: int) -> None:
         """A process set is about to be used: what is pending there is to be delivered at the end."""
+        self._begin()
         self._process_sets.add(process_set)
 
-    def _register_exit(self) -> None:
-        # Handlers run in reverse order, and ours must run before Horovod's, which `init` has registered.
-        atexit.unregister(self._at_exit)
-        atexit.register(self._at_exit)
+    def _begin(self) -> None:
+        """What each generation of Horovod needs, whoever has called `init`."""
+        if self._begun.enter():
+            log.set_rank(self._mpi_ops.rank())
+            # Handlers run in reverse order, and ours must run before Horovod's, which its `init` has registered.
+            atexit.unregister(self._at_exit)
+            atexit.register(self._at_exit)
 
     # --- Operations ----------------------------------------------------------------------------------------------
 
@@ -190,6 +197,29 @@ class Runtime:
             return function(*args)
         except _attach.TransportError as error:
             raise HorovodInternalError(str(error)) from None
+
+
+class Tenure:
+    """Whether something belongs to the present generation of Horovod, or is of an earlier one, or of none yet."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._generation: int | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it was entered since Horovod was last initialised; False while Horovod is down."""
+        return 0 != self._generation == self._runtime.generation
+
+    def enter(self) -> bool:
+        """Belong to the present generation from now on. Whether that is new."""
+        before, self._generation = self._generation, self._runtime.generation
+        return before != self._generation
+
+
+def is_alone(process_set: ProcessSet) -> bool:
+    """Whether this rank has nobody to exchange with; False in an elastic job, where others may come."""
+    return process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
 
 
 def _check_build(framework: str, version: str, mpi_ops: ModuleType) -> None:

@@ -77,7 +77,7 @@ def was_full(optimizer: Any) -> bool:
     """The last step waited for all ranks, by schedule."""
     if isinstance(optimizer, LocalSGD):
         return optimizer.was_full
-    last = getattr(optimizer, "last_round", None)
+    last = optimizer.last_round
     return last is None or last.round == 0 or (last.round + 1) % PERIOD == 0
 
 

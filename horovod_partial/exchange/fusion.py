@@ -25,7 +25,6 @@ class FusedTraining:
         process_set: the ranks that take part.
         gradients: what a plan has to know of each.
         messages: which gradients travel together before there is a plan, as positions.
-        collectives: of the framework.
     """
 
     runtime: Runtime
@@ -37,14 +36,13 @@ class FusedTraining:
         process_set: ProcessSet,
         gradients: Sequence[Gradient],
         messages: list[list[int]],
-        collectives: Collectives,
     ) -> None:
         self.name = name
         self.options = options
         self.process_set = process_set
         self._names = [gradient.name for gradient in gradients]
         self._default = messages
-        self._planner = Planner(options, gradients, name, collectives)
+        self._planner = Planner(options, gradients, name)
         elements = [math.prod(gradient.shape) for gradient in gradients]
         self._steps = _attach.SharedSteps(name, elements, messages, self._planner.first_due, options.warmup_steps)
         self._plans = 0  # since Horovod was initialised
@@ -53,8 +51,9 @@ class FusedTraining:
 
     def _use(self, prefix: str, messages: list[list[int]]) -> None:
         self.messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}  # by bucket
-        self._owner = _attach.Owner()  # of these; with the one before, the buckets of the plan before end
-        self._own(self._owner, [*self.messages, self._planner.meeting])
+        owner = _attach.Owner()
+        self._own(owner, [*self.messages, self._planner.meeting])
+        self._owner = owner  # with the one before, the buckets of the plan before end, but not the meeting
 
     def _own(self, owner: _attach.Owner, names: Iterable[str]) -> None:
         self.runtime.own(owner, self.process_set.process_set_id, names)
@@ -84,16 +83,16 @@ class FusedTraining:
             self._plans = self._rounds_before = 0
             self._use(self.name, self._default)
 
-    def everybody_is_here(self) -> bool:
+    def everybody_is_here(self, collectives: Collectives) -> bool:
         """Wait for all ranks; False if one has left. Then no plan can be agreed to, and the one in use stays for good."""
-        return self._planner.everybody_is_here()
+        return collectives.everybody_is_here(self._planner.meeting)
 
-    def replan(self) -> bool:
+    def replan(self, collectives: Collectives) -> bool:
         """Make a new plan, between two steps, after all ranks have flushed. Whether `messages` are others now."""
         current = [[self._names[i] for i in message] for message in self.messages.values()]
         probes = _attach.Owner()
         self._own(probes, self._planner.probes)
-        names = self._planner.make_plan(current, self._measured(first=False))
+        names = self._planner.make_plan(current, self._measured(first=False), collectives)
         del probes
         messages = None
         if names is not None:

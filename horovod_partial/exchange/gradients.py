@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
@@ -18,7 +17,7 @@ from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full, Policy, Quorum
-from horovod_partial.runtime import Runtime
+from horovod_partial.runtime import Runtime, Tenure, is_alone
 from horovod_partial.settings import settings
 
 
@@ -30,15 +29,14 @@ class Numbers:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._generation = 0
+        self._tenure = Tenure(runtime)
         self._numbers: dict[int, int] = {}
         self._counter = itertools.count()
 
     def of(self, variable: Any) -> int:
         """The number of a variable."""
-        if self._generation != self._runtime.generation:
-            self._generation, self._counter = self._runtime.generation, itertools.count()
+        if self._tenure.enter():
+            self._counter = itertools.count()
             self._numbers.clear()
         key = id(variable)
         if key not in self._numbers:
@@ -152,7 +150,7 @@ class GradientReducer(ABC):
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
         if self._full:
             return self._reduce_fully(gradients, variables), []
-        if self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
+        if is_alone(self.process_set):
             return gradients, []
         return self._reduce_partially(gradients, variables)
 

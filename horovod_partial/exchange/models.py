@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +11,17 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import _attach
 from horovod_partial._core import Periods
 from horovod_partial.bucket_config import FOR_EVER
-from horovod_partial.policies import ModelPolicy, WeightedAverage
-from horovod_partial.runtime import Runtime
+from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Quorum, WeightedAverage
+from horovod_partial.runtime import Runtime, is_alone
+
+
+def takes_late(policy: ModelPolicy | Quorum) -> bool:
+    """Whether a rank takes the result of a round that it was too late for.
+
+    Where groups average, that is the sum of others' newest models, and goes with the rank's own. An average over all ranks
+    was made while the rank was out of training: it is of older models, and would undo what the rank has done since.
+    """
+    return isinstance(policy, GroupAverage | PartialReduce)
 
 
 class ModelAverager(ABC):
@@ -38,23 +46,33 @@ class ModelAverager(ABC):
         max_staleness: int | None,
         grace_ms: float | str | None,
     ) -> None:
-        self.name = self.signal_name = self._flush_name = ""  # before it has been used
+        self.name = self.signal_name = ""  # before it has been used
         self.policy = policy
         self.process_set = process_set
         by_work = isinstance(policy, WeightedAverage)
         self._options: dict[str, Any] = {"max_staleness": FOR_EVER if by_work else max_staleness, "grace_ms": grace_ms}
-        self._periods: Periods | None = None
-        self._generation = 0  # of Horovod, in which the periods are counted
 
     def use_name(self, name: str) -> None:
         """Use buckets whose names begin with that; in each generation of Horovod before all else."""
         self.name = f"{name}.model"
         self.signal_name = f"{self.name}.period"
-        self._flush_name = f"{self.name}.flush"
         self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
+        if isinstance(self.policy, WeightedAverage):
+            self._periods = Periods(self.policy.period)
         if self.is_needed:
-            names = self.name, self.signal_name, self._flush_name
-            self.runtime.own(self._owner, self.process_set.process_set_id, names)
+            self._own(self.name, self.signal_name)
+        self._flush_names: set[str] = set()
+
+    def _own(self, *names: str) -> None:
+        self.runtime.own(self._owner, self.process_set.process_set_id, names)
+
+    def _flush_name(self, model: Sequence[Any]) -> str:
+        """The bucket of a flush, another when there is more to average: an optimizer has no state before its first step."""
+        name = f"{self.name}.flush.{len(model)}"
+        if name not in self._flush_names:
+            self._flush_names.add(name)
+            self._own(name)
+        return name
 
     @abstractmethod
     def _signal(self) -> None:
@@ -67,8 +85,7 @@ class ModelAverager(ABC):
     @property
     def is_needed(self) -> bool:
         """Whether there are other ranks to average with, or may be some time."""
-        elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
-        return self.process_set.included() and (self.process_set.size() > 1 or elastic)
+        return self.process_set.included() and not is_alone(self.process_set)
 
     @property
     def rounds(self) -> int:
@@ -79,11 +96,10 @@ class ModelAverager(ABC):
         """Whether to average after a step that has just been taken: None, or the steps that weigh this rank's model."""
         if not isinstance(self.policy, WeightedAverage):
             return 0
-        periods = self._current_periods(self.policy)
-        periods.take_step()
-        while periods.must_signal(self._signalled()):
+        self._periods.take_step()
+        while self._periods.must_signal(self._signalled()):
             self._signal()
-        return periods.begin_next() if periods.is_over(self._signalled()) else None
+        return self._periods.begin_next() if self._periods.is_over(self._signalled()) else None
 
     def flush(self, model: Sequence[Any]) -> None:
         """Average a model over all ranks, which all must come: then the models are equal, and equally new.
@@ -93,25 +109,19 @@ class ModelAverager(ABC):
         """
         if not self.is_needed:
             return
-        process_set, name = self.process_set.process_set_id, self._flush_name
+        process_set, name = self.process_set.process_set_id, self._flush_name(model)
         self.runtime.clear(process_set, name)  # averages that were made while this rank was out of training
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
-            periods = self._current_periods(self.policy)
-            work = periods.work()
+            work = self._periods.work()
             # Before anybody can go on: the flush has left the signal at the same round on every rank.
-            periods.begin_anew(self._signalled())
+            self._periods.begin_anew(self._signalled())
             self.runtime.clear(process_set, self.name)  # an average that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
         else:
             iteration = self.runtime.catch_up(process_set, self.name, 0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)
             self.runtime.catch_up(process_set, self.name, max(iterations))
-
-    def _current_periods(self, policy: WeightedAverage) -> Periods:
-        if self._periods is None or self._generation != self.runtime.generation:
-            self._periods, self._generation = Periods(policy.period), self.runtime.generation
-        return self._periods
 
     def _signalled(self) -> int:
         """How many rounds of the signal have ended on this rank."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import Counter
 
-from horovod_partial.runtime import Runtime
+from horovod_partial.runtime import Runtime, Tenure
 
 
 class InstanceNames:
@@ -13,11 +14,12 @@ class InstanceNames:
 
     Ranks that are new in an elastic job count from the start, and so do the others then. Optimizers that are alike are told
     apart by the order in which names are asked for, which must be the same on every rank; others may come in any order.
+    Any thread may ask.
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._generation = 0
+        self._tenure = Tenure(runtime)
+        self._lock = threading.Lock()
         self._instances: Counter[tuple[str, str]] = Counter()
 
     def new(self, prefix: str, alike: str) -> str:
@@ -27,9 +29,9 @@ class InstanceNames:
             prefix: of the name.
             alike: what makes optimizers alike; the same text on every rank.
         """
-        if self._generation != self._runtime.generation:
-            self._generation = self._runtime.generation
-            self._instances.clear()
         digest = hashlib.sha256(alike.encode()).hexdigest()[:8]
-        self._instances[prefix, digest] += 1
-        return f"{prefix}.{digest}.{self._instances[prefix, digest]}"
+        with self._lock:
+            if self._tenure.enter():
+                self._instances.clear()
+            self._instances[prefix, digest] += 1
+            return f"{prefix}.{digest}.{self._instances[prefix, digest]}"

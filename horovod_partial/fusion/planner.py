@@ -118,14 +118,11 @@ class Planner:
         name: of the training's buckets.
     """
 
-    def __init__(
-        self, options: MergedGradients, gradients: Sequence[Gradient], name: str, collectives: Collectives
-    ) -> None:
+    def __init__(self, options: MergedGradients, gradients: Sequence[Gradient], name: str) -> None:
         self.plan: FusionPlan | None = None
         self._options = options
         self._gradients = {gradient.name: gradient for gradient in gradients}
         self._name = name
-        self._collectives = collectives
         self._given = options.plan
 
     @property
@@ -147,16 +144,13 @@ class Planner:
         """Horovod has been initialised anew, perhaps with other ranks: begin as those that are new."""
         self.plan, self._given = None, self._options.plan
 
-    def everybody_is_here(self) -> bool:
-        """As in `Collectives`."""
-        return self._collectives.everybody_is_here(self.meeting)
-
-    def make_plan(self, current: list[list[str]], times: StepTimes) -> list[list[str]] | None:
+    def make_plan(self, current: list[list[str]], times: StepTimes, collectives: Collectives) -> list[list[str]] | None:
         """Rank 0 plans, and all ranks get the plan: which gradients travel together.
 
         Args:
             current: what is in use.
             times: what was measured under it.
+            collectives: of the framework.
 
         Returns:
             None if what is in use stays.
@@ -167,11 +161,11 @@ class Planner:
         planned, self._given = self._given, None
         if not isinstance(planned, FusionPlan):
             for _ in range(_ATTEMPTS):
-                cost = self._from_rank_0(self._measure_cost(), "cost")
+                cost = collectives.from_rank_0(self._measure_cost(collectives), f"{self._name}.cost")
                 if isinstance(cost, MessageCost):
                     break
-            planned = self._from_rank_0(self._plan(current, times, cost), "plan")
-        messages = self._check(planned)
+            planned = collectives.from_rank_0(self._plan(current, times, cost), f"{self._name}.plan")
+        messages = self._check(planned, collectives)
         self.plan = planned
         return messages if not planned.reason and messages != current else None
 
@@ -180,13 +174,10 @@ class Planner:
         if self.plan is not None:
             self.plan = replace(self.plan, measured=times.step_seconds())
 
-    def _from_rank_0(self, value: Any, what: str) -> Any:
-        return self._collectives.from_rank_0(value, f"{self._name}.{what}")
-
-    def _measure_cost(self) -> MessageCost | str:
+    def _measure_cost(self, collectives: Collectives) -> MessageCost | str:
         """The cost of a message, or why it could not be measured. Every rank takes part."""
         seconds: dict[int, list[float]] = {nbytes: [] for nbytes in _PROBE_BYTES}
-        probes = {nbytes: self._collectives.probe(name, nbytes) for name, nbytes in self.probes.items()}
+        probes = {nbytes: collectives.probe(name, nbytes) for name, nbytes in self.probes.items()}
         # A message waits for Horovod's next cycle. Probes that began just after the one before had ended would all wait
         # for a whole one, and most sizes would take the same time; these begin anywhere in it, evenly.
         cycle = float(os.environ.get("HOROVOD_CYCLE_TIME") or 1.0) / 1e3
@@ -246,7 +237,7 @@ class Planner:
         )
         return made if made.duration(cost) < _WORTH_IT * old.duration(cost) else old
 
-    def _check(self, planned: FusionPlan) -> list[list[str]]:
+    def _check(self, planned: FusionPlan, collectives: Collectives) -> list[list[str]]:
         """The plan's messages, if every rank can follow it, and all have the same."""
         gradients = self._gradients
         messages: list[list[str]] = []
@@ -260,7 +251,7 @@ class Planner:
                 problem = "the fusion plan mixes dtypes or devices in a message"
         shapes = [[(name, gradients[name].shape, gradients[name].dtype) for name in message] for message in messages]
         digest = int.from_bytes(hashlib.sha256(repr(shapes).encode()).digest()[:7], "big")
-        everybody = self._collectives.gather([int(bool(problem)), digest], f"{self._name}.check")
+        everybody = collectives.gather([int(bool(problem)), digest], f"{self._name}.check")
         if problem:
             raise ValueError(f"{problem}; measure a new one")
         unfit = [rank for rank, (failed, _) in enumerate(everybody) if failed]

@@ -10,7 +10,8 @@ import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import bucket_config
-from horovod_partial.policies import ModelPolicy, Quorum, WeightedAverage
+from horovod_partial.exchange.models import takes_late
+from horovod_partial.policies import ModelPolicy, Quorum
 from horovod_partial.tensorflow import operations
 from horovod_partial.tensorflow.elastic import TensorFlowKerasState as KerasState
 from horovod_partial.tensorflow.elastic import run
@@ -85,8 +86,8 @@ def average_(
     """Average floating-point variables as the policy says, as one message, in eager code or in a graph.
 
     Copies travel, so what is being sent is never what the optimizer writes; half precision travels as float32, in which an
-    average is exact enough, and all as float64 if one is. A `WeightedAverage` that comes too late is of others' models,
-    and is left out.
+    average is exact enough, and all as float64 if one is. `takes_late` says what becomes of the result where this rank was
+    too late for its round.
 
     Args:
         variables: in the same order on every rank.
@@ -110,7 +111,7 @@ def average_(
         grace_ms=grace_ms,
         return_info=True,
     )
-    if isinstance(policy, WeightedAverage):
+    if not takes_late(policy):
         results = [tf.where(info.late == 1, *pair) for pair in zip(copies, results, strict=True)]
     for variable, result in zip(natives, results, strict=True):
         variable.assign(tf.cast(result, variable.dtype))

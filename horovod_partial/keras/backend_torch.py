@@ -13,15 +13,16 @@ from horovod.common.process_sets import ProcessSet
 from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial.exchange import elastic, gradients
+from horovod_partial.exchange.models import takes_late
 from horovod_partial.exchange.rounds import RoundInfo
-from horovod_partial.policies import ModelPolicy, Policy, Quorum, WeightedAverage
+from horovod_partial.policies import ModelPolicy, Policy, Quorum
 from horovod_partial.torch import model_operations, operations
 from horovod_partial.torch.buckets import GradientBucket, kind
 from horovod_partial.torch.elastic import run
 from horovod_partial.torch.full_optimizer import widening
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import signal
-from horovod_partial.torch.operations import PartialHandle, arrive, device_number, make_config, runtime
+from horovod_partial.torch.operations import PartialHandle, device_number, make_config, runtime, submit
 
 __all__ = [
     "GradientReducer",
@@ -190,7 +191,7 @@ class GradientReducer(gradients.GradientReducer):
             op=self._arguments["op"],
             **self._options,
         )
-        return PartialHandle(arrive(self.process_set.process_set_id, name, config, wire, wire), wire, wire, wire)
+        return submit(wire, wire, name, self.process_set, config)
 
     def _bucket_names(self) -> Iterable[str]:
         return [bucket.name for buckets in self._buckets.values() for bucket, _ in buckets]
@@ -228,7 +229,7 @@ def average_(
     )
     handle.synchronize()
     info = handle.info()
-    if not (isinstance(policy, WeightedAverage) and info.late):
+    if takes_late(policy) or not info.late:
         bucket.unpack()
     return info
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -305,35 +306,37 @@ class PartialStatsCallback(keras.callbacks.Callback):
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
         self.process_set = process_set
-        self._before: dict[str, float] = {}
+        self._before: dict[str, Counter[str]] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._before = self._totals()
+        self._before = self._counts()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        now = self._totals()
-        new = {key: value - self._before.get(key, 0.0) for key, value in now.items()}
-        self._before = now
-        if logs is None or not new.get("rounds"):
+        before, self._before = self._before, self._counts()
+        new: Counter[str] = Counter()
+        for name, counts in self._before.items():
+            new.update(counts)
+            if name in before:  # and what has ended since, as with an optimizer that is gone, is in neither
+                new.subtract(before[name])
+        if logs is None or not new["rounds"]:
             return
-        logs["late"] = new["late"] / max(new["late"] + new["on_time"], 1.0)
+        logs["late"] = new["late"] / max(new["late"] + new["on_time"], 1)
         logs["fresh"] = new["fresh"] / new["rounds"]
-        logs["staleness"] = new["staleness"] / max(new["contributions"], 1.0)
+        logs["staleness"] = new["staleness"] / max(new["contributions"], 1)
 
-    def _totals(self) -> dict[str, float]:
-        """Sums over the buckets, from the beginning of the program."""
+    def _counts(self) -> dict[str, Counter[str]]:
+        """Of each bucket, from its beginning."""
         if not self.process_set.included():
             return {}
         rank = self.process_set.rank()
-        totals: dict[str, float] = {}
-        for raw in backend.runtime.statistics(self.process_set.process_set_id).values():
-            one = {
-                "rounds": raw["rounds"],
-                "on_time": raw["on_time"][rank],
-                "late": raw["late"][rank],
-                "fresh": sum(count * rounds for count, rounds in enumerate(raw["fresh"])),
-                "staleness": sum(rounds * count for rounds, count in raw["staleness"].items()),
-                "contributions": sum(raw["staleness"].values()),
-            }
-            totals = {key: totals.get(key, 0.0) + value for key, value in one.items()}
-        return totals
+        return {
+            name: Counter(
+                rounds=raw["rounds"],
+                on_time=raw["on_time"][rank],
+                late=raw["late"][rank],
+                fresh=sum(count * rounds for count, rounds in enumerate(raw["fresh"])),
+                staleness=sum(rounds * count for rounds, count in raw["staleness"].items()),
+                contributions=sum(raw["staleness"].values()),
+            )
+            for name, raw in backend.runtime.statistics(self.process_set.process_set_id).items()
+        }

@@ -17,6 +17,7 @@ from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelAverager
 from horovod_partial.policies import ModelPolicy, Policy
+from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
 
 Average, Compression = backend.horovod.Average, backend.horovod.Compression
@@ -97,7 +98,7 @@ class _State:
         self._averages = averages  # of the gradients of several passes, which are summed otherwise
         self._local: list[Any] = []
         self._made: GradientReducer | ModelAverager | None = None
-        self._generation = 0  # of Horovod, in which that was made
+        self._tenure = Tenure(backend.runtime)  # of that
         self.accumulated: list[Any] = []  # the variables of the gradients that Keras accumulates
 
     def register_local(self, variable: Any) -> None:
@@ -107,7 +108,7 @@ class _State:
 
     def _current(self) -> GradientReducer | ModelAverager | None:
         """What the policy exchanges; None before the first step, also before the first since Horovod was initialised anew."""
-        return self._made if self._generation == backend.runtime.generation else None
+        return self._made if self._tenure.is_current else None
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def _exchange(self, optimizer: Any) -> GradientReducer | ModelAverager:
@@ -133,7 +134,8 @@ class _State:
                 for variable in self._local:
                     reducer.register_local(variable)
                 made = reducer
-            self._made, self._generation = made, backend.runtime.generation
+            self._made = made
+            self._tenure.enter()
         return made
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
@@ -332,17 +334,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     backend.check_devices(device_dense=device_dense, device_sparse=device_sparse)
     if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    _accumulate(optimizer, backward_passes_per_step)
     prefix = name or f"Distributed{type(optimizer).__name__}"
     if isinstance(policy, ModelPolicy):
         ModelAverager(policy, arguments)  # what does not fit fails here, not in the first step
     else:
         backend.GradientReducer(prefix, policy, arguments)
+    _accumulate(optimizer, backward_passes_per_step)  # which changes it: last, when all else fits
     base = type(optimizer)
-    wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated))
+    # A slot is not in the `__dict__` that all wrappers of one optimizer share.
+    wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras and TensorFlow would track it
     averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras's own accumulation averages
-    wrapped.__dict__["_horovod"] = _State(prefix, policy, arguments, averages)
+    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, averages))
     return wrapped
 
 

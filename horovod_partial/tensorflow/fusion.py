@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,27 +17,38 @@ from horovod_partial.exchange.fusion import FusedTraining
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.fusion.planner import Gradient
 from horovod_partial.policies import Quorum
+from horovod_partial.runtime import Tenure
 from horovod_partial.tensorflow.buckets import Member, collect
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, arrive_merged, planned, runtime, step_ended
 from horovod_partial.tensorflow.operations import average
 
-_made: dict[str, Fusion] = {}  # by name: a tape is made anew in each step, and a graph knows but the name
+_made: weakref.WeakValueDictionary[str, Fusion] = weakref.WeakValueDictionary()  # by name: a graph knows but that
+_of_tapes: dict[str, Fusion] = {}  # of these, those that live on: a tape is made anew in each step
 
 
-def fusion_of(name: str, options: MergedGradients, *arguments: Any) -> Fusion:
+def fusion_of(name: str, options: MergedGradients, *arguments: Any, lives_on: bool) -> Fusion:
     """The `Fusion` of that name, made where there is none, or one of an earlier generation.
+
+    Args:
+        name: as in `Fusion`.
+        options: the user's.
+        arguments: the others of `Fusion`.
+        lives_on: also when the caller has dropped it.
 
     Raises:
         ValueError: there is one with other options.
     """
-    if name not in _made or _made[name].generation != runtime.generation:
-        _made[name] = Fusion(name, options, *arguments)
-    if _made[name].options != options:
+    made = _made.get(name)
+    if made is None or not made.tenure.is_current:
+        made = _made[name] = Fusion(name, options, *arguments)
+    if made.options != options:
         raise ValueError(
             "these variables' gradients are merged already, with other options; give the same fusion= wherever they are "
             "reduced"
         )
-    return _made[name]
+    if lives_on:
+        _of_tapes[name] = made
+    return made
 
 
 def fusion_plans() -> dict[str, FusionPlan | None]:
@@ -45,7 +57,7 @@ def fusion_plans() -> dict[str, FusionPlan | None]:
     None before there is a plan. A tape in a `tf.function` cannot be asked from outside; its name begins with
     `DistributedGradientTape`.
     """
-    return {name: one.plan for name, one in _made.items()}
+    return {name: one.plan for name, one in list(_made.items())}
 
 
 class Fusion(FusedTraining):
@@ -72,10 +84,11 @@ class Fusion(FusedTraining):
         gradients: Sequence[Gradient],
         messages: list[list[int]],
     ) -> None:
-        self.generation = runtime.generation  # of Horovod; in a new one names are counted anew
+        self.tenure = Tenure(runtime)  # in a new generation of Horovod names are counted anew
+        self.tenure.enter()
         self._members: Sequence[Member] = ()  # of the last step in eager code, or the last graph
-        self._collectives = _Collectives(process_set)
-        super().__init__(name, options, process_set, gradients, messages, self._collectives)
+        self._spec = _core.BucketSpec()  # of the buckets, likewise
+        super().__init__(name, options, process_set, gradients, messages)
 
     def collect(self) -> list[tuple[int, tf.Tensor]]:
         """What this rank has missed: gradients with their positions. In eager code, after a flush."""
@@ -100,7 +113,7 @@ class Fusion(FusedTraining):
             spec: of each message's bucket; that of an elastic job changes with its ranks.
         """
         self._members = members
-        self._collectives.spec = spec
+        self._spec = spec
         if tf.executing_eagerly():
             results, infos = self._reduce_now(tensors, spec)
             results = self._restored(results)
@@ -114,8 +127,16 @@ class Fusion(FusedTraining):
         with tf.control_dependencies(before):
             due = step_ended(self.name)
 
+        # TensorFlow keeps graphs, and what a `py_function` calls, when nobody needs them any more: neither may hold this.
+        reference = weakref.ref(self)
+
+        def run_plan(*results: tf.Tensor) -> list[tf.Tensor]:
+            fusion = reference()
+            assert fusion is not None  # the optimizer, or tape, whose step this is has it
+            return fusion._plan(*results)
+
         def plan() -> list[tf.Tensor]:
-            after = tf.py_function(self._plan, before, [tensor.dtype for tensor in before])
+            after = tf.py_function(run_plan, before, [tensor.dtype for tensor in before])
             return [tf.ensure_shape(one, other.shape) for one, other in zip(after, before, strict=True)]
 
         *results, empty = tf.cond(due, plan, lambda: before)
@@ -145,7 +166,8 @@ class Fusion(FusedTraining):
         Behind the results comes whether each is none.
         """
         self.forget_an_old_plan()
-        if not self.everybody_is_here():
+        collectives = _Collectives(self.process_set, self._spec)
+        if not self.everybody_is_here(collectives):
             return list(results)
         runtime.flush(self.process_set.process_set_id)  # what is pending or missed in the old buckets belongs to them
         *gradients, empty = results
@@ -153,7 +175,7 @@ class Fusion(FusedTraining):
         for i, gradient in self.collect():
             gradients[i] += gradient
             is_empty[i] = 0
-        self.replan()
+        self.replan(collectives)
         return [*gradients, tf.constant(is_empty)]
 
 
@@ -164,9 +186,9 @@ def _with_empty(infos: list[RoundInfo], empty: tf.Tensor) -> list[RoundInfo]:
 class _Collectives:
     """TensorFlow's `horovod_partial.fusion.planner.Collectives`, in eager code."""
 
-    def __init__(self, process_set: ProcessSet) -> None:
+    def __init__(self, process_set: ProcessSet, spec: _core.BucketSpec) -> None:
         self._process_set = process_set
-        self.spec = _core.BucketSpec()  # of the training's buckets, once there are any
+        self._spec = spec  # of the training's buckets
 
     def everybody_is_here(self, name: str) -> bool:
         _, info = average(tf.zeros([1]), name, Quorum(1.0), self._process_set, return_info=True)
@@ -176,7 +198,7 @@ class _Collectives:
         tensor = tf.zeros([nbytes // 4])
 
         def reduce() -> bool:
-            _, info = arrive([tensor], name, self._process_set, self.spec)
+            _, info = arrive([tensor], name, self._process_set, self._spec)
             return not info.late
 
         return reduce

@@ -111,7 +111,7 @@ class GradientReducer(gradients.GradientReducer):
             )
             for position, (variable, wire) in enumerate(zip(variables, wires, strict=True))
         ]
-        merged = fusion_of(name, fusion, self.process_set, described, messages)
+        merged = fusion_of(name, fusion, self.process_set, described, messages, lives_on=self._owner is None)
         self._merged[name] = merged, variables
         return merged.reduce(wires, members, self._bucket_spec())
 

@@ -24,7 +24,7 @@ from horovod_partial.policies import (
     Schedule,
     WeightedAverage,
 )
-from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime, wire_dtype
+from horovod_partial.tensorflow.graph import arrive, native, runtime, wire_dtype
 
 Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
@@ -263,17 +263,3 @@ def _reduce(
     results = [tf.cast(one, dtype) for one in results]
     result = results if several else results[0]
     return (result, info) if return_info else result
-
-
-__all__ = [
-    "RoundInfo",
-    "flush",
-    "group_allreduce",
-    "init",
-    "join",
-    "partial_allreduce",
-    "partial_reduce",
-    "partial_stats",
-    "shutdown",
-    "weighted_average",
-]

@@ -128,7 +128,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         "grace_ms": grace_ms,
     }
     check_gradient_arguments(arguments)
-    tape: Any = object.__new__(subclass(type(gradtape), _Methods))
+    # A slot is not in the `__dict__` that all wrappers of one tape share.
+    tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_reducer",)))
     tape.__dict__ = gradtape.__dict__
     # A tape is made anew in each step, so the name says nothing of it: its variables tell one use from another.
     tape._reducer = GradientReducer("DistributedGradientTape", policy, arguments)

@@ -70,9 +70,9 @@ class GradientBucket:
         if gradient is None:
             view.zero_()
         elif gradient.is_sparse:
-            view.copy_(gradient.to_dense())
+            view.copy_(gradient.detach().to_dense())
         elif gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient)
+            view.copy_(gradient.detach())  # with `create_graph=True` it has a history, which the view must not get
 
     def take(self, parameter: torch.nn.Parameter) -> bool:
         """Take a parameter's `grad` into the bucket; zeros if it has none. True if the bucket is complete now."""
@@ -124,17 +124,19 @@ class GradientBucket:
         self._sparse.clear()
         return earlier
 
-    def abandon(self) -> bool:
-        """Forget an arrival that has failed, or whose Horovod is gone or about to go. False if it is under way."""
-        if self.handle is not None and runtime.is_initialized() and not poll(self.handle):
-            if not runtime.failed:
-                return False
-            # Horovod may go on reading and writing the old one until it shuts down; the handle keeps that alive.
+    @property
+    def is_under_way(self) -> bool:
+        """Whether Horovod may read and write the tensor: an arrival has neither ended, nor failed with Horovod."""
+        return self.handle is not None and runtime.is_initialized() and not poll(self.handle)
+
+    def abandon(self) -> None:
+        """Forget an arrival that has failed, or whose Horovod is gone or about to go."""
+        if self.is_under_way:
+            # Horovod may go on with the old one until it shuts down; the handle keeps that alive.
             self.flat = torch.zeros_like(self.flat)
             self.views = self.views_of(self.flat)
         self.handle = None
         self.reset()
-        return True
 
     def collect(self, process_set: int) -> list[torch.Tensor]:
         """The results that this rank has missed, oldest first, without an arrival; empty if there are none."""

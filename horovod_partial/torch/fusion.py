@@ -29,8 +29,6 @@ class Fusion(FusedTraining):
         process_set: the ranks that take part.
         name: prefix of the buckets' names.
         messages: the parameters of each bucket before there is a plan.
-        reduce: sums a tensor over the ranks in the way that the training takes, under a name, and waits; False if what
-            came back was not made with this rank's contribution, so that its time tells nothing.
         wire_bytes: of a parameter's gradient.
     """
 
@@ -43,7 +41,6 @@ class Fusion(FusedTraining):
         process_set: ProcessSet,
         name: str,
         messages: Sequence[Sequence[torch.nn.Parameter]],
-        reduce: Callable[[str, torch.Tensor], bool],
         wire_bytes: Callable[[torch.nn.Parameter], int],
     ) -> None:
         self._parameters = list(names)
@@ -51,8 +48,7 @@ class Fusion(FusedTraining):
         self._due = False
         gradients = [Gradient(name, kind(p), tuple(p.shape), str(p.dtype), wire_bytes(p)) for p, name in names.items()]
         positions = [[self._positions[parameter] for parameter in message] for message in messages]
-        collectives = _Collectives(process_set, reduce, self._parameters[0].device)
-        super().__init__(name, options, process_set, gradients, positions, collectives)
+        super().__init__(name, options, process_set, gradients, positions)
         runtime.enter(self._steps, process_set.process_set_id)
 
     @property
@@ -76,8 +72,15 @@ class Fusion(FusedTraining):
         return due
 
 
-class _Collectives:
-    """PyTorch's `horovod_partial.fusion.planner.Collectives`."""
+class Collectives:
+    """PyTorch's `horovod_partial.fusion.planner.Collectives`, made when it is time to plan.
+
+    Args:
+        process_set: the ranks that take part.
+        reduce: sums a tensor over the ranks in the way that the training takes, under a name, and waits; False if what
+            came back was not made with this rank's contribution, so that its time tells nothing.
+        device: of the tensors that measure what a message costs.
+    """
 
     def __init__(
         self, process_set: ProcessSet, reduce: Callable[[str, torch.Tensor], bool], device: torch.device

@@ -5,7 +5,6 @@ For the partial policies (eager-SGD, PPoPP'20, section 3), and for merged gradie
 
 from __future__ import annotations
 
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,20 +20,22 @@ from horovod.torch.mpi_ops import Average
 from horovod_partial import _attach
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full
+from horovod_partial.runtime import Tenure, is_alone
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
-from horovod_partial.torch.fusion import Fusion
+from horovod_partial.torch.fusion import Collectives, Fusion
+from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import average_over_all_
 from horovod_partial.torch.operations import (
     PartialHandle,
-    arrive,
     device_number,
     make_config,
     runtime,
+    submit,
     synchronize,
 )
-from horovod_partial.torch.wrapping import Exchange, bucket_name
+from horovod_partial.torch.wrapping import Exchange, Name
 
 
 class GradientExchange(Exchange):
@@ -79,7 +80,7 @@ class GradientExchange(Exchange):
         self._passes = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
         self._model_sync_every = model_sync_every
-        self._generation = 0  # of Horovod, in which the buckets have their names
+        self._tenure = Tenure(runtime)  # of the buckets
         self._model_syncs = -1
         self._grad_scaler = grad_scaler
         self._scale = 1.0
@@ -101,7 +102,10 @@ class GradientExchange(Exchange):
         self._fusion_options = fusion
         self._fusion: Fusion | None = None
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
-        if process_set.included() and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
+        if model_sync_every is not None and parameters:
+            ModelBucket(parameters)  # what does not fit fails here, not in the first step
+        self._name = Name(process_set, [[names[p] for p in members] for members in planned])
+        if process_set.included() and not is_alone(process_set):
             self._register_hooks()
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
@@ -113,14 +117,13 @@ class GradientExchange(Exchange):
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
 
     def _enter(self) -> None:
-        """Take names when first used, in each generation of Horovod anew, as ranks that are new in it do."""
-        if self._generation == runtime.generation:
+        """Begin anew in each generation of Horovod, as ranks that are new in it do."""
+        if not self._tenure.enter():
             return
-        self._generation = runtime.generation
         self._model_syncs = -1  # the first step averages too, when no rank can be out of training
         self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
         self._fusion = None
-        name = bucket_name(self.process_set, [[self._names[p] for p in members] for members in self._planned])
+        name = self._name.current()
         buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
         if self._fusion_options is not None and self._names:
             self._fusion = Fusion(
@@ -129,14 +132,13 @@ class GradientExchange(Exchange):
                 self.process_set,
                 name,
                 self._planned,
-                self._reduce_probe,
                 self._wire_bytes,
             )
             self._use_buckets(buckets)  # a plan may have been in use
         for bucket, named in zip(self.buckets, buckets, strict=True):
             bucket.name = named
         if not self._full:
-            runtime.own(self._owner, self.process_set.process_set_id, [*buckets, *map(_model_bucket, buckets)])
+            runtime.own(self._owner, self.process_set.process_set_id, [*buckets, self._model_name])
 
     def _config(self, wire: torch.Tensor) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
@@ -204,8 +206,7 @@ class GradientExchange(Exchange):
                 postscale_factor=self._predivide,
                 process_set=self.process_set,
             )
-        handle = arrive(self.process_set.process_set_id, name, self._config(wire), wire, wire)
-        return PartialHandle(handle, wire, wire, wire)
+        return submit(wire, wire, name, self.process_set, self._config(wire))
 
     # --- Fusion --------------------------------------------------------------------------------------------------
 
@@ -218,10 +219,13 @@ class GradientExchange(Exchange):
         return parameter.numel() * self._bucket_of[parameter].wire_dtype.itemsize
 
     def _maybe_replan(self, optimizer: Any) -> None:
-        if self._fusion is None or not self._fusion.is_due() or not self._fusion.everybody_is_here():
+        if self._fusion is None or not self._fusion.is_due():
+            return
+        collectives = Collectives(self.process_set, self._reduce_probe, self.buckets[0].flat.device)
+        if not self._fusion.everybody_is_here(collectives):
             return
         self.flush_optimizer(optimizer)  # what is pending or missed in the old buckets belongs to them
-        if self._fusion.replan():
+        if self._fusion.replan(collectives):
             self._use_buckets(self._fusion.buckets)
 
     @property
@@ -326,7 +330,7 @@ class GradientExchange(Exchange):
     def rounds(self) -> int:
         if self._full or not self._hooks:
             return self._local_steps  # every step is a round
-        if self._generation != runtime.generation:
+        if not self._tenure.is_current:
             return 0
         if self._fusion is not None:
             return self._fusion.rounds
@@ -340,7 +344,7 @@ class GradientExchange(Exchange):
             return
         process_set = self.process_set.process_set_id
         runtime.flush(process_set)
-        if self._generation != runtime.generation:
+        if not self._tenure.is_current:
             return  # not used yet, or not since Horovod was initialised anew
         missed = [bucket.collect(process_set) for bucket in self.buckets]
         with self._gradients_kept():
@@ -353,33 +357,30 @@ class GradientExchange(Exchange):
         if due <= self._model_syncs:
             return
         self._model_syncs = due
-        with torch.no_grad():
-            for bucket in self.buckets:
-                sizes = [p.numel() for p in bucket.parameters]
-                model = torch.cat([p.detach().reshape(-1) for p in bucket.parameters])
-                handle = average_over_all_(model, _model_bucket(bucket.name), self.process_set)
-                if handle.info().late:
-                    continue  # an average of older models, made while this rank was out of training
-                for parameter, average in zip(bucket.parameters, torch.split(model, sizes), strict=True):
-                    parameter.copy_(average.view_as(parameter))
+        model = ModelBucket(list(self._names))
+        model.pack()
+        # A late one is an average of older models, made while this rank was out of training.
+        if not average_over_all_(model.flat, self._model_name, self.process_set).info().late:
+            model.unpack()
+
+    @property
+    def _model_name(self) -> str:
+        return f"{self._name.current()}.model"
 
     # --- State ---------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        under_way = [bucket for bucket in self.buckets if not bucket.abandon()]
-        if under_way:
+        if not runtime.failed and any(bucket.is_under_way for bucket in self.buckets):
             raise AssertionError(
                 "optimizer.load_state_dict() was called after loss.backward() but before optimizer.step()."
             )
-        if self._generation == runtime.generation:
+        for bucket in self.buckets:
+            bucket.abandon()
+        if self._tenure.is_current:
             for bucket in self.buckets:
                 runtime.clear(self.process_set.process_set_id, bucket.name)
         self.synchronizes_in_step = True
         self._restart()
-
-
-def _model_bucket(bucket: str) -> str:
-    return f"{bucket}.model"
 
 
 def _remove(hooks: list[Any]) -> None:

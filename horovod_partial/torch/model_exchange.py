@@ -15,12 +15,13 @@ from horovod.common.process_sets import ProcessSet
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from horovod_partial import _core
-from horovod_partial.exchange.models import ModelAverager
+from horovod_partial.exchange.models import ModelAverager, takes_late
 from horovod_partial.policies import ModelPolicy, WeightedAverage
+from horovod_partial.runtime import Tenure
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import average_async, signal
 from horovod_partial.torch.operations import PartialHandle, runtime
-from horovod_partial.torch.wrapping import Exchange, bucket_name
+from horovod_partial.torch.wrapping import Exchange, Name
 from horovod_partial.wp_sgd import average_converges, average_is_useful
 
 
@@ -74,22 +75,18 @@ class ModelExchange(ModelAverager, Exchange):
         grace_ms: float | str | None,
     ) -> None:
         super().__init__(policy, process_set, max_staleness, grace_ms)
-        self._members = [names[p] for group in optimizer.param_groups for p in group["params"]]
-        self._named_in = 0  # the generation of Horovod
         self._named_buffers = list(named_buffers or ())
         self._tensors(optimizer)  # what does not fit fails here, not in the first step
+        self._name = Name(process_set, [names[p] for group in optimizer.param_groups for p in group["params"]])
+        self._tenure = Tenure(runtime)  # of the buckets
         self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._local_steps = 0
 
     def _enter(self) -> None:
-        if not self._is_named():
-            self._named_in = runtime.generation
-            self.use_name(bucket_name(self.process_set, self._members))
-
-    def _is_named(self) -> bool:
-        return self._named_in == runtime.generation
+        if self._tenure.enter():
+            self.use_name(self._name.current())
 
     def _tensors(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         return averaged_tensors(optimizer, self.policy.average, self._named_buffers)
@@ -124,10 +121,10 @@ class ModelExchange(ModelAverager, Exchange):
         handle.synchronize()
         info = handle.info()
         self.last_round = info
-        if not isinstance(self.policy, WeightedAverage):
-            bucket.unpack()
-        elif not info.late:  # else it is of others' models, made without this rank
-            bucket.unpack()
+        if info.late and not takes_late(self.policy):
+            return
+        bucket.unpack()
+        if isinstance(self.policy, WeightedAverage):
             self.last_average = WeightedAverageInfo(
                 steps=info.work,
                 weights=tuple(_core.contraction_weights(list(info.work), self.policy.contraction)),
@@ -169,7 +166,7 @@ class ModelExchange(ModelAverager, Exchange):
     def rounds(self) -> int:
         if not self.is_needed:
             return self._local_steps  # alone, every step is a round
-        return super().rounds if self._is_named() else 0
+        return super().rounds if self._tenure.is_current else 0
 
     def flush_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self.synchronize()
@@ -185,5 +182,5 @@ class ModelExchange(ModelAverager, Exchange):
             self._forget_in_flight()
             self._bucket = None  # Horovod may go on reading and writing the old one, which the handle keeps alive
         self.synchronize()
-        if self._is_named():
+        if self._tenure.is_current:
             runtime.clear(self.process_set.process_set_id, self.name)

@@ -36,6 +36,8 @@ class PartialHandle:
         self.source = source  # read until the round has run
         self.work = work
         self.output = output
+        # Some are never synchronized, as those of a backward that has failed.
+        _in_flight.difference_update([handle for handle in list(_in_flight) if handle.poll()])
         _in_flight.add(self)
 
     def poll(self) -> bool:
@@ -306,20 +308,11 @@ def submit(
     wire = wire_dtype(tensor.dtype)
     source = tensor.to(wire)
     target = output if wire == output.dtype else torch.empty_like(source)
-    handle = arrive(process_set.process_set_id, name, config, source, target, work)
+    stream = _stream(source.device)
+    handle = runtime.submit(
+        process_set.process_set_id, name, config, source.data_ptr(), target.data_ptr(), work, stream
+    )
     return PartialHandle(handle, source, target, output)
-
-
-def arrive(
-    process_set: int,
-    name: str,
-    config: _attach.BucketConfig,
-    source: torch.Tensor,
-    target: torch.Tensor,
-    work: int = 0,
-) -> Any:
-    """Arrive with tensors of the bucket's own shape and dtype; returns the core's handle."""
-    return runtime.submit(process_set, name, config, source.data_ptr(), target.data_ptr(), work, _stream(source.device))
 
 
 def synchronize(handle: PartialHandle | int) -> torch.Tensor:

@@ -12,9 +12,10 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan
+from horovod_partial.runtime import Tenure
 from horovod_partial.torch.operations import runtime
 
-names = InstanceNames(runtime)
+_names = InstanceNames(runtime)
 
 
 class Exchange:
@@ -157,7 +158,7 @@ class _Methods(torch.optim.Optimizer):
 
         With a policy of models all ranks average what the policy averages, so that the models are equal. Call it on every
         rank before an evaluation or a checkpoint, and at the end of training; ranks that have ended or joined need not
-        come.
+        come. (To the first flush of a policy of models all come but those that have joined.)
 
         Raises:
             AssertionError: gradients are under way; call it after `step`.
@@ -210,9 +211,31 @@ def wrap(
     return instance
 
 
-def bucket_name(process_set: ProcessSet, members: Any) -> str:
-    """What the buckets' names of an optimizer begin with; asked for when it is first used, in each generation of Horovod."""
-    return names.new("DistributedOptimizer", f"{process_set.process_set_id} {members}")
+class Name:
+    """What the names of an optimizer's buckets begin with.
+
+    It is taken when the optimizer is wrapped: threads, and experts that a router chooses, use theirs in any order. Where
+    Horovod is not up then, and in each later generation of it, it is taken when first used, as ranks that are new in that
+    generation wrap anew.
+
+    Args:
+        process_set: the ranks that take part.
+        members: what is exchanged; optimizers with the same process set and members are alike.
+    """
+
+    def __init__(self, process_set: ProcessSet, members: Any) -> None:
+        self._process_set = process_set
+        self._members = members
+        self._tenure = Tenure(runtime)
+        if runtime.is_initialized():
+            self.current()
+
+    def current(self) -> str:
+        """The name in the present generation of Horovod."""
+        if self._tenure.enter():
+            alike = f"{self._process_set.process_set_id} {self._members}"
+            self._name = _names.new("DistributedOptimizer", alike)
+        return self._name
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:

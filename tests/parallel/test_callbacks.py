@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,23 @@ def test_a_sync_is_the_mean(world: World) -> None:
     assert np.allclose(model.get_weights()[0], means, atol=1e-6)
 
 
+def test_a_late_rank_leaves_an_old_average_out(world: World) -> None:
+    model = make_model(world.rank)
+    model.compile("sgd", "mse")
+    callback = hvd.ModelSyncCallback(every_n_steps=1)
+    callback.set_model(model)
+    callback.on_train_batch_end(0)
+    if world.rank == 0:
+        callback.on_train_batch_end(1)  # while all others are out of training
+    hvd.flush()
+    if world.rank > 0:
+        model.set_weights([weight + 1.0 for weight in model.get_weights()])
+        before = values(model.weights)
+        callback.on_train_batch_end(1)
+        assert values(model.weights) == before
+    world.barrier()
+
+
 @alone
 @pytest.mark.parametrize("arguments", [{}, {"every_n_steps": 1, "every_n_epochs": 1}, {"every_n_steps": 0}])
 def test_a_sync_needs_one_interval(world: World, arguments: dict[str, int]) -> None:
@@ -219,6 +237,21 @@ def test_statistics_are_those_of_the_epoch(world: World) -> None:
     assert history["late"] == [0.0, 0.0]
     assert history["fresh"] == [float(world.size)] * 2
     assert history["staleness"] == [0.0, 0.0]
+
+
+def test_statistics_do_without_buckets_that_have_ended(world: World) -> None:
+    model = compiled(make_model(0), "quorum:1.0")
+    fit(world, model, [])
+    callback = hvd.PartialStatsCallback()
+    callback.on_train_begin()
+    buckets = set(hvd.partial_stats())
+    model = None
+    gc.collect()
+    fit(world, compiled(make_model(1), "quorum:1.0"), [])
+    assert not buckets <= set(hvd.partial_stats())
+    logs: dict[str, float] = {}
+    callback.on_epoch_end(0, logs)
+    assert logs == {"late": 0.0, "fresh": float(world.size), "staleness": 0.0}
 
 
 def test_there_are_no_statistics_under_full(world: World) -> None:

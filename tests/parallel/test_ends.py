@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -111,9 +114,47 @@ def test_a_flush_is_released_when_the_last_bucket_ends(world: World) -> None:
     assert not buckets(world)
 
 
-def test_names_follow_from_the_first_use(world: World) -> None:
-    unused = [make_optimizer(hvd.Solo()) for _ in range(world.rank)]
-    model, optimizer = make_optimizer(hvd.Solo())
-    step(model, optimizer)
-    assert len({tuple(sorted(names)) for names in world.gather(buckets(world))}) == 1
-    del unused
+def test_a_wrapped_optimizer_goes_without_the_garbage_collector(world: World) -> None:
+    """Else its hooks would go on beside those of the next one."""
+    model = torch.nn.Linear(4, 2)
+    merged = hvd.MergedGradients(warmup_steps=2)
+    gc.disable()
+    try:
+        for _ in range(2):
+            bare = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = hvd.DistributedOptimizer(bare, sync=hvd.Quorum(1.0), fusion=merged, model_sync_every=2)
+            for _ in range(4):
+                step(model, optimizer)
+            plans = optimizer.fusion_plan
+            gone = weakref.ref(optimizer._exchange)
+            optimizer = None
+            assert plans is not None
+            assert gone() is None
+    finally:
+        gc.enable()
+    assert not buckets(world)
+
+
+@pytest.mark.parametrize("policy", ["solo", "quorum:1.0"])
+def test_names_follow_the_order_of_wrapping(world: World, policy: str) -> None:
+    """Threads that train alike models use theirs in any order, another on each rank."""
+    parameters = [torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2)]
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), sync=policy, op=hvd.Sum) for p in parameters]
+    first_is_used = threading.Event()
+
+    def train(index: int) -> None:
+        if index == world.rank % 2:
+            first_is_used.wait()
+        for _ in range(5):
+            (parameters[index] * 10.0 ** (world.rank + world.size * index)).backward()
+            first_is_used.set()
+            optimizers[index].step()
+            optimizers[index].zero_grad()
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(train, index) for index in range(2)]:
+            done.result()
+    for optimizer in optimizers:
+        optimizer.flush()
+    sums = [5 * sum(10.0 ** (rank + world.size * index) for rank in world.ranks) for index in range(2)]
+    assert [-parameter.item() for parameter in parameters] == sums

@@ -751,6 +751,19 @@ def test_configuration_of_backward_passes(world: World) -> None:
     assert close(weights(model), weights(reference(world, sgd, 2, scale=2.0, passes=2)[0]))
 
 
+def test_two_wrappers_of_one_optimizer(world: World) -> None:
+    """Each has its own operation; they share the optimizer's state."""
+    weight = keras.Variable(np.zeros(2))
+    bare = keras.optimizers.SGD(1.0)
+    average, total = (hvd.DistributedOptimizer(bare, sync=EVERYBODY, op=op) for op in (hvd.Average, hvd.Sum))
+    gradient = keras.ops.full((2,), world.rank + 1.0)
+    average.apply([gradient], [weight])
+    total.apply([gradient], [weight])
+    summed = sum(rank + 1.0 for rank in world.ranks)
+    assert close([weight], [np.full(2, -summed / world.size - summed)])
+    assert int(bare.iterations) == 2
+
+
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -761,6 +774,14 @@ def test_wrapping_twice(world: World, first: str) -> None:
     for second in ("full", "solo", hvd.GroupAverage(2)):
         with pytest.raises(ValueError, match="already"):
             hvd.DistributedOptimizer(optimizer, sync=second)
+
+
+@alone
+def test_arguments_that_do_not_fit_change_nothing(world: World) -> None:
+    optimizer = sgd()
+    with pytest.raises(ValueError, match="predivide"):
+        hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2, gradient_predivide_factor=2.0, op=hvd.Sum)
+    assert optimizer.gradient_accumulation_steps is None
 
 
 @alone

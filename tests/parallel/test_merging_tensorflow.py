@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -103,6 +104,23 @@ def train(world: World, step: Callable[..., None], steps: int, first: int = 0) -
 def latest_plan() -> FusionPlan | None:
     """Of the tape or optimizer that came last."""
     return list(hvd.fusion_plans().values())[-1]
+
+
+def test_an_optimizer_that_is_gone_leaves_no_buckets(world: World, known_cost: MessageCost) -> None:
+    before, plans = set(hvd.partial_stats()), len(hvd.fusion_plans())
+    model = make_model()
+    model.compile(optimizer_of("solo", {"rule": "wait_free"}), "mse")
+    x, y = joined([world.rank], range(SWITCH + 2))
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    model.optimizer.flush()
+    assert set(hvd.partial_stats()) > before
+    model = None
+    keras.backend.clear_session()
+    gc.collect()
+    world.barrier()
+    hvd.allreduce(tf.zeros([1]), name=world.name("cycle"))  # by then all have negotiated once more
+    assert set(hvd.partial_stats()) <= before
+    assert len(hvd.fusion_plans()) <= plans
 
 
 @pytest.mark.parametrize("form", FORMS)

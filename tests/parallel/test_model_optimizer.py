@@ -333,6 +333,16 @@ def test_flush_averages_over_all_ranks(world: World, policy: str) -> None:
     world.same(weights(model))
 
 
+def test_a_flush_before_there_is_state(world: World) -> None:
+    model = make_model(seed=world.rank)
+    optimizer = wrap(model, hvd.GroupAverage(2, average=("parameters", "state")))
+    for step in range(2):
+        optimizer.flush()
+        world.same((weights(model), [state["momentum_buffer"].tolist() for state in optimizer.state.values()]))
+        train(world, optimizer, model, 2, first=2 * step)
+    optimizer.flush()
+
+
 def test_what_is_not_averaged_stays_the_ranks_own(world: World) -> None:
     model = make_model()
     optimizer = wrap(model, hvd.PartialReduce(world.size), "adam")

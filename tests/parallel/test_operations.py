@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import weakref
+from typing import Any
 
 import horovod.torch
 import pytest
@@ -46,6 +48,17 @@ def test_full_is_horovods_own_operation(world: World) -> None:
         assert (info.round, info.late, info.fresh, info.gradients) == (-1, False, -1, -1)
     largest = hvd.partial_allreduce(torch.tensor([world.rank]), name=world.name("max"), op=hvd.Max, sync="full")
     assert largest.item() == world.size - 1
+
+
+@alone
+def test_handles_that_nobody_synchronizes_are_dropped(world: World) -> None:
+    def start(number: int) -> Any:
+        return weakref.ref(hvd.partial_allreduce_async(torch.ones(3), name=world.name(str(number)), sync=PARTIAL))
+
+    dropped = [start(number) for number in range(3)]
+    world.until(lambda: all(handle() is None or handle().poll() for handle in dropped), "they have ended")
+    start(3)
+    assert [handle() for handle in dropped] == [None] * 3
 
 
 @alone

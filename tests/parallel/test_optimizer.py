@@ -201,6 +201,12 @@ def test_unused_parameters(world: World, policy: str) -> None:
 
 
 @alone
+def test_full_has_the_attributes_of_all(world: World) -> None:
+    optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](make_model()), sync="full")
+    assert (optimizer.fusion_plan, optimizer.last_round, optimizer.last_average) == (None, None, None)
+
+
+@alone
 def test_wrong_arguments(world: World) -> None:
     model = make_model()
     more: list[tuple[dict[str, Any], str]] = [
@@ -230,6 +236,40 @@ def test_flush_under_way_is_refused(world: World) -> None:
         optimizer.load_state_dict(optimizer.state_dict())
     optimizer.step()
     optimizer.flush()
+
+
+def test_a_refused_load_forgets_nothing(world: World) -> None:
+    """Neither what is under way nor what has come already."""
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    sgd = torch.optim.SGD(parameters, lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, groups=[[parameter] for parameter in parameters], sync=EVERYBODY)
+    parameters[0].sum().backward()
+    world.until(lambda: optimizer._exchange.buckets[0].handle.poll(), "the first bucket has come")
+    if world.rank > 0:
+        world.wait_for("refused")
+    parameters[1].sum().backward()
+    if world.rank == 0:
+        with pytest.raises(AssertionError, match="load_state_dict"):
+            optimizer.load_state_dict(optimizer.state_dict())
+        world.tell("refused")
+    optimizer.step()
+    assert [parameter.tolist() for parameter in parameters] == [[-1.0, -1.0]] * 2
+    assert optimizer.rounds == 1
+
+
+def test_gradients_with_a_history(world: World) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), sync=EVERYBODY)
+    for _ in range(2):
+        optimizer.zero_grad()
+        ((weight - world.rank) ** 2).sum().backward(create_graph=True)
+        optimizer.synchronize()
+        assert not weight.grad.requires_grad
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    mean = sum(world.ranks) / world.size
+    assert torch.allclose(weight, torch.zeros(2), atol=1e-5)  # there and back again
+    assert torch.allclose(weight.grad, torch.full((2,), 2 * mean))
 
 
 def test_policy_from_the_environment_is_full_by_default(world: World) -> None:

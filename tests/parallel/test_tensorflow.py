@@ -816,6 +816,24 @@ def test_persistent_tape(world: World, policy: str, graph: bool) -> None:
         assert close(twice, [2.0 * one for one in expected])
 
 
+@modes
+def test_two_tapes_around_one(world: World, graph: bool) -> None:
+    """Each has its own policy and operation."""
+    variables = make_variables()
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            loss = loss_of(variables, x, y)
+        average = hvd.DistributedGradientTape(tape, sync="full")
+        total = hvd.DistributedGradientTape(tape, sync=EVERYBODY, op=hvd.Sum)
+        return average.gradient(loss, variables), total.gradient(loss, variables)
+
+    averages, totals = run_as(graph, step)(*batch(world.rank, 0))
+    expected = reference(world, variables, 0)
+    assert close(averages, expected)
+    assert close(totals, [world.size * one for one in expected])
+
+
 def table_step(policy: str, as_dense: bool, variables: Sequence[tf.Variable]) -> Callable[[Any], list[Any]]:
     def step(rows: tf.Tensor) -> list[Any]:
         with tf.GradientTape() as tape:

@@ -22,6 +22,11 @@ def test_what_a_gradient_bucket_is_declared_with() -> None:
     assert made.policy.description == words
 
 
+def test_a_process_set_that_is_not_registered() -> None:
+    with pytest.raises(ValueError, match="not registered"):
+        spec(size=None)
+
+
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
