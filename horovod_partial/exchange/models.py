@@ -66,9 +66,9 @@ class ModelAverager(ABC):
     def _own(self, *names: str) -> None:
         self.runtime.own(self._owner, self.process_set.process_set_id, names)
 
-    def _flush_name(self, model: Sequence[Any]) -> str:
-        """The bucket of a flush, another when there is more to average: an optimizer has no state before its first step."""
-        name = f"{self.name}.flush.{len(model)}"
+    def _flush_name(self) -> str:
+        """The bucket of a flush; another one after the first average, if then there is state too that is averaged."""
+        name = f"{self.name}.flush" + (".state" if "state" in self.policy.average and self.rounds else "")
         if name not in self._flush_names:
             self._flush_names.add(name)
             self._own(name)
@@ -109,7 +109,7 @@ class ModelAverager(ABC):
         """
         if not self.is_needed:
             return
-        process_set, name = self.process_set.process_set_id, self._flush_name(model)
+        process_set, name = self.process_set.process_set_id, self._flush_name()
         self.runtime.clear(process_set, name)  # averages that were made while this rank was out of training
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):

@@ -172,7 +172,10 @@ class ModelExchange(ModelAverager, Exchange):
         self.synchronize()
         if self.is_needed:
             self._enter()
-            self.flush(self._tensors(optimizer))
+            average = self.policy.average
+            if not self.rounds:  # some rank may not have stepped yet, and then has no state
+                average = tuple(what for what in average if what != "state")
+            self.flush(averaged_tensors(optimizer, average, self._named_buffers))
 
     def before_state_dict(self) -> None:
         self.synchronize()
