@@ -1,5 +1,6 @@
 // A simulated job for the explorer: the real Coordinator and the real Buckets, driven step by step in one thread, with
 // every choice that time makes in a real job (which thread comes first, how long a wait has lasted) left to the caller.
+// Where a rank can come is what the real Bringers say (harness/attendance.h).
 //
 // A cycle is what Horovod's negotiation and the hooks make of it: every rank's report is built, the coordinator
 // decides, the rounds begin on every rank, are reduced, and end on every rank. Between any two of these the ranks'
@@ -26,6 +27,8 @@
 #include "core/coordinator.h"
 #include "core/message.h"
 #include "core/policy.h"
+#include "harness/attendance.h"
+#include "harness/program.h"
 
 namespace horovod_partial::test {
 
@@ -37,30 +40,13 @@ inline void Require(bool condition, const char* what) {
   if (!condition) throw Violation(what);
 }
 
-// --- What the ranks do
-
-struct Op {
-  enum class Kind : std::uint8_t {
-    kArrive,   // at `bucket`, with a gradient
-    kWait,     // for the outstanding arrival at `bucket`
-    kDeliver,  // Engine::Deliver, for one bucket
-    kFlush,    // Engine::Flush, then collect what was missed
-    kEnd,      // Engine::End, then collect what was missed
-    kForeign,  // a collective that is not ours: waits until every rank has come to it
-    kJoin,     // Horovod's join: waits until every rank has joined
-    kClear,    // Engine::Clear, for one bucket, of which nothing is outstanding
-  };
-  Kind kind;
-  int bucket = 0;
-
-  bool operator==(const Op& other) const { return kind == other.kind && bucket == other.bucket; }
-};
-using Program = std::vector<Op>;
-
 // Bugs to plant: an explorer that does not find them proves nothing.
 enum class Bug {
   kNone,
   kWaitingIsNotReported,   // a rank does not say that it is blocked in a wait of ours: rule 7 without its last part
+  kWaitingIsOneFlag,       // a rank in which one thread waits says that it waits everywhere
+  kFlushIsOneFlag,         // and one in which a thread flushes, that it is away from everything
+  kSilenceIsNotNoticed,    // the fallback of rule 7 is missing
   kParkedIsNotReported,    // nor in a collective that is not ours
   kJoinedIsNotTold,        // the coordinator does not know who has joined
   kPendingIsForgotten,     // a late entry sends zeros instead of the pending sum
@@ -72,10 +58,13 @@ enum class Bug {
 
 struct Job {
   Policy policy;
-  std::vector<Program> programs;  // by rank
+  std::vector<Process> processes;  // by rank
   Bug bug = Bug::kNone;
   bool late_ends = false;  // a round may end on a rank cycles after it has ended on others, as on a device
   bool clock = false;      // time may pass: kLong at once
+  bool silence = false;    // where nobody moves and nothing runs, it lasts long enough for rule 7's fallback
+  bool queues = false;     // threads hand buckets over or wait for each other by queues: rule 7 may be wrong
+  int buckets = 2;
 };
 
 // As long as ended ranks wait for blocked ones. A grace period of a job with a clock is as long, so that everything
@@ -93,24 +82,20 @@ struct Coverage {
   std::size_t full_requests = 0;      // arrivals that asked for a full round
   std::size_t late_ends = 0;          // ends of rounds in a later cycle
   std::size_t abandoned = 0;          // jobs whose ended ranks have left
+  std::size_t said_of_some = 0;       // reports of ranks that cannot come to some buckets, and can to others
 };
-
-inline constexpr int kBuckets = 2;
-inline constexpr int kMostRanks = 3;
-inline constexpr int kMostSteps = 3;
 
 // --- One bucket on one rank
 
-// A sum of contributions: one octal digit for each, so that a sum tells which are in it, and whether one is in it
-// twice.
+// A sum of contributions: two bits for each, so that a sum tells which are in it, and whether one is in it twice.
 using Sum = std::int64_t;
 
 inline Sum Contribution(Rank rank, int bucket, int step) {
-  return Sum{1} << (3 * ((bucket * kMostSteps + step) * kMostRanks + rank));
+  return Sum{1} << (2 * ((bucket * kMostSteps + step) * kMostRanks + rank));
 }
 
 inline bool HasDuplicates(Sum sum) {
-  constexpr Sum kOnes = 0111111111111111111;  // 18 digits of 3 bits
+  constexpr Sum kOnes = 0x15555555555555;  // 27 digits
   return (sum & ~kOnes) != 0;
 }
 
@@ -282,7 +267,7 @@ class Replica {
     options.type = DataType::kInt64;
     options.elements = 1;
     options.missed = missed_;
-    bucket_ = std::make_unique<Bucket>(index_ == 0 ? "a" : "b", options);
+    bucket_ = std::make_unique<Bucket>(NameOf(index_), options);
   }
 
   Answer Do(const Call& call) {
@@ -297,7 +282,7 @@ class Replica {
     return answer;
   }
 
-  // The first bucket is reduced in place, the second from one memory to another.
+  // The first bucket is reduced in place, the others from one memory to another.
   Answer Run(const Call& call) {
     Answer answer;
     switch (call.kind) {
@@ -350,10 +335,11 @@ class Replica {
 
 // --- The whole job
 
-// What may happen next: a step of the application of the rank whose turn it is, or the next background step.
+// What may happen next: a step of a thread of the rank whose turn it is, or the next background step.
 struct Move {
   bool application = false;
-  bool blocked = false;    // the rank says in its report that it is waiting, or parked: that lasts long enough to count
+  int thread = 0;          // that takes the step
+  int says = 0;            // in its report: the number of an answer of Attendance
   bool later = false;      // and the coordinator decides when time has passed
   bool postpones = false;  // the round does not end on this rank yet
   bool ends = false;       // rounds that were postponed end on this rank
@@ -362,7 +348,11 @@ struct Move {
 class World {
  public:
   World(const Job& job, Coverage& coverage)
-      : job_(&job), coverage_(&coverage), size_(static_cast<int>(job.programs.size())), ranks_(job.programs.size()) {
+      : job_(&job),
+        coverage_(&coverage),
+        attendance_(std::make_shared<Attendance>(job.processes)),
+        size_(static_cast<int>(job.processes.size())),
+        ranks_(job.processes.size()) {
     Policy policy = job.policy;
     if (job.bug == Bug::kQuorumIsOneTooSmall) --policy.quorum;
     if (job.bug == Bug::kBoundIsOneTooLarge) ++policy.max_staleness;
@@ -370,38 +360,48 @@ class World {
     coordinator_ = std::make_shared<Coordinator>(size_);
     const Missed missed = job.bug == Bug::kResultsAreOverwritten ? Missed::kLatest : Missed::kSum;
     for (auto& rank : ranks_) {
-      while (job.programs[Index(rank.twin)] != ProgramOf(rank)) ++rank.twin;
-      for (int b = 0; b < kBuckets; ++b) rank.replicas[Index(b)] = std::make_shared<Replica>(b, missed);
+      while (job.processes[Index(rank.twin)] != ProcessOf(rank)) ++rank.twin;
+      for (int b = 0; b < job.buckets; ++b) rank.replicas[Index(b)] = std::make_shared<Replica>(b, missed);
     }
   }
 
   bool AtStartOfCycle() const { return phase_ == Phase::kReport && turn_ == 0; }
   bool Done() const {
-    return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankState& rank) { return AtEnd(rank); });
+    return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankState& rank) { return AllAtEnd(rank); });
   }
   // No application can move before a round has ended.
   bool Stuck() const {
     for (Rank rank = 0; rank < size_; ++rank)
-      if (CanStep(rank)) return false;
+      for (int t = 0; t < ThreadsOf(rank); ++t)
+        if (CanStep(rank, t)) return false;
     return true;
   }
 
   std::vector<Move> Moves() const {
-    std::vector<Move> moves = {{}};
-    if (phase_ == Phase::kReport && MayBeBlocked(turn_)) moves.push_back({false, true});
-    if (TimeMayPass())
-      for (std::size_t i = 0, reports = moves.size(); i < reports; ++i)
-        moves.push_back({false, moves[i].blocked, true});
-    if (phase_ == Phase::kFinish && job_->late_ends) moves.push_back({false, false, false, true});
-    if (phase_ == Phase::kReport && Postponed(ranks_[Index(turn_)]))
-      moves.push_back({false, false, false, false, true});
-    if (CanStep(turn_)) moves.push_back({true});
+    std::vector<Move> moves;
+    if (phase_ == Phase::kReport) {
+      for (const int answer : MaySay(turn_)) {
+        moves.emplace_back().says = answer;
+        if (!TimeMayPass()) continue;
+        moves.push_back(moves.back());
+        moves.back().later = true;
+      }
+    } else {
+      moves.emplace_back();
+    }
+    if (phase_ == Phase::kFinish && job_->late_ends) moves.emplace_back().postpones = true;
+    if (phase_ == Phase::kReport && Postponed(ranks_[Index(turn_)])) moves.emplace_back().ends = true;
+    for (int t = 0; t < ThreadsOf(turn_); ++t) {
+      if (!CanStep(turn_, t)) continue;
+      moves.emplace_back().application = true;
+      moves.back().thread = t;
+    }
     return moves;
   }
 
   void Apply(Move move) {
     if (move.application) {
-      Step(turn_);
+      Step(turn_, move.thread);
       return;
     }
     if (move.ends) {
@@ -421,12 +421,17 @@ class World {
     if (deadline <= now_ || (job_->clock && deadline != kNever)) return true;
     for (Rank r = 0; r < size_; ++r) {
       const RankState& rank = ranks_[Index(r)];
-      if (rank.wants_join || rank.news || rank.said_blocked != MayBeBlocked(r)) return true;
+      if (rank.wants_join || rank.news || rank.said != MaySay(r).back()) return true;
     }
     return false;
   }
   // What a rank would say then.
-  Move Patient() const { return {false, phase_ == Phase::kReport && MayBeBlocked(turn_), TimeMayPass()}; }
+  Move Patient() const {
+    Move move;
+    if (phase_ == Phase::kReport) move.says = MaySay(turn_).back();
+    move.later = TimeMayPass();
+    return move;
+  }
   // Every round that was postponed ends.
   void EndPostponed() {
     for (Rank r = 0; r < size_; ++r) EndPostponed(r);
@@ -434,10 +439,21 @@ class World {
 
   std::string Describe(Move move) const {
     static const char* const phases[] = {"reports", "begins", "finishes"};
-    std::string text = "rank " + std::to_string(turn_) + (move.application ? " steps (op " : " ");
-    if (move.application) return text + std::to_string(ranks_[Index(turn_)].at) + ")";
-    return text + (move.ends ? "ends what was postponed" : phases[static_cast<int>(phase_)]) +
-           (move.blocked ? ", blocked" : "") + (move.later ? ", later" : "") + (move.postpones ? ", not yet" : "");
+    std::string text = "rank " + std::to_string(turn_) + " ";
+    if (move.application) {
+      const Thread& thread = ranks_[Index(turn_)].threads[Index(move.thread)];
+      return text + "steps (thread " + std::to_string(move.thread) + ", op " + std::to_string(thread.at) + ")";
+    }
+    text += move.ends ? "ends what was postponed" : phases[static_cast<int>(phase_)];
+    const auto add = [&text](const char* what, const BucketSet& set) {
+      if (set.empty()) return;
+      text += what;
+      if (set.all) text += " all";
+      for (const std::string& name : set.names) text += " " + name;
+    };
+    add(", waiting:", attendance_->answer(move.says).waiting);
+    add(", absent:", attendance_->answer(move.says).absent);
+    return text + (move.later ? ", later" : "") + (move.postpones ? ", not yet" : "");
   }
 
   // Everything that the future depends on. Sums are left out: no decision depends on them, and each step has been found
@@ -452,11 +468,12 @@ class World {
     }
     std::string key;
     Put(key, static_cast<int>(phase_) << 4 | turn_ << 2 | static_cast<int>(next_));
-    Put(key, (coordinator_->NextDeadline() <= now_) | SinceWhen(stuck_since_) << 1 | SinceWhen(open_[0].quorate) << 3 |
-                 SinceWhen(open_[1].quorate) << 5);
+    Put(key, (coordinator_->NextDeadline() <= now_) | SinceWhen(stuck_since_) << 1);
     for (const std::string& rank : ranks) key += rank;
-    for (const Open& open : open_)
-      Put(key, job_->policy.rule == Policy::Rule::kInitiator ? static_cast<int>(open.round) : open.round > 0);
+    for (const Open& open : open_) {
+      const bool draws = job_->policy.rule == Policy::Rule::kInitiator;
+      Put(key, SinceWhen(open.quorate) | (draws ? static_cast<int>(open.round) : open.round > 0) << 2);
+    }
     for (const Running& running : running_) Put(key, running.bucket << 3 | static_cast<int>(running.closing->reason));
     return key;
   }
@@ -464,7 +481,7 @@ class World {
   // After the last step of all ranks: everything that was submitted has been delivered, once, to everybody.
   void CheckEnd() const {
     if (abandoned_) return;
-    for (int b = 0; b < kBuckets; ++b) {
+    for (int b = 0; b < job_->buckets; ++b) {
       Require(open_[Index(b)].delivered == open_[Index(b)].submitted, "contributions are lost at the end");
       for (const auto& rank : ranks_) {
         const Replica& replica = *rank.replicas[Index(b)];
@@ -486,21 +503,26 @@ class World {
     Sum finished;
     bool flushes;
   };
+  struct Thread {
+    std::uint8_t at = 0;       // in its program
+    std::uint8_t drained = 0;  // in a flush: buckets for whose outstanding arrivals it has waited
+    bool waits = false;        // in Wait
+  };
   struct RankState {
-    int twin = 0;               // the first rank with the same program
-    std::uint8_t at = 0;        // in its program
-    std::uint8_t sent = 0;      // arrivals reported in this cycle, a bit for each bucket
-    bool waits = false;         // in Wait
-    bool news = false;          // something to report
-    bool said_blocked = false;  // in its last report
-    bool wants_join = false;    // in the queue
+    int twin = 0;  // the first rank with the same programs
+    std::array<Thread, kMostThreads> threads;
+    int said = 0;             // in its last report: where it cannot come
+    std::uint8_t sent = 0;    // arrivals reported in this cycle, a bit for each bucket
+    bool news = false;        // something to report
+    bool wants_join = false;  // in the queue
     bool joined = false;
     Flush flush = Flush::kNone;  // the application's view
     Report::Flush level = Report::Flush::kNone;
     std::uint8_t flush_rounds = 0;              // to be finished
     Report::Flush over = Report::Flush::kNone;  // what has ended with them
-    std::array<std::shared_ptr<const Ending>, kBuckets> postponed;
-    std::array<std::shared_ptr<Replica>, kBuckets> replicas;
+    std::array<Sum, kMostBuckets> owed{};       // what was pending when the flush began
+    std::array<std::shared_ptr<const Ending>, kMostBuckets> postponed;
+    std::array<std::shared_ptr<Replica>, kMostBuckets> replicas;
     std::shared_ptr<const Report> report;
   };
   // The model of the coordinator's bucket.
@@ -528,11 +550,15 @@ class World {
     const RankState& rank = ranks_[Index(r)];
     std::string key;
     Put(key, rank.twin);
-    Put(key, rank.at);
-    Put(key, rank.sent << 2 | rank.waits << 4 | rank.said_blocked << 5 | rank.joined << 6 | rank.wants_join << 7);
+    for (int t = 0; t < ThreadsOf(r); ++t) {
+      const Thread& thread = rank.threads[Index(t)];
+      Put(key, thread.at << 3 | thread.drained << 1 | thread.waits);
+    }
+    Put(key, rank.said);
+    Put(key, rank.sent << 2 | rank.joined << 6 | rank.wants_join << 7);
     Put(key,
         static_cast<int>(rank.flush) | static_cast<int>(rank.level) << 2 | rank.flush_rounds << 4 | rank.news << 6);
-    for (int b = 0; b < kBuckets; ++b) {
+    for (int b = 0; b < job_->buckets; ++b) {
       const Bucket& bucket = rank.replicas[Index(b)]->bucket();
       const Replica::Model& model = rank.replicas[Index(b)]->model;
       const Open& open = open_[Index(b)];
@@ -540,7 +566,7 @@ class World {
                    bucket.declared() << 5 | (open.arrived >> r & 1) << 6 | model.delivers << 7);
       Put(key, model.cleared | model.discards << 1 | model.wants_full << 2 |
                    (rank.postponed[Index(b)] != nullptr) << 3 | (open.full >> r & 1) << 4 |
-                   static_cast<int>(rank.over) << 5);
+                   static_cast<int>(rank.over) << 5 | Owes(rank, b) << 7);
       Put(key, model.later_gradients | model.announced_gradients << 4);
       Put(key, model.arrival_gradients);
       Put(key,
@@ -554,11 +580,21 @@ class World {
 
   static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
 
-  bool AtEnd(const RankState& rank) const { return rank.at == ProgramOf(rank).size(); }
-  const Program& ProgramOf(const RankState& rank) const {
-    return job_->programs[Index(static_cast<int>(&rank - ranks_.data()))];
+  const Process& ProcessOf(const RankState& rank) const {
+    return job_->processes[Index(static_cast<int>(&rank - ranks_.data()))];
   }
-  const Op* OpOf(const RankState& rank) const { return AtEnd(rank) ? nullptr : &ProgramOf(rank)[rank.at]; }
+  int ThreadsOf(Rank r) const { return static_cast<int>(job_->processes[Index(r)].size()); }
+  const Program& ProgramOf(const RankState& rank, int t) const { return ProcessOf(rank)[Index(t)]; }
+  bool AtEnd(const RankState& rank, int t) const { return rank.threads[Index(t)].at == ProgramOf(rank, t).size(); }
+  bool AllAtEnd(const RankState& rank, int first = 0) const {
+    const int threads = static_cast<int>(ProcessOf(rank).size());
+    for (int t = first; t < threads; ++t)
+      if (!AtEnd(rank, t)) return false;
+    return true;
+  }
+  const Op* OpOf(const RankState& rank, int t) const {
+    return AtEnd(rank, t) ? nullptr : &ProgramOf(rank, t)[rank.threads[Index(t)].at];
+  }
 
   // Copies share their replicas until one of them changes it.
   Replica& Change(RankState& rank, int bucket) {
@@ -569,79 +605,95 @@ class World {
 
   // --- Applications
 
-  bool HasReachedForeign(const RankState& rank) const {
-    const Program& program = ProgramOf(rank);
-    const auto foreign =
-        std::find_if(program.begin(), program.end(), [](const Op& op) { return op.kind == Op::Kind::kForeign; });
-    return program.begin() + rank.at >= foreign;
+  bool HasReached(const RankState& rank, int t, Op::Kind kind) const {
+    const Program& program = ProgramOf(rank, t);
+    const auto first = std::find_if(program.begin(), program.end(), [kind](const Op& op) { return op.kind == kind; });
+    return first != program.end() && program.begin() + rank.threads[Index(t)].at >= first;
   }
   bool ForeignCompletes() const {
-    return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankState& rank) { return HasReachedForeign(rank); });
+    return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankState& rank) {
+      bool reached = false;
+      for (int t = 0; t < static_cast<int>(ProcessOf(rank).size()); ++t)
+        reached = reached || HasReached(rank, t, Op::Kind::kForeign);
+      return reached;
+    });
+  }
+  bool AllMeet(const RankState& rank) const {
+    for (int t = 0; t < static_cast<int>(ProcessOf(rank).size()); ++t)
+      if (!HasReached(rank, t, Op::Kind::kMeet)) return false;
+    return true;
   }
 
-  bool CanStep(Rank r) const {
+  bool CanStep(Rank r, int t) const {
     const RankState& rank = ranks_[Index(r)];
-    const Op* op = OpOf(rank);
-    if (op == nullptr) return false;
+    const Op* op = OpOf(rank, t);
+    if (op == nullptr || rank.threads[Index(t)].waits) return false;
     switch (op->kind) {
       case Op::Kind::kArrive:
-      case Op::Kind::kClear: return true;
       case Op::Kind::kWait:
-      case Op::Kind::kDeliver: return !rank.replicas[Index(op->bucket)]->model.outstanding;
-      case Op::Kind::kFlush:
-      case Op::Kind::kEnd: return rank.flush != Flush::kRaised;
+      case Op::Kind::kDeliver:
+      case Op::Kind::kClear: return true;
+      case Op::Kind::kFlush: return rank.flush != Flush::kRaised;
+      case Op::Kind::kEnd: return rank.flush != Flush::kRaised && AllAtEnd(rank, 1);
       case Op::Kind::kForeign: return ForeignCompletes();
       case Op::Kind::kJoin: return !rank.wants_join && !rank.joined;
+      case Op::Kind::kMeet: return AllMeet(rank);
     }
     return false;
   }
 
-  bool MayBeBlocked(Rank r) const {
-    const RankState& rank = ranks_[Index(r)];
-    return (rank.waits && !WaitsForItsEnd(rank) && job_->bug != Bug::kWaitingIsNotReported) ||
-           (IsParked(rank) && job_->bug != Bug::kParkedIsNotReported);
+  static bool IsFlush(const Op& op) { return op.kind == Op::Kind::kFlush || op.kind == Op::Kind::kEnd; }
+  // The bucket for which a thread waits.
+  int AwaitedBy(const RankState& rank, int t) const {
+    const Op& op = *OpOf(rank, t);
+    return IsFlush(op) ? rank.threads[Index(t)].drained : op.bucket;
   }
-  // Its round has been closed, and needs nobody any more.
-  bool WaitsForItsEnd(const RankState& rank) const { return rank.postponed[Index(OpOf(rank)->bucket)] != nullptr; }
-  bool IsParked(const RankState& rank) const {
-    const Op* op = OpOf(rank);
+  bool IsParked(const RankState& rank, int t) const {
+    const Op* op = OpOf(rank, t);
     return op != nullptr && op->kind == Op::Kind::kForeign && !ForeignCompletes();
   }
 
-  void Step(Rank r) {
+  void Step(Rank r, int t) {
     RankState& rank = ranks_[Index(r)];
-    const Op op = *OpOf(rank);
+    Thread& thread = rank.threads[Index(t)];
+    const Op op = *OpOf(rank, t);
     switch (op.kind) {
       case Op::Kind::kArrive: {
         int step = 0;
-        for (int i = 0; i < rank.at; ++i) {
-          const Op& earlier = ProgramOf(rank)[Index(i)];
-          step += earlier.kind == Op::Kind::kArrive && earlier.bucket == op.bucket ? 1 : 0;
+        for (int each = 0; each < ThreadsOf(r); ++each) {
+          const Program& program = ProgramOf(rank, each);
+          const Op arrival{Op::Kind::kArrive, op.bucket};
+          step +=
+              static_cast<int>(std::count(program.begin(), program.begin() + rank.threads[Index(each)].at, arrival));
         }
         const Sum contribution = Contribution(r, op.bucket, step);
         open_[Index(op.bucket)].submitted += contribution;
         Arrive(rank, op.bucket, contribution);
-        ++rank.at;
+        ++thread.at;
         break;
       }
-      case Op::Kind::kWait: ++rank.at; break;
+      case Op::Kind::kWait: ++thread.at; break;
       case Op::Kind::kDeliver:
         if (rank.replicas[Index(op.bucket)]->bucket().HasPending()) {
           Arrive(rank, op.bucket, 0);
         } else {
-          ++rank.at;
+          ++thread.at;
         }
         break;
       case Op::Kind::kFlush:
-      case Op::Kind::kEnd: StepFlush(rank, op.kind == Op::Kind::kEnd); break;
-      case Op::Kind::kForeign: ++rank.at; break;
+      case Op::Kind::kEnd: StepFlush(rank, t); return;
+      case Op::Kind::kForeign:
+      case Op::Kind::kMeet: ++thread.at; break;
       case Op::Kind::kJoin:
         rank.wants_join = true;
-        for (int b = 0; b < kBuckets; ++b) Change(rank, b).model.excused = true;
+        for (int b = 0; b < job_->buckets; ++b) Change(rank, b).model.excused = true;
         break;
-      case Op::Kind::kClear: Clear(r, op.bucket); break;
+      case Op::Kind::kClear:
+        Clear(r, op.bucket);
+        ++thread.at;
+        break;
     }
-    FallAsleep(rank);
+    FallAsleep(rank, t);
   }
 
   // A round that has closed, and has not begun here, was to deliver what is now forgotten.
@@ -657,17 +709,17 @@ class World {
       running.finished -= forgotten - later;
       open.delivered -= forgotten - later;
     }
-    ++rank.at;
   }
 
   // Waits that are over are no steps of their own.
-  void FallAsleep(RankState& rank) {
-    rank.waits = false;
-    for (const Op* op = OpOf(rank); op != nullptr; op = OpOf(rank)) {
+  void FallAsleep(RankState& rank, int t) {
+    Thread& thread = rank.threads[Index(t)];
+    thread.waits = false;
+    for (const Op* op = OpOf(rank, t); op != nullptr; op = OpOf(rank, t)) {
       if (op->kind != Op::Kind::kWait && op->kind != Op::Kind::kDeliver) return;
-      rank.waits = rank.replicas[Index(op->bucket)]->model.outstanding;
-      if (rank.waits || op->kind == Op::Kind::kDeliver) return;
-      ++rank.at;
+      thread.waits = rank.replicas[Index(op->bucket)]->model.outstanding;
+      if (thread.waits || op->kind == Op::Kind::kDeliver) return;
+      ++thread.at;
     }
   }
 
@@ -681,33 +733,145 @@ class World {
     }
   }
 
-  void StepFlush(RankState& rank, bool ends) {
+  // First it waits for whatever is outstanding, of other threads too.
+  void StepFlush(RankState& rank, int t) {
+    Thread& thread = rank.threads[Index(t)];
+    const bool ends = OpOf(rank, t)->kind == Op::Kind::kEnd;
     const Flush enough = ends ? Flush::kAllEnded : Flush::kDelivered;
     if (rank.flush < enough) {
+      for (; thread.drained < job_->buckets; ++thread.drained) {
+        thread.waits = rank.replicas[thread.drained]->model.outstanding;
+        if (thread.waits) return;
+      }
       rank.flush = Flush::kRaised;
       rank.level = ends ? Report::Flush::kEnding : Report::Flush::kFlushing;
       rank.news = true;
+      for (int b = 0; b < job_->buckets; ++b) {
+        const Replica::Model& model = rank.replicas[Index(b)]->model;
+        rank.owed[Index(b)] = model.later + model.announced;
+      }
       return;
     }
     rank.flush = Flush::kNone;
-    for (int b = 0; b < kBuckets; ++b)
-      if (rank.replicas[Index(b)]->bucket().HasMissed()) Change(rank, b).Take();
-    ++rank.at;
+    thread.drained = 0;
+    for (int b = 0; b < job_->buckets; ++b)
+      if (rank.replicas[Index(b)]->bucket().HasMissed() && !OthersUse(rank, t, b)) Change(rank, b).Take();
+    ++thread.at;
+    FallAsleep(rank, t);
+  }
+  // Another thread has still something to do there.
+  bool OthersUse(const RankState& rank, int t, int bucket) const {
+    for (int other = 0; other < static_cast<int>(ProcessOf(rank).size()); ++other) {
+      const Program& program = ProgramOf(rank, other);
+      const auto uses = [bucket](const Op& op) { return op.kind == Op::Kind::kArrive && op.bucket == bucket; };
+      if (other != t && !AtEnd(rank, other) && std::any_of(program.begin(), program.end(), uses)) return true;
+    }
+    return false;
+  }
+  // What was pending when the flush began has not been delivered.
+  bool Owes(const RankState& rank, int bucket) const {
+    const Sum owed = rank.owed[Index(bucket)];
+    return (open_[Index(bucket)].delivered & owed) != owed;
+  }
+
+  // --- Where a rank can come
+
+  // All that it may say now; at last what it would say if everything that lasts had lasted for long.
+  std::vector<int> MaySay(Rank r) const {
+    const RankState& rank = ranks_[Index(r)];
+    using Does = Attending::Thread::Does;
+    Attending question;
+    std::vector<std::size_t> choices;  // threads whose waits may have lasted for long or not
+    bool anybody = false;
+    bool flushes = false;
+    for (int b = 0; b < job_->buckets; ++b) question.open |= (IsOpen(rank, b) ? 1 : 0) << b;
+    for (int t = 0; t < ThreadsOf(r); ++t) {
+      Attending::Thread& thread = question.threads[Index(t)];
+      thread.at = rank.threads[Index(t)].at;
+      const Op* op = OpOf(rank, t);
+      if (rank.threads[Index(t)].waits) {
+        if (job_->bug == Bug::kWaitingIsNotReported) continue;
+        thread.does = Does::kWait;
+        thread.bucket = static_cast<std::uint8_t>(AwaitedBy(rank, t));
+        if (IsOpen(rank, thread.bucket)) choices.push_back(Index(t));
+      } else if (IsParked(rank, t)) {
+        if (job_->bug == Bug::kParkedIsNotReported) continue;
+        thread.does = Does::kPark;
+        choices.push_back(Index(t));
+      } else if (op != nullptr && IsFlush(*op) && rank.level != Report::Flush::kNone) {
+        thread.does = op->kind == Op::Kind::kEnd ? Does::kEnd : Does::kFlush;
+        flushes = true;
+      } else {
+        continue;
+      }
+      anybody = true;
+    }
+    std::vector<int> answers;
+    if (!anybody) return {0};
+    const auto add = [&](bool waits) {
+      int answer = attendance_->Ask(r, question);
+      Attendance::Answer changed = attendance_->answer(answer);
+      if (waits && job_->bug == Bug::kWaitingIsOneFlag) changed.waiting = {true, {}};
+      if (flushes && job_->bug == Bug::kFlushIsOneFlag) changed.absent = {true, {}};
+      answer = attendance_->NumberOf(changed);
+      answers.erase(std::remove(answers.begin(), answers.end(), answer), answers.end());
+      answers.push_back(answer);
+    };
+    for (std::size_t chosen = 0; chosen < std::size_t{1} << choices.size(); ++chosen) {
+      for (std::size_t i = 0; i < choices.size(); ++i)
+        question.threads[choices[i]].long_enough = (chosen >> i & 1) != 0;
+      add(chosen > 0);
+    }
+    const bool runs = std::any_of(ranks_.begin(), ranks_.end(), Postponed);
+    if (job_->silence && job_->bug != Bug::kSilenceIsNotNoticed && !runs && Stuck()) {
+      question.silent = true;
+      add(true);
+    }
+    return answers;
+  }
+  // Something has arrived there, and its round has not begun.
+  static bool IsOpen(const RankState& rank, int bucket) {
+    return rank.replicas[Index(bucket)]->bucket().state() == Bucket::State::kArrived;
+  }
+
+  // What a rank says must be true: nobody comes there before another round has closed. Nothing is claimed where there
+  // are queues; nor of a bucket that has had no round, since round 0 waits for whoever waits.
+  void CheckWhereItCannotCome(Rank r, const Attendance::Answer& answer) const {
+    if (job_->queues) return;
+    for (int b = 0; b < job_->buckets; ++b) {
+      if (open_[Index(b)].round == 0) continue;
+      if (!answer.absent.Has(NameOf(b)) && !answer.waiting.Has(NameOf(b))) continue;
+      for (int t = 0; t < ThreadsOf(r); ++t)
+        Require(!MayCome(ranks_[Index(r)], t, b), "a rank says that it cannot come where a thread of it may");
+    }
+  }
+  bool MayCome(const RankState& rank, int t, int bucket) const {
+    const Op* op = OpOf(rank, t);
+    const Program& program = ProgramOf(rank, t);
+    const bool comes =
+        std::any_of(program.begin() + rank.threads[Index(t)].at, program.end(), [bucket](const Op& each) {
+          return (each.kind == Op::Kind::kArrive || each.kind == Op::Kind::kDeliver) && each.bucket == bucket;
+        });
+    if (!comes || IsParked(rank, t)) return false;
+    if (rank.threads[Index(t)].waits) return !IsOpen(rank, AwaitedBy(rank, t));
+    return !IsFlush(*op) || rank.level == Report::Flush::kNone;
   }
 
   // --- The background thread
 
   void ReportNext(Move move) {
-    const bool blocked = move.blocked;
     RankState& rank = ranks_[Index(turn_)];
     if (std::exchange(rank.wants_join, false)) rank.joined = true;
-    rank.said_blocked = blocked;
+    rank.said = move.says;
     rank.news = false;
     Report report;
-    report.waiting.all = blocked && rank.waits;
-    report.absent.all = (blocked && !rank.waits) || rank.level != Report::Flush::kNone;
+    const Attendance::Answer& answer = attendance_->answer(move.says);
+    CheckWhereItCannotCome(turn_, answer);
+    coverage_->said_of_some += answer.waiting.names.empty() ? 0 : 1;
+    report.waiting = answer.waiting;
+    report.absent = answer.absent;
     report.flush = rank.level;
-    for (int b = 0; b < kBuckets; ++b) {
+    for (int b = 0; b < job_->buckets; ++b) {
       Report::Item item;
       item.bucket = rank.replicas[Index(b)]->bucket().name();
       const Bucket& bucket = rank.replicas[Index(b)]->bucket();
@@ -742,7 +906,7 @@ class World {
       RankState& rank = ranks_[Index(r)];
       coordinator->Observe(r, *rank.report, now_);
       joined.push_back(rank.joined);
-      for (int b = 0; b < kBuckets; ++b) open_[Index(b)].arrived |= (rank.sent >> b & 1) << r;
+      for (int b = 0; b < job_->buckets; ++b) open_[Index(b)].arrived |= (rank.sent >> b & 1) << r;
     }
     if (job_->bug != Bug::kJoinedIsNotTold) coordinator->SetJoined(joined);
     running_.clear();
@@ -752,10 +916,11 @@ class World {
     const bool flushed = std::any_of(running_.begin(), running_.end(), [](const Running& running) {
       return running.closing->flush_over != Report::Flush::kNone;
     });
-    if (flushed && !abandoned_)
-      for (const Open& open : open_) Require(open.delivered == open.submitted, "contributions are lost in a flush");
-    for (int b = 0; b < kBuckets; ++b)
+    for (int b = 0; b < job_->buckets; ++b) {
+      for (const RankState& rank : ranks_)
+        Require(!flushed || abandoned_ || !Owes(rank, b), "contributions are lost in a flush");
       Require(!MustHaveClosed(b), "a round stays open although its policy is satisfied");
+    }
     for (RankState& rank : ranks_) {
       rank.sent = 0;
       rank.report.reset();
@@ -763,7 +928,7 @@ class World {
     if (std::all_of(joined.begin(), joined.end(), [](bool each) { return each; })) {
       for (RankState& rank : ranks_) {
         rank.joined = false;
-        ++rank.at;
+        ++rank.threads[0].at;
       }
     }
     if (running_.empty()) return;
@@ -787,16 +952,17 @@ class World {
   // And it makes a difference.
   bool TimeMayPass() const {
     return job_->clock && phase_ == Phase::kReport && turn_ + 1 == size_ &&
-           (stuck_since_ == now_ || open_[0].quorate == now_ || open_[1].quorate == now_);
+           (stuck_since_ == now_ ||
+            std::any_of(open_.begin(), open_.end(), [&](const Open& open) { return open.quorate == now_; }));
   }
   // Since when what the reports say has been so.
   void CountTime() {
-    bool stuck = !Runs(0) && !Runs(1);
+    bool stuck = std::none_of(ranks_.begin(), ranks_.end(), Postponed);
     bool anybody_ended = false;
     for (const RankState& rank : ranks_) {
       const bool ended = rank.level == Report::Flush::kEnding;
       anybody_ended = anybody_ended || ended;
-      stuck = stuck && rank.level != Report::Flush::kFlushing && (ended || CannotCome(rank));
+      stuck = stuck && rank.level != Report::Flush::kFlushing && (ended || CannotComeAnywhere(rank));
     }
     stuck_since_ = stuck && anybody_ended ? std::min(stuck_since_, now_) : kNever;
     for (Open& open : open_) open.quorate = IsQuorate(open) ? std::min(open.quorate, now_) : kNever;
@@ -822,14 +988,19 @@ class World {
     return closing.reason == Closing::Reason::kFlush || closing.reason == Closing::Reason::kEnd;
   }
   // By what they said in this cycle.
-  static bool IsExempt(const RankState& rank) {
-    return rank.joined || rank.report->absent.all || rank.level != Report::Flush::kNone;
+  static bool IsExempt(const RankState& rank, int bucket) {
+    return rank.joined || rank.report->absent.Has(NameOf(bucket));
   }
-  static bool CannotCome(const RankState& rank) { return IsExempt(rank) || rank.report->waiting.all; }
+  static bool CannotCome(const RankState& rank, int bucket) {
+    return IsExempt(rank, bucket) || rank.report->waiting.Has(NameOf(bucket));
+  }
+  static bool CannotComeAnywhere(const RankState& rank) {
+    return rank.joined || rank.report->absent.all || rank.report->waiting.all;
+  }
 
   // The rules, said once more in the plainest words.
   void Check(Closing closing) {
-    const int b = closing.bucket == "a" ? 0 : 1;
+    const int b = closing.bucket.at(0) - NameOf(0).at(0);
     Open& open = open_[Index(b)];
     const Policy& policy = job_->policy;
     using Reason = Closing::Reason;
@@ -861,12 +1032,12 @@ class World {
         ++fresh;
         running.due += model.arrival;
       } else {
-        nobody_can_come = nobody_can_come && CannotCome(rank);
+        nobody_can_come = nobody_can_come && CannotCome(rank, b);
         running.due += model.announced;
       }
       if (contribution.gradients > 0) {
         open.last_contribution[Index(r)] = open.round;
-      } else if (closing.reason == Reason::kQuorum && !arrived && !IsExempt(rank)) {
+      } else if (closing.reason == Reason::kQuorum && !arrived && !IsExempt(rank, b)) {
         Require(open.round - open.last_contribution[Index(r)] <= policy.max_staleness, "the staleness bound is broken");
       }
     }
@@ -957,13 +1128,13 @@ class World {
     running_.clear();
     if (!abandoned_) return;
     for (RankState& rank : ranks_) {  // Horovod ends everything else
-      rank.at = static_cast<std::uint8_t>(ProgramOf(rank).size());
-      rank.waits = false;
+      for (int t = 0; t < static_cast<int>(ProcessOf(rank).size()); ++t)
+        rank.threads[Index(t)] = {static_cast<std::uint8_t>(ProgramOf(rank, t).size())};
     }
   }
 
   void EndPostponed(Rank r) {
-    for (int b = 0; b < kBuckets; ++b) {
+    for (int b = 0; b < job_->buckets; ++b) {
       const auto ending = std::exchange(ranks_[Index(r)].postponed[Index(b)], nullptr);
       if (ending != nullptr) End(r, b, *ending);
     }
@@ -979,16 +1150,27 @@ class World {
       const Report::Flush over = std::exchange(rank.over, Report::Flush::kNone);
       rank.flush = over == Report::Flush::kEnding ? Flush::kAllEnded : Flush::kDelivered;
     }
-    if (rank.waits && CanStep(r)) FallAsleep(rank);
+    if (replica.model.outstanding) return;
+    for (int t = 0; t < ThreadsOf(r); ++t) {
+      Thread& thread = rank.threads[Index(t)];
+      if (!thread.waits || AwaitedBy(rank, t) != bucket) continue;
+      if (IsFlush(*OpOf(rank, t))) {
+        thread.waits = false;
+        ++thread.drained;
+      } else {
+        FallAsleep(rank, t);
+      }
+    }
   }
 
   const Job* job_;
   Coverage* coverage_;
+  std::shared_ptr<Attendance> attendance_;
   int size_;
   std::shared_ptr<const Policy> policy_;  // as the coordinator knows it
   std::shared_ptr<const Coordinator> coordinator_;
   std::vector<RankState> ranks_;
-  std::array<Open, kBuckets> open_;
+  std::array<Open, kMostBuckets> open_;
   Time now_{0};
   Time stuck_since_ = kNever;  // since when all ranks have ended, or are blocked
   bool abandoned_ = false;     // ended ranks have left
