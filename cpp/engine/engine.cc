@@ -271,13 +271,11 @@ void Engine::StopFlushing() {
   if (flushing_ != nullptr) bringers_->EndFlush(*std::exchange(flushing_, nullptr));
 }
 
-// Under the flush's lock: its rounds are over. Its thread waits no more, although it may not have woken yet: a rank
-// that goes on must not seem to wait, or the others' next round may close without it.
+// Under the flush's lock: its rounds are over.
 void Engine::EndFlush() {
   const Report::Flush over = std::exchange(flush_over_, Report::Flush::kNone);
   if (flush_closed_ != flush_number_) return;  // that flush was given up, and another one waits
   if (flush_error_.empty()) flush_result_ = over;
-  StopFlushing();
 }
 
 void Engine::Flush() { WaitForFlush(Report::Flush::kFlushing); }
@@ -431,11 +429,16 @@ void Engine::BeginFlushRounds(int rounds, Report::Flush over) {
   CloseFlush(flush_reported_, over);
 }
 
-// Under the flush's lock: all rounds of that flush of this rank have begun.
+// Under the flush's lock: all rounds of that flush of this rank have begun. Its thread waits for nobody any more,
+// though a device may still reduce them: the rank must not seem to wait, or the others' next round may close without
+// it.
 void Engine::CloseFlush(int number, Report::Flush over) {
   flush_closed_ = number;
   flush_over_ = over;
-  if (flush_closed_ == flush_number_) flush_ = Report::Flush::kNone;
+  if (flush_closed_ == flush_number_) {
+    flush_ = Report::Flush::kNone;
+    StopFlushing();
+  }
   if (flush_rounds_ == 0) EndFlush();
   flush_changed_.notify_all();
 }

@@ -1562,6 +1562,31 @@ TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsUnderWay) {
   first.get();
 }
 
+TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsNoWait) {
+  std::promise<void> used;
+  auto flush = std::async(std::launch::async, [&] {
+    RunRoundZero();
+    used.set_value();
+    engine_.Flush();
+  });
+  used.get_future().wait();
+  while (ReportAt(Now() + 1h).flush == Report::Flush::kNone) std::this_thread::yield();
+  Closing closing;
+  closing.bucket = "bucket";
+  closing.round = round_++;
+  closing.reason = Closing::Reason::kFlush;
+  closing.flushes = true;
+  closing.flush_over = Report::Flush::kFlushing;
+  closing.contributions.resize(2);
+  engine_.Begin({closing}, false);
+  const Report report = ReportAt(Now() + 1h);
+  EXPECT_EQ(report.flush, Report::Flush::kNone);
+  EXPECT_TRUE(report.absent.empty());
+  EXPECT_TRUE(report.waiting.empty());
+  engine_.Finished(handle_, "");
+  flush.get();
+}
+
 // The coordinator begins a flush anew whose last round it has refused; an error does not travel with a flush's end.
 TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
   RunRoundZero();
