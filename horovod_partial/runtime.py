@@ -195,7 +195,7 @@ class Runtime:
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
             return function(*args)
-        except _attach.TransportError as error:
+        except _attach.EngineError as error:
             raise HorovodInternalError(str(error)) from None
 
 

@@ -281,14 +281,14 @@ hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
   const hvd::Status status =
       attached.enqueue(context, tensor, tensor, hvd::ReadyEventList(), "horovod_partial.handshake", CPU_DEVICE_ID,
                        callback, hvd::ReduceOp::SUM, 1.0, 1.0, 0);
-  if (!status.ok()) throw TransportError(status.reason());
+  if (!status.ok()) throw EngineError(status.reason());
   std::unique_lock<std::mutex> lock(result->mutex);
   while (!result->done.wait_for(lock, kPollInterval, [&] { return result->finished; })) {
     lock.unlock();
     Session::CheckInterrupt();
     lock.lock();
   }
-  if (!result->error.empty()) throw TransportError(result->error);
+  if (!result->error.empty()) throw EngineError(result->error);
   if (result->values[1] != result->values[0] * Fingerprint())
     throw AttachError("the ranks run different versions of horovod-partial; install the same one everywhere");
   if (context->state == nullptr)
@@ -367,7 +367,7 @@ void Attach(const std::string& library_path) {
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id) {
   Attached* const attached = FindAttached(library_path);
   if (attached == nullptr) throw AttachError("not attached to " + library_path);
-  if (attached->is_initialized() == 0) throw TransportError(hvd::NOT_INITIALIZED_ERROR.reason());
+  if (attached->is_initialized() == 0) throw EngineError(hvd::NOT_INITIALIZED_ERROR.reason());
   auto global = FindIntroduced(*attached);
   if (global == nullptr) global = Introduce(*attached);
   if (process_set_id == 0) return global;
@@ -378,7 +378,7 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
     throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
   // A process set that was added later learns its state in its first cycle.
   while (!session->ready()) {
-    if (!global->Alive()) throw TransportError(hvd::SHUT_DOWN_ERROR.reason());
+    if (!global->Alive()) throw EngineError(hvd::SHUT_DOWN_ERROR.reason());
     Session::CheckInterrupt();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

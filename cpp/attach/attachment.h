@@ -17,7 +17,7 @@ void Attach(const std::string& library_path);
 
 // The session of a process set, for an attached library. The first call after Horovod's initialisation shakes hands:
 // a small allreduce over all ranks, after which every hook must have run on each of them. Throws AttachError, or
-// TransportError if Horovod is not initialised.
+// EngineError if Horovod is not initialised.
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
 
 // The same for reading what there is: null where Horovod is down, or no handshake has taken place. Never waits.
@@ -35,7 +35,7 @@ int CatchUp(const std::string& library_path, std::int32_t process_set_id, const 
 // For sessions that begin from now on.
 void SetOptions(const Session::Options& options);
 
-// What Transport::Interrupt does; to be set once, before anything waits.
+// What Collectives::Interrupt does; to be set once, before anything waits.
 void SetInterrupt(std::function<void()> interrupt);
 
 }  // namespace horovod_partial::attach

@@ -538,7 +538,7 @@ void Session::PlaceZeros(const std::string& name, hvd::DataType type, std::int64
   queue.tensor_table_.emplace(wire_name, std::move(entry));
 }
 
-// --- Transport
+// --- Collectives
 
 bool Session::Alive() const {
   const hvd::HorovodGlobalState* state = state_;
@@ -551,7 +551,7 @@ void Session::CheckInterrupt() {
 
 void Session::SetInterrupt(std::function<void()> interrupt) { InterruptFunction() = std::move(interrupt); }
 
-hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) {
+hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) {
   const BucketConfig& config = bucket->config;
   const hvd::DataType type = HorovodType(config.type);
   const auto bytes = static_cast<std::int64_t>(bucket->core.bytes());
@@ -575,7 +575,7 @@ hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<BucketHandle>& bu
 }
 
 // Puts the entry where Horovod's own Enqueue would, without a request.
-void Session::Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) {
+void Session::Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) {
   hvd::TensorTableEntry made = MakeEntry(bucket, entry);
   auto& queue = QueueAccess::Of(controller_);
   std::lock_guard<std::mutex> lock(queue.mutex_);

@@ -16,8 +16,8 @@
 #include "attach/horovod.h"
 #include "core/coordinator.h"
 #include "core/decision_log.h"
+#include "engine/collectives.h"
 #include "engine/engine.h"
-#include "engine/transport.h"
 
 namespace horovod_partial::attach {
 
@@ -31,7 +31,7 @@ enum Hook : unsigned {
 
 // Made when Horovod initialises a controller, and closed when that controller's successor appears or Horovod shuts
 // down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt on the application's.
-class Session final : public Transport, public std::enable_shared_from_this<Session> {
+class Session final : public Collectives, public std::enable_shared_from_this<Session> {
  public:
   struct Options {
     Engine::Thresholds thresholds;
@@ -73,8 +73,8 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
   void Break(const std::string& error) { broken_ = error; }
   void EndIfBroken() const;
 
-  // --- Transport
-  void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override;
+  // --- Collectives
+  void Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) override;
   bool Alive() const override;
   void Interrupt() const override { CheckInterrupt(); }
   static void SetInterrupt(std::function<void()> interrupt);
@@ -83,7 +83,7 @@ class Session final : public Transport, public std::enable_shared_from_this<Sess
 
  private:
   void WatchForShutdown();
-  hvd::TensorTableEntry MakeEntry(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry);
+  hvd::TensorTableEntry MakeEntry(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry);
   // An entry of zeros, whose result nobody wants, unless there is an entry.
   void PlaceZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
   std::vector<hvd::Request> RowOf(const Closing& closing) const;

@@ -24,34 +24,34 @@ namespace {
 // must keep those until `wait` has returned.
 class Handle {
  public:
-  Handle(std::shared_ptr<Session> session, std::shared_ptr<BucketHandle> bucket, std::shared_ptr<Work> work)
-      : session_(std::move(session)), bucket_(std::move(bucket)), work_(std::move(work)) {}
+  Handle(std::shared_ptr<Session> session, std::shared_ptr<SharedBucket> bucket, std::shared_ptr<Operation> operation)
+      : session_(std::move(session)), bucket_(std::move(bucket)), operation_(std::move(operation)) {}
 
-  bool Poll() const { return session_->engine().Poll(*bucket_, *work_); }
+  bool Poll() const { return session_->engine().Poll(*bucket_, *operation_); }
   void Wait() const {
     py::gil_scoped_release release;
-    session_->engine().Wait(*bucket_, *work_);
+    session_->engine().Wait(*bucket_, *operation_);
   }
   RoundInfo Info() const {
     std::lock_guard<std::mutex> lock(bucket_->mutex);
-    if (!work_->done) throw py::value_error("the operation has not finished; synchronize it first");
-    return work_->info;
+    if (!operation_->done) throw py::value_error("the operation has not finished; synchronize it first");
+    return operation_->info;
   }
   std::size_t ReplayCount() const {
     std::lock_guard<std::mutex> lock(bucket_->mutex);
-    return work_->replay.size();
+    return operation_->replay.size();
   }
   // Copies a result that came before the newest one to `pointer`, which has room for the whole bucket.
   void CopyReplay(std::size_t index, std::uintptr_t pointer) const {
     std::lock_guard<std::mutex> lock(bucket_->mutex);
-    const Buffer& result = work_->replay.at(index);
+    const Buffer& result = operation_->replay.at(index);
     bucket_->core.memory().Copy(reinterpret_cast<void*>(pointer), result.data(), result.size());
   }
 
  private:
   std::shared_ptr<Session> session_;
-  std::shared_ptr<BucketHandle> bucket_;
-  std::shared_ptr<Work> work_;
+  std::shared_ptr<SharedBucket> bucket_;
+  std::shared_ptr<Operation> operation_;
 };
 
 // Python's end of an owner, which leaves with it: the collector may run in any thread and under any lock.
@@ -94,9 +94,9 @@ std::optional<Handle> Collect(const std::string& library, std::int32_t process_s
   auto session = attach::FindSession(library, process_set);
   auto bucket = session == nullptr ? nullptr : session->engine().Find(name);
   if (bucket == nullptr) return std::nullopt;
-  auto work = session->engine().Collect(bucket, reinterpret_cast<void*>(pointer));
-  if (work == nullptr) return std::nullopt;
-  return Handle(std::move(session), std::move(bucket), std::move(work));
+  auto operation = session->engine().Collect(bucket, reinterpret_cast<void*>(pointer));
+  if (operation == nullptr) return std::nullopt;
+  return Handle(std::move(session), std::move(bucket), std::move(operation));
 }
 
 // What is known of a process set's buckets at one moment.
@@ -170,7 +170,7 @@ void Call(const std::string& library, std::int32_t process_set) {
 PYBIND11_MODULE(_attach, m) {
   m.doc() = "Partial collectives inside the coordination cycle of an installed Horovod.";
   py::register_exception<attach::AttachError>(m, "AttachError", PyExc_ImportError);
-  py::register_exception<TransportError>(m, "TransportError", PyExc_RuntimeError);
+  py::register_exception<EngineError>(m, "EngineError", PyExc_RuntimeError);
 
   // Python's signal handlers run in a wait too.
   attach::SetInterrupt([] {

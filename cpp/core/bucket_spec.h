@@ -14,7 +14,7 @@
 namespace horovod_partial {
 
 enum class Divisor : std::uint8_t {
-  kNone,          // the sum, or whatever the transport's scaling makes of it
+  kNone,          // the sum, or whatever Horovod's scaling makes of it
   kContributors,  // the number of gradients in the sum, pending ones included
 };
 constexpr auto NamesOf(Divisor /*type*/) { return std::array{"none", "contributors"}; }

@@ -1,4 +1,4 @@
-// A whole job in one thread: the coordinator and every rank's buckets, without a transport.
+// A whole job in one thread: the coordinator and every rank's buckets, without collectives.
 #pragma once
 
 #include <map>

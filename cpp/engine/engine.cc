@@ -31,21 +31,21 @@ bool BucketConfig::operator==(const BucketConfig& other) const {
   return memory == other.memory && type == other.type && shape == other.shape && spec == other.spec;
 }
 
-Declaration BucketHandle::declaration() const {
+Declaration SharedBucket::declaration() const {
   return {config.spec.policy,          config.type, config.shape, config.memory->device(), config.spec.prescale_factor,
           config.spec.postscale_factor};
 }
 
-Engine::Engine(Transport& transport, Rank rank, int size, Thresholds thresholds, std::shared_ptr<Bringers> bringers)
-    : transport_(transport), rank_(rank), size_(size), thresholds_(thresholds), bringers_(std::move(bringers)) {}
+Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds, std::shared_ptr<Bringers> bringers)
+    : collectives_(collectives), rank_(rank), size_(size), thresholds_(thresholds), bringers_(std::move(bringers)) {}
 
 // --- Application's threads
 
-std::shared_ptr<BucketHandle> Engine::Declare(const std::string& name, const BucketConfig& config) {
+std::shared_ptr<SharedBucket> Engine::Declare(const std::string& name, const BucketConfig& config) {
   std::lock_guard<std::mutex> lock(buckets_mutex_);
-  if (!closed_.empty()) throw TransportError(closed_);
+  if (!closed_.empty()) throw EngineError(closed_);
   auto& bucket = buckets_[name];
-  if (bucket == nullptr) bucket = std::make_shared<BucketHandle>(name, config, bringers_, this);
+  if (bucket == nullptr) bucket = std::make_shared<SharedBucket>(name, config, bringers_, this);
   if (!(bucket->config == config)) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + name +
                                 " is bound to another shape, dtype, policy or scaling (" + NameOf(bucket->config.type) +
@@ -67,49 +67,49 @@ void Engine::Own(const std::string& name, std::shared_ptr<const Owner> owner) {
   bucket->owner = std::move(owner);
 }
 
-std::shared_ptr<Work> Engine::Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival,
-                                     std::shared_ptr<ReadyEvent> ready, std::function<void(const Work&)> on_done,
-                                     const Caller& caller) {
-  auto work = std::make_shared<Work>();
-  work->arrival = arrival;
+std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
+                                          std::shared_ptr<ReadyEvent> ready,
+                                          std::function<void(const Operation&)> on_done, const Caller& caller) {
+  auto operation = std::make_shared<Operation>();
+  operation->arrival = arrival;
   Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
-  if (!bucket->poison.empty()) throw TransportError(bucket->poison);
-  if (!transport_.Alive()) throw TransportError(kShutDown);
-  if (bucket->work != nullptr) {
+  if (!bucket->poison.empty()) throw EngineError(bucket->poison);
+  if (!collectives_.Alive()) throw EngineError(kShutDown);
+  if (bucket->operation != nullptr) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + bucket->core.name() +
                                 " is in use by an operation that has not been synchronized; use another name");
   }
   if (arrival.input == nullptr && !bucket->core.HasPending()) {  // a round has delivered it meanwhile
-    work->done = true;
-    return work;
+    operation->done = true;
+    return operation;
   }
   if (!bucket->core.declared()) Enter(bucket);
   if (arrival.input != nullptr && bucket->owner != nullptr && bucket->owner->gone()) bucket->owner = nullptr;
   if (arrival.output == nullptr) {
-    work->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
-    work->arrival.output = work->scratch.data();
+    operation->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
+    operation->arrival.output = operation->scratch.data();
   }
-  work->on_done = std::move(on_done);
-  bucket->work = work;
+  operation->on_done = std::move(on_done);
+  bucket->operation = operation;
   try {
     bucket->bringers.Arrive(caller, bucket->core.completed(), Now());
     if (ready != nullptr && !ready->Ready()) {
       bucket->awaited = std::move(ready);
       ++awaited_;
-      return work;
+      return operation;
     }
-    ArriveNow(*bucket, *work, calls);
+    ArriveNow(*bucket, *operation, calls);
   } catch (const std::exception& error) {
     Fail(*bucket, WhyItFailed(*bucket, error), calls);
     calls.Forget();  // the caller gets the exception
     throw;
   }
-  return work;
+  return operation;
 }
 
 // Under the bucket's lock, before its round 0: it may have ended since it was declared.
-void Engine::Enter(const std::shared_ptr<BucketHandle>& bucket) {
+void Engine::Enter(const std::shared_ptr<SharedBucket>& bucket) {
   std::lock_guard<std::mutex> lock(buckets_mutex_);
   const std::string& name = bucket->core.name();
   if (buckets_.emplace(name, bucket).first->second != bucket)
@@ -118,66 +118,66 @@ void Engine::Enter(const std::shared_ptr<BucketHandle>& bucket) {
   if (owner != owners_.end()) bucket->owner = owner->second;
 }
 
-// Under the bucket's lock, with the work outstanding. May throw: a late contribution needs memory.
-void Engine::ArriveNow(BucketHandle& bucket, Work& work, Calls& calls) {
+// Under the bucket's lock, with the operation outstanding. May throw: a late contribution needs memory.
+void Engine::ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls) {
   bucket.arrived = Now();
-  switch (bucket.core.Arrive(work.arrival)) {
+  switch (bucket.core.Arrive(operation.arrival)) {
     case Bucket::Arrived::kOnTime: bucket.bringers.Open(bucket.arrived); break;
     case Bucket::Arrived::kWaiting: break;
-    case Bucket::Arrived::kLate: Complete(bucket, *std::exchange(bucket.work, nullptr), true, calls); break;
+    case Bucket::Arrived::kLate: Complete(bucket, *std::exchange(bucket.operation, nullptr), true, calls); break;
     case Bucket::Arrived::kBusy:
-      throw std::logic_error("bucket " + bucket.core.name() + " is busy without an outstanding work");
+      throw std::logic_error("bucket " + bucket.core.name() + " is busy without an outstanding operation");
   }
   news_ = true;
 }
 
 // The same on the background thread, which has nobody to throw to.
-void Engine::ArriveOrFail(BucketHandle& bucket, Calls& calls) {
+void Engine::ArriveOrFail(SharedBucket& bucket, Calls& calls) {
   try {
-    ArriveNow(bucket, *bucket.work, calls);
+    ArriveNow(bucket, *bucket.operation, calls);
   } catch (const std::exception& error) {
     Fail(bucket, WhyItFailed(bucket, error), calls);
   }
 }
 
-std::string Engine::WhyItFailed(const BucketHandle& bucket, const std::exception& error) const {
+std::string Engine::WhyItFailed(const SharedBucket& bucket, const std::exception& error) const {
   return "rank " + std::to_string(rank_) + " could not keep its contribution to " + bucket.core.name() + ": " +
          error.what() + ". Nothing more can be done with this bucket";
 }
 
 // Under the bucket's lock: from now on every use of it fails. Nothing is cleared: what was pending may or may not have
 // been delivered, and no later call shall pretend.
-void Engine::Fail(BucketHandle& bucket, const std::string& error, Calls& calls) {
+void Engine::Fail(SharedBucket& bucket, const std::string& error, Calls& calls) {
   bucket.poison = error;
   StopAwaiting(bucket);
-  if (const auto work = std::exchange(bucket.work, nullptr)) {
-    work->error = error;
-    Done(bucket, *work, calls);
+  if (const auto operation = std::exchange(bucket.operation, nullptr)) {
+    operation->error = error;
+    Done(bucket, *operation, calls);
   }
 }
 
-bool Engine::Poll(const BucketHandle& bucket, const Work& work) const {
+bool Engine::Poll(const SharedBucket& bucket, const Operation& operation) const {
   std::lock_guard<std::mutex> lock(bucket.mutex);
-  return work.done;
+  return operation.done;
 }
 
 // A wait that only drains is no sign that this thread brings anything.
-void Engine::WaitFor(BucketHandle& bucket, Work& work, bool collects) {
+void Engine::WaitFor(SharedBucket& bucket, Operation& operation, bool collects) {
   std::unique_lock<std::mutex> lock(bucket.mutex);
   const Time start = Now();
-  if (!work.done) {
+  if (!operation.done) {
     bucket.bringers.BeginWait(start);
     try {
       int dead = 0;
-      while (!work.done) {
+      while (!operation.done) {
         if (bucket.finished.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
         lock.unlock();
-        transport_.Interrupt();
+        collectives_.Interrupt();
         // A shutdown calls every entry back; one that does not has lost it. Only a round that runs has an entry.
-        dead = transport_.Alive() ? 0 : dead + 1;
+        dead = collectives_.Alive() ? 0 : dead + 1;
         lock.lock();
         const bool has_entry = bucket.core.state() == Bucket::State::kRunning;
-        if (!work.done && dead > (has_entry ? kDeadWatches : 0)) throw TransportError(kShutDown);
+        if (!operation.done && dead > (has_entry ? kDeadWatches : 0)) throw EngineError(kShutDown);
       }
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
@@ -187,45 +187,45 @@ void Engine::WaitFor(BucketHandle& bucket, Work& work, bool collects) {
     bucket.statistics.waited_seconds += std::chrono::duration<double>(Now() - start).count();
   }
   bucket.bringers.EndWait(collects, bucket.core.completed(), Now());
-  if (!work.error.empty()) throw TransportError(work.error);
+  if (!operation.error.empty()) throw EngineError(operation.error);
 }
 
-std::shared_ptr<Work> Engine::Collect(const std::shared_ptr<BucketHandle>& bucket, void* output) {
+std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& bucket, void* output) {
   Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
-  if (!bucket->poison.empty()) throw TransportError(bucket->poison);
+  if (!bucket->poison.empty()) throw EngineError(bucket->poison);
   if (bucket->core.state() != Bucket::State::kIdle || !bucket->core.HasMissed()) return nullptr;
-  auto work = std::make_shared<Work>();
-  work->arrival.input = work->arrival.output = output;
-  Complete(*bucket, *work, true, calls);
-  return work;
+  auto operation = std::make_shared<Operation>();
+  operation->arrival.input = operation->arrival.output = output;
+  Complete(*bucket, *operation, true, calls);
+  return operation;
 }
 
 void Engine::DrainOutstanding() {
   for (const auto& bucket : Buckets()) {
-    std::shared_ptr<Work> work;
+    std::shared_ptr<Operation> operation;
     {
       std::lock_guard<std::mutex> lock(bucket->mutex);
-      work = bucket->work;
+      operation = bucket->operation;
     }
-    if (work != nullptr) WaitFor(*bucket, *work, false);
+    if (operation != nullptr) WaitFor(*bucket, *operation, false);
   }
 }
 
 void Engine::Deliver() {
   DrainOutstanding();
   for (bool delivered = false; !delivered;) {
-    std::vector<std::pair<std::shared_ptr<BucketHandle>, std::shared_ptr<Work>>> works;
+    std::vector<std::pair<std::shared_ptr<SharedBucket>, std::shared_ptr<Operation>>> operations;
     for (const auto& bucket : Buckets()) {
       bool pending;
       {
         std::lock_guard<std::mutex> lock(bucket->mutex);
         pending = bucket->core.HasPending();
       }
-      if (pending) works.emplace_back(bucket, Arrive(bucket, {}));
+      if (pending) operations.emplace_back(bucket, Arrive(bucket, {}));
     }
-    for (const auto& [bucket, work] : works) WaitFor(*bucket, *work, false);
-    delivered = works.empty();
+    for (const auto& [bucket, operation] : operations) WaitFor(*bucket, *operation, false);
+    delivered = operations.empty();
   }
 }
 
@@ -245,11 +245,11 @@ void Engine::WaitForFlush(Report::Flush kind) {
       news_ = true;
       // The result comes first: when every rank has come to its end, another one may shut Horovod down at once.
       while (!flush_result_) {
-        if (!flush_error_.empty()) throw TransportError(flush_error_);
+        if (!flush_error_.empty()) throw EngineError(flush_error_);
         if (flush_changed_.wait_for(lock, kWatch) == std::cv_status::no_timeout || flush_result_) continue;
-        if (!transport_.Alive()) throw TransportError(kShutDown);
+        if (!collectives_.Alive()) throw EngineError(kShutDown);
         lock.unlock();
-        transport_.Interrupt();
+        collectives_.Interrupt();
         lock.lock();
       }
     } while (kind == Report::Flush::kEnding && *flush_result_ != Report::Flush::kEnding);
@@ -311,7 +311,7 @@ void Engine::ArriveWhatIsReady() {
 }
 
 // Under the bucket's lock.
-void Engine::StopAwaiting(BucketHandle& bucket) {
+void Engine::StopAwaiting(SharedBucket& bucket) {
   if (std::exchange(bucket.awaited, nullptr) != nullptr) --awaited_;
 }
 
@@ -326,7 +326,7 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
 }
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
-  ArriveWhatIsReady();  // here too: not every transport asks first whether this rank wants a cycle
+  ArriveWhatIsReady();  // here too: not every library asks first whether this rank wants a cycle
   news_ = false;
   if (const std::uint64_t departures = Owner::Departures(); departures != departures_) {
     departures_ = departures;
@@ -402,18 +402,18 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       Refuse(*bucket, closing.error, calls);
       continue;
     }
-    if (joined || !bucket->poison.empty()) {  // the transport sends zeros
+    if (joined || !bucket->poison.empty()) {  // the library below sends zeros
       if (closing.ends) End(*bucket, calls);
       continue;
     }
-    // Who has slipped into a round has not declared itself: the transport sends zeros, and the arrival goes on waiting.
+    // Who has slipped into a round has not declared itself: zeros are sent, and the arrival goes on waiting.
     if (!bucket->core.declared() && !bucket->core.reported() && closing.Includes(rank_)) continue;
     const bool first = !bucket->core.declared();
     const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
     bucket->flush_round = closing.flushes && entry.member;
     flush_rounds += bucket->flush_round ? 1 : 0;
     bucket->statistics.Record(closing);
-    transport_.Place(bucket, entry);
+    collectives_.Place(bucket, entry);
     if (entry.member) bucket->bringers.Settle();
     if (first && bucket->core.declared()) ++in_use_;
     if (closing.ends && !entry.member) End(*bucket, calls);
@@ -444,20 +444,20 @@ void Engine::CloseFlush(int number, Report::Flush over) {
 }
 
 // Under the bucket's lock.
-void Engine::Forget(const BucketHandle& bucket) {
+void Engine::Forget(const SharedBucket& bucket) {
   std::lock_guard<std::mutex> lock(buckets_mutex_);
   buckets_.erase(bucket.core.name());
 }
 
 // Under the bucket's lock: its last round is over, and has delivered all. What else has arrived since that was decided
 // begins a new bucket.
-void Engine::End(BucketHandle& bucket, Calls& calls) {
-  if (bucket.work != nullptr && bucket.work->arrival.input == nullptr)
-    Complete(bucket, *std::exchange(bucket.work, nullptr), true, calls);
+void Engine::End(SharedBucket& bucket, Calls& calls) {
+  if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr)
+    Complete(bucket, *std::exchange(bucket.operation, nullptr), true, calls);
   if (bucket.core.declared()) --in_use_;
   bucket.core = Bucket(bucket.core.name(), bucket.core.options());
   bucket.statistics = {};
-  if (bucket.work == nullptr) return Forget(bucket);
+  if (bucket.operation == nullptr) return Forget(bucket);
   if (bucket.awaited == nullptr) ArriveOrFail(bucket, calls);
 }
 
@@ -470,42 +470,43 @@ void Engine::ReleaseFlush() {
 }
 
 // Under the bucket's lock: what has arrived fails, and the name is free again, on every rank.
-void Engine::Refuse(BucketHandle& bucket, const std::string& error, Calls& calls) {
+void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
   if (bucket.core.declared()) --in_use_;
   Fail(bucket, error, calls);
   Forget(bucket);
 }
 
-void Engine::Done(BucketHandle& bucket, Work& work, Calls& calls) {
-  work.done = true;
+void Engine::Done(SharedBucket& bucket, Operation& operation, Calls& calls) {
+  operation.done = true;
   const Time now = Now();
   const Time since = bucket.bringers.UnattendedSince();
   if (since != kNever) bucket.statistics.waited_seconds += std::chrono::duration<double>(now - since).count();
   bucket.bringers.Done(bucket.core.completed(), now);  // its threads may not have woken yet, but they wait no more
   bucket.finished.notify_all();
-  if (work.on_done)
-    calls.Add([on_done = std::exchange(work.on_done, nullptr), self = work.shared_from_this()] { on_done(*self); });
+  if (operation.on_done)
+    calls.Add(
+        [on_done = std::exchange(operation.on_done, nullptr), self = operation.shared_from_this()] { on_done(*self); });
 }
 
 // The result goes to the application; under the bucket's lock.
-void Engine::Complete(BucketHandle& bucket, Work& work, bool late, Calls& calls) {
+void Engine::Complete(SharedBucket& bucket, Operation& operation, bool late, Calls& calls) {
   const Closing& closing = bucket.core.last();
-  work.info.round = closing.round;
-  work.info.late = late;
-  work.info.fresh = closing.fresh(rank_);
-  work.info.gradients = closing.gradients(rank_);
+  operation.info.round = closing.round;
+  operation.info.late = late;
+  operation.info.fresh = closing.fresh(rank_);
+  operation.info.gradients = closing.gradients(rank_);
   for (const Rank member : closing.members(rank_)) {
     const auto& contribution = closing.contributions[static_cast<std::size_t>(member)];
     if (contribution.gradients == 0) continue;
-    work.info.members.push_back(member);
-    work.info.work.push_back(contribution.work);
+    operation.info.members.push_back(member);
+    operation.info.work.push_back(contribution.work);
   }
-  if (late && work.arrival.input != nullptr) {
-    work.info.staleness = bucket.core.missed_rounds();
-    work.info.empty = !bucket.core.HasMissed();
-    work.replay = bucket.core.TakeMissed(work.arrival.output);
+  if (late && operation.arrival.input != nullptr) {
+    operation.info.staleness = bucket.core.missed_rounds();
+    operation.info.empty = !bucket.core.HasMissed();
+    operation.replay = bucket.core.TakeMissed(operation.arrival.output);
   }
-  Done(bucket, work, calls);
+  Done(bucket, operation, calls);
 }
 
 void Engine::EndFlushRound(const std::string& error) {
@@ -515,7 +516,7 @@ void Engine::EndFlushRound(const std::string& error) {
   flush_changed_.notify_all();
 }
 
-void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error) {
+void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error) {
   Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   std::string failure = error;
@@ -533,9 +534,9 @@ void Engine::Finished(const std::shared_ptr<BucketHandle>& bucket, const std::st
     // What could not be announced while the round was running.
     if (bucket->core.HasUnannounced() || (bucket->owner != nullptr && bucket->owner->gone())) news_ = true;
     bucket->statistics.dropped = bucket->core.dropped();
-    // A work whose device has not made it is no arrival yet, and waits for a later round.
-    if (bucket->work != nullptr && bucket->awaited == nullptr)
-      Complete(*bucket, *std::exchange(bucket->work, nullptr), !on_time, calls);
+    // An operation whose device has not made it is no arrival yet, and waits for a later round.
+    if (bucket->operation != nullptr && bucket->awaited == nullptr)
+      Complete(*bucket, *std::exchange(bucket->operation, nullptr), !on_time, calls);
   }
   if (std::exchange(bucket->flush_round, false)) EndFlushRound(failure);
   if (ends) ReleaseFlush();
@@ -558,14 +559,14 @@ void Engine::Close(const std::string& reason) {
   flush_changed_.notify_all();
 }
 
-std::vector<std::shared_ptr<BucketHandle>> Engine::Buckets() const {
+std::vector<std::shared_ptr<SharedBucket>> Engine::Buckets() const {
   std::lock_guard<std::mutex> lock(buckets_mutex_);
-  std::vector<std::shared_ptr<BucketHandle>> buckets;
+  std::vector<std::shared_ptr<SharedBucket>> buckets;
   for (const auto& [name, bucket] : buckets_) buckets.push_back(bucket);
   return buckets;
 }
 
-std::shared_ptr<BucketHandle> Engine::Find(const std::string& name) const {
+std::shared_ptr<SharedBucket> Engine::Find(const std::string& name) const {
   std::lock_guard<std::mutex> lock(buckets_mutex_);
   const auto it = buckets_.find(name);
   return it == buckets_.end() ? nullptr : it->second;

@@ -18,14 +18,14 @@
 #include "core/message.h"
 #include "core/statistics.h"
 #include "engine/bringers.h"
+#include "engine/collectives.h"
 #include "engine/owner.h"
 #include "engine/ready_event.h"
-#include "engine/transport.h"
 
 namespace horovod_partial {
 
 // The collectives' library below has failed or shut down; Python raises HorovodInternalError for it.
-struct TransportError : std::runtime_error {
+struct EngineError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -52,16 +52,17 @@ struct RoundInfo {
 };
 
 // One arrival and its result. The members are guarded by the bucket's lock.
-struct Work : std::enable_shared_from_this<Work> {
+struct Operation : std::enable_shared_from_this<Operation> {
   Bucket::Arrival arrival;
   bool done = false;
   std::string error;
   RoundInfo info;
   std::deque<Buffer> replay;  // results before the newest, oldest first; only with Missed::kReplay
   Buffer scratch;             // where an arrival that only delivers has its result, which nobody asked for
-  // For callers that do not wait: called once, when the work is done, without a lock of the engine and by whichever
-  // thread has done it. It may read the work, which changes no more, must not block, and must not call the engine.
-  std::function<void(const Work&)> on_done;
+  // For callers that do not wait: called once, when the operation is done, without a lock of the engine and by
+  // whichever thread has done it. It may read the operation, which changes no more, must not block, and must not call
+  // the engine.
+  std::function<void(const Operation&)> on_done;
 };
 
 // What is to be called when a bucket's lock has been released: declare it before the lock.
@@ -82,26 +83,26 @@ class Calls {
 
 // A bucket with its lock. The background thread (hooks and callbacks) and the application's threads meet here. Never
 // hold the locks of two: Horovod's shutdown calls back under its queue's lock, and would close a cycle of locks.
-class BucketHandle {
+class SharedBucket {
  public:
-  BucketHandle(std::string name, BucketConfig bucket_config, std::shared_ptr<Bringers> bringers, const void* engine)
+  SharedBucket(std::string name, BucketConfig bucket_config, std::shared_ptr<Bringers> bringers, const void* engine)
       : config(std::move(bucket_config)), core(name, config.options()), bringers(std::move(bringers), engine, name) {}
 
   const BucketConfig config;
 
   mutable std::mutex mutex;
-  std::condition_variable finished;  // a work is done
+  std::condition_variable finished;  // an operation is done
   Bucket core;
-  Bringers::Bucket bringers;            // who brings something; the engine tells it what becomes of that
-  std::shared_ptr<Work> work;           // the outstanding one
-  Time arrived{0};                      // when the last arrival was
-  std::shared_ptr<ReadyEvent> awaited;  // not null: the outstanding work is no arrival yet, a device still makes it
-  std::shared_ptr<const Owner> owner;   // null: it never retires
-  std::string poison;                   // not empty: a round has failed, nothing more can be done with this bucket
-  bool flush_round = false;             // the round that runs belongs to a flush
+  Bringers::Bucket bringers;             // who brings something; the engine tells it what becomes of that
+  std::shared_ptr<Operation> operation;  // the outstanding one
+  Time arrived{0};                       // when the last arrival was
+  std::shared_ptr<ReadyEvent> awaited;   // not null: a device still makes the outstanding operation's arrival
+  std::shared_ptr<const Owner> owner;    // null: it never retires
+  std::string poison;                    // not empty: a round has failed, nothing more can be done with this bucket
+  bool flush_round = false;              // the round that runs belongs to a flush
   BucketStatistics statistics;
 
-  bool Retired() const { return owner != nullptr && owner->gone() && work == nullptr; }
+  bool Retired() const { return owner != nullptr && owner->gone() && operation == nullptr; }
   Declaration declaration() const;
 };
 
@@ -109,27 +110,27 @@ class Engine {
  public:
   using Thresholds = Bringers::Thresholds;
 
-  Engine(Transport& transport, Rank rank, int size, Thresholds thresholds,
+  Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds,
          std::shared_ptr<Bringers> bringers = std::make_shared<Bringers>());
 
   // --- Application's threads
-  // Throws std::invalid_argument if the name is bound to another declaration or in use, TransportError if the library
+  // Throws std::invalid_argument if the name is bound to another declaration or in use, EngineError if the library
   // below is down or the bucket has failed.
-  std::shared_ptr<BucketHandle> Declare(const std::string& name, const BucketConfig& config);
+  std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
   // The bucket of that name is there for that owner, also if it has not been declared yet. When the owner is gone on
   // all ranks, the bucket ends: it and its statistics are forgotten. An arrival after that leaves it without an owner.
   void Own(const std::string& name, std::shared_ptr<const Owner> owner);
   // With `ready` the arrival counts from when that event is there; null on the host. `on_done` may be called before
   // this returns, but not where it throws.
-  std::shared_ptr<Work> Arrive(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Arrival& arrival,
-                               std::shared_ptr<ReadyEvent> ready = nullptr,
-                               std::function<void(const Work&)> on_done = nullptr, const Caller& caller = {});
-  bool Poll(const BucketHandle& bucket, const Work& work) const;
-  // Blocks until the work is done; throws TransportError.
-  void Wait(BucketHandle& bucket, Work& work) { WaitFor(bucket, work, true); }
+  std::shared_ptr<Operation> Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
+                                    std::shared_ptr<ReadyEvent> ready = nullptr,
+                                    std::function<void(const Operation&)> on_done = nullptr, const Caller& caller = {});
+  bool Poll(const SharedBucket& bucket, const Operation& operation) const;
+  // Blocks until the operation is done; throws EngineError.
+  void Wait(SharedBucket& bucket, Operation& operation) { WaitFor(bucket, operation, true); }
 
   // The results that this rank has missed, without an arrival; null if there are none, or a round is under way.
-  std::shared_ptr<Work> Collect(const std::shared_ptr<BucketHandle>& bucket, void* output);
+  std::shared_ptr<Operation> Collect(const std::shared_ptr<SharedBucket>& bucket, void* output);
 
   // Delivers what this rank has pending, without waiting for the others' (docs/protocol.md, rule 8).
   void Deliver();
@@ -148,35 +149,35 @@ class Engine {
   // The join of all ranks is over.
   void ReturnFromJoin() { news_ = true; }
   // All the rounds that were closed in this cycle, in order, those that were refused too. A joined rank takes part in
-  // none. Where the engine makes no entry, the transport sends zeros.
+  // none. Where the engine makes no entry, the library below sends zeros.
   void Begin(const std::vector<Closing>& closings, bool joined);
-  // The transport's callback.
-  void Finished(const std::shared_ptr<BucketHandle>& bucket, const std::string& error);
+  // The callback of Collectives::Place.
+  void Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error);
 
   // --- Any thread
   // The generation has ended: every wait ends with `reason`, nothing new is accepted.
   void Close(const std::string& reason);
-  std::vector<std::shared_ptr<BucketHandle>> Buckets() const;
-  std::shared_ptr<BucketHandle> Find(const std::string& name) const;
+  std::vector<std::shared_ptr<SharedBucket>> Buckets() const;
+  std::shared_ptr<SharedBucket> Find(const std::string& name) const;
   Rank rank() const { return rank_; }
   int size() const { return size_; }
 
  private:
-  void WaitFor(BucketHandle& bucket, Work& work, bool collects);
+  void WaitFor(SharedBucket& bucket, Operation& operation, bool collects);
   Bringers::Away Away(Time now, Time foreign_since);
-  void ArriveNow(BucketHandle& bucket, Work& work, Calls& calls);
-  void ArriveOrFail(BucketHandle& bucket, Calls& calls);
+  void ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls);
+  void ArriveOrFail(SharedBucket& bucket, Calls& calls);
   void ArriveWhatIsReady();
-  void Enter(const std::shared_ptr<BucketHandle>& bucket);
-  void Forget(const BucketHandle& bucket);
-  void End(BucketHandle& bucket, Calls& calls);
+  void Enter(const std::shared_ptr<SharedBucket>& bucket);
+  void Forget(const SharedBucket& bucket);
+  void End(SharedBucket& bucket, Calls& calls);
   void ReleaseFlush();
-  void Refuse(BucketHandle& bucket, const std::string& error, Calls& calls);
-  void Fail(BucketHandle& bucket, const std::string& error, Calls& calls);
-  std::string WhyItFailed(const BucketHandle& bucket, const std::exception& error) const;
-  void StopAwaiting(BucketHandle& bucket);
-  void Done(BucketHandle& bucket, Work& work, Calls& calls);
-  void Complete(BucketHandle& bucket, Work& work, bool late, Calls& calls);
+  void Refuse(SharedBucket& bucket, const std::string& error, Calls& calls);
+  void Fail(SharedBucket& bucket, const std::string& error, Calls& calls);
+  std::string WhyItFailed(const SharedBucket& bucket, const std::exception& error) const;
+  void StopAwaiting(SharedBucket& bucket);
+  void Done(SharedBucket& bucket, Operation& operation, Calls& calls);
+  void Complete(SharedBucket& bucket, Operation& operation, bool late, Calls& calls);
   void WaitForFlush(Report::Flush kind);
   void BeginFlushRounds(int rounds, Report::Flush over);
   void CloseFlush(int number, Report::Flush over);
@@ -185,18 +186,18 @@ class Engine {
   void EndFlushRound(const std::string& error);
   void DrainOutstanding();
 
-  Transport& transport_;
+  Collectives& collectives_;
   const Rank rank_;
   const int size_;
   const Thresholds thresholds_;
 
   mutable std::mutex buckets_mutex_;  // guards the maps and closed_, not the buckets
-  std::map<std::string, std::shared_ptr<BucketHandle>> buckets_;
+  std::map<std::string, std::shared_ptr<SharedBucket>> buckets_;
   std::map<std::string, std::shared_ptr<const Owner>> owners_;  // that have not left
   std::string closed_;
 
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
-  std::atomic<int> awaited_{0};    // works whose device has not made them
+  std::atomic<int> awaited_{0};    // operations whose device has not made them
   std::atomic<bool> news_{false};  // there is something to report
   std::atomic<int> in_use_{0};     // buckets of which a round has been closed, and that have not ended
   const std::shared_ptr<Bringers> bringers_;

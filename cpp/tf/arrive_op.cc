@@ -11,7 +11,7 @@
 #include "tf/async_kernel.h"
 #include "tf/destination.h"
 #include "tf/library.h"
-#include "tf/message.h"
+#include "tf/packed_tensors.h"
 
 namespace horovod_partial::tf {
 namespace {
@@ -33,30 +33,31 @@ class ArriveOp final : public AsyncKernel {
     const int count = context->num_inputs() - 2;  // the bucket comes first, what the weight follows from last
     std::vector<std::int64_t> elements;
     for (int i = 1; i <= count; ++i) elements.push_back(context->input(i).NumElements());
-    const auto message = std::make_shared<Message>(context->input(1).dtype(), elements);
-    absl::Status status = message->Allocate(context, 1);
+    const auto tensors = std::make_shared<PackedTensors>(context->input(1).dtype(), elements);
+    absl::Status status = tensors->Allocate(context, 1);
     if (!status.ok()) return status;
-    for (int i = 1; i <= count; ++i) message->Put(static_cast<std::size_t>(i - 1), context->input(i));
+    for (int i = 1; i <= count; ++i) tensors->Put(static_cast<std::size_t>(i - 1), context->input(i));
     std::shared_ptr<attach::Session> session;
     status = destination_.GetSession(bucket_, &session);
     if (!status.ok()) return status;
     // In eager code TensorFlow calls this in the application's thread, which sleeps until `done`.
     const Caller caller{graph_ ? Caller::Kind::kGraph : Caller::Kind::kBlockedThread, context->step_id()};
-    return destination_.Arrive(session, bucket_, caller, message, context->input(count + 1).scalar<int>()(),
-                               [context, done, count, message](const Work& work) {
-                                 const absl::Status result = SetOutputs(context, count, *message, work);
+    return destination_.Arrive(session, bucket_, caller, tensors, context->input(count + 1).scalar<int>()(),
+                               [context, done, count, tensors](const Operation& operation) {
+                                 const absl::Status result = SetOutputs(context, count, *tensors, operation);
                                  if (!result.ok()) context->SetStatus(result);
                                  done();
                                });
   }
 
-  static absl::Status SetOutputs(OpKernelContext* context, int count, const Message& message, const Work& work) {
-    if (!work.error.empty()) return absl::UnknownError(work.error);
+  static absl::Status SetOutputs(OpKernelContext* context, int count, const PackedTensors& tensors,
+                                 const Operation& operation) {
+    if (!operation.error.empty()) return absl::UnknownError(operation.error);
     for (int i = 0; i < count; ++i) {
-      const absl::Status status = message.SetResult(context, i, static_cast<std::size_t>(i));
+      const absl::Status status = tensors.SetResult(context, i, static_cast<std::size_t>(i));
       if (!status.ok()) return status;
     }
-    return SetRoundInfo(context, count, work);
+    return SetRoundInfo(context, count, operation);
   }
 
   const Destination destination_;

@@ -25,7 +25,7 @@ DataType CoreType(tensorflow::DataType type) {
 absl::Status AsStatus(const std::function<absl::Status()>& body) {
   try {
     return body();
-  } catch (const TransportError& error) {
+  } catch (const EngineError& error) {
     return absl::UnknownError(error.what());
   } catch (const std::invalid_argument& error) {
     return absl::InvalidArgumentError(error.what());
@@ -61,13 +61,13 @@ absl::Status Destination::GetSession(const std::string& name, std::shared_ptr<at
 }
 
 absl::Status Destination::Arrive(const std::shared_ptr<attach::Session>& session, const std::string& bucket,
-                                 const Caller& caller, const std::shared_ptr<const Message>& message, int work,
-                                 std::function<void(const Work&)> on_done) const {
+                                 const Caller& caller, const std::shared_ptr<const PackedTensors>& tensors, int work,
+                                 std::function<void(const Operation&)> on_done) const {
   return AsStatus([&]() -> absl::Status {
-    BucketConfig config{spec_, &attach::MemoryOf(-1), CoreType(type_), message->shape()};
-    config.spec.policy.description = message->Describe(spec_.policy.description);
+    BucketConfig config{spec_, &attach::MemoryOf(-1), CoreType(type_), tensors->shape()};
+    config.spec.policy.description = tensors->Describe(spec_.policy.description);
     const auto handle = session->engine().Declare(bucket, config);
-    session->engine().Arrive(handle, {message->source(), message->target(), 1, work}, nullptr, std::move(on_done),
+    session->engine().Arrive(handle, {tensors->source(), tensors->target(), 1, work}, nullptr, std::move(on_done),
                              caller);
     return absl::OkStatus();
   });

@@ -1,4 +1,4 @@
-// Where a kernel's messages go.
+// Where a kernel's tensors go.
 #pragma once
 
 #include <tensorflow/core/framework/op_kernel.h>
@@ -10,7 +10,7 @@
 
 #include "attach/session.h"
 #include "core/bucket_spec.h"
-#include "tf/message.h"
+#include "tf/packed_tensors.h"
 
 namespace horovod_partial::tf {
 
@@ -20,13 +20,13 @@ class Destination {
   // An error is the context's.
   explicit Destination(tensorflow::OpKernelConstruction* context);
 
-  // What the kernel's messages travel by; `name` is for an error.
+  // What the kernel's tensors travel by; `name` is for an error.
   absl::Status GetSession(const std::string& name, std::shared_ptr<attach::Session>* session) const;
 
-  // Arrives. `on_done` is called once, with the message back, unless this fails; maybe before it returns.
+  // Arrives. `on_done` is called once, with the tensors back, unless this fails; maybe before it returns.
   absl::Status Arrive(const std::shared_ptr<attach::Session>& session, const std::string& bucket, const Caller& caller,
-                      const std::shared_ptr<const Message>& message, int work,
-                      std::function<void(const Work&)> on_done) const;
+                      const std::shared_ptr<const PackedTensors>& tensors, int work,
+                      std::function<void(const Operation&)> on_done) const;
 
  private:
   tensorflow::DataType type_{};

@@ -13,7 +13,7 @@
 #include "attach/fusion.h"
 #include "tf/async_kernel.h"
 #include "tf/destination.h"
-#include "tf/message.h"
+#include "tf/packed_tensors.h"
 
 namespace horovod_partial::tf {
 namespace {
@@ -43,9 +43,9 @@ struct Member {
 // A message that is not complete.
 struct Filling {
   Filling(tensorflow::DataType type, const std::vector<std::int64_t>& elements)
-      : message(std::make_shared<Message>(type, elements)), members(elements.size()), missing(elements.size()) {}
+      : message(std::make_shared<PackedTensors>(type, elements)), members(elements.size()), missing(elements.size()) {}
 
-  const std::shared_ptr<Message> message;
+  const std::shared_ptr<PackedTensors> message;
   std::vector<std::shared_ptr<Member>> members;  // in the message's order; null: not here yet
   std::size_t missing;                           // gradients that are not in the message yet
 };
@@ -156,19 +156,20 @@ class MemberOp final : public AsyncKernel {
     }
     filling->message->Put(place.position, gradient);
     if (!Fillings::Instance().Complete(place.bucket, filling)) return absl::OkStatus();
-    const absl::Status arrived = destination_.Arrive(session, place.bucket, caller, filling->message, 0,
-                                                     [filling](const Work& work) { Finish(*filling, work); });
+    const absl::Status arrived =
+        destination_.Arrive(session, place.bucket, caller, filling->message, 0,
+                            [filling](const Operation& operation) { Finish(*filling, operation); });
     if (!arrived.ok())
       for (const auto& each : filling->members) each->Finish(arrived);
     return absl::OkStatus();
   }
 
-  static void Finish(const Filling& filling, const Work& work) {
+  static void Finish(const Filling& filling, const Operation& operation) {
     for (std::size_t i = 0; i < filling.members.size(); ++i) {
       const Member& member = *filling.members[i];
-      absl::Status status = work.error.empty() ? absl::OkStatus() : absl::UnknownError(work.error);
+      absl::Status status = operation.error.empty() ? absl::OkStatus() : absl::UnknownError(operation.error);
       if (status.ok()) status = filling.message->SetResult(member.context, 0, i);
-      if (status.ok()) status = SetRoundInfo(member.context, 1, work);
+      if (status.ok()) status = SetRoundInfo(member.context, 1, operation);
       member.Finish(status);
     }
   }

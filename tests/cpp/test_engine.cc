@@ -81,11 +81,11 @@ class RanksTest : public testing::Test {
     while (!EngineOf(rank).WantsCycle(Now() + 1h, kNever)) std::this_thread::yield();
   }
 
-  static Bucket::State StateOf(const BucketHandle& handle) {
+  static Bucket::State StateOf(const SharedBucket& handle) {
     std::lock_guard<std::mutex> lock(handle.mutex);
     return handle.core.state();
   }
-  static bool HasPending(const BucketHandle& handle) {
+  static bool HasPending(const SharedBucket& handle) {
     std::lock_guard<std::mutex> lock(handle.mutex);
     return handle.core.HasPending();
   }
@@ -155,7 +155,7 @@ TEST_F(RanksTest, AShutdownEndsWaitsForADevice) {
   RunRoundZero();
   At(0).Arrive(0, true, 1 << 30);
   EngineOf(0).Close("shut down");
-  EXPECT_THROW(At(0).Wait(0), TransportError);
+  EXPECT_THROW(At(0).Wait(0), EngineError);
 }
 
 TEST_F(RanksTest, AnArrivalWhileRunningWaitsForTheResultOnly) {
@@ -390,10 +390,10 @@ TEST_F(RanksTest, AnErrorInTheReductionPoisonsTheBucket) {
   RunRoundZero();
   At(0).Arrive(0);
   Cycle();
-  EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<TransportError>("the cable was cut"));
+  EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<EngineError>("the cable was cut"));
   for (const Rank rank : {0, 1}) {
-    EXPECT_THAT([&] { At(rank).Arrive(0); }, ThrowsMessage<TransportError>("the cable was cut"));
-    EXPECT_THROW(EngineOf(rank).Collect(At(rank).At(0).handle, At(rank).At(0).output.data()), TransportError);
+    EXPECT_THAT([&] { At(rank).Arrive(0); }, ThrowsMessage<EngineError>("the cable was cut"));
+    EXPECT_THROW(EngineOf(rank).Collect(At(rank).At(0).handle, At(rank).At(0).output.data()), EngineError);
   }
   for (const Rank rank : {0, 1}) At(rank).Arrive(1);
   Cycle();
@@ -414,7 +414,7 @@ TEST_F(RanksTest, AnErrorReachesWhoCameWhileTheRoundWasRunning) {
     At(1).Arrive(0);
   });
   ASSERT_TRUE(arrived);
-  EXPECT_THAT([&] { At(1).Wait(0); }, ThrowsMessage<TransportError>("the cable was cut"));
+  EXPECT_THAT([&] { At(1).Wait(0); }, ThrowsMessage<EngineError>("the cable was cut"));
 }
 
 TEST_F(RanksTest, RanksThatDisagreeGetTheSameErrorAndTheNameIsFreeAgain) {
@@ -433,7 +433,7 @@ TEST_F(RanksTest, RanksThatDisagreeGetTheSameErrorAndTheNameIsFreeAgain) {
   Cycle();
   const auto names_both = AllOf(HasSubstr("rank 0 asked for Quorum(1)"), HasSubstr("rank 2 asked for Quorum(2)"));
   for (const Rank rank : {0, 1, 2}) {
-    EXPECT_THAT([&] { wait(rank); }, ThrowsMessage<TransportError>(names_both));
+    EXPECT_THAT([&] { wait(rank); }, ThrowsMessage<EngineError>(names_both));
     EXPECT_EQ(EngineOf(rank).Find("disputed"), nullptr);
   }
   arrivals = {arrive(0, 2), arrive(1, 2), arrive(2, 2)};
@@ -449,7 +449,7 @@ TEST_F(RanksTest, ABucketThatNobodyElseWillUseIsRefused) {
   auto ending = Begin([&] { EngineOf(1).End(); });
   At(0).Arrive(1);
   while (!At(0).IsDone(1)) Cycle();
-  EXPECT_THAT([&] { At(0).Wait(1); }, ThrowsMessage<TransportError>(HasSubstr("will ever use this bucket")));
+  EXPECT_THAT([&] { At(0).Wait(1); }, ThrowsMessage<EngineError>(HasSubstr("will ever use this bucket")));
   std::vector<std::future<void>> threads;
   threads.push_back(std::move(ending));
   threads.push_back(Begin([&] { EngineOf(0).End(); }));
@@ -488,15 +488,15 @@ TEST_F(RanksTest, AShutdownInTheMiddleOfAWaitEndsIt) {
   RunRoundZero();
   At(0).Arrive(0);
   std::vector<std::future<void>> threads;
-  threads.push_back(Begin([&] { EXPECT_THROW(At(0).Wait(0), TransportError); }));
-  threads.push_back(Begin([&] { EXPECT_THROW(EngineOf(1).Flush(), TransportError); }));
+  threads.push_back(Begin([&] { EXPECT_THROW(At(0).Wait(0), EngineError); }));
+  threads.push_back(Begin([&] { EXPECT_THROW(EngineOf(1).Flush(), EngineError); }));
   for (int i = 0; i < 3; ++i) Cycle();
   Shutdown();
   CycleUntilDone(std::move(threads));
   for (const Rank rank : {0, 1, 2}) {
-    EXPECT_THROW(At(rank).Arrive(0), TransportError) << "also a bucket that waited for nothing";
-    EXPECT_THROW(At(rank).Arrive(1), TransportError);
-    EXPECT_THROW(EngineOf(rank).Flush(), TransportError);
+    EXPECT_THROW(At(rank).Arrive(0), EngineError) << "also a bucket that waited for nothing";
+    EXPECT_THROW(At(rank).Arrive(1), EngineError);
+    EXPECT_THROW(EngineOf(rank).Flush(), EngineError);
   }
 }
 
@@ -514,17 +514,17 @@ TEST_F(RanksTest, ARoundThatIsUnderWayComesBeforeAShutdown) {
   Cycle();
   ASSERT_TRUE(arrived);
   At(1).Wait(0);
-  EXPECT_THROW(At(1).Arrive(0), TransportError);
+  EXPECT_THROW(At(1).Arrive(0), EngineError);
 }
 
 TEST_F(RanksTest, AClosedGenerationEndsEveryWaitAndTakesNothingNew) {
   Start(2, {Config(2)});
   At(0).Arrive(0);
-  auto waiting = Begin([&] { EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<TransportError>("a new generation")); });
+  auto waiting = Begin([&] { EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<EngineError>("a new generation")); });
   EngineOf(0).Close("a new generation");
   waiting.get();
-  EXPECT_THAT([&] { At(0).Arrive(0); }, ThrowsMessage<TransportError>("a new generation"));
-  EXPECT_THAT([&] { EngineOf(0).Declare("another", Config(1)); }, ThrowsMessage<TransportError>("a new generation"));
+  EXPECT_THAT([&] { At(0).Arrive(0); }, ThrowsMessage<EngineError>("a new generation"));
+  EXPECT_THAT([&] { EngineOf(0).Declare("another", Config(1)); }, ThrowsMessage<EngineError>("a new generation"));
 }
 
 TEST_F(RanksTest, AFlushAfterAnErrorEnds) {
@@ -536,7 +536,7 @@ TEST_F(RanksTest, AFlushAfterAnErrorEnds) {
   RunRoundZero();
   At(0).Arrive(0);
   Cycle();
-  EXPECT_THROW(At(0).Wait(0), TransportError);
+  EXPECT_THROW(At(0).Wait(0), EngineError);
   std::vector<std::future<void>> threads;
   for (const Rank rank : {0, 1}) threads.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
   CycleUntilDone(std::move(threads));
@@ -554,7 +554,7 @@ TEST_F(RanksTest, AnErrorOnOneRankDoesNotStopTheOthers) {
     Cycle();
     At(0).Wait(0);
   }
-  EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<TransportError>("the cable was cut"));
+  EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<EngineError>("the cable was cut"));
 }
 
 TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
@@ -647,7 +647,7 @@ TEST_F(EndsTest, WhatIsPendingTravelsInTheLastRound) {
   Step(0);
   At(1).Arrive(0);  // late
   At(1).Wait(0);
-  const std::weak_ptr<BucketHandle> memory = At(1).At(0).handle;
+  const std::weak_ptr<SharedBucket> memory = At(1).At(0).handle;
   At(1).At(0).handle = nullptr;
   Leave(1);
   Cycle();
@@ -665,7 +665,7 @@ TEST_F(EndsTest, ARankThatKeepsItsOwnerGoesOnAndTheOthersKeepNoResults) {
   Leave(1);
   for (int step = 0; step < 3; ++step) Step(0);
   Cycle();
-  const std::shared_ptr<BucketHandle> retired = EngineOf(1).Find(BucketName(0));
+  const std::shared_ptr<SharedBucket> retired = EngineOf(1).Find(BucketName(0));
   ASSERT_NE(retired, nullptr);
   EXPECT_EQ(retired->core.missed_rounds(), 0);
   Leave(0);
@@ -717,7 +717,7 @@ TEST_F(EndsTest, DeliveringToABucketThatHasEndedBeginsNoNewOne) {
   StartOwned(2, {Config(1)});
   for (const Rank rank : {0, 1}) Leave(rank);
   Cycle();
-  const BucketHandle& handle = *At(1).At(0).handle;
+  const SharedBucket& handle = *At(1).At(0).handle;
   EXPECT_TRUE(EngineOf(1).Poll(handle, *EngineOf(1).Arrive(At(1).At(0).handle, {})));
   EXPECT_FALSE(Knows(1, 0));
 }
@@ -792,12 +792,12 @@ TEST_P(CrossingTest, DeliveringBesideALastRoundBeginsNoNewBucket) {
   At(1).Arrive(0);  // late, and so pending
   At(1).Wait(0);
   for (const Rank rank : {0, 1}) Leave(rank);
-  std::shared_ptr<Work> work;
-  CycleAnd([&] { work = EngineOf(1).Arrive(At(1).At(0).handle, {}); });
+  std::shared_ptr<Operation> operation;
+  CycleAnd([&] { operation = EngineOf(1).Arrive(At(1).At(0).handle, {}); });
   Cycle();
-  ASSERT_NE(work, nullptr);
-  EXPECT_TRUE(EngineOf(1).Poll(*At(1).At(0).handle, *work));
-  EXPECT_TRUE(work->error.empty());
+  ASSERT_NE(operation, nullptr);
+  EXPECT_TRUE(EngineOf(1).Poll(*At(1).At(0).handle, *operation));
+  EXPECT_TRUE(operation->error.empty());
   for (const Rank rank : {0, 1}) EXPECT_FALSE(Knows(rank, 0)) << "rank " << rank;
 }
 
@@ -978,7 +978,7 @@ class GroupsTest : public RanksTest {
     Cycle();
   }
   std::size_t HeldBytes(Rank rank) {
-    const BucketHandle& handle = *At(rank).At(0).handle;
+    const SharedBucket& handle = *At(rank).At(0).handle;
     std::lock_guard<std::mutex> lock(handle.mutex);
     return handle.core.held_bytes();
   }
@@ -1202,8 +1202,7 @@ TEST_F(GroupsTest, AShutdownEndsWaitsByNotice) {
   RunRoundZero();
   ArriveTogether({0, 1});
   std::vector<std::future<void>> threads;
-  for (const Rank rank : {0, 1})
-    threads.push_back(Begin([&, rank] { EXPECT_THROW(At(rank).Wait(0), TransportError); }));
+  for (const Rank rank : {0, 1}) threads.push_back(Begin([&, rank] { EXPECT_THROW(At(rank).Wait(0), EngineError); }));
   Shutdown();
   CycleUntilDone(std::move(threads));
 }
@@ -1217,7 +1216,7 @@ TEST_F(GroupsTest, AnErrorInAGroupIsItsMembers) {
   RunRoundZero();
   ArriveTogether({0, 1});
   for (const Rank rank : {0, 1})
-    EXPECT_THAT([&] { At(rank).Wait(0); }, ThrowsMessage<TransportError>("the cable was cut"));
+    EXPECT_THAT([&] { At(rank).Wait(0); }, ThrowsMessage<EngineError>("the cable was cut"));
   ArriveTogether({2, 3});
   WaitFor({2, 3});
   EXPECT_THAT(LastOf(2).results, Near(Mean({{2, 1}, {3, 1}})));
@@ -1265,7 +1264,7 @@ TEST_F(GroupsTest, ARankThatHadJoinedInRoundZeroDoesNotLoseItsModelWhenItSlipsIn
   ASSERT_TRUE(arrived);
   WaitFor({0, 1});
   for (int i = 0; i < 5 && !At(2).IsDone(0); ++i) {
-    if (At(0).At(0).work == nullptr) At(0).Arrive(0);
+    if (At(0).At(0).operation == nullptr) At(0).Arrive(0);
     Cycle();
   }
   ASSERT_TRUE(At(2).IsDone(0));
@@ -1279,13 +1278,13 @@ TEST_F(GroupsTest, ADisagreementReachesWhoWaitsByNotice) {
   ArriveTogether({0});
   const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
   Floats model(kElements);
-  const auto work = EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
+  const auto operation = EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
   for (int i = 0; i < 5; ++i) Cycle();
   const auto message = AllOf(HasSubstr("PartialReduce(2)"), HasSubstr("rank 2 asked for PartialReduce(3)"));
-  EXPECT_THAT([&] { EngineOf(2).Wait(*handle, *work); }, ThrowsMessage<TransportError>(message));
+  EXPECT_THAT([&] { EngineOf(2).Wait(*handle, *operation); }, ThrowsMessage<EngineError>(message));
   ASSERT_TRUE(At(0).IsDone(0));
-  EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<TransportError>(message));
-  EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<TransportError>(message));
+  EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<EngineError>(message));
+  EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<EngineError>(message));
 }
 
 TEST_F(GroupsTest, AFlushAfterALateDisagreementEnds) {
@@ -1296,7 +1295,7 @@ TEST_F(GroupsTest, AFlushAfterALateDisagreementEnds) {
   const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
   EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
   for (int i = 0; i < 5; ++i) Cycle();
-  EXPECT_THROW(At(0).Wait(0), TransportError);
+  EXPECT_THROW(At(0).Wait(0), EngineError);
   for (const Rank rank : {0, 1, 2}) ASSERT_EQ(EngineOf(rank).Find(BucketName(0)), nullptr) << "the name is free";
   std::vector<std::future<void>> flushes;
   for (const Rank rank : {0, 1, 2}) flushes.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
@@ -1313,9 +1312,9 @@ TEST_F(GroupsTest, AJoinedRankHearsOfALateDisagreement) {
   const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
   EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
   for (int i = 0; i < 5; ++i) Cycle();
-  EXPECT_THROW(At(0).Wait(0), TransportError);
+  EXPECT_THROW(At(0).Wait(0), EngineError);
   EXPECT_EQ(EngineOf(1).Find(BucketName(0)), nullptr);
-  EXPECT_THROW(At(1).Arrive(0), TransportError);
+  EXPECT_THROW(At(1).Arrive(0), EngineError);
 }
 
 TEST_F(GroupsTest, WeightedAveragesCountTheWorkBehindAModel) {
@@ -1341,10 +1340,10 @@ TEST_F(GroupsTest, WeightedAveragesCountTheWorkBehindAModel) {
 
 // --- One engine, and a transport that does as it is told
 
-class MockTransport : public Transport {
+class MockTransport : public Collectives {
  public:
   MockTransport() { ON_CALL(*this, Alive).WillByDefault(Return(true)); }
-  MOCK_METHOD(void, Place, (const std::shared_ptr<BucketHandle>&, const Bucket::Entry&), (override));
+  MOCK_METHOD(void, Place, (const std::shared_ptr<SharedBucket>&, const Bucket::Entry&), (override));
   MOCK_METHOD(bool, Alive, (), (const, override));
   MOCK_METHOD(void, Interrupt, (), (const, override));
 };
@@ -1353,7 +1352,7 @@ class OneEngineTest : public testing::Test {
  protected:
   static constexpr Engine::Thresholds kThresholds{10ms, 100ms, 1000h};
 
-  std::shared_ptr<Work> Arrive() {
+  std::shared_ptr<Operation> Arrive() {
     handle_ = engine_.Declare("bucket", Config(1));
     return engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
   }
@@ -1376,7 +1375,7 @@ class OneEngineTest : public testing::Test {
   const Watchdog watchdog_{testing::UnitTest::GetInstance()->current_test_info()->name()};
   testing::NiceMock<MockTransport> transport_;
   Engine engine_{transport_, 0, 2, kThresholds};
-  std::shared_ptr<BucketHandle> handle_;
+  std::shared_ptr<SharedBucket> handle_;
   Floats values_ = Floats(kElements);
   Round round_ = 0;
 };
@@ -1432,15 +1431,15 @@ TEST_F(OneEngineTest, AnExceptionWhileArrivingFailsTheBucket) {
   engine_.Finished(handle_, "");
   memory.scarce = true;
   EXPECT_THROW(arrive(), std::bad_alloc) << "a late contribution needs a buffer";
-  EXPECT_EQ(handle_->work, nullptr) << "no later wait, flush or end of the job may wait for it";
-  EXPECT_THAT([&] { arrive(); }, ThrowsMessage<TransportError>(HasSubstr("rank 0 could not keep its contribution")));
-  EXPECT_THAT([&] { engine_.Collect(handle_, values_.data()); }, ThrowsMessage<TransportError>(HasSubstr("bad_alloc")));
+  EXPECT_EQ(handle_->operation, nullptr) << "no later wait, flush or end of the job may wait for it";
+  EXPECT_THAT([&] { arrive(); }, ThrowsMessage<EngineError>(HasSubstr("rank 0 could not keep its contribution")));
+  EXPECT_THAT([&] { engine_.Collect(handle_, values_.data()); }, ThrowsMessage<EngineError>(HasSubstr("bad_alloc")));
   EXPECT_TRUE(ReportAt(Now()).empty());
 }
 
 TEST_F(OneEngineTest, NothingIsAcceptedAfterAShutdown) {
   EXPECT_CALL(transport_, Alive).WillRepeatedly(Return(false));
-  EXPECT_THAT([&] { Arrive(); }, ThrowsMessage<TransportError>(HasSubstr("shut down")));
+  EXPECT_THAT([&] { Arrive(); }, ThrowsMessage<EngineError>(HasSubstr("shut down")));
   EXPECT_TRUE(ReportAt(Now()).empty());
 }
 
@@ -1452,8 +1451,8 @@ TEST_F(OneEngineTest, AQuietRankReportsNothingAndWantsNoCycle) {
 TEST_F(OneEngineTest, AWaitIsReportedBeyondItsThreshold) {
   const Time before = Now();
   auto waiting = std::async(std::launch::async, [&] {
-    const auto work = Arrive();
-    engine_.Wait(*handle_, *work);
+    const auto operation = Arrive();
+    engine_.Wait(*handle_, *operation);
   });
   while (ReportAt(before).items.empty()) std::this_thread::yield();
   ReportAt(before);  // the arrival may have called for it while it was being reported
@@ -1473,11 +1472,11 @@ TEST_F(OneEngineTest, AWaitIsReportedBeyondItsThreshold) {
 }
 
 TEST_F(OneEngineTest, TwoThreadsMayWaitForOneArrival) {
-  const auto work = Arrive();
+  const auto operation = Arrive();
   ReportAt(Now());
   Script script(1);
   for (int i = 0; i < 2; ++i) {
-    script.Spawn([&] { script.Block([&] { engine_.Wait(*handle_, *work); }); });
+    script.Spawn([&] { script.Block([&] { engine_.Wait(*handle_, *operation); }); });
     script.TakeTurn();
   }
   CloseRound(true, 1);
@@ -1495,7 +1494,7 @@ TEST_F(OneEngineTest, AFlushIsReportedAsAWaitToo) {
   auto flushing = std::async(std::launch::async, [&] {
     RunRoundZero();
     used.set_value();
-    EXPECT_THROW(engine_.Flush(), TransportError);
+    EXPECT_THROW(engine_.Flush(), EngineError);
   });
   used.get_future().wait();
   Report report;
@@ -1652,9 +1651,9 @@ TEST_F(OneEngineTest, ButNotWhileTheApplicationArrives) {
 }
 
 TEST_F(OneEngineTest, AnInterruptEndsAWait) {
-  const auto work = Arrive();
+  const auto operation = Arrive();
   EXPECT_CALL(transport_, Interrupt).WillOnce(Return()).WillOnce([] { throw std::runtime_error("Ctrl-C"); });
-  EXPECT_THAT([&] { engine_.Wait(*handle_, *work); }, ThrowsMessage<std::runtime_error>("Ctrl-C"));
+  EXPECT_THAT([&] { engine_.Wait(*handle_, *operation); }, ThrowsMessage<std::runtime_error>("Ctrl-C"));
   EXPECT_FALSE(ReportAt(Now() + 1h).waiting.all);
 }
 
@@ -1708,13 +1707,13 @@ TEST_F(OneEngineTest, ARoundThatRunsIsReportedAndWhatCameMeanwhileWantsACycle) {
 // A caller that does not wait, and is told.
 class ToldTest : public OneEngineTest {
  protected:
-  std::shared_ptr<Work> ArriveAndBeTold() {
+  std::shared_ptr<Operation> ArriveAndBeTold() {
     handle_ = engine_.Declare("bucket", Config(1));
-    return engine_.Arrive(handle_, {values_.data(), values_.data(), 1}, nullptr, [this](const Work& work) {
+    return engine_.Arrive(handle_, {values_.data(), values_.data(), 1}, nullptr, [this](const Operation& operation) {
       ++told_;
-      EXPECT_TRUE(work.done);
-      error_ = work.error;
-      round_told_ = work.info.round;
+      EXPECT_TRUE(operation.done);
+      error_ = operation.error;
+      round_told_ = operation.info.round;
       const std::unique_lock<std::mutex> lock(handle_->mutex, std::try_to_lock);
       EXPECT_TRUE(lock.owns_lock()) << "a lock is held";
     });
@@ -1747,9 +1746,9 @@ TEST_F(ToldTest, AtOnceWhereItIsLate) {
   CloseRoundOnTime();
   CloseRound(false, 0);
   engine_.Finished(handle_, "");
-  const auto work = ArriveAndBeTold();
+  const auto operation = ArriveAndBeTold();
   EXPECT_EQ(told_, 2);
-  EXPECT_TRUE(work->info.late);
+  EXPECT_TRUE(operation->info.late);
 }
 
 TEST_F(ToldTest, OfAFailedRound) {
@@ -1771,14 +1770,14 @@ TEST_F(ToldTest, OfAShutdown) {
 
 TEST_F(ToldTest, NotWhereTheArrivalIsRefused) {
   engine_.Close("the end");
-  EXPECT_THROW(ArriveAndBeTold(), TransportError);
+  EXPECT_THROW(ArriveAndBeTold(), EngineError);
   EXPECT_EQ(told_, 0);
 }
 
 class ReadyGroupsTest : public OneEngineTest {
  protected:
   // Round 0 is over; returns the arrival after that.
-  std::shared_ptr<Work> ArriveAfterRoundZero() {
+  std::shared_ptr<Operation> ArriveAfterRoundZero() {
     handle_ = engine_.Declare("bucket", ReadyConfig(2));
     engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
     ReportAt(Now());
@@ -1800,7 +1799,7 @@ class ReadyGroupsTest : public OneEngineTest {
 };
 
 TEST_F(ReadyGroupsTest, AnArrivalIsReportedOnce) {
-  const auto work = ArriveAfterRoundZero();
+  const auto operation = ArriveAfterRoundZero();
   EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
   const Report report = ReportAt(Now());
   ASSERT_EQ(report.items.size(), 1u);
@@ -1811,39 +1810,39 @@ TEST_F(ReadyGroupsTest, AnArrivalIsReportedOnce) {
 }
 
 TEST_F(ReadyGroupsTest, AMembersEntryIsPlacedWhenItsRoundBegins) {
-  const auto work = ArriveAfterRoundZero();
+  const auto operation = ArriveAfterRoundZero();
   ReportAt(Now());
   EXPECT_CALL(transport_, Place(_, testing::AllOf(testing::Field(&Bucket::Entry::member, true),
                                                   testing::Field(&Bucket::Entry::input, values_.data()),
                                                   testing::Field(&Bucket::Entry::output, values_.data()))));
   CloseGroup({0, 0});
   engine_.Finished(handle_, "");
-  EXPECT_TRUE(work->done);
+  EXPECT_TRUE(operation->done);
 }
 
 TEST_F(ReadyGroupsTest, WhoIsNoMemberGetsAnEntryWithoutData) {
-  const auto work = ArriveAfterRoundZero();
+  const auto operation = ArriveAfterRoundZero();
   ReportAt(Now());
   EXPECT_CALL(transport_, Place(_, testing::AllOf(testing::Field(&Bucket::Entry::member, false),
                                                   testing::Field(&Bucket::Entry::input, testing::IsNull()))));
   CloseGroup({kNoGroup, 0});
-  EXPECT_FALSE(work->done);
+  EXPECT_FALSE(operation->done);
   testing::Mock::VerifyAndClearExpectations(&transport_);
   EXPECT_CALL(transport_, Place(_, testing::Field(&Bucket::Entry::member, true)));
   CloseGroup({0, kNoGroup});
   engine_.Finished(handle_, "");
-  EXPECT_TRUE(work->done);
-  EXPECT_EQ(work->info.round, 2);
+  EXPECT_TRUE(operation->done);
+  EXPECT_EQ(operation->info.round, 2);
 }
 
 TEST_F(ReadyGroupsTest, AWaitEndsSoonAfterAShutdown) {
-  const auto work = ArriveAfterRoundZero();
+  const auto operation = ArriveAfterRoundZero();
   int looks = 0;
   EXPECT_CALL(transport_, Alive).WillRepeatedly([&] {
     ++looks;
     return false;
   });
-  EXPECT_THAT([&] { engine_.Wait(*handle_, *work); }, ThrowsMessage<TransportError>(HasSubstr("shut down")));
+  EXPECT_THAT([&] { engine_.Wait(*handle_, *operation); }, ThrowsMessage<EngineError>(HasSubstr("shut down")));
   EXPECT_LE(looks, 3) << "there is no entry that somebody would call back";
 }
 

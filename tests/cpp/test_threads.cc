@@ -134,13 +134,13 @@ class Job {
   void RunApplication(Application& application, std::uint64_t own_seed) {
     Random random(own_seed);
     try {
-      Work(application, random);
+      Operation(application, random);
     } catch (const std::exception& error) {
       application.error = error.what();
     }
   }
 
-  void Work(Application& application, Random& random) {
+  void Operation(Application& application, Random& random) {
     Engine& engine = horovod_.engine(application.rank());
     int flushes = draw_.flushes;
     int barriers = draw_.barriers;
@@ -162,7 +162,7 @@ class Job {
   void Barrier(Rank rank) {
     horovod_.SubmitForeign(rank);
     while (horovod_.IsForeignOutstanding(rank)) {
-      if (!horovod_.IsAlive(rank)) throw TransportError("shut down in a barrier");
+      if (!horovod_.IsAlive(rank)) throw EngineError("shut down in a barrier");
       script_.Yield();
     }
   }
@@ -369,7 +369,7 @@ TEST_F(InvariantsTest, InvariantI5FullRoundsAreTheTransports) {
   for (int round = 0; round < 20; ++round) {
     std::vector<Floats> inputs(3, Floats(std::begin(patterns), std::end(patterns)));
     std::vector<Floats> outputs(3, Floats(kElements));
-    std::vector<std::shared_ptr<BucketHandle>> handles;
+    std::vector<std::shared_ptr<SharedBucket>> handles;
     for (Rank rank = 0; rank < 3; ++rank) {
       const auto r = static_cast<std::size_t>(rank);
       handles.push_back(horovod.engine(rank).Declare("bucket", Config(3)));
@@ -428,7 +428,7 @@ TEST_F(InvariantsTest, InvariantI8OnTimeMeansNoCopy) {
     }
     for (Rank rank = 0; rank < job.draw().size; ++rank) {
       for (int bucket = 0; bucket < job.At(rank).buckets(); ++bucket) {
-        const BucketHandle& handle = *job.At(rank).At(bucket).handle;
+        const SharedBucket& handle = *job.At(rank).At(bucket).handle;
         const bool was_late = handle.statistics.late[static_cast<std::size_t>(rank)] > 0;
         EXPECT_EQ(handle.core.held_bytes() > 0, was_late) << "rank " << rank << " bucket " << bucket;
       }
@@ -866,7 +866,7 @@ void RunFreely(int size, int threads, int steps, Missed missed, int shutdown_at_
               application.Arrive(bucket, Below(random, 2) == 0, Below(random, 3));
               application.Wait(bucket);
             }
-          } catch (const TransportError&) {
+          } catch (const EngineError&) {
             ++failures;
           }
         };
@@ -876,7 +876,7 @@ void RunFreely(int size, int threads, int steps, Missed missed, int shutdown_at_
         try {
           horovod.engine(rank).End();
           application.Collect();
-        } catch (const TransportError&) {
+        } catch (const EngineError&) {
           ++failures;
         }
       });
@@ -930,13 +930,13 @@ void RunModelsFreely(int size, int steps, const std::vector<BucketConfig>& confi
         workers.emplace_back([&, bucket] {
           try {
             work(bucket);
-          } catch (const TransportError&) {
+          } catch (const EngineError&) {
             ++failures;
           }
         });
       for (auto& worker : workers) worker.join();
       horovod.engine(application.rank()).End();
-    } catch (const TransportError&) {
+    } catch (const EngineError&) {
       ++failures;
     }
   };

@@ -92,8 +92,8 @@ class Application {
     std::vector<Floats> results;  // the newest is the last
   };
   struct Memory {
-    std::shared_ptr<BucketHandle> handle;
-    std::shared_ptr<Work> work;
+    std::shared_ptr<SharedBucket> handle;
+    std::shared_ptr<Operation> operation;
     Floats input = Floats(kElements);
     Floats output = Floats(kElements);
     bool in_place = false;
@@ -120,25 +120,26 @@ class Application {
     const Bucket::Arrival arrival{memory.input.data(), Target(memory).data(), 1, work};  // it stays where it is
     if (polls > 0) {
       std::fill(memory.input.begin(), memory.input.end(), -1.F);
-      memory.work = engine_.Arrive(memory.handle, arrival,
-                                   std::make_shared<FakeDevice>(horovod_, memory.input, contribution, polls));
+      memory.operation = engine_.Arrive(memory.handle, arrival,
+                                        std::make_shared<FakeDevice>(horovod_, memory.input, contribution, polls));
     } else {
       std::copy(contribution.begin(), contribution.end(), memory.input.begin());
-      memory.work = engine_.Arrive(memory.handle, arrival);
+      memory.operation = engine_.Arrive(memory.handle, arrival);
     }
   }
-  bool IsDone(int bucket) { return engine_.Poll(*At(bucket).handle, *At(bucket).work); }
+  bool IsDone(int bucket) { return engine_.Poll(*At(bucket).handle, *At(bucket).operation); }
   void Wait(int bucket) {
     Memory& memory = At(bucket);
-    const std::shared_ptr<Work> work = std::exchange(memory.work, nullptr);
-    engine_.Wait(*memory.handle, *work);
-    Keep(memory, *work, Target(memory));
+    const std::shared_ptr<Operation> operation = std::exchange(memory.operation, nullptr);
+    engine_.Wait(*memory.handle, *operation);
+    Keep(memory, *operation, Target(memory));
   }
   // As an optimizer of gradients does after a flush.
   void Collect() {
     for (Memory& memory : memory_) {
       if (memory.handle == nullptr || memory.handle->config.spec.late != Late::kAccumulate) continue;
-      if (const auto work = engine_.Collect(memory.handle, memory.output.data())) Keep(memory, *work, memory.output);
+      if (const auto operation = engine_.Collect(memory.handle, memory.output.data()))
+        Keep(memory, *operation, memory.output);
     }
   }
 
@@ -158,9 +159,9 @@ class Application {
   static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
   static Floats& Target(Memory& memory) { return memory.in_place ? memory.input : memory.output; }
 
-  void Keep(Memory& memory, const Work& work, const Floats& newest) {
-    Got got{work.info, {}};
-    for (const Buffer& earlier : work.replay) {
+  void Keep(Memory& memory, const Operation& operation, const Floats& newest) {
+    Got got{operation.info, {}};
+    for (const Buffer& earlier : operation.replay) {
       const auto* values = static_cast<const float*>(earlier.data());
       got.results.emplace_back(values, values + kElements);
     }

@@ -160,7 +160,7 @@ class FakeHorovod {
         text += "; " + handle->core.name() + " state " + std::to_string(static_cast<int>(handle->core.state())) +
                 " completed " + std::to_string(handle->core.completed()) +
                 (handle->core.HasPending() ? " pending" : "") + (handle->core.HasMissed() ? " missed" : "") +
-                (handle->work != nullptr ? " outstanding" : "");
+                (handle->operation != nullptr ? " outstanding" : "");
       }
     }
     return text;
@@ -183,7 +183,7 @@ class FakeHorovod {
     const void* input = nullptr;
     void* output = nullptr;
     std::size_t bytes = 0;
-    std::shared_ptr<BucketHandle> handle;  // null: zeros of a bucket that this rank does not know
+    std::shared_ptr<SharedBucket> handle;  // null: zeros of a bucket that this rank does not know
     std::shared_ptr<Buffer> zeros;
   };
   // An entry that a device reduces while the cycles go on.
@@ -195,11 +195,11 @@ class FakeHorovod {
     int cycles;  // until it is called back
   };
 
-  struct RankState final : Transport {
+  struct RankState final : Collectives {
     RankState(FakeHorovod& the_owner, Rank the_rank, int size, Engine::Thresholds thresholds)
         : owner(the_owner), rank(the_rank), engine(*this, the_rank, size, thresholds) {}
 
-    void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) override {
+    void Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) override {
       std::lock_guard<std::mutex> lock(queue_mutex);
       Entry made;
       if (entry.member) made = {entry.input, entry.output, bucket->core.bytes(), bucket, nullptr};

@@ -15,9 +15,9 @@ namespace horovod_partial::tf {
 
 // Tensors of one type in one piece of memory; one alone travels from where it lies. No lock: each tensor may be put
 // into it by another thread, and all of them before it is sent.
-class Message {
+class PackedTensors {
  public:
-  Message(tensorflow::DataType type, const std::vector<std::int64_t>& elements);
+  PackedTensors(tensorflow::DataType type, const std::vector<std::int64_t>& elements);
 
   // Memory for the results, and for the tensors if there are several; `context` is that of one of them, and `input` its
   // number there. The result of one alone is the context's first output. It comes to where the tensor lies if nobody
@@ -43,6 +43,6 @@ class Message {
 };
 
 // What became of a round, as RoundInfo has it, in three outputs.
-absl::Status SetRoundInfo(tensorflow::OpKernelContext* context, int first_output, const Work& work);
+absl::Status SetRoundInfo(tensorflow::OpKernelContext* context, int first_output, const Operation& operation);
 
 }  // namespace horovod_partial::tf

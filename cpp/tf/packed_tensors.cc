@@ -1,4 +1,4 @@
-#include "tf/message.h"
+#include "tf/packed_tensors.h"
 
 #include <cstring>
 
@@ -27,10 +27,10 @@ absl::Status SetVector(OpKernelContext* context, int index, const std::vector<Nu
 
 }  // namespace
 
-Message::Message(tensorflow::DataType type, const std::vector<std::int64_t>& elements)
+PackedTensors::PackedTensors(tensorflow::DataType type, const std::vector<std::int64_t>& elements)
     : type_(type), offsets_(PackedOffsets(elements, tensorflow::DataTypeSize(type))), shapes_(elements.size()) {}
 
-absl::Status Message::Allocate(OpKernelContext* context, int input) {
+absl::Status PackedTensors::Allocate(OpKernelContext* context, int input) {
   if (shapes_.size() > 1) {
     const absl::Status status = context->allocate_temp(type_, TensorShape({offsets_.back()}), &source_);
     target_ = source_;
@@ -43,7 +43,7 @@ absl::Status Message::Allocate(OpKernelContext* context, int input) {
   return status;
 }
 
-void Message::Put(std::size_t index, const Tensor& tensor) {
+void PackedTensors::Put(std::size_t index, const Tensor& tensor) {
   shapes_[index] = tensor.shape();
   if (shapes_.size() == 1) {
     source_ = tensor;
@@ -57,24 +57,24 @@ void Message::Put(std::size_t index, const Tensor& tensor) {
   std::memset(place + bytes, 0, room - bytes);
 }
 
-std::vector<std::int64_t> Message::shape() const {
+std::vector<std::int64_t> PackedTensors::shape() const {
   std::vector<std::int64_t> dimensions;
   for (int i = 0; i < source_.dims(); ++i) dimensions.push_back(source_.dim_size(i));
   return dimensions;
 }
 
-std::string Message::Describe(const std::string& policy) const {
+std::string PackedTensors::Describe(const std::string& policy) const {
   if (shapes_.size() == 1) return policy;  // Horovod compares its shape
   std::string text = policy + " shapes=";
   for (const TensorShape& shape : shapes_) text += shape.DebugString();
   return text;
 }
 
-void* Message::source() const { return Address(source_); }
+void* PackedTensors::source() const { return Address(source_); }
 
-void* Message::target() const { return Address(target_); }
+void* PackedTensors::target() const { return Address(target_); }
 
-absl::Status Message::SetResult(OpKernelContext* context, int output, std::size_t index) const {
+absl::Status PackedTensors::SetResult(OpKernelContext* context, int output, std::size_t index) const {
   if (shapes_.size() == 1) return absl::OkStatus();
   Tensor view;
   const std::int64_t begin = offsets_[index];
@@ -84,8 +84,8 @@ absl::Status Message::SetResult(OpKernelContext* context, int output, std::size_
   return absl::OkStatus();
 }
 
-absl::Status SetRoundInfo(OpKernelContext* context, int first_output, const Work& work) {
-  const RoundInfo& info = work.info;
+absl::Status SetRoundInfo(OpKernelContext* context, int first_output, const Operation& operation) {
+  const RoundInfo& info = operation.info;
   const std::vector<std::int64_t> numbers{info.round,     info.late,      info.fresh,
                                           info.gradients, info.staleness, info.empty};
   absl::Status status = SetVector(context, first_output, numbers);

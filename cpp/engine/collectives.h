@@ -8,15 +8,15 @@
 
 namespace horovod_partial {
 
-class BucketHandle;
+class SharedBucket;
 
-class Transport {
+class Collectives {
  public:
-  virtual ~Transport() = default;
+  virtual ~Collectives() = default;
 
   // Background thread, under the bucket's lock: this entry takes part in the round that has just been closed. Throws
   // std::logic_error if the bucket has an entry already.
-  virtual void Place(const std::shared_ptr<BucketHandle>& bucket, const Bucket::Entry& entry) = 0;
+  virtual void Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) = 0;
   // False once the library has shut down, whatever the reason.
   virtual bool Alive() const = 0;
   // Application's thread, now and then in a wait, without any lock. May throw to end the wait: for Ctrl-C.
