@@ -7,8 +7,8 @@
 // with the same program does what count once (a sixth of the states), background steps of different ranks are taken in
 // one order, and steps without an alternative leave no state behind. Before all that the same case had 6.9 million.
 //
-// Ranks of two threads have 1.2 million states, in 10 s. 2 ranks show what is of interest: which of their threads waits,
-// and what each rank says of it.
+// Ranks of two threads have 1.2 million states, in 10 s. 2 ranks show what is of interest: which of their threads
+// waits, and what each rank says of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
