@@ -59,20 +59,11 @@ class ModelAverager(ABC):
         self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
         if isinstance(self.policy, WeightedAverage):
             self._periods = Periods(self.policy.period)
+        # A flush has another bucket after the first average, if there is state then that is averaged too.
+        self._flush_name, self._flush_name_with_state = f"{self.name}.flush", f"{self.name}.flush.state"
         if self.is_needed:
-            self._own(self.name, self.signal_name)
-        self._flush_names: set[str] = set()
-
-    def _own(self, *names: str) -> None:
-        self.runtime.own(self._owner, self.process_set.process_set_id, names)
-
-    def _flush_name(self) -> str:
-        """The bucket of a flush; another one after the first average, if then there is state too that is averaged."""
-        name = f"{self.name}.flush" + (".state" if "state" in self.policy.average and self.rounds else "")
-        if name not in self._flush_names:
-            self._flush_names.add(name)
-            self._own(name)
-        return name
+            names = self.name, self.signal_name, self._flush_name, self._flush_name_with_state
+            self.runtime.own(self._owner, self.process_set.process_set_id, names)
 
     @abstractmethod
     def _signal(self) -> None:
@@ -109,7 +100,8 @@ class ModelAverager(ABC):
         """
         if not self.is_needed:
             return
-        process_set, name = self.process_set.process_set_id, self._flush_name()
+        process_set = self.process_set.process_set_id
+        name = self._flush_name_with_state if "state" in self.policy.average and self.rounds else self._flush_name
         self.runtime.clear(process_set, name)  # averages that were made while this rank was out of training
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
