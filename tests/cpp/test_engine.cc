@@ -620,6 +620,12 @@ class EndsTest : public RanksTest {
     Cycle();
     At(rank).Wait(0);
   }
+  // Rank 1 comes late, and so its contribution is pending.
+  void StepWithoutRank1() {
+    Step(0);
+    At(1).Arrive(0);
+    At(1).Wait(0);
+  }
 
   std::vector<std::shared_ptr<Owner>> owners_;
 };
@@ -703,9 +709,7 @@ TEST_F(EndsTest, AnArrivalUnretires) {
 
 TEST_F(EndsTest, DeliveringDoesNotUnretire) {
   StartOwned(2, {Config(1)});
-  Step(0);
-  At(1).Arrive(0);  // late, and so pending
-  At(1).Wait(0);
+  StepWithoutRank1();
   Leave(1);
   CycleUntilDone(Begin([&] { EngineOf(1).Deliver(); }));
   Leave(0);
@@ -726,9 +730,7 @@ TEST_F(EndsTest, ABucketWhoseLastRoundFailsEndsToo) {
   FakeHorovod::Settings settings;
   settings.fault = [](const Closing& closing, Rank rank) { return closing.ends && rank == 1 ? "broken" : ""; };
   StartOwned(2, {Config(1)}, settings);
-  Step(0);
-  At(1).Arrive(0);  // late, and so pending
-  At(1).Wait(0);
+  StepWithoutRank1();
   for (const Rank rank : {0, 1}) Leave(rank);
   Cycle();
   for (const Rank rank : {0, 1}) {
@@ -768,9 +770,7 @@ TEST_P(CrossingTest, AnArrivalIsRoundZeroOfANewBucket) {
 
 TEST_P(CrossingTest, AnArrivalBesideALastRoundTravelsOnce) {
   StartOwned(2, {Config(1)});
-  Step(0);
-  At(1).Arrive(0);  // late, and so pending
-  At(1).Wait(0);
+  StepWithoutRank1();
   for (const Rank rank : {0, 1}) Leave(rank);
   CycleAnd([&] {
     At(0).Arrive(0);
@@ -788,9 +788,7 @@ TEST_P(CrossingTest, AnArrivalBesideALastRoundTravelsOnce) {
 
 TEST_P(CrossingTest, DeliveringBesideALastRoundBeginsNoNewBucket) {
   StartOwned(2, {Config(1)});
-  Step(0);
-  At(1).Arrive(0);  // late, and so pending
-  At(1).Wait(0);
+  StepWithoutRank1();
   for (const Rank rank : {0, 1}) Leave(rank);
   std::shared_ptr<Operation> operation;
   CycleAnd([&] { operation = EngineOf(1).Arrive(At(1).At(0).handle, {}); });
@@ -835,9 +833,7 @@ TEST_F(EndsTest, AFlushAfterTheLastBucketReturnsAtOnce) {
 
 TEST_F(EndsTest, AFlushThatWaitsIsReleasedWhenTheLastBucketEnds) {
   StartOwned(2, {Config(1)});
-  Step(0);
-  At(1).Arrive(0);  // late, and so pending
-  At(1).Wait(0);
+  StepWithoutRank1();
   auto flush = Begin([&] { EngineOf(0).Flush(); });
   while (!EngineOf(0).WantsCycle(Now(), kNever)) std::this_thread::yield();
   Cycle();

@@ -210,6 +210,29 @@ const NamedPolicy kPolicies[] = {
 
 // --- The tests
 
+// A suite of jobs that must keep the rules. What its explorations have seen together is kept for its end.
+template <class Param>
+class ExplorerTest : public testing::TestWithParam<Param> {
+ protected:
+  void KeepsTheRules(const Job& job) {
+    const Exploration result = Explore(job, coverage_);
+    EXPECT_EQ(result.violation, "") << result.trace;
+    EXPECT_GT(result.ends, 0u);
+    states_ += result.states;
+    ends_ += result.ends;
+    this->RecordProperty("states", std::to_string(result.states));
+  }
+  // Otherwise the suite has not seen what it is there for. (A filter on the command line may be the reason.)
+  static bool SawAllCases() {
+    std::printf("explored %zu states, with %zu ends\n", states_, ends_);
+    const auto* info = testing::UnitTest::GetInstance()->current_test_suite();
+    return info->test_to_run_count() >= info->total_test_count();
+  }
+  static inline Coverage coverage_;
+  static inline std::size_t states_ = 0;
+  static inline std::size_t ends_ = 0;
+};
+
 using Case = std::tuple<NamedPolicy, Round, Scenario>;
 
 std::ostream& operator<<(std::ostream& out, const NamedPolicy& policy) { return out << policy.name; }
@@ -220,13 +243,10 @@ std::string NameOfCase(const testing::TestParamInfo<Case>& info) {
   return std::string(policy.name) + "_Bound" + std::to_string(bound) + "_" + scenario.name;
 }
 
-class AllCasesTest : public testing::TestWithParam<Case> {
+class AllCasesTest : public ExplorerTest<Case> {
  protected:
   static void TearDownTestSuite() {
-    std::printf("explored %zu states, with %zu ends\n", states_, ends_);
-    // Otherwise the explorer has not seen what it is there for. (A filter on the command line may be the reason.)
-    const auto* info = testing::UnitTest::GetInstance()->current_test_suite();
-    if (info->test_to_run_count() < info->total_test_count()) return;
+    if (!SawAllCases()) return;
     EXPECT_THAT(coverage_.closings, Each(Gt(0u)));
     EXPECT_GT(coverage_.on_time, 0u);
     EXPECT_GT(coverage_.late, 0u);
@@ -234,21 +254,13 @@ class AllCasesTest : public testing::TestWithParam<Case> {
     EXPECT_GT(coverage_.slipped, 0u);
     EXPECT_GT(coverage_.pending_delivered, 0u);
   }
-  static inline Coverage coverage_;
-  static inline std::size_t states_ = 0;
-  static inline std::size_t ends_ = 0;
 };
 
 TEST_P(AllCasesTest, KeepTheRules) {
   auto [policy, bound, scenario] = GetParam();
   policy.policy.max_staleness = bound;
   const Job job = MakeJob(policy.policy, scenario, kSteps);
-  const Exploration result = Explore(job, coverage_);
-  EXPECT_EQ(result.violation, "") << result.trace;
-  EXPECT_GT(result.ends, 0u);
-  states_ += result.states;
-  ends_ += result.ends;
-  RecordProperty("states", std::to_string(result.states));
+  KeepsTheRules(job);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AllCasesTest,
@@ -276,18 +288,14 @@ Policy WithGrace(Policy policy) {
   return policy;
 }
 
-class ExtraCasesTest : public testing::TestWithParam<ExtraCase> {
+class ExtraCasesTest : public ExplorerTest<ExtraCase> {
  protected:
   static void TearDownTestSuite() {
-    std::printf("explored %zu states\n", states_);
-    const auto* info = testing::UnitTest::GetInstance()->current_test_suite();
-    if (info->test_to_run_count() < info->total_test_count()) return;
+    if (!SawAllCases()) return;
     EXPECT_GT(coverage_.full_requests, 0u);
     EXPECT_GT(coverage_.late_ends, 0u);
     EXPECT_GT(coverage_.abandoned, 0u);
   }
-  static inline Coverage coverage_;
-  static inline std::size_t states_ = 0;
 };
 
 TEST_P(ExtraCasesTest, KeepTheRules) {
@@ -295,11 +303,7 @@ TEST_P(ExtraCasesTest, KeepTheRules) {
   Job job = MakeJob(extra.policy, extra.scenario, extra.steps);
   job.late_ends = extra.late_ends;
   job.clock = extra.clock;
-  const Exploration result = Explore(job, coverage_);
-  EXPECT_EQ(result.violation, "") << result.trace;
-  EXPECT_GT(result.ends, 0u);
-  states_ += result.states;
-  RecordProperty("states", std::to_string(result.states));
+  KeepsTheRules(job);
 }
 
 const ExtraCase kExtraCases[] = {
@@ -405,27 +409,19 @@ std::string NameOfThreadsCase(const testing::TestParamInfo<ThreadsCase>& info) {
   return std::string(policy.name) + "_" + scenario.name;
 }
 
-class ThreadsTest : public testing::TestWithParam<ThreadsCase> {
+class ThreadsTest : public ExplorerTest<ThreadsCase> {
  protected:
   static void TearDownTestSuite() {
-    std::printf("explored %zu states\n", states_);
-    const auto* info = testing::UnitTest::GetInstance()->current_test_suite();
-    if (info->test_to_run_count() < info->total_test_count()) return;
+    if (!SawAllCases()) return;
     EXPECT_GT(coverage_.said_of_some, 0u);
   }
-  static inline Coverage coverage_;
-  static inline std::size_t states_ = 0;
 };
 
 TEST_P(ThreadsTest, KeepTheRules) {
   const auto& [policy, scenario, late_ends] = GetParam();
   Job job = MakeJob(policy.policy, scenario, late_ends ? 2 : kSteps);
   job.late_ends = late_ends;
-  const Exploration result = Explore(job, coverage_);
-  EXPECT_EQ(result.violation, "") << result.trace;
-  EXPECT_GT(result.ends, 0u);
-  states_ += result.states;
-  RecordProperty("states", std::to_string(result.states));
+  KeepsTheRules(job);
 }
 
 const auto kThreadsScenarios =
