@@ -82,6 +82,8 @@ struct Coverage {
   std::size_t full_requests = 0;      // arrivals that asked for a full round
   std::size_t late_ends = 0;          // ends of rounds in a later cycle
   std::size_t abandoned = 0;          // jobs whose ended ranks have left
+  std::size_t left_out = 0;           // rounds in which a rank is in no group
+  std::size_t sent_again = 0;         // models
   std::size_t said_of_some = 0;       // reports of ranks that cannot come to some buckets, and can to others
 };
 
@@ -103,15 +105,16 @@ inline bool HasDuplicates(Sum sum) {
 // bucket against a model.
 class Replica {
  public:
-  Replica(int index, Missed missed) : index_(index), missed_(missed) { MakeBucket(); }
+  Replica(int index, const Handling& handling) : index_(index), handling_(handling) { MakeBucket(); }
   Replica(const Replica& other)
-      : model(other.model), index_(other.index_), missed_(other.missed_), calls_(other.calls_) {
+      : model(other.model), index_(other.index_), handling_(other.handling_), calls_(other.calls_) {
     MakeBucket();
     for (const Call& call : calls_) Run(call);
   }
   Replica& operator=(const Replica&) = delete;
 
-  // What should be in the bucket.
+  // What should be in the bucket. With Late::kKeep what is pending are models: the newest one that has been announced,
+  // which is sent again and again, and a newer one.
   struct Model {
     Sum later = 0;  // pending, not announced
     int later_gradients = 0;
@@ -122,8 +125,8 @@ class Replica {
     bool outstanding = false;  // an arrival waits for its result
     bool delivers = false;     // and only delivers: its result is left among the missed ones
     bool missed = false;
-    Sum finished = 0;         // all rounds that have ended here, added up
-    Sum seen = 0;             // all results that the application has got, added up
+    Sum finished = 0;         // all rounds that have ended here, added up; the last one, with Late::kKeep
+    Sum seen = 0;             // all results that the application has got, added up; the last one, with Late::kKeep
     bool excused = false;     // it has joined or cleared once, and did not get what was reduced meanwhile
     bool cleared = false;     // what is announced is zeros, and is not announced again
     bool discards = false;    // the result of the round that runs is not wanted
@@ -146,9 +149,13 @@ class Replica {
     if (arrived == Bucket::Arrived::kOnTime) {
       model.arrival = contribution;
       model.arrival_gradients = gradients;
-    } else {
+    } else if (!keeps()) {
       model.later += contribution;
       model.later_gradients += gradients;
+    }
+    if (keeps()) {
+      model.later = contribution;
+      model.later_gradients = 1;
     }
     model.outstanding = arrived != Bucket::Arrived::kLate;
     model.delivers = model.outstanding && contribution == 0;
@@ -160,8 +167,11 @@ class Replica {
   // The application gets what it has missed.
   void Take() {
     Do({Call::kTake, 0, nullptr});
-    model.missed = false;
-    GotResult();
+    if (std::exchange(model.missed, false)) {
+      GotResult();
+    } else {
+      Require(last_result_ == 0, "a result is taken where none was missed");
+    }
   }
 
   // Forgets what is pending, and gives it: nobody will get it.
@@ -169,9 +179,14 @@ class Replica {
     Require(!model.outstanding, "the program clears while an arrival is outstanding");
     const bool running = bucket_->state() == Bucket::State::kRunning;
     Do({Call::kClear, 0, nullptr});
-    const Sum forgotten = std::exchange(model.later, 0) + (running ? 0 : std::exchange(model.announced, 0));
+    Sum forgotten = 0;
     model.later_gradients = 0;
-    model.cleared = model.cleared || (!running && model.announced_gradients > 0);
+    if (keeps()) {
+      model.announced_gradients = 0;
+    } else {
+      forgotten = std::exchange(model.later, 0) + (running ? 0 : std::exchange(model.announced, 0));
+      model.cleared = model.cleared || (!running && model.announced_gradients > 0);
+    }
     model.discards = running;
     model.missed = false;
     model.excused = true;
@@ -183,10 +198,12 @@ class Replica {
   int ReportArrival() {
     ForgetCleared();
     const int gradients = Do({Call::kReportArrival, 0, nullptr}).gradients;
-    model.arrival += model.announced + model.later;
-    model.arrival_gradients += model.announced_gradients + model.later_gradients;
-    model.announced = model.later = 0;
-    model.announced_gradients = model.later_gradients = 0;
+    if (!keeps()) {
+      model.arrival += model.announced + model.later;
+      model.arrival_gradients += model.announced_gradients + model.later_gradients;
+      model.announced = model.later = 0;
+      model.announced_gradients = model.later_gradients = 0;
+    }
     Require(gradients == model.arrival_gradients, "an arrival reports another number of gradients than it has");
     CheckPending();
     return gradients;
@@ -195,40 +212,60 @@ class Replica {
   int ReportPending() {
     if (bucket_->state() != Bucket::State::kRunning && !bucket_->reported()) ForgetCleared();
     const int gradients = Do({Call::kReportPending, 0, nullptr}).gradients;
-    if (!bucket_->reported()) {
+    if (keeps()) {
+      if (model.later_gradients > 0 && bucket_->state() != Bucket::State::kArrived) AnnounceModel();
+    } else if (!bucket_->reported()) {
       model.announced += std::exchange(model.later, 0);
       model.announced_gradients += std::exchange(model.later_gradients, 0);
     }
-    Require(gradients == model.announced_gradients, "another number of gradients is announced than is pending");
+    Require(gradients == (bucket_->reported() ? 0 : model.announced_gradients),
+            "another number of gradients is announced than is pending");
     return gradients;
   }
 
   // The round begins. Gives the entry's input; `slipped` says whether an arrival came too late for it.
   Sum Begin(const std::shared_ptr<const Closing>& closing, Rank rank, bool& slipped) {
-    const bool fresh = closing->contributions[static_cast<std::size_t>(rank)].fresh;
-    slipped = bucket_->state() == Bucket::State::kArrived && !fresh;
+    const Closing::Contribution& mine = closing->contributions[static_cast<std::size_t>(rank)];
+    slipped = bucket_->state() == Bucket::State::kArrived && !mine.fresh;
     const Bucket::Entry entry = Do({Call::kBegin, rank, closing}).entry;
-    Require(entry.own == fresh, "the entry is not what the closing says");
-    if (fresh) model.wants_full = false;
+    Require(entry.own == mine.fresh, "the entry is not what the closing says");
+    if (mine.fresh) model.wants_full = false;
+    if (mine.fresh && keeps()) AnnounceModel();
     if (slipped) {
-      model.later += std::exchange(model.arrival, 0);
-      model.later_gradients += std::exchange(model.arrival_gradients, 0);
+      const Sum arrival = std::exchange(model.arrival, 0);
+      const int gradients = std::exchange(model.arrival_gradients, 0);
+      if (!keeps()) {
+        model.later += arrival;
+        model.later_gradients += gradients;
+      }
     }
     const Sum input = *static_cast<const Sum*>(entry.input);
-    Require(input == (fresh ? model.arrival : model.announced), "another sum is sent than is due");
+    Require(input == DueFrom(mine), "another sum is sent than is due");
     return input;
   }
+  // What the closing makes of this rank: its arrival, or what it has announced.
+  Sum DueFrom(const Closing::Contribution& contribution) const {
+    if (contribution.fresh) return model.arrival;
+    return keeps() && contribution.gradients == 0 ? 0 : model.announced;
+  }
+  // A round has closed in which this rank is in no group: nothing happens to it.
+  void LeaveOut(const std::shared_ptr<const Closing>& closing, Rank rank) {
+    const Bucket::State state = bucket_->state();
+    Require(!Do({Call::kBegin, rank, closing}).entry.member, "a rank that is in no group takes part");
+    Require(bucket_->state() == state, "a round changes a rank that is in none of its groups");
+  }
 
-  // The round, whose sum is `result`, ends; all rounds up to it add up to `finished`.
-  void Finish(Sum input, Sum result, Sum finished) {
+  // The round, whose sum is `result`, ends.
+  void Finish(Rank rank, Sum input, Sum result) {
     Require(*static_cast<const Sum*>(entry_.input) == input, "what was being sent has been written");
     const bool on_time = Do({Call::kFinish, result, nullptr}).on_time;
     Require(on_time == (entry_.own && !model.delivers), "a result went to the wrong place");
-    model.finished = finished;
+    const bool news = bucket_->last().gradients(rank) > 0;
+    if (news) model.finished = result + (keeps() ? 0 : model.finished);
     if (entry_.own) {
       model.arrival = 0;
       model.arrival_gradients = 0;
-    } else {
+    } else if (!keeps()) {
       model.announced = 0;
       model.announced_gradients = 0;
       model.cleared = false;
@@ -237,7 +274,7 @@ class Replica {
     if (on_time) {
       GotResult();
     } else {
-      model.missed = model.missed || (bucket_->last().gradients() > 0 && !discards);
+      model.missed = model.missed || (news && !discards);
       Require(bucket_->HasMissed() == model.missed, "a result is missed, or not, against the rules");
       if (model.outstanding && !model.delivers) Take();
     }
@@ -266,7 +303,7 @@ class Replica {
     BucketOptions options;
     options.type = DataType::kInt64;
     options.elements = 1;
-    options.missed = missed_;
+    static_cast<Handling&>(options) = handling_;
     bucket_ = std::make_unique<Bucket>(NameOf(index_), options);
   }
 
@@ -307,13 +344,18 @@ class Replica {
     return answer;
   }
 
+  bool keeps() const { return handling_.late == Late::kKeep; }
+  void AnnounceModel() {
+    model.announced = model.later;
+    model.announced_gradients = std::exchange(model.later_gradients, 0);
+  }
   void GotResult() {
-    model.seen += last_result_;
+    model.seen = last_result_ + (keeps() ? 0 : model.seen);
     CheckSeen();
   }
   void CheckPending() const {
     const int announced = model.cleared ? 0 : model.announced_gradients;
-    Require(bucket_->HasPending() == (model.later_gradients + announced > 0),
+    Require(bucket_->HasPending() == (!keeps() && model.later_gradients + announced > 0),
             "something is pending, or not, against the rules");
   }
   void ForgetCleared() {
@@ -323,7 +365,7 @@ class Replica {
   Sum* Output() { return index_ == 0 ? &input_ : &output_; }
 
   const int index_;
-  const Missed missed_;
+  const Handling handling_;
   std::vector<Call> calls_;
   bool forgets_ = false;  // the report that is being made is the first one since a Clear
   std::unique_ptr<Bucket> bucket_;
@@ -358,10 +400,13 @@ class World {
     if (job.bug == Bug::kBoundIsOneTooLarge) ++policy.max_staleness;
     policy_ = std::make_shared<const Policy>(policy);
     coordinator_ = std::make_shared<Coordinator>(size_);
-    const Missed missed = job.bug == Bug::kResultsAreOverwritten ? Missed::kLatest : Missed::kSum;
+    Handling handling;
+    if (job.bug == Bug::kResultsAreOverwritten || policy.grouped()) handling.missed = Missed::kLatest;
+    if (policy.rule == Policy::Rule::kReady) handling.late = Late::kDiscard;
+    if (KeepsModels()) handling.late = Late::kKeep;
     for (auto& rank : ranks_) {
       while (job.processes[Index(rank.twin)] != ProcessOf(rank)) ++rank.twin;
-      for (int b = 0; b < job.buckets; ++b) rank.replicas[Index(b)] = std::make_shared<Replica>(b, missed);
+      for (int b = 0; b < job.buckets; ++b) rank.replicas[Index(b)] = std::make_shared<Replica>(b, handling);
     }
   }
 
@@ -389,7 +434,8 @@ class World {
     } else {
       moves.emplace_back();
     }
-    if (phase_ == Phase::kFinish && job_->late_ends) moves.emplace_back().postpones = true;
+    if (phase_ == Phase::kFinish && job_->late_ends && running_[next_].closing->Includes(turn_))
+      moves.emplace_back().postpones = true;
     if (phase_ == Phase::kReport && Postponed(ranks_[Index(turn_)])) moves.emplace_back().ends = true;
     for (int t = 0; t < ThreadsOf(turn_); ++t) {
       if (!CanStep(turn_, t)) continue;
@@ -458,11 +504,12 @@ class World {
 
   // Everything that the future depends on. Sums are left out: no decision depends on them, and each step has been found
   // right when it was taken. Rounds are left out where only their distance counts. Ranks with the same program that are
-  // equally far in the cycle are interchangeable (but for a random initiator), so they are sorted.
+  // equally far in the cycle are interchangeable (but for a random initiator, and groups), so they are sorted.
   std::string Key() const {
     std::vector<std::string> ranks;
     for (Rank r = 0; r < size_; ++r) ranks.push_back(KeyOf(r));
-    if (job_->policy.rule != Policy::Rule::kInitiator) {
+    const bool draws = job_->policy.rule == Policy::Rule::kInitiator || job_->policy.grouped();
+    if (!draws) {
       std::sort(ranks.begin(), ranks.begin() + turn_);
       std::sort(ranks.begin() + (AtStartOfCycle() ? 0 : turn_ + 1), ranks.end());
     }
@@ -471,8 +518,8 @@ class World {
     Put(key, (coordinator_->NextDeadline() <= now_) | SinceWhen(stuck_since_) << 1);
     for (const std::string& rank : ranks) key += rank;
     for (const Open& open : open_) {
-      const bool draws = job_->policy.rule == Policy::Rule::kInitiator;
       Put(key, SinceWhen(open.quorate) | (draws ? static_cast<int>(open.round) : open.round > 0) << 2);
+      for (const int group : open.groups) Put(key, group);
     }
     for (const Running& running : running_) Put(key, running.bucket << 3 | static_cast<int>(running.closing->reason));
     return key;
@@ -482,17 +529,20 @@ class World {
   void CheckEnd() const {
     if (abandoned_) return;
     for (int b = 0; b < job_->buckets; ++b) {
-      Require(open_[Index(b)].delivered == open_[Index(b)].submitted, "contributions are lost at the end");
+      Require(KeepsModels() || open_[Index(b)].delivered == open_[Index(b)].submitted,
+              "contributions are lost at the end");
       for (const auto& rank : ranks_) {
         const Replica& replica = *rank.replicas[Index(b)];
         replica.CheckSeen();
-        Require(replica.model.excused || replica.model.seen == open_[Index(b)].delivered,
+        Require(replica.model.excused || job_->policy.grouped() || replica.model.seen == open_[Index(b)].delivered,
                 "a rank lacks results at the end");
       }
     }
   }
 
  private:
+  static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
+
   enum class Phase : std::uint8_t { kReport, kBegin, kFinish };
   enum class Flush : std::uint8_t { kNone, kRaised, kDelivered, kAllEnded };
 
@@ -500,7 +550,6 @@ class World {
   struct Ending {
     Sum input;
     Sum due;
-    Sum finished;
     bool flushes;
   };
   struct Thread {
@@ -534,14 +583,21 @@ class World {
     std::array<Round, kMostRanks> last_contribution{-1, -1, -1};
     Sum submitted = 0;
     Sum delivered = 0;
+    std::vector<int> groups;             // all that have formed of ready ranks, as bits
+    std::array<Sum, kMostRanks> used{};  // with Late::kKeep: the model that was in this rank's last round
   };
   struct Running {
     int bucket = 0;
     std::shared_ptr<const Closing> closing;
-    std::array<Sum, kMostRanks> inputs{};
-    Sum due = 0;       // what its result should be
-    Sum sent = 0;      // what it is
-    Sum finished = 0;  // the results of all rounds up to this one, added up
+    std::array<Sum, kMostRanks> due{};     // from each rank
+    std::array<Sum, kMostRanks> inputs{};  // what it sends
+
+    // What the result of this rank's group should be.
+    Sum Result(Rank rank) const {
+      Sum sum = 0;
+      for (const Rank member : closing->members(rank)) sum += due[Index(member)];
+      return sum;
+    }
   };
 
   static void Put(std::string& key, int value) { key += static_cast<char>(value); }
@@ -568,17 +624,16 @@ class World {
                    (rank.postponed[Index(b)] != nullptr) << 3 | (open.full >> r & 1) << 4 |
                    static_cast<int>(rank.over) << 5 | Owes(rank, b) << 7);
       Put(key, model.later_gradients | model.announced_gradients << 4);
-      Put(key, model.arrival_gradients);
+      Put(key, model.arrival_gradients | std::min(bucket.ReportLate(), 3) << 4);
       Put(key,
           static_cast<int>(std::min(open.round - open.last_contribution[Index(r)], job_->policy.max_staleness + 2)));
     }
     int fresh = 0;
-    for (const Running& running : running_) fresh = fresh << 1 | running.closing->contributions[Index(r)].fresh;
+    for (const Running& running : running_)
+      fresh = fresh << 2 | running.closing->contributions[Index(r)].fresh << 1 | running.closing->Includes(r);
     Put(key, fresh);
     return key;
   }
-
-  static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
 
   const Process& ProcessOf(const RankState& rank) const {
     return job_->processes[Index(static_cast<int>(&rank - ranks_.data()))];
@@ -700,13 +755,12 @@ class World {
   void Clear(Rank r, int bucket) {
     RankState& rank = ranks_[Index(r)];
     Open& open = open_[Index(bucket)];
-    const Sum later = rank.replicas[Index(bucket)]->model.later;
+    const Sum later = KeepsModels() ? 0 : rank.replicas[Index(bucket)]->model.later;
     const Sum forgotten = Change(rank, bucket).Clear();
     open.submitted -= forgotten;
     for (Running& running : running_) {
       if (phase_ != Phase::kBegin || running.bucket != bucket || &running < &running_[next_]) continue;
-      running.due -= forgotten - later;
-      running.finished -= forgotten - later;
+      running.due[Index(r)] -= forgotten - later;
       open.delivered -= forgotten - later;
     }
   }
@@ -748,7 +802,7 @@ class World {
       rank.news = true;
       for (int b = 0; b < job_->buckets; ++b) {
         const Replica::Model& model = rank.replicas[Index(b)]->model;
-        rank.owed[Index(b)] = model.later + model.announced;
+        rank.owed[Index(b)] = KeepsModels() ? 0 : model.later + model.announced;
       }
       return;
     }
@@ -976,13 +1030,19 @@ class World {
     }
     return open.round > 0 && arrived > 0 && arrived >= std::min(job_->policy.quorum, active);
   }
-  // Where the policy is a quorum, and cannot have been too stale.
+  // Where the policy is a quorum, and cannot have been too stale; or ready ranks are as many as a group.
   bool MustHaveClosed(int b) const {
     const Open& open = open_[Index(b)];
     const Policy& policy = job_->policy;
-    return policy.rule == Policy::Rule::kQuorum && policy.max_staleness > kMostSteps && !Runs(b) && open.full == 0 &&
-           open.quorate != kNever && now_ - open.quorate >= policy.grace && job_->bug == Bug::kNone;
+    if (Runs(b) || open.full != 0 || IsFullRound(policy, open.round)) return false;
+    if (policy.rule == Policy::Rule::kReady) return open.round > 0 && Count(open.arrived) >= SizeOfGroup();
+    return policy.rule == Policy::Rule::kQuorum && policy.max_staleness > kMostSteps && open.quorate != kNever &&
+           now_ - open.quorate >= policy.grace && job_->bug == Bug::kNone;
   }
+
+  bool KeepsModels() const { return job_->policy.schedule.kind != Schedule::Kind::kNone; }
+  static int Count(int bits) { return (bits & 1) + (bits >> 1 & 1) + (bits >> 2 & 1); }
+  int SizeOfGroup() const { return std::min(job_->policy.group_size, size_); }
 
   static bool IsFlush(const Closing& closing) {
     return closing.reason == Closing::Reason::kFlush || closing.reason == Closing::Reason::kEnd;
@@ -1012,6 +1072,7 @@ class World {
     Running running;
     int active = 0;
     int fresh = 0;
+    int members = 0;  // a bit for each
     bool nobody_can_come = true;
     bool all_flush = true;
     bool all_end = true;
@@ -1027,31 +1088,41 @@ class World {
       all_flush = all_flush && rank.level != Report::Flush::kNone;
       all_end = all_end && rank.level == Report::Flush::kEnding;
       const bool arrived = (open.arrived >> r & 1) != 0;
-      Require(contribution.fresh == arrived, "a contribution is called fresh that is not, or not fresh that is");
-      if (arrived) {
-        ++fresh;
-        running.due += model.arrival;
-      } else {
-        nobody_can_come = nobody_can_come && CannotCome(rank, b);
-        running.due += model.announced;
+      nobody_can_come = nobody_can_come && (arrived || CannotCome(rank, b));
+      if (!closing.Includes(r)) {
+        Require(!contribution.fresh && contribution.gradients == 0, "a rank contributes that is in no group");
+        continue;
       }
-      if (contribution.gradients > 0) {
+      members |= 1 << r;
+      Require(contribution.fresh == arrived, "a contribution is called fresh that is not, or not fresh that is");
+      fresh += arrived ? 1 : 0;
+      if (arrived) open.used[Index(r)] = model.arrival;
+      running.due[Index(r)] = rank.replicas[Index(b)]->DueFrom(contribution);
+      const bool again = KeepsModels() && !arrived && contribution.gradients > 0 &&
+                         std::exchange(open.used[Index(r)], running.due[Index(r)]) == running.due[Index(r)];
+      coverage_->sent_again += again ? 1 : 0;
+      Require(contribution.gradients == 0 || contribution.stale == again,
+              "a model is called stale that is not, or not stale that is");
+      if (contribution.gradients > 0 && !contribution.stale) {
         open.last_contribution[Index(r)] = open.round;
+      } else if (contribution.gradients > 0) {
+        Require(open.round - open.last_contribution[Index(r)] <= policy.max_staleness, "a model is sent that is too old");
       } else if (closing.reason == Reason::kQuorum && !arrived && !IsExempt(rank, b)) {
         Require(open.round - open.last_contribution[Index(r)] <= policy.max_staleness, "the staleness bound is broken");
       }
     }
+    CheckGroups(closing, open, fresh == active);
     const bool first = closing.reason == Reason::kFirst;
     Require(first == (open.round == 0), "round 0, and no other, is closed as the first");
     if (first || closing.reason == Reason::kEverybody) Require(fresh == active, "a rank is missing in a full round");
     if (closing.reason == Reason::kQuorum) {
-      Require(open.full == 0, "a full round is closed by its policy");
+      Require(open.full == 0 && !IsFullRound(policy, open.round), "a full round is closed by its policy");
       Require(policy.grace == Time(0) || now_ - open.quorate >= policy.grace, "the grace period is cut short");
       if (policy.rule == Policy::Rule::kInitiator) {
         Rank initiator = Initiator(policy, open.round, size_);
         while (ranks_[Index(initiator)].joined) initiator = (initiator + 1) % size_;
         Require(closing.contributions[Index(initiator)].fresh, "the initiator is missing");
-      } else {
+      } else if (policy.rule == Policy::Rule::kQuorum) {
         Require(fresh >= std::min(policy.quorum, active), "the quorum is not reached");
       }
     }
@@ -1069,15 +1140,42 @@ class World {
     }
     ++coverage_->closings[static_cast<std::size_t>(closing.reason)];
     coverage_->pending_delivered += static_cast<std::size_t>(closing.gradients() > fresh);
-    open.arrived = open.full = 0;
+    open.arrived &= ~members;
+    open.full &= ~members;
     open.quorate = kNever;
-    ++open.round;
-    open.delivered += running.due;
-    Require(!HasDuplicates(open.delivered), "a contribution is delivered twice");
+    open.round += members != 0 || !policy.grouped() ? 1 : 0;  // with groups a flush has nothing to deliver
+    for (const Sum due : running.due) open.delivered += due;
+    Require(KeepsModels() || !HasDuplicates(open.delivered), "a contribution is delivered twice");
     running.bucket = b;
-    running.finished = open.delivered;
     running.closing = std::make_shared<const Closing>(std::move(closing));
     running_.push_back(std::move(running));
+  }
+
+  // Who reduces together, by the policy.
+  void CheckGroups(const Closing& closing, Open& open, bool everybody) const {
+    const Policy& policy = job_->policy;
+    if (closing.groups.empty()) {
+      const bool full = open.full != 0 || IsFullRound(policy, open.round);
+      Require(
+          !policy.grouped() || open.round == 0 || (full && (everybody || closing.reason != Closing::Reason::kQuorum)),
+          "a round has no groups");
+      return;
+    }
+    Require(policy.grouped() && open.round > 0, "a round has groups");
+    if (IsFlush(closing)) {
+      for (const int group : closing.groups) Require(group == kNoGroup, "a flush has groups");
+    } else if (policy.rule != Policy::Rule::kReady) {
+      Require(closing.groups == GroupsOf(policy.schedule, open.round, size_), "the groups are not the schedule's");
+    } else {
+      for (const Members& group : GroupsOf(closing.groups)) {
+        int bits = 0;
+        for (const Rank rank : group) bits |= 1 << rank;
+        Require((bits & ~open.arrived) == 0, "a group has ranks that are not ready");
+        Require(Count(bits) <= SizeOfGroup(), "a group is too large");
+        Require(Count(bits) == SizeOfGroup() || closing.reason == Closing::Reason::kLiveness, "a group is too small");
+        open.groups.push_back(bits);
+      }
+    }
   }
 
   // The next rank's turn, once this one has come through the rounds; false after the last.
@@ -1096,28 +1194,34 @@ class World {
   void BeginNext() {
     RankState& rank = ranks_[Index(turn_)];
     Running& running = running_[next_];
-    if (running.closing->flushes) ++rank.flush_rounds;
+    if (running.closing->flushes && running.closing->Includes(turn_)) ++rank.flush_rounds;
     if (running.closing->flush_over != Report::Flush::kNone) {
       rank.level = Report::Flush::kNone;
       rank.over = running.closing->flush_over;
     }
-    bool slipped = false;
-    const Sum input = Change(rank, running.bucket).Begin(running.closing, turn_, slipped);
-    coverage_->slipped += slipped ? 1 : 0;
-    running.inputs[Index(turn_)] = input;
-    const bool late = !running.closing->contributions[Index(turn_)].fresh;
-    if (!late || job_->bug != Bug::kPendingIsForgotten) running.sent += input;
+    if (running.closing->Includes(turn_)) {
+      bool slipped = false;
+      running.inputs[Index(turn_)] = Change(rank, running.bucket).Begin(running.closing, turn_, slipped);
+      coverage_->slipped += slipped ? 1 : 0;
+      const bool late = !running.closing->contributions[Index(turn_)].fresh;
+      const Sum sent = late && job_->bug == Bug::kPendingIsForgotten ? 0 : running.inputs[Index(turn_)];
+      Require(sent == running.due[Index(turn_)], "a round's result is not the sum of what was due");
+    } else {
+      Change(rank, running.bucket).LeaveOut(running.closing, turn_);
+      coverage_->left_out += IsFlush(*running.closing) ? 0 : 1;
+    }
+    if (next_ + 1 == running_.size()) EndFlush(rank);
     if (Advance()) return;
-    for (const Running& each : running_)
-      Require(each.sent == each.due, "a round's result is not the sum of what was due");
     phase_ = Phase::kFinish;
     SkipJoined();
   }
 
   void FinishNext(bool postpones) {
     const Running& running = running_[next_];
-    const Ending ending{running.inputs[Index(turn_)], running.due, running.finished, running.closing->flushes};
-    if (postpones) {
+    const Ending ending{running.inputs[Index(turn_)], running.Result(turn_), running.closing->flushes};
+    if (!running.closing->Includes(turn_)) {
+      // has no part in it
+    } else if (postpones) {
       ++coverage_->late_ends;
       ranks_[Index(turn_)].postponed[Index(running.bucket)] = std::make_shared<const Ending>(ending);
     } else {
@@ -1143,13 +1247,10 @@ class World {
   void End(Rank r, int bucket, const Ending& ending) {
     RankState& rank = ranks_[Index(r)];
     Replica& replica = Change(rank, bucket);
-    replica.Finish(ending.input, ending.due, ending.finished);
+    replica.Finish(r, ending.input, ending.due);
     rank.news = rank.news || replica.bucket().HasUnannounced();
     rank.flush_rounds = static_cast<std::uint8_t>(rank.flush_rounds - (ending.flushes ? 1 : 0));
-    if (rank.flush_rounds == 0 && rank.over != Report::Flush::kNone) {
-      const Report::Flush over = std::exchange(rank.over, Report::Flush::kNone);
-      rank.flush = over == Report::Flush::kEnding ? Flush::kAllEnded : Flush::kDelivered;
-    }
+    EndFlush(rank);
     if (replica.model.outstanding) return;
     for (int t = 0; t < ThreadsOf(r); ++t) {
       Thread& thread = rank.threads[Index(t)];
@@ -1161,6 +1262,13 @@ class World {
         FallAsleep(rank, t);
       }
     }
+  }
+
+  // If all its rounds have ended on this rank.
+  void EndFlush(RankState& rank) {
+    if (rank.flush_rounds > 0 || rank.over == Report::Flush::kNone) return;
+    const Report::Flush over = std::exchange(rank.over, Report::Flush::kNone);
+    rank.flush = over == Report::Flush::kEnding ? Flush::kAllEnded : Flush::kDelivered;
   }
 
   const Job* job_;
