@@ -7,7 +7,8 @@ a test function is not called: its outcome on all ranks is asked for. There it i
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness import world as ranks_world
-from harness.fronts import FRONTS, ONLY_IN_THE_FULL_MATRIX, Front, front_of
+from harness.fronts import FRONTS, MARKS, Front, front_of
 from harness.launch import Launch
 from harness.matrix import Setup, setups_of
 from harness.merging import known_cost  # noqa: F401 (a fixture)
@@ -34,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "full_matrix(*transports): runs over these, or over all, with --matrix=full only"
     )
+    config.addinivalue_line(
+        "markers", "one_in(n): the default run has the first case of each test and every n-th after it"
+    )
     config.stash[_launches] = {}
 
 
@@ -44,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     if "front" in metafunc.fixturenames:
         cases = [
-            pytest.param(name, setup, id=f"{name}-{setup}", marks=ONLY_IN_THE_FULL_MATRIX.get(name, ()))
+            pytest.param(name, setup, id=f"{name}-{setup}", marks=MARKS.get(name, ()))
             for name, defaults in FRONTS.items()
             for setup in setups(**defaults)
         ]
@@ -88,18 +92,35 @@ def _is_for_the_full_matrix(item: pytest.Item) -> bool:
     return any(not mark.args or (isinstance(setup, Setup) and setup.transport in mark.args) for mark in marks)
 
 
+def _chosen(items: Sequence[pytest.Item], full: bool) -> Iterator[pytest.Item]:
+    """The cases of a run. The full one has all on the setups of the default run, but for jobs, and a third of the rest."""
+    seen: Counter[object] = Counter()  # of each test, on each setup
+    for item in items:
+        setup = _setup_of(item)
+        usual = setup is None or setup.usual
+        by_default = usual and not _is_for_the_full_matrix(item)
+        test = (by_default, item.path, getattr(item, "originalname", item.name), setup)
+        number = seen[test]
+        seen[test] += 1
+        mark = item.get_closest_marker("one_in")
+        whole = usual and "job" not in getattr(item, "fixturenames", ())
+        step = (1 if whole else 3) if full else mark.args[0] if mark else 1
+        if (full or by_default) and number % step == 0:
+            yield item
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of one setup come together, whatever file they are in: they share a launch."""
-    if config.getoption("matrix") != "full":
-        left_out = [item for item in items if _is_for_the_full_matrix(item)]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
-    if ranks_world.setup is None:
-        order: dict[object, int] = {}
-        for item in items:
-            order.setdefault(_setup_of(item) or item.path, len(order))
-        items.sort(key=lambda item: order[_setup_of(item) or item.path])
+    """Chooses the cases of the matrix. Tests of one setup come together, whatever file they are in: they share a launch."""
+    if ranks_world.setup is not None:
+        return  # ranks are told which tests to run
+    chosen = dict.fromkeys(_chosen(items, config.getoption("matrix") == "full"))
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+    order: dict[object, int] = {}
+    for item in items:
+        order.setdefault(_setup_of(item) or item.path, len(order))
+    items.sort(key=lambda item: order[_setup_of(item) or item.path])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from harness.fronts import Front
-from harness.matrix import FRONT_END
+from harness.matrix import WITH_TWO_RANKS
 from harness.merging import ALL, EVERYBODY, SWITCH, WARMUP, trainee
 from harness.world import World
 
@@ -16,7 +16,7 @@ from horovod_partial.fusion import MessageCost, planner
 
 # In launches of their own: ranks that plan differently, or fail alone, see variables in different orders afterwards, and
 # names that follow from that order would not agree in the tests behind.
-pytestmark = pytest.mark.launch(**(FRONT_END | {"ranks": (2,)}), label="merging")
+pytestmark = pytest.mark.launch(**WITH_TWO_RANKS, label="merging")
 
 
 def reference(front: Front, world: World, steps: int, **options: Any) -> Any:

@@ -55,6 +55,7 @@ def buckets(world: World) -> set[str]:
     return {name for name in hvd.partial_stats() if name.startswith("DistributedOptimizer.")}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_optimizers_that_are_gone_leave_no_buckets(world: World, policy: str) -> None:
     for _ in range(50 if world.long and policy == "solo" else 3):
@@ -114,6 +115,7 @@ def test_a_flush_is_released_when_the_last_bucket_ends(world: World) -> None:
     assert not buckets(world)
 
 
+@pytest.mark.full_matrix("gloo")
 def test_a_wrapped_optimizer_goes_without_the_garbage_collector(world: World) -> None:
     """Else its hooks would go on beside those of the next one."""
     model = torch.nn.Linear(4, 2)
@@ -135,6 +137,7 @@ def test_a_wrapped_optimizer_goes_without_the_garbage_collector(world: World) ->
     assert not buckets(world)
 
 
+@pytest.mark.full_matrix("gloo")
 @pytest.mark.parametrize("policy", ["solo", "quorum:1.0"])
 def test_names_follow_the_order_of_wrapping(world: World, policy: str) -> None:
     """Threads that train alike models use theirs in any order, another on each rank."""

@@ -23,8 +23,8 @@ ENVIRONMENTS = {
         "HOROVOD_TIMELINE": "/dev/null",
         "HOROVOD_TIMELINE_MARK_CYCLES": "1",
         "HOROVOD_PARTIAL_LOG_LEVEL": "debug",
+        "HOROVOD_DISABLE_GROUP_FUSION": "1",
     },
-    "no-group-fusion": {"HOROVOD_DISABLE_GROUP_FUSION": "1"},
 }
 
 
@@ -96,14 +96,7 @@ def test_without_the_response_cache(world: World) -> None:
 
 
 @launch("observed", **OVER_MPI)
-def test_with_a_timeline_and_every_line_of_the_log(world: World) -> None:
-    partial_rounds_beside_horovods_collectives(world)
-    training(world, "solo")
-    uneven_ranks(world)
-
-
-@launch("no-group-fusion", **OVER_MPI)
-def test_without_group_fusion(world: World) -> None:
+def test_with_a_timeline_and_every_line_of_the_log_and_without_group_fusion(world: World) -> None:
     partial_rounds_beside_horovods_collectives(world)
     training(world, "majority")
     uneven_ranks(world)

@@ -48,6 +48,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.full_matrix("mpi")
 @MAINLY_TORCH
 def test_exit_without_shutdown_is_clean(job: Job, program: str, policy: str) -> None:
     assert job.run(program, policy, "exit") == 0, job.output()
@@ -55,6 +56,7 @@ def test_exit_without_shutdown_is_clean(job: Job, program: str, policy: str) -> 
     assert not re.search(r"(?i)error|abort|terminate|traceback", job.output()), job.output()
 
 
+@pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
 def test_shutdown(job: Job, program: str) -> None:
     """An arrival after shutdown is refused; a second shutdown does nothing."""
@@ -68,6 +70,7 @@ def test_shutdown(job: Job, program: str) -> None:
 @pytest.mark.parametrize(
     "policy", ["majority", *(pytest.param(policy, marks=LONG) for policy in ("solo", *MODEL_POLICIES))]
 )
+@pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
 def test_a_rank_that_leaves_early(job: Job, program: str, policy: str) -> None:
     """It ends its process; the others go on, and know when it has ended."""
@@ -76,6 +79,7 @@ def test_a_rank_that_leaves_early(job: Job, program: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
 def test_a_killed_rank_ends_the_job(job: Job, program: str, policy: str) -> None:
     job.start(program, policy, "nothing")
@@ -110,6 +114,7 @@ def test_survivors_of_a_killed_rank_raise(job: Job, program: str, policy: str) -
 
 @pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "solo"])
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=LONG)], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.full_matrix("mpi")
 @MAINLY_TORCH
 def test_a_signal_ends_the_job(job: Job, program: str, policy: str, number: signal.Signals) -> None:
     job.start(program, policy, "nothing")
@@ -119,6 +124,7 @@ def test_a_signal_ends_the_job(job: Job, program: str, policy: str, number: sign
 
 
 @pytest.mark.parametrize("what", ["backward", *(pytest.param(what, marks=LONG) for what in ("raise", "caught"))])
+@pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
 def test_an_exception_on_one_rank_ends_the_job(job: Job, program: str, what: str) -> None:
     job.start(program, "solo", what)
@@ -126,6 +132,7 @@ def test_an_exception_on_one_rank_ends_the_job(job: Job, program: str, what: str
     assert "planned failure" in job.output(), job.output()
 
 
+@pytest.mark.full_matrix("mpi")
 @MAINLY_TORCH
 def test_an_exit_status_on_one_rank_ends_the_job(job: Job, program: str) -> None:
     """The others get an error, while the process of that rank is still there: not its launcher ends them."""
@@ -165,7 +172,8 @@ def start_elastic(job: Job, program: str, *arguments: str, hosts: str, **variabl
 
 # Horovod's elastic jobs run over Gloo.
 @pytest.mark.launch(transports=("gloo",), ranks=(2,))
-@pytest.mark.parametrize("policy", [pytest.param("full", marks=LONG), "majority"])
+@pytest.mark.full_matrix  # in the default run the next test adds one
+@pytest.mark.parametrize("policy", ["full", "majority"])
 @ELASTIC_PROGRAMS
 def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, backend: str, policy: str) -> None:
     hosts = start_elastic(job, program, policy, "3", hosts="localhost:2\n", KERAS_BACKEND=backend)
@@ -210,6 +218,7 @@ def test_a_rank_of_an_elastic_job_is_killed(job: Job, program: str, backend: str
     assert list(job.notes("ended").values()) == ["2 True True"] * 2, job.output()
 
 
+@pytest.mark.full_matrix("gloo")
 def test_i6_a_wait_ends_when_horovod_is_shut_down(job: Job) -> None:
     assert job.run("stale_handle") == 0, job.output()
     assert re.search("(?i)shut ?down", job.notes("result")[0]), job.notes("result")
@@ -224,6 +233,7 @@ def test_two_frameworks_in_one_process(job: Job, first: str) -> None:
     assert len(job.notes("done")) == job.setup.ranks
 
 
+@pytest.mark.full_matrix("mpi")
 def test_a_library_is_attached_while_other_threads_shake_hands(job: Job) -> None:
     """Attaching has the interpreter's lock, a handshake asks for it: neither may hold what the other one waits for."""
     assert job.run("first_operation") == 0, job.output()

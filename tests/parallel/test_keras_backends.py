@@ -46,7 +46,8 @@ import horovod_partial.keras as hvd
 from horovod_partial import _core
 from horovod_partial.keras.backend import backend
 
-pytestmark = keras_front_end
+# Graphs take longer to trace than to run; on PyTorch, which is quick, all cases are run.
+pytestmark = [keras_front_end, pytest.mark.one_in(3)]
 
 # A module that takes these tests has its own.
 GRAPHS = {"eager": False, "graph": True}

@@ -20,7 +20,7 @@ from horovod_partial import bucket_config
 from horovod_partial.fusion import FusionPlan, MessageCost
 from horovod_partial.tensorflow.graph import arrive_merged, step_ended
 
-pytestmark = keras_front_end
+pytestmark = [keras_front_end, pytest.mark.one_in(3)]
 
 FORMS = ["tape", "eager tape", "fit", "eager fit", "steps per execution", "accumulation"]
 BATCH = 6

@@ -25,7 +25,7 @@ from horovod_partial import _core
 from horovod_partial.tensorflow.gradients import native
 from horovod_partial.tensorflow.graph import runtime
 
-pytestmark = pytest.mark.launch(framework="tensorflow", **FRONT_END)
+pytestmark = [pytest.mark.launch(framework="tensorflow", **FRONT_END), pytest.mark.one_in(3)]
 
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 

@@ -205,8 +205,8 @@ FRONTS: dict[str, dict[str, Any]] = {
     "eager": {"framework": "tensorflow", **FRONT_END},
     "graph": {"framework": "tensorflow", **FRONT_END},
 }
-# In eager code an operation is that of a graph of its own.
-ONLY_IN_THE_FULL_MATRIX = {"eager": pytest.mark.full_matrix}
+# To trace a graph takes longer than to run it. In eager code an operation is that of a graph of its own.
+MARKS = {"eager": pytest.mark.full_matrix, "graph": pytest.mark.one_in(3)}
 
 
 @functools.cache

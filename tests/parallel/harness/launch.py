@@ -146,6 +146,29 @@ class Processes:
         return "\n".join(text.splitlines()[-lines:])
 
 
+class EventReader:
+    """A rank's file of events, read as it grows.
+
+    Attributes:
+        newest: of each test the last event.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.newest: dict[str, dict[str, Any]] = {}
+        self._file = file
+        self._position = 0
+
+    def read(self) -> None:
+        """Read the lines that have been written whole since the last time."""
+        with contextlib.suppress(FileNotFoundError), self._file.open("rb") as file:
+            file.seek(self._position)
+            for line in file:
+                if line.endswith(b"\n"):
+                    self._position += len(line)
+                    event = json.loads(line)
+                    self.newest[event["test"]] = event
+
+
 class Launch:
     """Runs the tests of one setup on several ranks, in order, in as few `horovodrun`s as possible.
 
@@ -161,6 +184,7 @@ class Launch:
         self._outcomes: dict[str, Outcome] = {}
         self._processes: Processes | None = None
         self._store: Any = None
+        self._ranks: list[EventReader] = []
         self._since = 0.0
         self._first_failure = 0.0
         self._begun = False  # a test of the running job has begun
@@ -210,6 +234,7 @@ class Launch:
         command = [sys.executable, str(HERE / "rank.py"), str(folder)]
         variables = {"LD_PRELOAD": str(build_double(self._setup.double, folder))} if self._setup.double else {}
         self._processes = Processes(self._setup, command, folder, **variables)
+        self._ranks = [EventReader(folder / f"rank.{rank}.events") for rank in range(self._setup.ranks)]
         self._since = time.monotonic()
         self._first_failure = 0.0
         self._begun = False
@@ -222,29 +247,15 @@ class Launch:
         self._processes = None
         self._store = None
 
-    def _events(self) -> list[dict[str, dict[str, Any]]]:
-        """For each rank: the newest event of each test."""
-        assert self._processes is not None
-        ranks = []
-        for rank in range(self._setup.ranks):
-            file = self._processes.folder / f"rank.{rank}.events"
-            events = {}
-            if file.exists():
-                for line in file.read_text().splitlines(keepends=True):
-                    if line.endswith("\n"):
-                        event = json.loads(line)
-                        events[event["test"]] = event
-            ranks.append(events)
-        return ranks
-
     def _look(self) -> None:
         processes = self._processes
         assert processes is not None
         ended = processes.popen.poll() is not None  # before the events are read, so that none is overlooked
-        ranks = self._events()
+        for reader in self._ranks:
+            reader.read()
         while self._left:
             current = self._left[0]
-            events = [rank.get(current, {"outcome": "waiting"}) for rank in ranks]
+            events = [reader.newest.get(current, {"outcome": "waiting"}) for reader in self._ranks]
             self._begun = self._begun or any(event["outcome"] != "waiting" for event in events)
             failed = any(event["outcome"] == "failed" for event in events)
             if not failed and all(event["outcome"] in ("passed", "skipped") for event in events):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -16,10 +16,9 @@ MOST_RANKS = {"torch": 8, "tensorflow": 4}  # which takes a gigabyte on each ran
 STEADY = {"HOROVOD_PARTIAL_PARKED_MS": "1e7", "HOROVOD_PARTIAL_WAITING_MS": "1e7", "HOROVOD_PARTIAL_GRACE_MS": "0"}
 
 # Marks of tests that several files have.
-scripted = pytest.mark.launch(label="scripted", environment=STEADY)
-process_sets = pytest.mark.launch(
-    label="process-sets", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, full_ranks=(4,)
-)
+_SCRIPTED = {"label": "scripted", "environment": STEADY | {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}}
+scripted = pytest.mark.launch(**_SCRIPTED)
+process_sets = pytest.mark.launch(**_SCRIPTED, full_ranks=(4,))  # in the same launch
 four = pytest.mark.launch(full_ranks=(4,))
 # One rank, without `horovodrun`: what needs no other rank.
 alone = pytest.mark.launch(ranks=(1,), transports=("none",))
@@ -27,10 +26,9 @@ alone = pytest.mark.launch(ranks=(1,), transports=("none",))
 OVER_MPI = {"transports": ("mpi",), "full_transports": TRANSPORTS}
 FRONT_END = {**OVER_MPI, "full_ranks": (4,)}
 front_end = pytest.mark.launch(**FRONT_END)
-keras_front_end = pytest.mark.launch(**(FRONT_END | {"ranks": (2,)}), framework="tensorflow")
-keras_on_torch = pytest.mark.launch(
-    **(FRONT_END | {"ranks": (2,)}), environment={"KERAS_BACKEND": "torch"}, label="torch"
-)
+WITH_TWO_RANKS = {**OVER_MPI, "ranks": (2,), "full_ranks": (2, 4)}
+keras_front_end = pytest.mark.launch(**WITH_TWO_RANKS, framework="tensorflow")
+keras_on_torch = pytest.mark.launch(**WITH_TWO_RANKS, environment={"KERAS_BACKEND": "torch"}, label="torch")
 
 
 @dataclass(frozen=True, order=True)
@@ -43,6 +41,7 @@ class Setup:
     environment: tuple[tuple[str, str], ...] = ()
     double: str = ""  # a library of `doubles/` that is preloaded into the ranks
     framework: str = "torch"  # whose Horovod is initialised
+    usual: bool = field(default=True, compare=False)  # part of the default run
 
     def __str__(self) -> str:
         return "-".join(filter(None, [self.transport, str(self.ranks), self.label]))
@@ -74,14 +73,15 @@ def setups_of(definition: pytest.Item | Any, config: pytest.Config, **defaults: 
     if unknown:
         raise pytest.UsageError(f"unknown arguments of the mark launch: {', '.join(sorted(unknown))}")
     full = config.getoption("matrix") == "full"
+    usual = {}
     for kind, (default, default_full) in several.items():
-        for_full, usual = options.pop(f"full_{kind}", default_full), options.pop(kind, default)
-        options[kind] = for_full if full or (kind == "transports" and config.getoption("transport")) else usual
+        for_full, usual[kind] = options.pop(f"full_{kind}", default_full), options.pop(kind, default)
+        options[kind] = for_full if full or (kind == "transports" and config.getoption("transport")) else usual[kind]
     ranks, transports = options.pop("ranks"), options.pop("transports")
     chosen = config.getoption("transport")
     options["environment"] = tuple(sorted(options.get("environment", {}).items()))
     return [
-        Setup(transport, count, **options)
+        Setup(transport, count, **options, usual=transport in usual["transports"] and count in usual["ranks"])
         for transport in transports
         if transport in (chosen, "none") or chosen is None
         for count in ranks
