@@ -149,8 +149,8 @@ def plan(
 def simulate(
     trace: str = typer.Argument(help="A file that tools/make_traces.py or `optimizer.fusion_plan.save` made."),
     policies: str = typer.Option("full", help="Sync policies, with commas between them."),
-    rules: str = typer.Option("exact,wait_free,single", help="Rules of merged gradients, likewise."),
-    ranks: str = typer.Option("4,8,16,32,64", help="Numbers of ranks, likewise."),
+    rules: str = typer.Option("exact,wait_free,single", help="Rules of merged gradients, with commas between them."),
+    ranks: str = typer.Option("4,8,16,32,64", help="Numbers of ranks, with commas between them."),
     delay: str = typer.Option("none", help="none, random:RANKS:S, rotating:S:S..., slow:FACTOR or log-normal:S:SIGMA."),
     backward: float | None = typer.Option(None, min=1e-9, help="Seconds that backward takes: scales the trace."),
     latency_ms: float = typer.Option(0.972, min=0.0, help="Start-up of an allreduce over a ring, as measured."),

@@ -37,7 +37,7 @@ class Cluster:
         reduce_seconds_per_byte: for adding two numbers; gamma.
         ranks_per_node: with `"hierarchical"`, how many ranks share a node and its link.
         local_latency: with `"hierarchical"`, as `latency` within a node.
-        local_seconds_per_byte: likewise.
+        local_seconds_per_byte: with `"hierarchical"`, as `seconds_per_byte` within a node.
     """
 
     latency: float

@@ -118,7 +118,8 @@ void CountGeneration() {
 // tables of the one that was loaded first; where each has its own, the hooks are in both.
 std::mutex originals_mutex;  // guards the map
 std::map<std::pair<const void*, const void*>, void*>& Originals() {
-  static auto* originals = new std::map<std::pair<const void*, const void*>, void*>;  // for Horovod's thread, as above
+  // It is never destroyed, since Horovod's thread outlives main.
+  static auto* originals = new std::map<std::pair<const void*, const void*>, void*>;
   return *originals;
 }
 

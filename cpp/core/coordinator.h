@@ -69,7 +69,7 @@ class Coordinator {
  private:
   struct RankLevel {
     bool absent = false;   // from all buckets, also those that the rank has not used yet
-    bool waiting = false;  // likewise
+    bool waiting = false;  // for a round, so that it comes to none of these buckets
     Report::Flush flush = Report::Flush::kNone;
   };
   struct Arrival {

@@ -76,7 +76,7 @@ Puts a gradient of this rank into its message, which arrives at its bucket's ope
 steps: the name of what was declared for the gradients that are merged.
 gradient: the number of this one.
 result: its part of the round's result, or of what this rank has missed.
-info: as in HorovodPartialArrive, as the next.
+info: this output and those behind it are as in HorovodPartialArrive.
 )doc");
 
 REGISTER_OP("HorovodPartialStepEnded")

@@ -55,8 +55,8 @@ class Notes:
         self._weights = weights
         self._buckets_before = set(hvd.partial_stats())
         self._snapshots: list[tuple[float, np.ndarray]] = []
-        self._computing: list[tuple[float, float]] = []  # when, and for how long; as the next
-        self._waiting: list[tuple[float, float]] = []
+        self._computing: list[tuple[float, float]] = []  # each time: when, and for how long
+        self._waiting: list[tuple[float, float]] = []  # each time: when, and for how long
 
     def start(self) -> None:
         """The clock starts."""

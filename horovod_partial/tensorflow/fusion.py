@@ -87,7 +87,7 @@ class Fusion(FusedTraining):
         self.tenure = Tenure(runtime)  # in a new generation of Horovod names are counted anew
         self.tenure.enter()
         self._members: Sequence[Member] = ()  # of the last step in eager code, or the last graph
-        self._spec = _core.BucketSpec()  # of the buckets, likewise
+        self._spec = _core.BucketSpec()  # of the buckets of that step or graph
         super().__init__(name, options, process_set, gradients, messages)
 
     def collect(self) -> list[tuple[int, tf.Tensor]]:

@@ -35,14 +35,14 @@ class RoundInfo(NamedTuple):
     """What became of an arrival: `horovod_partial.exchange.rounds.RoundInfo`, in tensors, because a graph has no numbers.
 
     Attributes:
-        round: int64 scalar, as the next five.
-        late: 0 or 1.
-        fresh: a count of ranks.
-        gradients: a count of contributions.
-        staleness: a count of rounds.
-        empty: 1 if nothing was missed but rounds without a result: then the results are zeros, and no update.
-        members: int32 vector, as the next.
-        work: of each member.
+        round: int64 scalar.
+        late: int64 scalar, 0 or 1.
+        fresh: int64 scalar, a count of ranks.
+        gradients: int64 scalar, a count of contributions.
+        staleness: int64 scalar, a count of rounds.
+        empty: int64 scalar, 1 if nothing was missed but rounds without a result: then the results are zeros, and no update.
+        members: int32 vector.
+        work: int32 vector, of each member.
     """
 
     round: tf.Tensor

@@ -901,7 +901,7 @@ TEST(FreeThreadsTest, DeliverEverythingOnce) { RunFreely(4, 3, kFreeSteps, Misse
 
 TEST(FreeThreadsTest, DeliverEverythingOnceWithReplay) { RunFreely(2, 2, kFreeSteps, Missed::kReplay); }
 
-// As above, with a bucket of models for each thread of a rank.
+// Threads without a script, with a bucket of models for each thread of a rank.
 void RunModelsFreely(int size, int steps, const std::vector<BucketConfig>& configs) {
   const Watchdog watchdog("free threads with models");
   FakeHorovod::Settings settings;

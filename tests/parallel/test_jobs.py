@@ -149,7 +149,7 @@ def test_shutdown_then_init(job: Job) -> None:
     assert set(job.notes("results").values()) == {repr([[size] * 3, [size] * 4])}
 
 
-@pytest.mark.full_matrix  # as above, so with two ranks, which never did
+@pytest.mark.full_matrix  # Horovod's repeated start-up may abort, but has never done so with two ranks
 @pytest.mark.launch(transports=("gloo",), framework="tensorflow")
 def test_merged_gradients_are_measured_anew_after_shutdown_then_init(job: Job) -> None:
     """As where the ranks of an elastic job have changed."""

@@ -508,8 +508,8 @@ class World {
   std::string Key() const {
     std::vector<std::string> ranks;
     for (Rank r = 0; r < size_; ++r) ranks.push_back(KeyOf(r));
-    const bool draws = job_->policy.rule == Policy::Rule::kInitiator || job_->policy.grouped();
-    if (!draws) {
+    const bool numbers_count = job_->policy.rule == Policy::Rule::kInitiator || job_->policy.grouped();
+    if (!numbers_count) {
       std::sort(ranks.begin(), ranks.begin() + turn_);
       std::sort(ranks.begin() + (AtStartOfCycle() ? 0 : turn_ + 1), ranks.end());
     }
@@ -518,8 +518,9 @@ class World {
     Put(key, (coordinator_->NextDeadline() <= now_) | SinceWhen(stuck_since_) << 1);
     for (const std::string& rank : ranks) key += rank;
     for (const Open& open : open_) {
-      Put(key, SinceWhen(open.quorate) | (draws ? static_cast<int>(open.round) : open.round > 0) << 2);
+      Put(key, SinceWhen(open.quorate) | (numbers_count ? static_cast<int>(open.round) : open.round > 0) << 2);
       for (const int group : open.groups) Put(key, group);
+      Put(key, 0);
     }
     for (const Running& running : running_) Put(key, running.bucket << 3 | static_cast<int>(running.closing->reason));
     return key;
@@ -1106,7 +1107,8 @@ class World {
       if (contribution.gradients > 0 && !contribution.stale) {
         open.last_contribution[Index(r)] = open.round;
       } else if (contribution.gradients > 0) {
-        Require(open.round - open.last_contribution[Index(r)] <= policy.max_staleness, "a model is sent that is too old");
+        Require(open.round - open.last_contribution[Index(r)] <= policy.max_staleness,
+                "a model is sent that is too old");
       } else if (closing.reason == Reason::kQuorum && !arrived && !IsExempt(rank, b)) {
         Require(open.round - open.last_contribution[Index(r)] <= policy.max_staleness, "the staleness bound is broken");
       }
