@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import horovod.torch.optimizer as horovod_optimizer
 import torch
+from horovod.torch import mpi_ops
 
 from horovod_partial.torch.buckets import Widened
 from horovod_partial.torch.wrapping import unwrapped
@@ -18,7 +20,8 @@ def wrap(
     """Horovod's DistributedOptimizer around `optimizer`; every gradient takes Horovod's own path.
 
     What differs from Horovod's: the optimizer's state and `defaults` are kept, `zero_grad` takes `set_to_none`, bfloat16
-    gradients are reduced (as float32), and the result can be pickled (it comes back unwrapped).
+    gradients are reduced (as float32), the gradients of a closure are reduced each time the step evaluates it, hooks of the
+    step run once, and the result can be pickled (it comes back unwrapped).
     """
     state, defaults = optimizer.state, optimizer.defaults
     has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
@@ -30,10 +33,20 @@ def wrap(
     # Horovod makes a class for each optimizer that it wraps, so this touches nobody else's.
     cls: Any = type(wrapped)
     base = type(optimizer)
-    horovod_step, horovod_zero_grad = cls.step, cls.zero_grad
+    horovod_zero_grad = cls.zero_grad
+    horovod_step = inspect.unwrap(
+        cls.step
+    )  # PyTorch has put the step's hooks around it, and around the optimizer's own
+    takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step  # as the one for Adasum does
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-        result = horovod_step(self, closure)
+        if closure is None or takes_closures or not self._should_synchronize:
+            result = horovod_step(self, closure)
+        else:
+            if self._handles:  # the caller has made gradients already, as for the first of the two steps of SAM
+                self.synchronize()
+            result = base.step(self, lambda: _reduced(self, closure))
+            self._synchronized = False
         self._rounds += 1
         return result
 
@@ -58,6 +71,22 @@ def wrap(
         cls._step_supports_amp_scaling = False
         synchronize_before_unscaling(grad_scaler, wrapped)
     return wrapped
+
+
+def _reduced(optimizer: Any, closure: Callable[[], Any]) -> Any:
+    """Evaluate a closure once, and reduce the gradients that it makes; returns its loss."""
+    optimizer._synchronized = False
+    loss = closure()
+    if not optimizer._synchronized:  # the closure may have done so, to clip
+        optimizer.synchronize()
+    searches = issubclass(type(optimizer), torch.optim.LBFGS)
+    if not searches or not optimizer.process_set.included():
+        return loss
+    # The loss decides here how often the closure is evaluated, which must be as often on every rank.
+    name = f"{next(iter(optimizer._parameter_names.values()))}.loss"
+    return mpi_ops.allreduce(
+        torch.as_tensor(loss).detach(), name=name, op=optimizer.op, process_set=optimizer.process_set
+    )
 
 
 def synchronize_before_unscaling(scaler: torch.amp.GradScaler, wrapped: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.torch
@@ -147,11 +148,32 @@ def test_compression(world: World, policy: str) -> None:
 
 
 @alone
-def test_lbfgs(world: World) -> None:
+def test_lbfgs_is_refused(world: World) -> None:
     model = make_model()
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), sync="solo")
-    hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), sync="full")
+
+
+def test_lbfgs(world: World) -> None:
+    """It searches along a line, so every rank must see the same loss beside the same gradients."""
+
+    def minimise(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ranks: Sequence[int]) -> list[float]:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = sum(loss_of(model, rank, 0) for rank in ranks) / len(ranks)
+            loss.backward()
+            return loss
+
+        return [float(optimizer.step(closure)) for _ in range(3)]
+
+    def lbfgs(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5, line_search_fn="strong_wolfe")
+
+    model, alone = make_model(), make_model()
+    losses = minimise(model, hvd.DistributedOptimizer(lbfgs(model), model.named_parameters()), [world.rank])
+    world.same(weights(model))
+    assert losses == pytest.approx(minimise(alone, lbfgs(alone), world.ranks), rel=1e-3)
+    assert weights(model) == pytest.approx(weights(alone), abs=1e-3)
 
 
 def test_sparse_gradients_are_refused(world: World) -> None:
@@ -330,6 +352,8 @@ def test_gradient_clipping(world: World, policy: str) -> None:
 def test_closure(world: World, policy: str) -> None:
     model = make_model()
     optimizer = wrap(model, sync_of(policy))
+    stepped = []
+    optimizer.register_step_post_hook(lambda *_: stepped.append(True))
     calls = 0
 
     def closure() -> torch.Tensor:
@@ -342,8 +366,45 @@ def test_closure(world: World, policy: str) -> None:
 
     for number in (1, 2, 3):
         assert optimizer.step(closure).item() > 0
-        assert calls == number
+        assert (calls, len(stepped)) == (number, number)
     optimizer.flush()
+    check_replicas(world, model, policy)
+    if policy in ("full", EVERYBODY):
+        plain = make_model()
+        train(world, wrap(plain, sync_of(policy)), plain, 3, first=1)
+        assert weights(model) == weights(plain)
+
+
+def test_a_closure_that_clips(world: World) -> None:
+    """A closure may synchronize by itself, and one that is evaluated twice in a step, as by SAM, is reduced twice."""
+
+    class TwoSteps(torch.optim.SGD):
+        def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+            super().step()
+            with torch.enable_grad():
+                loss = closure()
+            super().step()
+            return loss
+
+    model = make_model()
+    optimizer: Any = hvd.DistributedOptimizer(TwoSteps(model.parameters(), lr=0.1), model.named_parameters())
+    norms = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, world.rank, len(norms))
+        loss.backward()
+        optimizer.synchronize()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        return loss
+
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, world.rank, step).backward()
+        optimizer.step(closure)
+    world.same(weights(model))
+    world.same([float(norm) for norm in norms])
+    assert (len(norms), optimizer.rounds) == (3, 3)
 
 
 @every_policy
