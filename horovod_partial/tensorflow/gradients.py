@@ -48,6 +48,13 @@ class GradientReducer(gradients.GradientReducer):
         groups = arguments["groups"]
         if isinstance(groups, list):
             groups = [[native(variable) for variable in group] for group in groups]
+        if self._owner is not None and not tf.executing_eagerly():
+            # Horovod would name a reduction after its tensor, and Keras numbers its layers through the process: a rank that
+            # has made one model more than the others, to look at a checkpoint, would wait for ever.
+            with tf.name_scope(f"{self.name}/"):
+                gradients = [
+                    tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients
+                ]
         # Another one in eager code than in a graph; Horovod keeps both.
         reduce = _make_allreduce_grads_fn(
             self.name,
