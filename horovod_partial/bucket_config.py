@@ -39,18 +39,7 @@ def arguments(
     """
     if size is None:
         raise ValueError("the process set is not registered: pass it to hvd.init or hvd.add_process_set first")
-    if divisor not in ("ranks", "contributors"):
-        raise ValueError(f"divisor must be 'ranks' or 'contributors', not {divisor!r}")
-    staleness = settings().max_staleness if max_staleness is None else max_staleness
-    if isinstance(staleness, bool) or not isinstance(staleness, int):
-        raise TypeError(f"max_staleness must be an int, a number of rounds, not {staleness!r}")
-    if staleness < 0:
-        raise ValueError(f"max_staleness must be 0 or more rounds, not {staleness}")
-    grace = settings().grace_ms if grace_ms is None else grace_ms
-    if isinstance(grace, str) and grace != "auto":
-        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, not {grace!r}")
-    if not isinstance(grace, str) and not 0 <= grace < math.inf:
-        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, 0 or more, not {grace}")
+    staleness, grace = check_rounds(max_staleness, grace_ms, divisor)
     words = [
         policies.describe(sync, size),
         f"op={'Average' if average else 'Sum'}",
@@ -76,6 +65,30 @@ def arguments(
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor / size if average and divisor == "ranks" else postscale_factor,
     )
+
+
+def check_rounds(max_staleness: int | None, grace_ms: float | str | None, divisor: str) -> tuple[int, float | str]:
+    """The bound on staleness in rounds, and the grace period in milliseconds, of a bucket; None stands for the setting.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        TypeError: `max_staleness` is no int, or `grace_ms` no number.
+    """
+    if divisor not in ("ranks", "contributors"):
+        raise ValueError(f"divisor must be 'ranks' or 'contributors', not {divisor!r}")
+    staleness = settings().max_staleness if max_staleness is None else max_staleness
+    if isinstance(staleness, bool) or not isinstance(staleness, int):
+        raise TypeError(f"max_staleness must be an int, a number of rounds, not {staleness!r}")
+    if staleness < 0:
+        raise ValueError(f"max_staleness must be 0 or more rounds, not {staleness}")
+    grace = settings().grace_ms if grace_ms is None else grace_ms
+    if isinstance(grace, str) and grace != "auto":
+        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, not {grace!r}")
+    if isinstance(grace, bool) or not isinstance(grace, str | float | int):
+        raise TypeError(f"grace_ms must be 'auto' or a number of milliseconds, not {grace!r}")
+    if not isinstance(grace, str) and not 0 <= grace < math.inf:
+        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, 0 or more, not {grace}")
+    return staleness, grace
 
 
 def of_models(policy: ModelPolicy | Quorum) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
-from horovod_partial import policies
+from horovod_partial import bucket_config, policies
 from horovod_partial.fusion import MergedGradients
-from horovod_partial.policies import GradientPolicy, GroupAverage, ModelPolicy, Policy
+from horovod_partial.policies import Full, GradientPolicy, GroupAverage, ModelPolicy, Policy
 from horovod_partial.settings import settings
 
 
@@ -29,14 +30,20 @@ def is_average(op: int, average: int, total: int) -> bool:
     return op == average
 
 
-def of_allreduce(sync: Policy | str | None, missed: str | None) -> tuple[GradientPolicy, str]:
+def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> tuple[GradientPolicy, str]:
     """The policy of a single allreduce, and what a late rank gets.
 
+    Args:
+        sync: as the user gave it.
+        arguments: with `name`, `op`, `missed`, `max_staleness`, `grace_ms` and `divisor`.
+
     Raises:
-        ValueError: `sync` averages models, or `missed` is not `sum` or `latest`.
+        ValueError: `sync` averages models, or an argument is wrong.
+        TypeError: an argument is of a wrong type.
     """
+    refuse_misplaced_policy(arguments)
     policy = policies.resolve(sync, settings().sync)
-    missed = "sum" if missed is None else missed
+    missed = "sum" if arguments["missed"] is None else arguments["missed"]
     if missed not in ("sum", "latest"):
         raise ValueError(
             f"missed must be 'sum' or 'latest' here, not {missed!r}: one tensor cannot hold several results"
@@ -46,7 +53,61 @@ def of_allreduce(sync: Policy | str | None, missed: str | None) -> tuple[Gradien
             f"{policy!r} averages models: use hvd.group_allreduce, hvd.partial_reduce or hvd.weighted_average, or pass it "
             "to hvd.DistributedOptimizer"
         )
+    check_about_rounds(sync, policy, arguments)
     return policy, missed
+
+
+# What says how rounds close and what a late rank gets, by its default.
+_ABOUT_ROUNDS = {"max_staleness": None, "grace_ms": None, "missed": None, "divisor": "ranks", "model_sync_every": None}
+
+
+def check_about_rounds(sync: Policy | str | None, policy: GradientPolicy, arguments: Mapping[str, Any]) -> None:
+    """Check what users say of rounds, also where the policy has none. To be called by what the user calls.
+
+    Args:
+        sync: as the user gave it.
+        policy: what it stands for.
+        arguments: with `max_staleness`, `grace_ms` and `divisor`.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        TypeError: an argument is of a wrong type.
+    """
+    bucket_config.check_rounds(arguments["max_staleness"], arguments["grace_ms"], arguments["divisor"])
+    if not isinstance(policy, Full) or sync is not None or "sync" in settings().model_fields_set:
+        return
+    given = [name for name, default in _ABOUT_ROUNDS.items() if arguments.get(name, default) != default]
+    if given:
+        warnings.warn(
+            f"{', '.join(given)} has no effect: no policy is named, and the default, hvd.Full(), has no rounds; pass "
+            "sync=hvd.Majority(), or set HOROVOD_PARTIAL_SYNC",
+            stacklevel=3,
+        )
+
+
+def check_compression(compression: Any) -> None:
+    """Refuse what cannot compress.
+
+    Raises:
+        ValueError: it has not the methods of Horovod's compressions.
+    """
+    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
+        raise ValueError(  # noqa: TRY004 (it may be a class or an instance of any type)
+            f"compression must be one of hvd.Compression, or a class with compress and decompress, not {compression!r}"
+        )
+
+
+def refuse_misplaced_policy(arguments: Mapping[str, Any]) -> None:
+    """Refuse a policy in the place of another argument, where one that is not named lands.
+
+    Raises:
+        ValueError: one of the arguments is a policy.
+    """
+    for name, value in arguments.items():
+        if isinstance(value, Policy):
+            raise ValueError(  # noqa: TRY004 (the type is right, in the wrong place)
+                f"{name} is {value!r}, which is a policy: name the argument, sync={value!r}"
+            )
 
 
 def check_fusion(fusion: Any, groups: Any) -> None:
@@ -78,6 +139,7 @@ def with_num_groups(groups: Any, num_groups: int) -> Any:
 
 def check_gradient_arguments(arguments: dict[str, Any]) -> None:
     """Horovod's checks of the arguments of an optimizer of Keras or a tape, with its messages; settles `missed`."""
+    check_compression(arguments["compression"])
     groups = arguments["groups"]
     check_fusion(arguments["fusion"], groups)
     if groups is not None and not (isinstance(groups, list) or groups > 0):

@@ -120,19 +120,13 @@ def partial_allreduce(
 
         A graph that runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
-    policy, missed = of_allreduce(sync, missed)
+    options = {"max_staleness": max_staleness, "grace_ms": grace_ms, "missed": missed, "divisor": divisor}
+    policy, options["missed"] = of_allreduce(sync, {"name": name, "op": op, **options})
     if isinstance(policy, Full):
         if return_info:
             raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
         return _full_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
-    options = {
-        "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor,
-        "max_staleness": max_staleness,
-        "grace_ms": grace_ms,
-        "missed": missed,
-        "divisor": divisor,
-    }
+    options |= {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     return _reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
 
 

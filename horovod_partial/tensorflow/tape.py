@@ -11,7 +11,12 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import Average
 
 from horovod_partial import policies
-from horovod_partial.exchange.arguments import check_gradient_arguments, with_num_groups
+from horovod_partial.exchange.arguments import (
+    check_about_rounds,
+    check_gradient_arguments,
+    refuse_misplaced_policy,
+    with_num_groups,
+)
 from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import ModelPolicy, Policy
@@ -127,6 +132,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         "divisor": divisor,
         "grace_ms": grace_ms,
     }
+    refuse_misplaced_policy(arguments)
+    check_about_rounds(sync, policy, arguments)
     check_gradient_arguments(arguments)
     # A slot is not in the `__dict__` that all wrappers of one tape share.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_reducer",)))

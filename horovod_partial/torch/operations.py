@@ -261,7 +261,7 @@ def _submit(
     process_set: ProcessSet,
     options: _Options,
 ) -> PartialHandle | int:
-    policy, missed = of_allreduce(sync, options.missed)
+    policy, missed = of_allreduce(sync, {"name": name, "op": op, **options._asdict()})
     if isinstance(policy, Full):
         check_initialized()
         return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)

@@ -11,7 +11,14 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import policies
-from horovod_partial.exchange.arguments import check_fusion, refuse_about_gradients, with_num_groups
+from horovod_partial.exchange.arguments import (
+    check_about_rounds,
+    check_compression,
+    check_fusion,
+    refuse_about_gradients,
+    refuse_misplaced_policy,
+    with_num_groups,
+)
 from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.settings import settings
@@ -92,22 +99,25 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     policy = policies.resolve(sync, settings().sync)
     if getattr(optimizer, "is_horovod_partial", False) or type(optimizer).__module__ == "horovod.torch.optimizer":
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
+    groups = with_num_groups(groups, num_groups)
+    arguments = {
+        "compression": compression,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "groups": groups,
+        "fusion": fusion,
+        "missed": missed,
+        "divisor": divisor,
+        "model_sync_every": model_sync_every,
+        "max_staleness": max_staleness,
+        "grace_ms": grace_ms,
+    }
+    others = {"named_parameters": named_parameters, "backward_passes_per_step": backward_passes_per_step}
+    refuse_misplaced_policy(arguments | others)
+    check_compression(compression)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
-    groups = with_num_groups(groups, num_groups)
     if isinstance(policy, ModelPolicy):
-        arguments = {
-            "compression": compression,
-            "op": op,
-            "gradient_predivide_factor": gradient_predivide_factor,
-            "groups": groups,
-            "fusion": fusion,
-            "missed": missed,
-            "divisor": divisor,
-            "model_sync_every": model_sync_every,
-            "max_staleness": max_staleness,
-            "grace_ms": grace_ms,
-        }
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
         if "buffers" in policy.average and named_buffers is None:
             raise ValueError('average="buffers" needs named_buffers=model.named_buffers()')
@@ -121,6 +131,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             grace_ms=grace_ms,
         )
         return wrap(optimizer, averages, backward_passes_per_step)
+    check_about_rounds(sync, policy, arguments)
     missed = settings().missed if missed is None else missed
     if missed not in ("auto", "sum", "replay", "latest"):
         raise ValueError(f"missed must be 'auto', 'sum', 'replay' or 'latest', not {missed!r}")

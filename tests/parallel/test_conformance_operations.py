@@ -120,7 +120,14 @@ def test_wrong_arguments(front: Front, world: World) -> None:
             for op in ("Max", "Min", "Product", "Adasum")
         ),
     ]
-    for options, kind, text in cases:
+    without_rounds: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"sync": "full", "divisor": "all"}, ValueError, "divisor must be"),
+        ({"sync": None, "max_staleness": -1}, ValueError, "max_staleness must be"),
+        ({"sync": None, "grace_ms": [1]}, TypeError, "grace_ms must be"),
+        ({"sync": None, "name": front.hvd.Solo()}, ValueError, r"name is Solo\(.*sync=Solo\("),
+        ({"sync": None, "op": front.hvd.Majority()}, ValueError, r"op is Majority\("),
+    ]
+    for options, kind, text in cases + without_rounds:
         with pytest.raises(kind, match=text):
             front.run(front.tensor(np.zeros(3)), **({"name": world.name(), "sync": EVERYBODY} | options))
     front.check_that_the_job_goes_on(world)
