@@ -22,7 +22,13 @@ from horovod_partial.keras.backend import backend
 from horovod_partial.keras.callbacks import FlushCallback, ModelSyncCallback, PartialStatsCallback
 from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovod_partial.keras.saving import load_model
-from horovod_partial.keras.values import allgather, allreduce, broadcast, reducescatter
+from horovod_partial.keras.values import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    reducescatter,
+)
 from horovod_partial.policies import *
 
 Adasum = backend.horovod.Adasum
@@ -81,6 +87,7 @@ __all__ = [
     "allgather_object",
     "allreduce",
     "broadcast",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "callbacks",

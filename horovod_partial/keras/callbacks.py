@@ -224,6 +224,45 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keras's `ModelCheckpoint` of the best model, as Horovod's: for a training whose file is known later.
+
+    Set its `filepath` before `fit`, on the one rank that saves.
+
+    Args:
+        monitor: as in `keras.callbacks.ModelCheckpoint`, as the others.
+        verbose: as there.
+        save_weights_only: as there.
+        mode: as there.
+        save_freq: as there.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        *,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+    ) -> None:
+        super().__init__(
+            filepath="unset.weights.h5" if save_weights_only else "unset.keras",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath: str | None = None  # which Keras 3 does not take
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.filepath is None:
+            raise ValueError("set the filepath of BestModelCheckpoint before fit: callback.filepath = 'best.keras'")
+        super().on_train_begin(logs)
+
+
 class FlushCallback(keras.callbacks.Callback):
     """Deliver everything late at the end of each epoch and of training, so that what is saved has it.
 

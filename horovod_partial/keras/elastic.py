@@ -8,9 +8,16 @@ import keras
 
 from horovod_partial.keras.backend import backend
 
-__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "TensorFlowKerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
 
-KerasState = backend.KerasState
+KerasState = TensorFlowKerasState = backend.KerasState
 run = backend.run
 
 

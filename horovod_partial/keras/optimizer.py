@@ -9,7 +9,13 @@ import keras
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 from horovod_partial import _attach, policies
-from horovod_partial.exchange.arguments import check_gradient_arguments, refuse_about_gradients, with_num_groups
+from horovod_partial.exchange.arguments import (
+    check_about_rounds,
+    check_gradient_arguments,
+    refuse_about_gradients,
+    refuse_misplaced_policy,
+    with_num_groups,
+)
 from horovod_partial.exchange.gradients import GradientReducer
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.wrapping import subclass
@@ -239,13 +245,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: int | list[list[Any]] | None = None,
+    *,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-    *,
     sync: Policy | str | None = None,
     fusion: MergedGradients | None = None,
     max_staleness: int | None = None,
@@ -256,7 +262,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """Wrap an optimizer of Keras 3 so that gradients are combined over the ranks before they are applied, or models after.
 
     The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer` (which reduces nothing on
-    Keras 3, in silence). It works in `model.fit`, with `run_eagerly`, and in loops of your own through `apply`; on
+    Keras 3, in silence), in the order of `horovod.keras.DistributedOptimizer`, which has fewer. It works in `model.fit`, with `run_eagerly`, and in loops of your own through `apply`; on
     TensorFlow not with `jit_compile=True`, which raises. Saved models hold the optimizer itself: `hvd.load_model` wraps it again.
 
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
@@ -328,8 +334,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "average_aggregated_gradients": average_aggregated_gradients,
         "sync": policy,
     }
+    refuse_misplaced_policy(repeated | {"sync": None})
     if isinstance(policy, ModelPolicy):
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
+    else:
+        check_about_rounds(sync, policy, arguments)
     check_gradient_arguments(arguments)
     backend.check_devices(device_dense=device_dense, device_sparse=device_sparse)
     if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
@@ -367,7 +376,19 @@ def _accumulate(optimizer: Any, passes: int) -> None:
 
 
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
-    optimizer: keras.optimizers.Optimizer, *arguments: Any, local_layers: Any = None, **keywords: Any
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    groups: int | list[list[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+    **more: Any,
 ) -> Any:
     """Horovod's optimizer that skips some layers: `DistributedOptimizer`, with gradients of `local_layers` left alone.
 
@@ -375,9 +396,18 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: as in `DistributedOptimizer`, as the other arguments.
-        arguments: as there.
+        name: as there.
+        device_dense: as there.
+        device_sparse: as there.
+        compression: as there.
+        sparse_as_dense: as there.
+        gradient_predivide_factor: as there.
+        op: as there.
+        groups: as there.
+        process_set: as there.
         local_layers: a layer, or several, that have been built.
-        keywords: as there.
+        scale_local_gradients: as there.
+        more: its other arguments, `sync` among them.
 
     Raises:
         ValueError: `local_layers` holds something else.
@@ -386,7 +416,20 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
     if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
-    wrapped = DistributedOptimizer(optimizer, *arguments, **keywords)
+    wrapped = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        **more,
+    )
     for layer in layers:
         for variable in layer.trainable_weights:
             wrapped.register_local_var(variable)

@@ -45,3 +45,15 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
     """`horovod.keras.reducescatter`: along the first dimension."""
     return backend.horovod.reducescatter(keras.ops.convert_to_tensor(value), op=op, name=name)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Horovod's, for graphs of TensorFlow 1: Keras 3 keeps no list of variables.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        "Keras 3 keeps no list of global variables: use hvd.broadcast_variables(model.weights, "
+        f"root_rank={root_rank}), or hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank})"
+    )

@@ -6,13 +6,15 @@ Names of `horovod.tensorflow` mean what they mean there, except that `init`, `sh
 partial collectives, and `DistributedGradientTape` and `DistributedOptimizer` take a `sync` policy and work on Keras 3.
 """
 
+import sys
+
 import horovod.tensorflow
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import *
 from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
 
 import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
-from horovod_partial import policies
+from horovod_partial import modules, policies
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import *
 from horovod_partial.tensorflow.fusion import fusion_plans
@@ -57,5 +59,6 @@ __all__ = [
     "weighted_average",
 ]
 __all__ += policies.__all__
+modules.bind(sys.modules[__name__], horovod.tensorflow)
 # All of Horovod's public names too, so that `import *` gives a superset as well.
 __all__.extend(name for name in dir(horovod.tensorflow) if not name.startswith("_") and name not in __all__)

@@ -6,6 +6,8 @@ Names of `horovod.torch` mean what they mean there, except that `init`, `shutdow
 collectives, `poll` and `synchronize` take handles of both kinds, and `DistributedOptimizer` takes a `sync` policy.
 """
 
+import sys
+
 import horovod.torch
 from horovod.torch import *
 from horovod.torch import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
@@ -13,7 +15,7 @@ from horovod.torch.compression import Compression as Compression
 from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
 import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
-from horovod_partial import policies
+from horovod_partial import modules, policies
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import *
@@ -83,5 +85,6 @@ __all__ = [
     "weighted_average_async_",
 ]
 __all__ += policies.__all__
+modules.bind(sys.modules[__name__], horovod.torch)
 # All of Horovod's public names too, so that `import *` gives a superset as well.
 __all__.extend(name for name in dir(horovod.torch) if not name.startswith("_") and name not in __all__)

@@ -11,6 +11,7 @@ from horovod_partial.exchange import elastic
 from horovod_partial.torch.operations import runtime
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
+__path__: list[str] = []  # a package, as Horovod's is; `modules` finds what is in it
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -280,6 +280,35 @@ def test_there_are_no_legacy_optimizers(world: World, tmp_path: Path) -> None:
         hvd.load_model(tmp_path / "model.keras", legacy_opts=True)
 
 
+def test_the_best_model_of_one_rank_is_saved(world: World, tmp_path: Path) -> None:
+    best = hvd.callbacks.BestModelCheckpoint(monitor="loss", save_weights_only=True)
+    model = compiled(make_model(0))
+    with pytest.raises(ValueError, match="filepath of BestModelCheckpoint"):
+        best.on_train_begin()
+    best.filepath = str(tmp_path / "best.weights.h5")
+    fit(world, model, [best] if world.rank == 0 else [], epochs=2)
+    if world.rank == 0:
+        again = make_model(1)
+        again.load_weights(best.filepath)
+        assert best.best == min(model.history.history["loss"])
+
+
+@alone
+def test_there_are_no_global_variables(world: World) -> None:
+    with pytest.raises(RuntimeError, match=r"hvd.broadcast_variables\(model.weights, root_rank=1\)"):
+        hvd.broadcast_global_variables(1)
+
+
+@pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
+def test_a_rank_that_has_made_another_model(world: World, sync: str) -> None:
+    """Keras numbers layers through the process, and so differently from here on."""
+    if world.rank == 0:
+        make_model(1)
+    model = compiled(make_model(0), sync)
+    fit(world, model, [])
+    world.same(values(model.trainable_weights))
+
+
 # --- Layers of one's own
 
 

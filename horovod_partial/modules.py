@@ -1,0 +1,81 @@
+"""Modules of Horovod's front ends under our names, so that `horovod_partial` can stand wherever `horovod` stood.
+
+    from horovod_partial.torch.elastic.sampler import ElasticSampler
+
+A module that Horovod has and we have not is made when it is imported: it holds what Horovod's holds, and our function or
+class where the front end has one of that name, as `horovod_partial.torch.mpi_ops` has our `init`. Our own modules are found
+first. `horovod_partial.tensorflow.keras` holds what `horovod_partial.keras` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_OURS = __name__.rpartition(".")[0]
+_FRONT_ENDS = ("torch", "tensorflow", "keras")
+
+
+class _Counterpart(importlib.abc.Loader):
+    """Makes a module out of another one.
+
+    Args:
+        source: the name of the other.
+        front_end: the name of our module whose functions and classes come before those of the other.
+    """
+
+    def __init__(self, source: str, front_end: str) -> None:
+        self._source = source
+        self._front_end = front_end
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None  # an ordinary one
+
+    def exec_module(self, module: ModuleType) -> None:
+        source, front_end = importlib.import_module(self._source), importlib.import_module(self._front_end)
+        module.__doc__ = source.__doc__
+        for name, value in vars(source).items():
+            if name.startswith("__") and name != "__all__":
+                continue
+            ours = getattr(front_end, name, value)
+            setattr(module, name, ours if callable(ours) else value)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Comes last, and so finds what no other has found."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, within = fullname.partition(".")
+        front_end, _, submodule = within.partition(".")
+        if package != _OURS or front_end not in _FRONT_ENDS or not submodule:
+            return None
+        source = f"horovod.{within}"
+        if f"{within}.".startswith("tensorflow.keras."):
+            front_end = "keras"
+            source = f"{_OURS}.{within.removeprefix('tensorflow.')}"
+        found = importlib.util.find_spec(source)
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        loader = _Counterpart(source, f"{_OURS}.{front_end}")
+        return importlib.util.spec_from_loader(fullname, loader, is_package=is_package)
+
+
+sys.meta_path.append(_Finder())
+
+
+def bind(front_end: ModuleType, horovods: ModuleType) -> None:
+    """Let the modules that Horovod's front end has as attributes be ours in `front_end`.
+
+    `from horovod.torch import *` has made them Horovod's, and `from horovod_partial.torch import mpi_ops` would find that.
+    """
+    for name, value in list(vars(horovods).items()):
+        if isinstance(value, ModuleType) and value.__name__ == f"{horovods.__name__}.{name}":
+            setattr(front_end, name, importlib.import_module(f"{front_end.__name__}.{name}"))

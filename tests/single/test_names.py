@@ -1,0 +1,106 @@
+"""Every public name of the installed Horovod's front ends is here under ours, and takes the same arguments."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+# Where a call that Horovod takes means something else here, or fails, and why.
+DELIBERATE = {
+    # Horovod's two optimizers of Keras part behind op; further arguments are to be named.
+    "tensorflow.keras.DistributedOptimizer": "num_groups, groups follow op, as in horovod.keras",
+    "tensorflow.DistributedOptimizer": "arguments after use_locking are named",
+    # Horovod's own state of TensorFlow 1 sessions.
+    "tensorflow.elastic.TensorFlowState": "needs its variables, and has no session",
+    "tensorflow.elastic.TensorFlowKerasState": "has no backend",
+    # Horovod's two part behind that.
+    "keras.callbacks.BestModelCheckpoint": "arguments after verbose are named",
+    "tensorflow.keras.callbacks.BestModelCheckpoint": "arguments after verbose are named",
+    # Wrapping again takes all arguments of DistributedOptimizer, by name.
+    "keras.load_model": "arguments after custom_objects are named",
+    "tensorflow.keras.load_model": "arguments after custom_objects are named",
+}
+
+
+def modules(front_end: str) -> Iterator[str]:
+    """The names of Horovod's public modules of a front end, without `horovod`."""
+    package = importlib.import_module(f"horovod.{front_end}")
+    yield front_end
+    for found in pkgutil.walk_packages(package.__path__, f"horovod.{front_end}."):
+        if not found.name.rpartition(".")[2].startswith(("_", "mpi_lib")):
+            yield found.name.removeprefix("horovod.")
+
+
+def public(name: str) -> Iterator[str]:
+    """What a module of Horovod defines, and what a front end as a whole offers."""
+    origins = "horovod." if "." not in name else f"horovod.{name}"
+    for member, value in vars(importlib.import_module(f"horovod.{name}")).items():
+        is_module = inspect.ismodule(value)
+        origin = value.__name__ if is_module else getattr(value, "__module__", None)
+        if not member.startswith("_") and (origin or "").startswith(origins) and not (is_module and "." in name):
+            yield member
+
+
+def positions(function: object) -> tuple[list[str], bool]:
+    """The arguments that need no name, and whether there may be any number of them."""
+    parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return named, any(one.kind is one.VAR_POSITIONAL for one in parameters)
+
+
+def differences(front_end: str) -> dict[str, str]:
+    """What a program finds missing, or with other arguments, where it imports ours."""
+    found = {}
+    for name in modules(front_end):
+        theirs = importlib.import_module(f"horovod.{name}")
+        ours = importlib.import_module(f"horovod_partial.{name}")
+        for member in public(name):
+            path = f"{name}.{member}"
+            if not hasattr(ours, member):
+                found[path] = "missing"
+                continue
+            their, our = getattr(theirs, member), getattr(ours, member)
+            if our is their or not callable(their):
+                continue
+            theirs_named, _ = positions(their)
+            ours_named, any_number = positions(our)
+            if any_number and ours_named == theirs_named[: len(ours_named)]:
+                continue
+            if ours_named[: len(theirs_named)] != theirs_named:
+                found[path] = f"takes {ours_named}, Horovod's {theirs_named}"
+    return found
+
+
+@pytest.mark.parametrize("front_end", ["torch", "tensorflow", "keras"])
+def test_every_name_of_horovods_is_here(front_end: str) -> None:
+    program = f"import json, test_names; print(json.dumps(test_names.differences({front_end!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=110, check=False, cwd="tests/single"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {name: what for name, what in found.items() if name not in DELIBERATE} == {}
+    assert {name for name in DELIBERATE if name.split(".")[0] == front_end} == set(found)
+
+
+def test_a_module_that_horovod_has_holds_our_functions() -> None:
+    import horovod.torch as theirs
+    from horovod.torch.elastic.sampler import ElasticSampler as Theirs
+    from horovod_partial.torch.compression import Compression
+    from horovod_partial.torch.elastic.sampler import ElasticSampler
+
+    import horovod_partial.torch as hvd
+    from horovod_partial.torch import mpi_ops
+
+    assert (mpi_ops, mpi_ops.init, mpi_ops.allreduce) == (hvd.mpi_ops, hvd.init, theirs.allreduce)
+    assert theirs.mpi_ops.init is not hvd.init
+    assert (Compression, ElasticSampler) == (theirs.Compression, Theirs)
+    with pytest.raises(ModuleNotFoundError, match=r"horovod_partial\.torch\.nothing"):
+        importlib.import_module("horovod_partial.torch.nothing")
