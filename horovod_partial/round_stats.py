@@ -14,6 +14,8 @@ def summarise(raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         rounds); `staleness_histogram` (rounds since a rank's contribution before, 0 if there was one in the previous
         round, to contributions); `waited_seconds` (by this rank, for results); `dropped` (contributions and
         missed results of this rank that were not finite); `bytes_held` (buffers for what is pending and missed);
+        `pending` (this rank has late contributions that no round has delivered); `missed_rounds` (whose results this rank
+        has not taken);
         `groups_made` and `setup_seconds` (communicators that this rank has made for groups, and what that took: it is no
         part of later rounds); and on rank 0 `arrival_offset_seconds` (list, by rank: mean time behind the first rank to
         arrive) and, with `PartialReduce`, `unconnected_windows` (how often the last groups did not connect all ranks).
@@ -35,6 +37,8 @@ def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
         "waited_seconds": raw["waited_seconds"],
         "dropped": raw["dropped"],
         "bytes_held": raw["bytes_held"],
+        "pending": raw["pending"],
+        "missed_rounds": raw["missed_rounds"],
         "groups_made": raw["groups_made"],
         "setup_seconds": raw["setup_seconds"],
     }

@@ -75,17 +75,16 @@ class Runtime:
         While an exception is being handled it does not wait: the other ranks fail at once, as they do with Horovod. An
         exit with status 0 is none.
         """
-        if not failure.is_failure(sys.exc_info()[1]) and not self.failed:
-            self._end()
+        self._warn_of_unsettled(self._end_unless_failing())
         self._mpi_ops.shutdown()
 
     def restart(self) -> None:
         """`shutdown`, whatever has become of the other ranks, then `init`: for elastic jobs."""
         try:
-            self.shutdown()
+            self._end_unless_failing()
         except HorovodInternalError as error:
             log.logger.info("what was pending is lost: %s", error)
-            self._mpi_ops.shutdown()
+        self._mpi_ops.shutdown()
         self.failed = False
         while True:
             try:
@@ -100,21 +99,38 @@ class Runtime:
             self._guarded(_attach.deliver, self._library, process_set)
         return self._mpi_ops.join(*args, **kwargs)
 
-    def _end(self) -> None:
-        errors = []
+    def _end_unless_failing(self) -> set[str]:
+        return set() if failure.is_failure(sys.exc_info()[1]) or self.failed else self._end()
+
+    def _end(self) -> set[str]:
+        """Waits for the others; returns what was unsettled before, or is so afterwards."""
+        errors, unsettled = [], set()
         for process_set in sorted(self._process_sets, reverse=True) if self._mpi_ops.is_initialized() else ():
             try:
+                unsettled |= self.unsettled(process_set)
                 self._guarded(_attach.end, self._library, process_set)
+                unsettled |= self.unsettled(process_set)
             except HorovodInternalError as error:  # of one process set, say a removed one; the others go on
                 errors.append(error)
         if errors:
             raise errors[0]
+        return unsettled
+
+    def _warn_of_unsettled(self, unsettled: set[str]) -> None:
+        if unsettled:
+            log.logger.warning(
+                "this rank ends with late contributions that were pending, or with results that it has missed and not "
+                "applied, in %d bucket(s), %s among them: its model differs from those of other ranks. Call "
+                "optimizer.flush() on every rank at the end of training, before a model is saved",
+                len(unsettled),
+                min(unsettled),
+            )
 
     def _at_exit(self) -> None:
         if failure.has_failed():  # the others must not wait: Horovod's own handler shuts everybody down at once
             return
         try:
-            self._end()
+            self._warn_of_unsettled(self._end())
         except HorovodInternalError as error:
             log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
@@ -191,6 +207,11 @@ class Runtime:
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
         """The raw statistics of every bucket of a process set, by name."""
         return self._guarded(_attach.statistics, self._library, process_set)
+
+    def unsettled(self, process_set: int) -> set[str]:
+        """The buckets of optimizers in which this rank has something pending, or has missed results."""
+        raw = self.statistics(process_set)
+        return {name for name, of in raw.items() if of["owned"] and (of["pending"] or of["missed_rounds"])}
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         try:

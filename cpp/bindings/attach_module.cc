@@ -105,6 +105,9 @@ struct Snapshot {
     std::string name;
     BucketStatistics statistics;
     std::size_t bytes_held;
+    bool pending;       // on this rank
+    int missed_rounds;  // on this rank
+    bool owned;
   };
   std::vector<Entry> buckets;
   std::map<std::string, Coordinator::Offsets> offsets;      // by bucket, on rank 0
@@ -120,7 +123,9 @@ Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
   if (session == nullptr) return snapshot;
   for (const auto& bucket : session->engine().Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    snapshot.buckets.push_back({bucket->core.name(), bucket->statistics, bucket->core.held_bytes()});
+    const Bucket& core = bucket->core;
+    snapshot.buckets.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(),
+                                core.missed_rounds(), bucket->owner != nullptr});
   }
   snapshot.offsets = session->ArrivalOffsets();
   snapshot.unconnected_windows = session->UnconnectedWindows();
@@ -130,13 +135,16 @@ Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
 py::dict Statistics(const std::string& library, std::int32_t process_set) {
   const Snapshot snapshot = TakeSnapshot(library, process_set);
   py::dict result;
-  for (const auto& [name, statistics, bytes_held] : snapshot.buckets) {
+  for (const auto& [name, statistics, bytes_held, pending, missed_rounds, owned] : snapshot.buckets) {
     py::dict description = Describe(statistics);
     description["waited_seconds"] = statistics.waited_seconds;
     description["groups_made"] = statistics.groups_made;
     description["setup_seconds"] = statistics.setup_seconds;
     description["dropped"] = statistics.dropped;
     description["bytes_held"] = bytes_held;
+    description["pending"] = pending;
+    description["missed_rounds"] = missed_rounds;
+    description["owned"] = owned;
     if (const auto found = snapshot.offsets.find(name); found != snapshot.offsets.end()) {
       const Coordinator::Offsets& offsets = found->second;
       py::list means;

@@ -204,6 +204,14 @@ class GradientReducer(ABC):
         return self._missed()
 
     @property
+    def is_settled(self) -> bool:
+        """Whether this rank has nothing pending in these buckets, and has missed nothing. In eager code."""
+        if self._full or is_alone(self.process_set):
+            return True
+        names = self.runtime.unsettled(self.process_set.process_set_id)
+        return not any(name.startswith(f"{self.name}.") for name in names)
+
+    @property
     def fusion_plan(self) -> FusionPlan | None:
         """Of the gradients that were reduced last; None without `fusion`, and before it has been measured."""
         return None

@@ -21,6 +21,7 @@ from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.callbacks import FlushCallback, ModelSyncCallback, PartialStatsCallback
 from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from horovod_partial.keras.replicas import assert_replicas_equal
 from horovod_partial.keras.saving import load_model
 from horovod_partial.keras.values import (
     allgather,
@@ -86,6 +87,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "assert_replicas_equal",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_object",

@@ -9,6 +9,7 @@ and `backend_torch`:
 * `uncompiled`: a function that `jit_compile=True` leaves as it is
 * `average_`, `signal`, `when_it_runs`: what averages of models are made of
 * `broadcast_variables`, `broadcast_`, `average_numbers`, `check_devices`: what callbacks need
+* `gather_bytes`: what the check of replicas needs
 * `KerasState`, `run`: elastic jobs
 """
 

@@ -27,6 +27,7 @@ __all__ = [
     "broadcast_",
     "broadcast_variables",
     "check_devices",
+    "gather_bytes",
     "horovod",
     "native",
     "number_of",
@@ -65,6 +66,13 @@ def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
     """Give variables the values of one rank."""
     with tf.device(device):
         broadcast_variables(variables, root_rank)
+
+
+def gather_bytes(data: bytes) -> list[bytes]:
+    """The bytes of every rank, of any length, by rank."""
+    sizes = horovod.allgather(tf.constant([len(data)]), name="gather_bytes.sizes").numpy()
+    everything = horovod.allgather(tf.io.decode_raw(data, tf.uint8), name="gather_bytes")
+    return [part.numpy().tobytes() for part in tf.split(everything, sizes)]
 
 
 def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[float]:

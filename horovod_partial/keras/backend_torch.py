@@ -16,7 +16,7 @@ from horovod_partial.exchange import elastic, gradients
 from horovod_partial.exchange.models import takes_late
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, Policy, Quorum
-from horovod_partial.torch import model_operations, operations
+from horovod_partial.torch import model_operations, operations, replicas
 from horovod_partial.torch.buckets import GradientBucket, kind
 from horovod_partial.torch.elastic import run
 from horovod_partial.torch.full_optimizer import widening
@@ -33,6 +33,7 @@ __all__ = [
     "broadcast_",
     "broadcast_variables",
     "check_devices",
+    "gather_bytes",
     "horovod",
     "native",
     "number_of",
@@ -255,6 +256,11 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
 def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
     """As `broadcast_variables`, which knows no devices."""
     broadcast_variables(variables, root_rank)
+
+
+def gather_bytes(data: bytes) -> list[bytes]:
+    """The bytes of every rank, of any length, by rank."""
+    return replicas.gather_bytes(data, "gather_bytes", horovod.global_process_set)
 
 
 def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[float]:

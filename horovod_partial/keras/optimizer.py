@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,6 +94,18 @@ class _Methods:
         """
         self._horovod.flush(self)
 
+    def flushed(self) -> bool:
+        """Whether this rank has nothing pending and has missed nothing, or has not stepped since it was flushed.
+
+        With a policy of models: whether it has not stepped since. In eager code.
+        """
+        return self._horovod.is_flushed(self)
+
+    def save_own_variables(self, store: Any) -> None:
+        """As the wrapped optimizer's; warns once where this rank's model is not that of the others: see `flushed`."""
+        self._horovod.before_saving(self)
+        self._base.save_own_variables(self, store)
+
 
 class _State:
     """What the wrapper of one optimizer knows."""
@@ -105,6 +118,8 @@ class _State:
         self._local: list[Any] = []
         self._made: GradientReducer | ModelAverager | None = None
         self._tenure = Tenure(backend.runtime)  # of that
+        self._flushed_at = 0  # of the optimizer's iterations
+        self._has_warned = False
         self.accumulated: list[Any] = []  # the variables of the gradients that Keras accumulates
 
     def register_local(self, variable: Any) -> None:
@@ -193,7 +208,28 @@ class _State:
         made = self._current()
         return made.fusion_plan if isinstance(made, GradientReducer) else None
 
+    def is_flushed(self, optimizer: Any) -> bool:
+        made = self._current()
+        if made is None or self._flushed_at == int(optimizer.iterations):
+            return True
+        return made.is_settled if isinstance(made, GradientReducer) else not made.is_needed
+
+    def before_saving(self, optimizer: Any) -> None:
+        if self._has_warned or isinstance(self._policy, ModelPolicy) or self.is_flushed(optimizer):
+            return
+        self._has_warned = True
+        warnings.warn(
+            "the optimizer was saved while this rank has late gradients pending, or results that it has missed: call "
+            "optimizer.flush() on every rank before, or put hvd.FlushCallback() before the callback that saves; or else the "
+            "replicas that are saved differ",
+            stacklevel=3,
+        )
+
     def flush(self, optimizer: Any) -> None:
+        self._flush(optimizer)
+        self._flushed_at = int(optimizer.iterations)
+
+    def _flush(self, optimizer: Any) -> None:
         made = self._current()
         if made is None:
             return

@@ -48,6 +48,7 @@ from horovod_partial.torch.operations import (
     synchronize,
 )
 from horovod_partial.torch.optimizer import DistributedOptimizer
+from horovod_partial.torch.replicas import assert_replicas_equal, save_checkpoint
 from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "FusionPlan",
     "MergedGradients",
     "RoundInfo",
+    "assert_replicas_equal",
     "average_converges",
     "average_is_useful",
     "elastic",
@@ -77,6 +79,7 @@ __all__ = [
     "partial_stats",
     "poll",
     "round_info",
+    "save_checkpoint",
     "shutdown",
     "synchronize",
     "weighted_average",

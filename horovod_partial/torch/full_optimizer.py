@@ -62,6 +62,8 @@ def wrap(
     cls.is_horovod_partial = True
     cls.flush = lambda self: None
     cls.flush.__doc__ = "Nothing is ever pending under `Full`."
+    cls.flushed = lambda self: True
+    cls.flushed.__doc__ = "Nothing is ever pending under `Full`."
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
     cls.fusion_plan = cls.last_round = cls.last_average = None  # there are none under `Full`
     cls.__reduce__ = reduce

@@ -85,6 +85,8 @@ class GradientExchange(Exchange):
         self._grad_scaler = grad_scaler
         self._scale = 1.0
         self._local_steps = 0
+        self._flushed_at = 0  # of these steps
+        self._has_warned = False
         self._earlier: list[list[torch.Tensor]] = []
         self._hooks: list[Any] = []
 
@@ -344,11 +346,17 @@ class GradientExchange(Exchange):
             return
         process_set = self.process_set.process_set_id
         runtime.flush(process_set)
-        if not self._tenure.is_current:
-            return  # not used yet, or not since Horovod was initialised anew
-        missed = [bucket.collect(process_set) for bucket in self.buckets]
-        with self._gradients_kept():
-            self._replay(optimizer, missed)
+        if self._tenure.is_current:  # used, and since Horovod was initialised anew
+            missed = [bucket.collect(process_set) for bucket in self.buckets]
+            with self._gradients_kept():
+                self._replay(optimizer, missed)
+        self._flushed_at = self._local_steps
+
+    @property
+    def is_flushed(self) -> bool:
+        if self._full or not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
+            return True
+        return runtime.unsettled(self.process_set.process_set_id).isdisjoint(bucket.name for bucket in self.buckets)
 
     def _maybe_sync_model(self) -> None:
         if self._model_sync_every is None or not self._hooks:
@@ -369,6 +377,16 @@ class GradientExchange(Exchange):
 
     # --- State ---------------------------------------------------------------------------------------------------
 
+    def before_state_dict(self) -> None:
+        if self._has_warned or self.is_flushed:
+            return
+        self._has_warned = True
+        warnings.warn(
+            "optimizer.state_dict() was called while this rank has late gradients pending, or results that it has missed: "
+            "call optimizer.flush() on every rank before, or the replicas that are saved differ",
+            stacklevel=3,
+        )
+
     def forget(self) -> None:
         if not runtime.failed and any(bucket.is_under_way for bucket in self.buckets):
             raise AssertionError(
@@ -380,6 +398,7 @@ class GradientExchange(Exchange):
             for bucket in self.buckets:
                 runtime.clear(self.process_set.process_set_id, bucket.name)
         self.synchronizes_in_step = True
+        self._flushed_at = self._local_steps
         self._restart()
 
 

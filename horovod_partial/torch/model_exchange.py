@@ -83,6 +83,7 @@ class ModelExchange(ModelAverager, Exchange):
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._local_steps = 0
+        self._flushed_at = 0  # of these steps
 
     def _enter(self) -> None:
         if self._tenure.enter():
@@ -176,6 +177,11 @@ class ModelExchange(ModelAverager, Exchange):
             if not self.rounds:  # some rank may not have stepped yet, and then has no state
                 average = tuple(what for what in average if what != "state")
             self.flush(averaged_tensors(optimizer, average, self._named_buffers))
+        self._flushed_at = self._local_steps
+
+    @property
+    def is_flushed(self) -> bool:
+        return not self.is_needed or self._flushed_at == self._local_steps
 
     def before_state_dict(self) -> None:
         self.synchronize()

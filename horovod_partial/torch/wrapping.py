@@ -45,6 +45,10 @@ class Exchange:
     def fusion_plan(self) -> FusionPlan | None:
         return None
 
+    @property
+    def is_flushed(self) -> bool:
+        raise NotImplementedError
+
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         """The optimizer's own step, `optimizer._base.step`, and the exchange; returns the closure's result."""
         raise NotImplementedError
@@ -165,8 +169,15 @@ class _Methods(torch.optim.Optimizer):
         """
         self._exchange.flush_optimizer(self)
 
+    def flushed(self) -> bool:
+        """Whether this rank has nothing pending and has missed nothing, or has not stepped since it was flushed.
+
+        With a policy of models: whether it has not stepped since.
+        """
+        return self._exchange.is_flushed
+
     def state_dict(self) -> dict[str, Any]:
-        """As the wrapped optimizer's."""
+        """As the wrapped optimizer's; warns once where this rank's model is not that of the others: see `flushed`."""
         self._exchange.before_state_dict()
         return self._base.state_dict(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,40 @@ def test_flush_applies_everything_late(world: World) -> None:
         values(model.trainable_weights), world.gather(values(model.trainable_weights))[0], strict=True
     ):
         assert own == pytest.approx(first, abs=1e-5)
+
+
+def test_a_late_rank_is_told_where_it_saves_without_a_flush(world: World, tmp_path: Path) -> None:
+    model = compiled(make_model(0), "solo")
+    fit(world, model, [hvd.FlushCallback()])
+    assert model.optimizer.flushed()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.save(tmp_path / "model.keras")
+    rounds = model.optimizer.rounds
+    world.barrier()
+    if world.rank == 1:  # the others go on
+        world.until(lambda: model.optimizer.rounds > rounds, "a round has ended without this rank")
+    fit(world, model, [])
+    if not model.optimizer.flushed():
+        with pytest.warns(UserWarning, match="the optimizer was saved while this rank has late gradients"):
+            model.save(tmp_path / "model.keras")
+    model.optimizer.flush()
+    assert model.optimizer.flushed()
+
+
+@pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
+def test_replicas_are_compared(world: World, sync: str) -> None:
+    model = compiled(make_model(0), sync)
+    fit(world, model, [])
+    hvd.assert_replicas_equal(model, model.optimizer)
+    if world.rank == 1:
+        momentum = model.optimizer.variables[-1]
+        momentum.assign(momentum * 1.001)
+    hvd.assert_replicas_equal(model)
+    with pytest.raises(
+        AssertionError, match=r"1 of \d+ tensors: optimizer's variable \S*momentum .* of rank\(s\) 1 is not"
+    ):
+        hvd.assert_replicas_equal(model, model.optimizer)
 
 
 @alone

@@ -73,9 +73,13 @@ def test_shutdown(job: Job, program: str) -> None:
 @pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
 def test_a_rank_that_leaves_early(job: Job, program: str, policy: str) -> None:
-    """It ends its process; the others go on, and know when it has ended."""
+    """It ends its process; the others go on, and know when it has ended. It is told that it has missed something."""
     assert job.run(program, policy, "early") == 0, job.output()
     assert len(job.notes("ended")) == job.setup.ranks
+    if policy in ("solo", "majority"):
+        assert re.search(
+            r"horovod_partial\[1\] WARNING: this rank ends with .* results that it has missed", job.output()
+        )
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -320,6 +320,48 @@ def test_policy_from_the_environment(world: World, monkeypatch: pytest.MonkeyPat
         settings.cache_clear()
 
 
+# --- Replicas --------------------------------------------------------------------------------------------------------
+
+
+def test_equal_replicas_pass(world: World) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).to(torch.bfloat16)
+    torch.manual_seed(world.rank)
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), model.named_parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(4, 2, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+    hvd.assert_replicas_equal(model, optimizer)  # although the buffers of BatchNorm differ
+    hvd.assert_replicas_equal(torch.nn.Module())
+
+
+def test_replicas_that_differ_are_told_on_every_rank(world: World) -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), model.named_parameters())
+    train(world, optimizer, model, 1)
+    odd = world.size - 1
+    cases = [
+        (model[3].bias, r"1 of \d+ tensors: parameter 3.bias of rank\(s\) {odd} is not that of rank 0"),
+        (optimizer.state[model[0].weight]["exp_avg"], r"state exp_avg of parameter 0.weight of rank\(s\) {odd} "),
+    ]
+    for tensor, text in cases:
+        before = tensor.detach().clone()
+        if world.rank == odd:
+            with torch.no_grad():
+                tensor.view(-1)[0] *= 1 + 1e-6
+        with pytest.raises(AssertionError, match=text.format(odd=odd)):
+            hvd.assert_replicas_equal(model, optimizer)
+        with torch.no_grad():
+            tensor.copy_(before)
+    if world.rank == 0:
+        del optimizer.state[model[0].weight]["step"]
+    others = ", ".join(str(rank) for rank in world.ranks if rank > 0)
+    with pytest.raises(AssertionError, match=rf"state step of parameter 0.weight of rank\(s\) {others} is not"):
+        hvd.assert_replicas_equal(model, optimizer)
+    hvd.assert_replicas_equal(model)
+
+
 # --- Forms of training, under every policy ----------------------------------------------------------------------------
 
 every_policy = pytest.mark.parametrize("policy", [*GRADIENTS, *KINDS])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +135,54 @@ def test_flush_applies_what_was_pending_and_missed(world: World, late: int) -> N
     script.optimizer.flush()
     world.same(script.weight.item())
     assert -script.weight.item() == script.total(0) + script.total(1) + 0.5
+
+
+@scripted
+def test_a_forgotten_flush_is_told(world: World) -> None:
+    late = 1
+    script = Scripted(world, late)
+    script.first()
+    assert script.optimizer.flushed()
+    script.round_without_the_late_rank(0)
+    script.round_without_the_late_rank(1)
+    stats = hvd.partial_stats()[bucket_of(script.optimizer)]
+    assert (stats["pending"], stats["missed_rounds"]) == (False, 2 if world.rank == late else 0)
+    if world.rank == late:
+        assert not script.optimizer.flushed()
+        with pytest.warns(UserWarning, match=r"state_dict\(\) was called while this rank has late gradients pending"):
+            script.optimizer.state_dict()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            script.optimizer.state_dict()  # it is told once
+        script.step(2, 0.5)
+        assert hvd.partial_stats()[bucket_of(script.optimizer)]["pending"]
+    script.optimizer.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        script.optimizer.state_dict()
+    assert script.optimizer.flushed()
+    world.barrier()
+
+
+@scripted
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_checkpoint_has_everything(world: World, late: int, tmp_path: Path) -> None:
+    """`save_checkpoint` flushes, so what one rank writes is what all have."""
+    path = world.gather(str(tmp_path))[0] + "/checkpoint.pt"
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    script = Scripted(world, late)
+    script.first()
+    script.round_without_the_late_rank(0)
+    hvd.save_checkpoint(path, model, script.optimizer, epoch=3)
+    world.barrier()
+    saved = torch.load(path)
+    assert (saved["epoch"], saved["model"]["weight"].item()) == (3, 0.0)
+    assert saved["optimizer"].keys() == script.optimizer.state_dict().keys()
+    assert [entry.name for entry in Path(path).parent.iterdir()] == ["checkpoint.pt"]
+    assert -script.weight.item() == script.total(0)
+    with pytest.raises(ValueError, match=r"must be a hvd.DistributedOptimizer"):
+        hvd.save_checkpoint(path, model, torch.optim.SGD([script.weight]))
 
 
 @scripted

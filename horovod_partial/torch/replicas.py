@@ -1,0 +1,89 @@
+"""One model on all ranks: the check, and the checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch import mpi_ops
+
+from horovod_partial.exchange import replicas
+
+
+def assert_replicas_equal(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, process_set: ProcessSet = global_process_set
+) -> None:
+    """Compare parameters, and the optimizer's state, over all ranks, bit for bit; every rank must come.
+
+    Costs a hash of each tensor and one small collective. Call `optimizer.flush()` before. Buffers, as BatchNorm's, are each
+    rank's own, and are left out.
+
+    Args:
+        model: whose parameters are compared.
+        optimizer: whose state is compared too; None leaves it out.
+        process_set: the ranks that take part.
+
+    Raises:
+        AssertionError: replicas differ; on every rank, with the first tensor that does, and the ranks.
+    """
+    if not process_set.included():
+        return
+    hashes = {f"parameter {name}": _digest(parameter) for name, parameter in model.named_parameters()}
+    if optimizer is not None:
+        hashes.update((name, _digest(value)) for name, value in _state(model, optimizer))
+    ranks = process_set.ranks if process_set.ranks is not None else range(mpi_ops.size())
+    replicas.check_equal(hashes, lambda data: gather_bytes(data, "assert_replicas_equal", process_set), ranks)
+
+
+def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Any, **more: Any) -> None:
+    """Flush the optimizer, then write a checkpoint on the first rank of its process set; every rank must come.
+
+    The file appears whole or not at all. `torch.load` gives a dictionary with `model` and `optimizer`, which are state
+    dictionaries, and `more`.
+
+    Args:
+        path: of the file.
+        model: the model.
+        optimizer: a `hvd.DistributedOptimizer`.
+        more: further entries, as an epoch.
+
+    Raises:
+        ValueError: the optimizer is not wrapped.
+        AssertionError: gradients are under way; call it after `step`.
+    """
+    if not hasattr(optimizer, "flush"):
+        raise ValueError("optimizer must be a hvd.DistributedOptimizer; save others with torch.save")
+    optimizer.flush()
+    if not optimizer.process_set.included() or optimizer.process_set.rank() != 0:
+        return
+    whole = Path(path)
+    part = whole.with_name(f"{whole.name}.part")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **more}, part)
+    part.replace(whole)
+
+
+def gather_bytes(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:
+    """The bytes of every rank, of any length, by rank."""
+    sizes = mpi_ops.allgather(torch.tensor([len(data)]), name=f"{name}.sizes", process_set=process_set)
+    tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    everything = mpi_ops.allgather(tensor, name=name, process_set=process_set)
+    return [part.numpy().tobytes() for part in everything.split(sizes.tolist())]
+
+
+def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            yield f"state {key} of parameter {names.get(id(parameter), index)}", value
+
+
+def _digest(value: Any) -> str:
+    if not torch.is_tensor(value):
+        return replicas.digest(repr(value).encode())
+    dense = value.detach().to_dense() if value.is_sparse else value.detach()
+    return replicas.digest(dense.cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
