@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.metadata
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach, failure, log
-from horovod_partial.settings import settings
+from horovod_partial.settings import adopt, settings, shared
 
 HANDLE = Any  # _attach.Handle
 
@@ -64,10 +65,22 @@ class Runtime:
     # --- Life cycle ----------------------------------------------------------------------------------------------
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Horovod's `init`, then a handshake that proves on every rank that the hooks run."""
+        """Horovod's `init`, then a handshake that proves on every rank that the hooks run, and a look at the settings.
+
+        Raises:
+            ImportError: the hooks do not run on every rank.
+            ValueError: the ranks' settings contradict each other; the same error on every rank.
+        """
         self._mpi_ops.init(*args, **kwargs)
         self._begin()
         self._guarded(_attach.shake_hands, self._library)
+        self._agree_on_settings()
+
+    def _agree_on_settings(self) -> None:
+        texts = self._guarded(_attach.gather, self._library, json.dumps(shared()))
+        taken = adopt([json.loads(text) for text in texts], self._mpi_ops.rank())
+        if taken:
+            log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
 
     def shutdown(self) -> None:
         """Delivers what is pending, waits until every rank has come here, then shuts Horovod down.

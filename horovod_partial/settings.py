@@ -7,9 +7,10 @@ import functools
 import math
 import os
 import warnings
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from horovod_partial import policies
@@ -17,6 +18,8 @@ from horovod_partial import policies
 PREFIX = "HOROVOD_PARTIAL_"
 # Read by the build, not here: where an offline build finds Horovod's source archive.
 BUILD_VARIABLES = {PREFIX + "HOROVOD_SOURCE", PREFIX + "CACHE"}
+# What each rank may set for itself: what it logs, and when it counts as waiting. All else must be the same on all ranks.
+OF_EACH_RANK = {"log_level", "decision_log", "waiting_ms", "parked_ms"}
 
 
 class Settings(BaseSettings):
@@ -68,4 +71,45 @@ def settings() -> Settings:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             warnings.warn(f"the environment variable {name} is unknown to horovod_partial{hint}", stacklevel=2)
-    return Settings()
+    try:
+        return Settings()
+    except ValidationError as error:
+        wrong = {str(one["loc"][0]): one for one in error.errors()}
+        texts = [f"{PREFIX}{name.upper()}={one['input']!r}: {one['msg']}" for name, one in wrong.items()]
+        raise ValueError("; ".join(texts)) from None
+
+
+@functools.cache
+def shared() -> dict[str, Any]:
+    """What was set in this process, before it took anything from rank 0, of that which must be the same on all ranks."""
+    return settings().model_dump(include=settings().model_fields_set - OF_EACH_RANK)
+
+
+def adopt(by_rank: Sequence[Mapping[str, Any]], rank: int) -> list[str]:
+    """Use what rank 0 has set.
+
+    Args:
+        by_rank: what `shared` is on each rank.
+        rank: of this process.
+
+    Returns:
+        The variables that this rank has not set and takes from rank 0.
+
+    Raises:
+        ValueError: a rank has set something else than rank 0; the same on every rank, with the variable and the ranks.
+    """
+    first = by_rank[0]
+    for name, field in Settings.model_fields.items():
+        value = first.get(name, field.default)
+        others = [r for r, of_rank in enumerate(by_rank) if of_rank.get(name, value) != value]
+        if others:
+            there = ", ".join(f"{by_rank[r][name]} on rank {r}" for r in others)
+            here = first.get(name, f"not set, that is {value},")
+            raise ValueError(
+                f"{PREFIX}{name.upper()} is {there}, but {here} on rank 0: set it alike on every rank, or on rank 0 alone"
+            )
+    for name in Settings.model_fields.keys() - OF_EACH_RANK - by_rank[rank].keys():
+        value = first.get(name, Settings.model_fields[name].default)
+        if getattr(settings(), name) != value:  # in an elastic job rank 0 may have been another
+            setattr(settings(), name, value)
+    return [f"{PREFIX}{name.upper()}={value}" for name, value in first.items() if name not in by_rank[rank]]

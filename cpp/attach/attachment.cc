@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "attach/envelope.h"
@@ -261,27 +262,30 @@ std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Declara
 
 constexpr auto kPollInterval = std::chrono::milliseconds(100);  // of Ctrl-C, in a wait
 
-hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
+// Blocks for an ordinary allreduce of numbers over all ranks, which have the same count of them.
+std::vector<std::int64_t> SumOverRanks(const Attached& attached, const std::string& name,
+                                       std::vector<std::int64_t> values, std::shared_ptr<hvd::OpContext> context) {
   struct Result {
     std::mutex mutex;
     std::condition_variable done;
     bool finished = false;
     std::string error;
-    std::int64_t values[2] = {1, Fingerprint()};
+    std::vector<std::int64_t> values;
   };
   const auto result = std::make_shared<Result>();
-  const auto context = std::make_shared<HandshakeContext>();
-  const auto tensor = std::make_shared<TensorView>(result->values, hvd::HOROVOD_INT64, std::vector<std::int64_t>{2},
-                                                   static_cast<std::int64_t>(sizeof result->values));
+  result->values = std::move(values);
+  const auto count = static_cast<std::int64_t>(result->values.size());
+  const auto tensor =
+      std::make_shared<TensorView>(result->values.data(), hvd::HOROVOD_INT64, std::vector<std::int64_t>{count},
+                                   count * static_cast<std::int64_t>(sizeof(std::int64_t)));
   const auto callback = [result](const hvd::Status& status) {
     std::lock_guard<std::mutex> lock(result->mutex);
     result->finished = true;
     if (!status.ok()) result->error = status.reason();
     result->done.notify_all();
   };
-  const hvd::Status status =
-      attached.enqueue(context, tensor, tensor, hvd::ReadyEventList(), "horovod_partial.handshake", CPU_DEVICE_ID,
-                       callback, hvd::ReduceOp::SUM, 1.0, 1.0, 0);
+  const hvd::Status status = attached.enqueue(context, tensor, tensor, hvd::ReadyEventList(), name, CPU_DEVICE_ID,
+                                              callback, hvd::ReduceOp::SUM, 1.0, 1.0, 0);
   if (!status.ok()) throw EngineError(status.reason());
   std::unique_lock<std::mutex> lock(result->mutex);
   while (!result->done.wait_for(lock, kPollInterval, [&] { return result->finished; })) {
@@ -290,7 +294,13 @@ hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
     lock.lock();
   }
   if (!result->error.empty()) throw EngineError(result->error);
-  if (result->values[1] != result->values[0] * Fingerprint())
+  return result->values;
+}
+
+hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
+  const auto context = std::make_shared<HandshakeContext>();
+  const auto sums = SumOverRanks(attached, "horovod_partial.handshake", {1, Fingerprint()}, context);
+  if (sums[1] != sums[0] * Fingerprint())
     throw AttachError("the ranks run different versions of horovod-partial; install the same one everywhere");
   if (context->state == nullptr)
     throw AttachError(
@@ -384,6 +394,32 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return session;
+}
+
+std::vector<std::string> Gather(const std::string& library_path, const std::string& text) {
+  const auto session = SessionOf(library_path, 0);
+  const Engine& engine = session->engine();
+  const auto sum = [&](const std::string& name, std::vector<std::int64_t> values) {
+    const auto context = std::make_shared<BucketContext>(Memory::Host());
+    return SumOverRanks(*FindAttached(library_path), "horovod_partial.gather." + name, std::move(values), context);
+  };
+  // A sum of numbers of which one rank alone has each: what all ranks have, with Horovod's simplest operation.
+  const auto own = static_cast<std::size_t>(engine.rank());
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(engine.size()));
+  lengths[own] = static_cast<std::int64_t>(text.size());
+  lengths = sum("lengths", std::move(lengths));
+  const auto begin_of = [&](std::size_t rank) {
+    return std::accumulate(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(rank), std::ptrdiff_t{0});
+  };
+  std::vector<std::int64_t> characters(static_cast<std::size_t>(begin_of(lengths.size())));
+  std::copy(text.begin(), text.end(), characters.begin() + begin_of(own));
+  if (!characters.empty()) characters = sum("text", std::move(characters));
+  std::vector<std::string> texts;
+  for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
+    const auto begin = characters.begin() + begin_of(rank);
+    texts.emplace_back(begin, begin + lengths[rank]);
+  }
+  return texts;
 }
 
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id) {

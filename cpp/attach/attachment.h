@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "attach/session.h"
 
@@ -20,7 +21,10 @@ void Attach(const std::string& library_path);
 // EngineError if Horovod is not initialised.
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
 
-// The same for reading what there is: null where Horovod is down, or no handshake has taken place. Never waits.
+// Every rank's text, by rank. Blocks until all ranks are here, in the same order as to Horovod's own collectives.
+std::vector<std::string> Gather(const std::string& library_path, const std::string& text);
+
+// As SessionOf, for reading what there is: null where Horovod is down, or no handshake has taken place. Never waits.
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id);
 
 // Tells initialisations of Horovod apart, whoever asked for them: another positive number after each, without a

@@ -263,6 +263,7 @@ PYBIND11_MODULE(_attach, m) {
         attach::SessionOf(library, 0);
       },
       py::arg("library"));
+  m.def("gather", &attach::Gather, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("text"));
   m.def(
       "set_options",
       [](double waiting_seconds, double parked_seconds, const std::string& decision_log) {

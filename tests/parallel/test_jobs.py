@@ -237,6 +237,23 @@ def test_two_frameworks_in_one_process(job: Job, first: str) -> None:
     assert len(job.notes("done")) == job.setup.ranks
 
 
+@pytest.mark.full_matrix("gloo")
+def test_a_rank_takes_the_setting_of_rank_0(job: Job) -> None:
+    assert job.run("settings", "0", "solo") == 0, job.output()
+    assert job.notes("settled") == dict.fromkeys(range(job.setup.ranks), "solo")
+    text = "horovod_partial[1] WARNING: HOROVOD_PARTIAL_SYNC=solo is set on rank 0 and not here; this rank takes it"
+    assert job.output().count(text) == 1
+
+
+@pytest.mark.full_matrix("mpi")
+def test_a_setting_of_one_rank_is_refused_on_all(job: Job) -> None:
+    assert job.run("settings", "1", "solo") == 0, job.output()
+    text = "HOROVOD_PARTIAL_SYNC is solo on rank 1, but not set, that is full, on rank 0: set it alike on every rank"
+    refused = job.notes("refused")
+    assert len(refused) == job.setup.ranks
+    assert all(one.startswith(text) for one in refused.values()), refused
+
+
 @pytest.mark.full_matrix("mpi")
 def test_a_library_is_attached_while_other_threads_shake_hands(job: Job) -> None:
     """Attaching has the interpreter's lock, a handshake asks for it: neither may hold what the other one waits for."""

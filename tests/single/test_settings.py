@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
-import pydantic
 import pytest
 
 from horovod_partial import settings as module
@@ -20,8 +19,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.startswith(module.PREFIX):
             monkeypatch.delenv(name)
     module.settings.cache_clear()
+    module.shared.cache_clear()
     yield
     module.settings.cache_clear()
+    module.shared.cache_clear()
 
 
 def test_defaults() -> None:
@@ -59,8 +60,44 @@ def test_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_wrong_values(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv("HOROVOD_PARTIAL_" + name, value)
-    with pytest.raises(pydantic.ValidationError, match=rf"(?s){name.lower()}"):
+    with pytest.raises(ValueError, match=rf"^HOROVOD_PARTIAL_{name}='{value}': [^\n]*$"):
         module.settings()
+
+
+def test_a_rank_takes_what_rank_0_has_set() -> None:
+    assert module.shared() == {}
+    by_rank = [{"sync": "solo", "bucket_mb": 2.0}, {"bucket_mb": 2.0}, {}]
+    assert module.adopt(by_rank, 0) == []
+    assert module.settings().sync == "full"
+    assert module.adopt(by_rank, 1) == ["HOROVOD_PARTIAL_SYNC=solo"]
+    assert (module.settings().sync, "sync" in module.settings().model_fields_set) == ("solo", True)
+    assert module.adopt([{"max_staleness": 3}, {}], 1) == ["HOROVOD_PARTIAL_MAX_STALENESS=3"]  # after a restart
+    assert (module.settings().sync, module.settings().max_staleness) == ("full", 3)
+    assert module.shared() == {}
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize(
+    ("by_rank", "text"),
+    [
+        (
+            [{"sync": "solo"}, {}, {"sync": "full"}, {"sync": "majority"}],
+            "SYNC is full on rank 2, majority on rank 3, but solo on rank 0",
+        ),
+        ([{}, {}, {}, {"missed": "latest"}], "MISSED is latest on rank 3, but not set, that is auto, on rank 0"),
+    ],
+)
+def test_settings_that_contradict(by_rank: list[dict[str, str]], text: str, rank: int) -> None:
+    with pytest.raises(ValueError, match=f"^HOROVOD_PARTIAL_{text}: set it alike on every rank, or on rank 0 alone$"):
+        module.adopt(by_rank, rank)
+    assert module.settings().sync == "full"
+
+
+def test_what_each_rank_may_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_PARTIAL_MAX_STALENESS", "3")
+    for name in sorted(module.OF_EACH_RANK):
+        monkeypatch.setenv(f"HOROVOD_PARTIAL_{name.upper()}", "info" if name == "log_level" else "7")
+    assert module.shared() == {"max_staleness": 3}
 
 
 def test_unknown_variables_get_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
