@@ -87,7 +87,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             default, learns it from recent arrivals, and never exceeds 5 % of the median step.
         model_sync_every: average the model over all ranks whenever that many rounds have passed; None never does.
         grad_scaler: the GradScaler that the training uses, if any. Contributions are then kept unscaled, so that late ones
-            do not meet another scale, and `unscale_` synchronizes first.
+            do not meet another scale, and `unscale_` synchronizes first. Under a partial policy the `step` of a GradScaler
+            that was not passed raises RuntimeError.
         named_buffers: `model.named_buffers()`, for a model policy that averages them.
 
     Returns:
@@ -177,7 +178,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         },
     )
     # A fused step would unscale by itself, before the reduction and for this rank only.
-    wrapped = wrap(optimizer, reductions, backward_passes_per_step, _step_supports_amp_scaling=False)
+    takes_scaler: Any = False
+    if grad_scaler is None and not isinstance(policy, Full):
+        takes_scaler = property(_refuse_unknown_scaler)
+    wrapped = wrap(optimizer, reductions, backward_passes_per_step, _step_supports_amp_scaling=takes_scaler)
     if grad_scaler is not None:
         full_optimizer.synchronize_before_unscaling(grad_scaler, wrapped)
     return wrapped
+
+
+def _refuse_unknown_scaler(_: torch.optim.Optimizer) -> bool:
+    """What `GradScaler.step` asks first."""
+    raise RuntimeError(
+        "a GradScaler steps an optimizer that was wrapped without it: late gradients would be applied with their scale. "
+        "Pass it: hvd.DistributedOptimizer(..., grad_scaler=scaler)"
+    )

@@ -298,6 +298,37 @@ def test_grad_scaler_equals_training_without_one(world: World, unscale: bool) ->
     assert torch.allclose(results[0], results[1], atol=1e-6), closed_by
 
 
+@pytest.mark.parametrize("sync", ["full", "majority"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_grad_scaler_that_the_optimizer_does_not_know(world: World, sync: str, fused: bool) -> None:
+    """Horovod's recipe for mixed precision as it stands works, or raises on every rank before anything is applied."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    before = weights(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), sync=sync)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((1, 4), world.rank + 1.0)).square().mean()).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+
+    if sync == "full":
+        step()
+        assert not torch.equal(weights(model), before)
+        hvd.assert_replicas_equal(model)
+        return
+    with pytest.raises(RuntimeError, match=r"wrapped without it: .* grad_scaler=scaler"):
+        step()
+    assert torch.equal(weights(model), before)
+
+
 @scripted
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")], ids=str)
 def test_a_late_gradient_that_is_not_finite_is_dropped_and_counted(world: World, bad: float) -> None:
