@@ -16,7 +16,7 @@ POLICIES = ["solo", "majority", "majority:random", "quorum:0.75"]
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_i1_exactly_once(world: World, policy: str) -> None:
-    rounds = {"mpi": 2000, "gloo": 200}[world.transport] if world.long else 40
+    rounds = {"mpi": 1000, "gloo": 200}[world.transport] if world.long else 40
     rng = random.Random(world.random().random() + world.rank)
     names = [world.name(f"bucket.{index}") for index in range(3)]
     submitted = [torch.zeros(7, dtype=torch.int64) for _ in names]
