@@ -3,4 +3,4 @@
 project = "horovod-partial"
 extensions = ["myst_parser"]
 html_theme = "furo"
-myst_heading_anchors = 3
+myst_heading_anchors = 4
