@@ -184,7 +184,9 @@ def test_flush_applies_everything_late(world: World) -> None:
 
 
 def test_a_late_rank_is_told_where_it_saves_without_a_flush(world: World, tmp_path: Path) -> None:
-    model = compiled(make_model(0), "solo")
+    model = make_model(0)
+    # Rounds of a flush count as missed by a rank that has nothing to deliver: a low bound on staleness would hold the others.
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync="solo"), "mse", jit_compile=False)
     fit(world, model, [hvd.FlushCallback()])
     assert model.optimizer.flushed()
     with warnings.catch_warnings():
