@@ -9,6 +9,7 @@ from horovod_partial import _core, policies
 from horovod_partial.policies import ModelPolicy, Policy, Quorum, Solo
 from horovod_partial.settings import settings
 
+REPLAY_LIMIT = 8  # untaken results of an optimizer's buckets
 FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
 
 
@@ -25,7 +26,7 @@ def arguments(
     divisor: str = "ranks",
     late: str = "accumulate",
     drop_nonfinite: bool = False,
-    drop_nonfinite_results: bool = False,
+    replay_limit: int = REPLAY_LIMIT,
     weights: str = "uniform",
     weight_parameter: float = 1.0,
 ) -> _core.BucketSpec:
@@ -40,6 +41,8 @@ def arguments(
     if size is None:
         raise ValueError("the process set is not registered: pass it to hvd.init or hvd.add_process_set first")
     staleness, grace = check_rounds(max_staleness, grace_ms, divisor)
+    if isinstance(replay_limit, bool) or not isinstance(replay_limit, int) or replay_limit < 2:
+        raise ValueError(f"replay_limit must be a number of rounds, 2 or more, not {replay_limit!r}")
     words = [
         policies.describe(sync, size),
         f"op={'Average' if average else 'Sum'}",
@@ -48,6 +51,8 @@ def arguments(
     ]
     if missed != "sum":
         words.append(f"missed={missed}")
+    if missed == "replay":
+        words.append(f"replay_limit={replay_limit}")
     if average:
         words.append(f"divisor={divisor}")
     policy = sync.to_core(size).replace(max_staleness=staleness, description=" ".join(words))
@@ -59,7 +64,7 @@ def arguments(
         late=late,
         divisor="contributors" if average and divisor == "contributors" else "none",
         drop_nonfinite=drop_nonfinite,
-        drop_nonfinite_results=drop_nonfinite_results,
+        replay_limit=replay_limit,
         weights=weights,
         weight_parameter=weight_parameter,
         prescale_factor=prescale_factor,

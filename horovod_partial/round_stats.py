@@ -12,8 +12,9 @@ def summarise(raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         For each bucket: `rounds`; `closed_by` (reason to rounds); `on_time` and `late` (lists, by rank: rounds with and
         without that rank's fresh contribution); `fresh_mean` and `fresh_histogram` (number of fresh contributors to
         rounds); `staleness_histogram` (rounds since a rank's contribution before, 0 if there was one in the previous
-        round, to contributions); `waited_seconds` (by this rank, for results); `dropped` (contributions and
-        missed results of this rank that were not finite); `bytes_held` (buffers for what is pending and missed);
+        round, to contributions); `waited_seconds` (by this rank, for results); `dropped` (late contributions
+        of this rank that were not finite); `summed` (missed results of this rank that had to be added to others, because it
+        was blocked for longer than `replay_limit` rounds: its model may differ from then on); `bytes_held` (buffers for what is pending and missed);
         `pending` (this rank has late contributions that no round has delivered); `missed_rounds` (whose results this rank
         has not taken);
         `groups_made` and `setup_seconds` (communicators that this rank has made for groups, and what that took: it is no
@@ -36,6 +37,7 @@ def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
         "staleness_histogram": dict(sorted(raw["staleness"].items())),
         "waited_seconds": raw["waited_seconds"],
         "dropped": raw["dropped"],
+        "summed": raw["summed"],
         "bytes_held": raw["bytes_held"],
         "pending": raw["pending"],
         "missed_rounds": raw["missed_rounds"],

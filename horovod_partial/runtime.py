@@ -11,9 +11,11 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet
@@ -24,6 +26,29 @@ from horovod_partial.settings import adopt, settings, shared
 HANDLE = Any  # _attach.Handle
 
 _REINSTALL = "reinstall it from its source: pip install --no-build-isolation --force-reinstall --no-deps"
+
+
+class Applier(Protocol):
+    """Who applies the results of a family, that is of buckets whose rounds are taken together.
+
+    Attributes:
+        process_set: the ranks that take part.
+        family: the names of the buckets in use; empty if there are none.
+        is_under_way: whether gradients are on their way to a step, so that nothing may be applied before it.
+        thread: the number of the thread that took the last step.
+    """
+
+    process_set: ProcessSet
+    thread: int
+
+    @property
+    def family(self) -> list[str]: ...
+
+    @property
+    def is_under_way(self) -> bool: ...
+
+    def apply_rounds(self) -> None:
+        """Apply all rounds that this rank can take, oldest first."""
 
 
 class Runtime:
@@ -46,6 +71,7 @@ class Runtime:
         self._library = library
         self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
         self._begun = Tenure(self)
+        self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
         log.start()
@@ -83,7 +109,7 @@ class Runtime:
             log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
 
     def shutdown(self) -> None:
-        """Delivers what is pending, waits until every rank has come here, then shuts Horovod down.
+        """Delivers what is pending, applies it, waits until every rank has come here, then shuts Horovod down.
 
         While an exception is being handled it does not wait: the other ranks fail at once, as they do with Horovod. An
         exit with status 0 is none.
@@ -107,21 +133,24 @@ class Runtime:
                 self._mpi_ops.shutdown()
 
     def join(self, *args: Any, **kwargs: Any) -> int:
-        """Delivers what this rank has pending, then joins as `horovod.torch.join` does."""
+        """Applies what this rank has missed, delivers what it has pending, then joins as `horovod.torch.join` does."""
         for process_set in list(self._process_sets):  # to which other threads may add
-            self._guarded(_attach.deliver, self._library, process_set)
+            appliers = self._appliers_of(process_set)
+            self._guarded(_attach.deliver, self._library, process_set, [applier.family for applier in appliers])
+            for applier in appliers:
+                applier.apply_rounds()
         return self._mpi_ops.join(*args, **kwargs)
 
     def _end_unless_failing(self) -> set[str]:
-        return set() if failure.is_failure(sys.exc_info()[1]) or self.failed else self._end()
+        return set() if failure.is_failure(sys.exc_info()[1]) or self.failed else self._end(applies=True)
 
-    def _end(self) -> set[str]:
-        """Waits for the others; returns what was unsettled before, or is so afterwards."""
+    def _end(self, *, applies: bool) -> set[str]:
+        """Waits for the others. Returns what is unsettled then; with nothing applied, also what was so before."""
         errors, unsettled = [], set()
         for process_set in sorted(self._process_sets, reverse=True) if self._mpi_ops.is_initialized() else ():
             try:
-                unsettled |= self.unsettled(process_set)
-                self._guarded(_attach.end, self._library, process_set)
+                unsettled |= set() if applies else self.unsettled(process_set)
+                self._flush(process_set, self._appliers_of(process_set) if applies else [], ends=True)
                 unsettled |= self.unsettled(process_set)
             except HorovodInternalError as error:  # of one process set, say a removed one; the others go on
                 errors.append(error)
@@ -143,7 +172,7 @@ class Runtime:
         if failure.has_failed():  # the others must not wait: Horovod's own handler shuts everybody down at once
             return
         try:
-            self._warn_of_unsettled(self._end())
+            self._warn_of_unsettled(self._end(applies=False))
         except HorovodInternalError as error:
             log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
@@ -193,9 +222,21 @@ class Runtime:
         """The results that this rank has missed, without an arrival."""
         return self._guarded(_attach.collect, self._library, process_set, name, target)
 
-    def completed(self, process_set: int, name: str) -> int:
-        """How many rounds of a bucket have ended on this rank."""
-        return self._guarded(_attach.completed, self._library, process_set, name)
+    def taken(self, process_set: int, name: str) -> int:
+        """How many rounds of a bucket have ended on this rank and, of a family, have been taken."""
+        return self._guarded(_attach.taken, self._library, process_set, name)
+
+    def take_round(self, process_set: int, names: Sequence[str], addresses: Sequence[int]) -> tuple[int, int] | None:
+        """Takes the oldest round that has ended in all buckets of a family; its results go to the addresses.
+
+        Returns how many rounds that was (several where they had to be added up) and how many gradients are in them; None if
+        there is none.
+        """
+        return self._guarded(_attach.take_round, self._library, process_set, names, addresses)
+
+    def has_round(self, process_set: int, names: Sequence[str]) -> bool:
+        """Whether there is such a round."""
+        return self._guarded(_attach.has_round, self._library, process_set, names)
 
     def catch_up(self, process_set: int, name: str, iteration: int) -> int:
         """Lets this rank's model in a bucket that weighs by staleness be of that iteration or a newer one; returns it."""
@@ -205,13 +246,41 @@ class Runtime:
         """Begins the steps of merged gradients anew, unless Horovod has not been initialised since the last one."""
         self._guarded(steps.enter, self._library, process_set)
 
-    def flush(self, process_set: int) -> None:
-        """Blocks until every rank is here, and everything pending has been delivered."""
-        self._guarded(_attach.flush, self._library, process_set)
+    def take_part_in_flushes(self, applier: Applier) -> None:
+        """From now on every flush of this thread applies what this one has missed."""
+        self._appliers.add(applier)
 
-    def clear(self, process_set: int, name: str) -> None:
-        """Forgets what this rank has pending and has missed in a bucket."""
-        self._guarded(_attach.clear, self._library, process_set, name)
+    def flush(self, process_set: int) -> None:
+        """Blocks until every rank is here, and everything pending has been delivered and applied."""
+        self._flush(process_set, self._appliers_of(process_set), ends=False)
+
+    def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool) -> None:
+        families = [applier.family for applier in appliers]
+        flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
+        try:
+            more = True
+            while more:  # others may go on training meanwhile, and wait for a rank that does not follow
+                more = self._guarded(flush.wait)
+                for applier in appliers:
+                    applier.apply_rounds()
+        finally:
+            flush.end()
+
+    def _appliers_of(self, process_set: int) -> list[Applier]:
+        """Those whose results this thread may take: it took their last step, or the thread that did is gone."""
+        alive = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        return [
+            applier
+            for applier in list(self._appliers)
+            if applier.process_set.process_set_id == process_set
+            and applier.family
+            and not applier.is_under_way
+            and applier.thread not in alive
+        ]
+
+    def clear(self, process_set: int, names: Sequence[str]) -> None:
+        """Forgets what this rank has pending and has missed in a bucket, or in those of a family."""
+        self._guarded(_attach.clear, self._library, process_set, names)
 
     def is_initialized(self) -> bool:
         """Whether Horovod is up."""

@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
 
     sync: str = Field(default="full", description="Sync policy where the program names none.")
-    max_staleness: int = Field(default=16, ge=0, description="Rounds in a row that a rank may miss.")
+    max_staleness: int = Field(default=8, ge=0, description="Rounds in a row that a rank may miss.")
     grace_ms: float | Literal["auto"] = Field(default="auto", description="How long a satisfied round stays open.")
     missed: Literal["auto", "sum", "replay", "latest"] = Field(default="auto", description="What a late rank gets.")
     bucket_mb: float = Field(

@@ -432,12 +432,12 @@ int Generation(const std::string& library_path) {
   return attached == nullptr || attached->is_initialized() == 0 ? 0 : attached->generation.load();
 }
 
-Round Completed(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket) {
+Round Taken(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket) {
   const auto session = FindSession(library_path, process_set_id);
   const auto found = session == nullptr ? nullptr : session->engine().Find(bucket);
   if (found == nullptr) return 0;
   std::lock_guard<std::mutex> lock(found->mutex);
-  return found->core.completed();
+  return found->core.taken();
 }
 
 int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration) {

@@ -37,16 +37,6 @@ class Handle {
     if (!operation_->done) throw py::value_error("the operation has not finished; synchronize it first");
     return operation_->info;
   }
-  std::size_t ReplayCount() const {
-    std::lock_guard<std::mutex> lock(bucket_->mutex);
-    return operation_->replay.size();
-  }
-  // Copies a result that came before the newest one to `pointer`, which has room for the whole bucket.
-  void CopyReplay(std::size_t index, std::uintptr_t pointer) const {
-    std::lock_guard<std::mutex> lock(bucket_->mutex);
-    const Buffer& result = operation_->replay.at(index);
-    bucket_->core.memory().Copy(reinterpret_cast<void*>(pointer), result.data(), result.size());
-  }
 
  private:
   std::shared_ptr<Session> session_;
@@ -99,6 +89,46 @@ std::optional<Handle> Collect(const std::string& library, std::int32_t process_s
   return Handle(std::move(session), std::move(bucket), std::move(operation));
 }
 
+// The oldest round of a family that this rank can take, as (rounds, gradients), or nothing. The pointers have room for
+// the buckets.
+std::optional<std::pair<int, int>> TakeRound(const std::string& library, std::int32_t process_set, const Family& names,
+                                             const std::vector<std::uintptr_t>& pointers) {
+  py::gil_scoped_release release;
+  const auto session = attach::FindSession(library, process_set);
+  if (session == nullptr) return std::nullopt;
+  std::vector<Member> family;
+  for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});
+  const auto taken = session->engine().TakeRound(family);
+  if (!taken) return std::nullopt;
+  return std::pair(taken->rounds, taken->gradients);
+}
+
+bool HasRound(const std::string& library, std::int32_t process_set, const Family& names) {
+  py::gil_scoped_release release;
+  const auto session = attach::FindSession(library, process_set);
+  return session != nullptr && session->engine().HasRound(names);
+}
+
+// A flush of a process set; over at once where none is in use.
+class Flush {
+ public:
+  static std::unique_ptr<Flush> Begin(const std::string& library, std::int32_t process_set, std::vector<Family> drained,
+                                      bool ends) {
+    auto flush = std::make_unique<Flush>();
+    flush->session_ = attach::FindSession(library, process_set);
+    if (flush->session_ == nullptr) return flush;
+    const auto kind = ends ? Report::Flush::kEnding : Report::Flush::kFlushing;
+    flush->flushing_.emplace(flush->session_->engine(), kind, std::move(drained));
+    return flush;
+  }
+  bool Wait() { return flushing_ && flushing_->Wait(); }
+  void End() { flushing_.reset(); }
+
+ private:
+  std::shared_ptr<Session> session_;
+  std::optional<Engine::Flushing> flushing_;
+};
+
 // What is known of a process set's buckets at one moment.
 struct Snapshot {
   struct Entry {
@@ -107,6 +137,7 @@ struct Snapshot {
     std::size_t bytes_held;
     bool pending;       // on this rank
     int missed_rounds;  // on this rank
+    Round completed;    // rounds that have ended on this rank
     bool owned;
   };
   std::vector<Entry> buckets;
@@ -125,7 +156,7 @@ Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const Bucket& core = bucket->core;
     snapshot.buckets.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(),
-                                core.missed_rounds(), bucket->owner != nullptr});
+                                core.missed_rounds(), core.completed(), bucket->owner != nullptr});
   }
   snapshot.offsets = session->ArrivalOffsets();
   snapshot.unconnected_windows = session->UnconnectedWindows();
@@ -135,15 +166,17 @@ Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
 py::dict Statistics(const std::string& library, std::int32_t process_set) {
   const Snapshot snapshot = TakeSnapshot(library, process_set);
   py::dict result;
-  for (const auto& [name, statistics, bytes_held, pending, missed_rounds, owned] : snapshot.buckets) {
+  for (const auto& [name, statistics, bytes_held, pending, missed_rounds, completed, owned] : snapshot.buckets) {
     py::dict description = Describe(statistics);
     description["waited_seconds"] = statistics.waited_seconds;
     description["groups_made"] = statistics.groups_made;
     description["setup_seconds"] = statistics.setup_seconds;
     description["dropped"] = statistics.dropped;
+    description["summed"] = statistics.summed;
     description["bytes_held"] = bytes_held;
     description["pending"] = pending;
     description["missed_rounds"] = missed_rounds;
+    description["completed"] = completed;
     description["owned"] = owned;
     if (const auto found = snapshot.offsets.find(name); found != snapshot.offsets.end()) {
       const Coordinator::Offsets& offsets = found->second;
@@ -161,16 +194,14 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
   return result;
 }
 
-void Clear(const std::string& library, std::int32_t process_set, const std::string& name) {
+void Clear(const std::string& library, std::int32_t process_set, const Family& names) {
   py::gil_scoped_release release;
-  if (const auto session = attach::FindSession(library, process_set)) session->engine().Clear(name);
+  if (const auto session = attach::FindSession(library, process_set)) session->engine().Clear(names);
 }
 
-// Engine operations that block, without the interpreter's lock.
-template <void (Engine::*operation)()>
-void Call(const std::string& library, std::int32_t process_set) {
+void Deliver(const std::string& library, std::int32_t process_set, const std::vector<Family>& families) {
   py::gil_scoped_release release;
-  if (const auto session = attach::FindSession(library, process_set)) (session->engine().*operation)();
+  if (const auto session = attach::FindSession(library, process_set)) session->engine().Deliver(families);
 }
 
 }  // namespace
@@ -201,12 +232,13 @@ PYBIND11_MODULE(_attach, m) {
       .def("own", &OwnerReference::Own, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
            py::arg("process_set"), py::arg("name"));
 
-  py::class_<Handle>(m, "Handle")
-      .def("poll", &Handle::Poll)
-      .def("wait", &Handle::Wait)
-      .def("info", &Handle::Info)
-      .def("replay_count", &Handle::ReplayCount)
-      .def("copy_replay", &Handle::CopyReplay, py::arg("index"), py::arg("pointer"));
+  py::class_<Handle>(m, "Handle").def("poll", &Handle::Poll).def("wait", &Handle::Wait).def("info", &Handle::Info);
+
+  py::class_<Flush>(m, "Flush")
+      .def(py::init(&Flush::Begin), py::call_guard<py::gil_scoped_release>(), py::arg("library"),
+           py::arg("process_set"), py::arg("drained"), py::arg("ends"))
+      .def("wait", &Flush::Wait, py::call_guard<py::gil_scoped_release>())
+      .def("end", &Flush::End, py::call_guard<py::gil_scoped_release>());
 
   py::module_::import("horovod_partial._core");  // which has BucketSpec
   py::class_<BucketConfig>(m, "BucketConfig")
@@ -280,13 +312,13 @@ PYBIND11_MODULE(_attach, m) {
         py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));
   m.def("generation", &attach::Generation, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
-  m.def("completed", &attach::Completed, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
-        py::arg("process_set"), py::arg("name"));
+  m.def("taken", &attach::Taken, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("process_set"),
+        py::arg("name"));
   m.def("catch_up", &attach::CatchUp, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
         py::arg("process_set"), py::arg("name"), py::arg("iteration"));
-  m.def("deliver", &Call<&Engine::Deliver>, py::arg("library"), py::arg("process_set"));
-  m.def("flush", &Call<&Engine::Flush>, py::arg("library"), py::arg("process_set"));
-  m.def("end", &Call<&Engine::End>, py::arg("library"), py::arg("process_set"));
-  m.def("clear", &Clear, py::arg("library"), py::arg("process_set"), py::arg("name"));
+  m.def("take_round", &TakeRound, py::arg("library"), py::arg("process_set"), py::arg("names"), py::arg("pointers"));
+  m.def("has_round", &HasRound, py::arg("library"), py::arg("process_set"), py::arg("names"));
+  m.def("deliver", &Deliver, py::arg("library"), py::arg("process_set"), py::arg("families"));
+  m.def("clear", &Clear, py::arg("library"), py::arg("process_set"), py::arg("names"));
   m.def("statistics", &Statistics, py::arg("library"), py::arg("process_set"));
 }

@@ -7,7 +7,7 @@
 namespace horovod_partial {
 
 Bucket::Bucket(std::string name, const BucketOptions& options)
-    : name_(std::move(name)), options_(options), missed_(options.missed) {}
+    : name_(std::move(name)), options_(options), missed_(options.missed, options.replay_limit) {}
 
 void Bucket::AddPending(const Arrival& arrival) {
   if (arrival.input == nullptr || options_.late != Late::kAccumulate) return;
@@ -44,7 +44,7 @@ void Bucket::MergePendingInto(Arrival& arrival) {
 }
 
 Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
-  if (state_ == State::kArrived || (state_ == State::kRunning && on_time_)) return Arrived::kBusy;
+  if (held_ || state_ == State::kArrived || (state_ == State::kRunning && on_time_)) return Arrived::kBusy;
   if (state_ == State::kRunning && last_.ends) return Arrived::kWaiting;
   only_delivers_ = arrival.input == nullptr;
   if (options_.late == Late::kKeep && !only_delivers_) Keep(arrival.input);
@@ -69,27 +69,48 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
   return Arrived::kOnTime;
 }
 
-std::deque<Buffer> Bucket::TakeMissed(void* output) {
+void Bucket::TakeMissed(void* output) {
   const bool kept = options_.late == Late::kKeep;
   const Buffer& own = incoming_gradients_ > 0 ? incoming_ : outgoing_;
-  std::deque<Buffer> results = missed_.Take();
-  if (results.empty()) {  // only rounds without a gradient were missed
+  if (missed_.empty()) {  // only rounds without a gradient were missed
     if (kept && options_.divisor == Divisor::kContributors) {
       memory().Copy(output, own.data(), bytes());  // an average with nobody else
     } else {
       memory().Zero(output, bytes());
     }
-    return results;
+    return;
   }
-  memory().Copy(output, results.back().data(), bytes());
+  MissedResults::Result result = missed_.Pop();
+  memory().Copy(output, result.sum.data(), bytes());
   if (kept && options_.divisor == Divisor::kContributors) {
     // WAGMA-SGD, Algorithm 2: the sum has an older model of this rank, or none; the new one counts as one more.
     memory().Add(options_.type, output, own.data(), options_.elements);
     memory().Scale(options_.type, output, options_.elements, 1.0 / (missed_gradients_ + 1));
   }
-  missed_.Recycle(std::move(results.back()));
-  results.pop_back();
-  return results;
+  missed_.Recycle(std::move(result.sum));
+}
+
+int Bucket::TakeRounds(int rounds, void* output) {
+  int gradients = 0;
+  if (std::exchange(held_, false)) {
+    if (arrival_.output != output) memory().Copy(output, arrival_.output, bytes());
+    gradients = held_gradients_;
+    --rounds;
+  }
+  while (rounds > 0 && !missed_.empty()) {  // another thread may have joined meanwhile
+    MissedResults::Result result = missed_.Pop();
+    rounds -= result.rounds;
+    if (result.gradients == 0) continue;
+    if (gradients == 0) {
+      memory().Copy(output, result.sum.data(), bytes());
+    } else {
+      memory().Add(options_.type, output, result.sum.data(), options_.elements);
+    }
+    gradients += result.gradients;
+    missed_.Recycle(std::move(result.sum));
+  }
+  if (gradients == 0) memory().Zero(output, bytes());
+  return gradients;
 }
 
 int Bucket::ReportArrival() {
@@ -188,6 +209,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
 
 bool Bucket::Finish() {
   const bool kept = options_.late == Late::kKeep;
+  const bool replays = options_.missed == Missed::kReplay;
   Buffer& late_result = kept ? scratch_ : outgoing_;
   void* result = on_time_ ? arrival_.output : late_result.data();
   // A missed average of models is made when it is taken: a newer model counts in it.
@@ -196,7 +218,11 @@ bool Bucket::Finish() {
     memory().Scale(options_.type, result, options_.elements, 1.0 / members_gradients_);
   completed_ = last_.round + 1;
   state_ = State::kIdle;
-  if (on_time_ && !only_delivers_) return true;
+  if (on_time_ && !only_delivers_) {
+    held_ = replays;
+    held_gradients_ = members_gradients_;
+    return true;
+  }
   if (on_time_) {
     late_result.Reserve(bytes(), memory());
     memory().Copy(late_result.data(), arrival_.output, bytes());
@@ -205,19 +231,32 @@ bool Bucket::Finish() {
     cleared_ = false;
   }
   // A round that only delivered, and had nothing to deliver, is no update: a step with zeros would not be none.
-  if (std::exchange(discard_result_, false) || members_gradients_ == 0) return false;
-  if (options_.drop_nonfinite_results && !memory().AllFinite(options_.type, late_result.data(), options_.elements)) {
-    ++dropped_;
-    return false;
+  const bool empty = std::exchange(discard_result_, false) || members_gradients_ == 0;
+  if (!empty) {
+    missed_gradients_ = members_gradients_;
+    missed_.Push(late_result, members_gradients_, options_.type, options_.elements);
+  } else if (replays) {
+    missed_.PushEmpty();
   }
-  missed_gradients_ = members_gradients_;
-  missed_.Push(late_result, options_.type, options_.elements);
   return false;
 }
 
-void Bucket::Clear() {
-  incoming_gradients_ = 0;
+void Bucket::LeaveOut(Round completed) {
+  if (options_.missed != Missed::kReplay) return;
+  held_ = false;
   missed_.Clear();
+  completed_ = std::max(completed_, completed);
+}
+
+void Bucket::Clear(Round complete) {
+  incoming_gradients_ = 0;
+  if (options_.missed == Missed::kReplay) {
+    if (std::exchange(held_, false)) missed_.PushEmpty();  // all are emptied below, so their order does not matter
+    while (!missed_.empty() && taken() < complete) missed_.Pop();
+    missed_.MakeEmpty();
+  } else {
+    missed_.Clear();
+  }
   iteration_ = 0;
   if (state_ == State::kRunning) discard_result_ = !on_time_ || only_delivers_;
   if (options_.late == Late::kKeep) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <string>
 
 #include "core/bucket_spec.h"
@@ -43,6 +42,10 @@ struct BucketOptions : Handling {
 //   scratch_   the result of such a round, so that the kept model survives it
 //   missed_    results that the application has not seen (one buffer, or several with Missed::kReplay)
 // A contribution that is on time is sent from where it lies, and its result arrives where the application wants it.
+//
+// With Missed::kReplay the bucket belongs to a family: its results stay, in their order, until the application takes
+// them by TakeRounds, together with those of the other members (docs/protocol.md, families). The result of an arrival
+// that was on time is one of them, though it lies in the application's memory.
 class Bucket {
  public:
   enum class State : std::uint8_t { kIdle, kArrived, kRunning };
@@ -59,7 +62,7 @@ class Bucket {
     kOnTime,   // the next report says so; Finish will have the result in the arrival's output
     kLate,     // the contribution is pending, results are waiting: TakeMissed has them now
     kWaiting,  // the contribution is pending, a round is running: TakeMissed has its result after Finish
-    kBusy,     // an arrival is outstanding already; nothing was done
+    kBusy,     // an arrival is outstanding already, or its result has not been taken; nothing was done
   };
   // What to reduce in this round.
   struct Entry {
@@ -73,9 +76,11 @@ class Bucket {
 
   // Application's thread.
   Arrived Arrive(const Arrival& arrival);
-  // The results that were missed: their sum, or the newest, goes to `output`; with kReplay those before it are
-  // returned.
-  std::deque<Buffer> TakeMissed(void* output);
+  // The result that was missed, the sum of all or the newest, goes to `output`. Not with kReplay.
+  void TakeMissed(void* output);
+  // With kReplay: the sum of the oldest untaken results, of so many rounds, goes to `output`; returns how many
+  // gradients are in it. Zeros if there is none.
+  int TakeRounds(int rounds, void* output);
 
   // Background thread, once in every negotiating cycle. The coordinator hears of the arrival, so its contribution is
   // complete now. Returns how many gradients are in it.
@@ -93,10 +98,13 @@ class Bucket {
   bool Finish();
 
   // Forgets what is pending and missed, as loading a checkpoint does; the next arrival asks for a full round. What the
-  // coordinator has heard of in the cycle under way may still be in a closing: it is delivered as zeros then.
-  void Clear();
+  // coordinator has heard of in the cycle under way may still be in a closing: it is delivered as zeros then. With
+  // kReplay the rounds from `complete` on keep their numbers, without a result: other members have not ended them here.
+  void Clear(Round complete = 0);
   // Nobody will ask for what has been missed.
   void DiscardMissed() { missed_.Clear(); }
+  // With kReplay: this rank has joined, and gets no results; so many rounds have ended elsewhere.
+  void LeaveOut(Round completed);
   // With Weights::kStaleness: this rank's model is at least as new as that iteration. Returns its iteration.
   int CatchUp(int iteration) { return iteration_ = std::max(iteration_, iteration); }
 
@@ -115,6 +123,13 @@ class Bucket {
   bool HasUnannounced() const { return incoming_gradients_ > 0; }
   bool HasMissed() const { return !missed_.empty(); }
   int missed_rounds() const { return missed_.rounds(); }
+  int summed() const { return missed_.summed(); }  // missed rounds that had to be added to others
+  // With kReplay: rounds whose results the application has not taken, and how many of them come as one.
+  int untaken() const { return missed_.rounds() + (held_ ? 1 : 0); }
+  int oldest_rounds() const { return held_ ? 1 : missed_.oldest_rounds(); }
+  // Rounds whose results the application has taken, or could have.
+  Round taken() const { return options_.missed == Missed::kReplay ? completed_ - untaken() : completed_; }
+  bool full() const { return options_.missed == Missed::kReplay && untaken() >= options_.replay_limit; }
   Round completed() const { return completed_; }  // rounds that have ended here
   const Closing& last() const { return last_; }   // the round that runs, or ran last
   int dropped() const { return dropped_; }        // contributions and results that were not finite
@@ -142,6 +157,8 @@ class Bucket {
   bool wants_full_round_ = false;
   bool discard_result_ = false;  // kRunning: the result would be missed, and is of before a Clear
   bool cleared_ = false;  // what is outgoing has been forgotten; a round that counts it may close until the next report
+  bool held_ = false;     // kReplay: a result in the arrival's output has not been taken
+  int held_gradients_ = 0;     // in it
   int members_gradients_ = 0;  // kRunning: in the sum that this rank gets
   int missed_gradients_ = 0;   // kKeep: in the missed result
   int incoming_late_ = 0;      // kKeep: late arrivals in incoming_

@@ -34,15 +34,14 @@ struct Handling {
   Divisor divisor = Divisor::kNone;
   Weights weights = Weights::kUniform;  // of the fresh contributions; the sum is their weighted average then
   double weight_parameter = 1;          // contraction or alpha (weights.h)
+  int replay_limit = 8;                 // kReplay: so many untaken results, and rounds wait for this rank
   bool drop_nonfinite = false;          // a late contribution that is not finite is dropped and counted
-  bool drop_nonfinite_results = false;  // and so is a missed result: where on-time ranks skip it too, as with a scaler
 
   template <class Self>
   static auto Fields(Self& self) {
     return std::make_tuple(Named("missed", self.missed), Named("late", self.late), Named("divisor", self.divisor),
                            Named("weights", self.weights), Named("weight_parameter", self.weight_parameter),
-                           Named("drop_nonfinite", self.drop_nonfinite),
-                           Named("drop_nonfinite_results", self.drop_nonfinite_results));
+                           Named("replay_limit", self.replay_limit), Named("drop_nonfinite", self.drop_nonfinite));
   }
 };
 

@@ -38,6 +38,11 @@ bool Coordinator::Bucket::WantsEverybody() const {
 // A bucket has one set of buffers on each rank: its next round waits until the last one has ended everywhere.
 bool Coordinator::Bucket::Running() const { return std::find(running.begin(), running.end(), true) != running.end(); }
 
+// Some rank takes results while it waits in a flush, and has as many before it as there may be. It is never long.
+bool Coordinator::Bucket::Draining() const {
+  return std::find(backlog.begin(), backlog.end(), Report::Backlog::kDraining) != backlog.end();
+}
+
 Time Coordinator::Bucket::Grace() const {
   return policy().grace == Policy::kAutomaticGrace ? grace.Estimate() : policy().grace;
 }
@@ -49,6 +54,7 @@ Coordinator::Bucket& Coordinator::Find(const std::string& name) {
     bucket.pending.resize(Index(size_));
     bucket.running.resize(Index(size_));
     bucket.retired.resize(Index(size_));
+    bucket.backlog.resize(Index(size_));
     bucket.late.resize(Index(size_));
     bucket.late_seen.resize(Index(size_));
     for (const RankLevel& level : levels_) {
@@ -96,6 +102,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
     bucket.late[Index(rank)] = 0;
     bucket.running[Index(rank)] = false;
     bucket.retired[Index(rank)] = false;
+    bucket.backlog[Index(rank)] = Report::Backlog::kNone;
     bucket.absent[Index(rank)] = report.absent.Has(name);
     bucket.waiting[Index(rank)] = report.waiting.Has(name);
   }
@@ -111,6 +118,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
       bucket.absent[Index(rank)] = true;
     }
     if (item.kind != Report::Item::Kind::kArrival) {
+      bucket.backlog[Index(rank)] = item.backlog;
       bucket.pending[Index(rank)] = item.gradients;
       bucket.late[Index(rank)] = item.late;
       int& seen = bucket.late_seen[Index(rank)];
@@ -140,14 +148,20 @@ bool Coordinator::EverybodyArrived(const Bucket& bucket) const {
   return true;
 }
 
-// Rule 6. A rank with a late arrival counts as contributing: what it has pending is about to be delivered.
+// Rule 6.
 bool Coordinator::TooStale(const Bucket& bucket) const {
-  for (Rank rank = 0; rank < size_; ++rank) {
-    const bool contributes = bucket.arrivals[Index(rank)].present || bucket.late[Index(rank)] > 0;
-    if (contributes || Absent(bucket, rank)) continue;
-    if (bucket.round - bucket.last_contribution[Index(rank)] > bucket.policy().max_staleness) return true;
-  }
+  for (Rank rank = 0; rank < size_; ++rank)
+    if (MustWaitFor(bucket, rank)) return true;
   return false;
+}
+
+// A rank with a late arrival counts as contributing: what it has pending is about to be delivered. Unless it has more
+// results before it than it may.
+bool Coordinator::MustWaitFor(const Bucket& bucket, Rank rank) const {
+  if (bucket.arrivals[Index(rank)].present || Absent(bucket, rank)) return false;
+  if (bucket.backlog[Index(rank)] != Report::Backlog::kNone) return true;
+  return bucket.late[Index(rank)] == 0 &&
+         bucket.round - bucket.last_contribution[Index(rank)] > bucket.policy().max_staleness;
 }
 
 bool Coordinator::Satisfied(const Bucket& bucket) const {
@@ -438,11 +452,12 @@ std::vector<Closing> Coordinator::Decide(Time now) {
       again_ = again_ || bucket.HasArrival();
       continue;
     }
+    if (bucket.Draining()) continue;
     if (const auto reason = Verdict(bucket, now)) closings.push_back(Close(name, bucket, *reason, now));
   }
   const bool closed = !closings.empty();
   for (auto& [name, bucket] : buckets_) {
-    if (!bucket.HasArrival() || bucket.Running()) continue;
+    if (!bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;
     if (!(bucket.declaration ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket))) continue;
     if (!closings.empty()) {
       again_ = true;  // one at a time, and only when nothing else closes
@@ -464,7 +479,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   // What has arrived, as other threads than those that flush may have done, is delivered by its own round.
   for (const std::string& name : std::set<std::string>(unflushed_)) {
     Bucket& bucket = buckets_.at(name);
-    if (bucket.HasArrival() || bucket.Running()) continue;
+    if (bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;
     const auto reason = flush == Report::Flush::kEnding ? Closing::Reason::kEnd : Closing::Reason::kFlush;
     closings.push_back(Close(name, bucket, reason, now));
   }

@@ -88,10 +88,11 @@ class Coordinator {
     Round round = 0;                         // the open one
     std::vector<Arrival> arrivals;
     // By rank, as said in this cycle.
-    std::vector<int> pending;    // gradients
-    std::vector<int> late;       // late arrivals in what is pending
-    std::vector<bool> running;   // the round before has not ended there
-    std::vector<bool> retired;   // nobody is left there who would come
+    std::vector<int> pending;   // gradients
+    std::vector<int> late;      // late arrivals in what is pending
+    std::vector<bool> running;  // the round before has not ended there
+    std::vector<bool> retired;  // nobody is left there who would come
+    std::vector<Report::Backlog> backlog;
     std::vector<bool> absent;    // the rank is out of training, as far as this bucket goes
     std::vector<bool> waiting;   // all who bring to it wait
     std::vector<int> late_seen;  // the largest since the last closing
@@ -112,6 +113,7 @@ class Coordinator {
     void FindFirstArrival();
     bool WantsEverybody() const;
     bool Running() const;
+    bool Draining() const;
     Time Grace() const;
   };
 
@@ -119,6 +121,7 @@ class Coordinator {
   std::optional<Closing::Reason> Verdict(const Bucket& bucket, Time now) const;
   bool Satisfied(const Bucket& bucket) const;
   bool TooStale(const Bucket& bucket) const;
+  bool MustWaitFor(const Bucket& bucket, Rank rank) const;
   bool NobodyCanCome(const Bucket& bucket) const;
   bool NobodyWillDeclare(const Bucket& bucket) const;
   bool EverybodyArrived(const Bucket& bucket) const;

@@ -69,6 +69,7 @@ std::string Encode(const Report& report) {
     out.Put(static_cast<std::int32_t>(item.work));
     out.Put(static_cast<std::int64_t>(item.age.count()));
     out.Put(item.full);
+    out.Put(item.backlog);
     out.Put(item.declaration.has_value());
     if (item.declaration) out.Put(*item.declaration);
   }
@@ -91,6 +92,7 @@ Report DecodeReport(const std::string& bytes) {
     item.work = in.Get<std::int32_t>();
     item.age = Time(in.Get<std::int64_t>());
     item.full = in.Get<bool>();
+    item.backlog = in.Get<Report::Backlog>();
     if (in.Get<bool>()) item.declaration = in.Get<Declaration>();
     report.items.push_back(std::move(item));
   }

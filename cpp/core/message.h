@@ -36,6 +36,12 @@ struct Report {
     kFlushing,  // waits until everything pending, anywhere, is delivered
     kEnding,    // the same, and will submit nothing any more
   };
+  // Results that the application has not taken.
+  enum class Backlog : std::uint8_t {
+    kNone,      // there is room for more
+    kFull,      // as many as there may be
+    kDraining,  // and the application takes them now, while it waits in a flush
+  };
   struct Item {
     enum class Kind : std::uint8_t {
       kArrival,
@@ -50,6 +56,7 @@ struct Report {
     int work = 0;       // kArrival: what its weight follows from, steps or an iteration
     Time age{0};        // since this rank's last arrival: no report travels while a reduction runs
     bool full = false;  // an arrival whose round must not close before every rank has arrived
+    Backlog backlog = Backlog::kNone;
     std::optional<Declaration> declaration;  // with an arrival of a rank that has not seen a round of this bucket
   };
 
@@ -64,6 +71,7 @@ struct Report {
 };
 
 constexpr auto NamesOf(Report::Flush /*type*/) { return std::array{"none", "flushing", "ending"}; }
+constexpr auto NamesOf(Report::Backlog /*type*/) { return std::array{"none", "full", "draining"}; }
 constexpr auto NamesOf(Report::Item::Kind /*type*/) { return std::array{"arrival", "pending", "running", "retired"}; }
 
 // Coordinator to all ranks: one round of one bucket is closed.

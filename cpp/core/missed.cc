@@ -4,42 +4,64 @@
 
 namespace horovod_partial {
 
-void MissedResults::Push(Buffer& result, DataType type, std::size_t elements) {
-  ++rounds_;
-  const bool append = results_.empty() || (mode_ == Missed::kReplay && results_.size() < kReplayDepth);
-  if (append) {
-    results_.push_back(std::move(spare_));
-    spare_ = {};
-    std::swap(results_.back(), result);
+void MissedResults::Push(Buffer& result, int gradients, DataType type, std::size_t elements) {
+  if (mode_ == Missed::kReplay) MakeRoom(type, elements);
+  if (static_cast<int>(results_.size()) < limit_) {
+    results_.push_back({std::exchange(spare_, {}), 1, gradients});
+    std::swap(results_.back().sum, result);
     return;
   }
-  switch (mode_) {
-    case Missed::kSum: result.memory().Add(type, results_.front().data(), result.data(), elements); break;
-    case Missed::kLatest: std::swap(results_.front(), result); break;
-    case Missed::kReplay: {
-      result.memory().Add(type, results_[1].data(), results_[0].data(), elements);
-      Buffer oldest = std::move(results_.front());
-      results_.pop_front();
-      std::swap(oldest, result);
-      results_.push_back(std::move(oldest));
-      break;
-    }
+  Result& only = results_.front();
+  ++only.rounds;
+  if (only.gradients == 0 || mode_ == Missed::kLatest) {
+    std::swap(only.sum, result);
+    only.gradients = gradients;
+  } else {
+    result.memory().Add(type, only.sum.data(), result.data(), elements);
+    only.gradients += gradients;
   }
 }
 
-std::deque<Buffer> MissedResults::Take() {
-  rounds_ = 0;
-  return std::exchange(results_, {});
+void MissedResults::PushEmpty() { results_.push_back({{}, 1, 0}); }
+
+// The two oldest become one. An empty round may have made them more than the limit.
+void MissedResults::MakeRoom(DataType type, std::size_t elements) {
+  while (static_cast<int>(results_.size()) >= limit_ && results_.size() > 1) {
+    Result oldest = Pop();
+    Result& next = results_.front();
+    next.rounds += oldest.rounds;
+    summed_ += next.gradients > 0 && oldest.gradients > 0 ? 1 : 0;
+    if (next.gradients == 0) {
+      std::swap(next.sum, oldest.sum);
+    } else if (oldest.gradients > 0) {
+      oldest.sum.memory().Add(type, next.sum.data(), oldest.sum.data(), elements);
+    }
+    next.gradients += oldest.gradients;
+    Recycle(std::move(oldest.sum));
+  }
 }
 
-void MissedResults::Clear() {
-  rounds_ = 0;
-  results_.clear();
+MissedResults::Result MissedResults::Pop() {
+  Result oldest = std::move(results_.front());
+  results_.pop_front();
+  return oldest;
 }
+
+void MissedResults::MakeEmpty() {
+  for (Result& result : results_) result = {{}, result.rounds, 0};
+}
+
+int MissedResults::rounds() const {
+  int rounds = 0;
+  for (const Result& result : results_) rounds += result.rounds;
+  return rounds;
+}
+
+int MissedResults::oldest_rounds() const { return results_.empty() ? 0 : results_.front().rounds; }
 
 std::size_t MissedResults::bytes() const {
   std::size_t total = spare_.size();
-  for (const auto& result : results_) total += result.size();
+  for (const Result& result : results_) total += result.sum.size();
   return total;
 }
 

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <vector>
 
 #include "core/buffer.h"
 #include "core/dtype.h"
@@ -15,8 +14,8 @@ namespace horovod_partial {
 // What a late rank gets of the results that it missed. The paper overwrites (eager-SGD, PPoPP'20, section 3.2); keeping
 // their sum, or each of them, gives every replica every update (docs/policies.md has the figures).
 enum class Missed : std::uint8_t {
-  kSum,     // added up
-  kReplay,  // apart, oldest first; beyond kReplayDepth the two oldest are added up
+  kSum,     // added up, as one result, as soon as the rank arrives
+  kReplay,  // each apart, until the application takes whole rounds of the bucket's family, oldest first
   kLatest,  // only the newest, as in the paper: updates are lost
 };
 
@@ -24,29 +23,45 @@ constexpr auto NamesOf(Missed /*type*/) { return std::array{"sum", "replay", "la
 
 class MissedResults {
  public:
-  static constexpr std::size_t kReplayDepth = 8;
+  // One round's, or that of several which had to be added up.
+  struct Result {
+    Buffer sum;  // without storage if there is no gradient in it
+    int rounds = 0;
+    int gradients = 0;
+  };
 
-  explicit MissedResults(Missed mode) : mode_(mode) {}
+  // With kReplay results are kept apart up to `limit` of them; beyond, the two oldest are added up.
+  explicit MissedResults(Missed mode, int limit = 1) : mode_(mode), limit_(mode == Missed::kReplay ? limit : 1) {}
 
-  // Takes the contents of `result`, and leaves in it storage of the same size to write the next result to.
-  void Push(Buffer& result, DataType type, std::size_t elements);
-  // The results in order; this is empty afterwards.
-  std::deque<Buffer> Take();
-  // Storage that Take gave out comes back.
+  // Takes the contents of `result`, and leaves storage of the same size there, or none.
+  void Push(Buffer& result, int gradients, DataType type, std::size_t elements);
+  // A round that has no result for this rank: only its number counts.
+  void PushEmpty();
+  // The oldest.
+  Result Pop();
+  // Storage that Pop gave out comes back.
   void Recycle(Buffer storage) {
     if (spare_.empty()) spare_ = std::move(storage);
   }
-  void Clear();
+  // Keeps the numbers of the rounds, without their results.
+  void MakeEmpty();
+  void Clear() { results_.clear(); }
 
-  bool empty() const { return rounds_ == 0; }
-  int rounds() const { return rounds_; }  // how many rounds' results are in here
+  bool empty() const { return results_.empty(); }
+  int rounds() const;         // how many rounds' results are in here
+  int oldest_rounds() const;  // and in the oldest of them
+  int limit() const { return limit_; }
+  int summed() const { return summed_; }  // with kReplay: rounds that had to be added to others, ever
   std::size_t bytes() const;              // of storage
 
  private:
+  void MakeRoom(DataType type, std::size_t elements);
+
   Missed mode_;
-  std::deque<Buffer> results_;
+  int limit_;
+  std::deque<Result> results_;
   Buffer spare_;
-  int rounds_ = 0;
+  int summed_ = 0;
 };
 
 }  // namespace horovod_partial

@@ -26,7 +26,7 @@ struct Policy {
   Rule rule = Rule::kQuorum;
   int quorum = 1;                // kQuorum: ranks, 1 or more
   std::uint64_t seed = 0;        // kInitiator: of the draws
-  Round max_staleness = 16;      // rounds that a rank may miss in a row; 0 or more
+  Round max_staleness = 8;       // rounds that a rank may miss in a row; 0 or more
   Time grace = kAutomaticGrace;  // how long a satisfied round stays open for ranks that are about to arrive
   Schedule schedule;             // kQuorum, kInitiator: which ranks reduce together; they contribute models
   Round period = 0;              // with a schedule: every so many rounds one is of all ranks together; 0: none is

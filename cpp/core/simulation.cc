@@ -26,10 +26,14 @@ Simulation::Local& Simulation::Find(Rank rank, const std::string& bucket) {
 }
 
 std::vector<double> Simulation::Take(Local& local) {
-  double newest = 0;
+  double result = 0;
+  if (missed_ != Missed::kReplay) {
+    local.bucket->TakeMissed(&result);
+    return {result};
+  }
   std::vector<double> results;
-  for (auto& earlier : local.bucket->TakeMissed(&newest)) results.push_back(*static_cast<double*>(earlier.data()));
-  results.push_back(newest);
+  while (local.bucket->untaken() > 0)
+    if (local.bucket->TakeRounds(local.bucket->oldest_rounds(), &result) > 0) results.push_back(result);
   return results;
 }
 
@@ -64,7 +68,8 @@ std::vector<Closing> Simulation::Cycle(Time now) {
         item.kind = Report::Item::Kind::kPending;
         item.gradients = local.bucket->ReportPending();
         item.late = local.bucket->ReportLate();
-        if (item.gradients == 0) continue;
+        if (local.bucket->full()) item.backlog = Report::Backlog::kFull;
+        if (item.gradients == 0 && item.backlog == Report::Backlog::kNone) continue;
       }
       report.items.push_back(std::move(item));
     }
@@ -93,7 +98,7 @@ std::vector<double> Simulation::Finish(Rank rank, const std::string& bucket) {
   Local& local = Find(rank, bucket);
   const bool on_time = local.bucket->Finish();
   if (!std::exchange(local.waiting, false)) return {};
-  return on_time ? std::vector<double>{local.value} : Take(local);
+  return on_time && missed_ != Missed::kReplay ? std::vector<double>{local.value} : Take(local);
 }
 
 std::vector<double> Simulation::Collect(Rank rank, const std::string& bucket) {

@@ -26,7 +26,8 @@ struct BucketStatistics {
   double waited_seconds = 0;                // by this rank's application, for results
   double setup_seconds = 0;                 // by this rank, to make groups' communicators: not part of any round
   std::int64_t groups_made = 0;             // communicators that it took
-  std::int64_t dropped = 0;                 // contributions and missed results of this rank that were not finite
+  std::int64_t dropped = 0;                 // late contributions of this rank that were not finite
+  std::int64_t summed = 0;                  // missed results of this rank that had to be added to others
 
  private:
   std::vector<Round> last_contribution_;

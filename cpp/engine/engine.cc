@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/log.h"
+
 namespace horovod_partial {
 namespace {
 
@@ -70,6 +72,12 @@ void Engine::Own(const std::string& name, std::shared_ptr<const Owner> owner) {
 std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                           std::shared_ptr<ReadyEvent> ready,
                                           std::function<void(const Operation&)> on_done, const Caller& caller) {
+  return Arrive(bucket, arrival, false, std::move(ready), std::move(on_done), caller);
+}
+
+std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
+                                          bool delivers_nothing, std::shared_ptr<ReadyEvent> ready,
+                                          std::function<void(const Operation&)> on_done, const Caller& caller) {
   auto operation = std::make_shared<Operation>();
   operation->arrival = arrival;
   Calls calls;
@@ -80,7 +88,7 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + bucket->core.name() +
                                 " is in use by an operation that has not been synchronized; use another name");
   }
-  if (arrival.input == nullptr && !bucket->core.HasPending()) {  // a round has delivered it meanwhile
+  if (arrival.input == nullptr && !delivers_nothing && !bucket->core.HasPending()) {  // a round has delivered it
     operation->done = true;
     return operation;
   }
@@ -201,6 +209,59 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
   return operation;
 }
 
+bool Engine::HasRound(const Family& family) const {
+  int rounds = 1;
+  int least = std::numeric_limits<int>::max();
+  Round before = kForEver;  // so many rounds may be taken, by the flush that this rank is in
+  const auto buckets = FindAll(family);
+  for (const auto& bucket : buckets) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    rounds = std::max(rounds, bucket->core.oldest_rounds());
+    least = std::min(least, bucket->core.untaken());
+    before = std::min(before, bucket->flush_end - bucket->core.taken());
+  }
+  return !buckets.empty() && rounds <= least && rounds <= before;
+}
+
+// Without the locks of all members at once: meanwhile rounds can only be added, behind those that are there.
+std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) {
+  Family names;
+  for (const Member& member : family) names.push_back(member.bucket);
+  if (!HasRound(names)) return std::nullopt;
+  const auto buckets = FindAll(names);
+  TakenRounds taken;
+  for (const auto& bucket : buckets) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (!bucket->poison.empty()) throw EngineError(bucket->poison);
+    taken.rounds = std::max(taken.rounds, bucket->core.oldest_rounds());
+  }
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    std::lock_guard<std::mutex> lock(buckets[i]->mutex);
+    if (buckets[i]->core.full()) news_ = true;  // the others may wait for this
+    taken.gradients += buckets[i]->core.TakeRounds(taken.rounds, family[i].output);
+  }
+  if (taken.rounds > 1 && !has_warned_.exchange(true)) {
+    Log(LogLevel::kWarning, rank_,
+        "this rank was blocked, in a collective of Horovod's or a wait for another optimizer, while others trained: " +
+            std::to_string(taken.rounds) + " rounds of " + names.front() +
+            " had to be applied as one step, so that its model may differ from now on. Call optimizer.flush() on every "
+            "rank before, say, a long evaluation on one, or pass a larger replay_limit");
+  }
+  return taken;
+}
+
+// Empty if one of them is not there.
+std::vector<std::shared_ptr<SharedBucket>> Engine::FindAll(const Family& names) const {
+  std::lock_guard<std::mutex> lock(buckets_mutex_);
+  std::vector<std::shared_ptr<SharedBucket>> buckets;
+  for (const std::string& name : names) {
+    const auto found = buckets_.find(name);
+    if (found == buckets_.end()) return {};
+    buckets.push_back(found->second);
+  }
+  return buckets;
+}
+
 void Engine::DrainOutstanding() {
   for (const auto& bucket : Buckets()) {
     std::shared_ptr<Operation> operation;
@@ -212,8 +273,36 @@ void Engine::DrainOutstanding() {
   }
 }
 
-void Engine::Deliver() {
+// A step without a gradient, where something is pending: it arrives in the members of which the oldest round is open
+// that is open in any. So the members stay together. False if nothing is pending.
+bool Engine::DeliverFamily(const Family& family) {
+  const auto buckets = FindAll(family);
+  bool pending = false;
+  Round open = kForEver;
+  for (const auto& bucket : buckets) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    pending = pending || bucket->core.HasPending();
+    open = std::min(open, bucket->core.completed());
+  }
+  if (!pending) return false;
+  std::vector<std::pair<std::shared_ptr<SharedBucket>, std::shared_ptr<Operation>>> operations;
+  for (const auto& bucket : buckets) {
+    Round completed;
+    {
+      std::lock_guard<std::mutex> lock(bucket->mutex);
+      completed = bucket->core.completed();
+    }
+    if (completed == open) operations.emplace_back(bucket, Arrive(bucket, {}, true, nullptr, nullptr, {}));
+  }
+  for (const auto& [bucket, operation] : operations) WaitFor(*bucket, *operation, false);
+  return true;
+}
+
+void Engine::Deliver(const std::vector<Family>& families) {
   DrainOutstanding();
+  for (const Family& family : families)
+    while (DeliverFamily(family)) {
+    }
   for (bool delivered = false; !delivered;) {
     std::vector<std::pair<std::shared_ptr<SharedBucket>, std::shared_ptr<Operation>>> operations;
     for (const auto& bucket : Buckets()) {
@@ -229,40 +318,77 @@ void Engine::Deliver() {
   }
 }
 
-void Engine::WaitForFlush(Report::Flush kind) {
-  DrainOutstanding();
-  if (size_ == 1) return;  // a rank that is alone is never late, and has nothing pending
-  std::unique_lock<std::mutex> lock(flush_mutex_);
-  if (std::exchange(flush_entered_, true)) throw std::invalid_argument("a flush is under way in another thread");
-  try {
-    do {
-      if (in_use_ == 0) break;
-      flush_result_.reset();
-      ++flush_number_;
-      flush_ = kind;
-      waits_in_ = kind;
-      flushing_ = bringers_->BeginFlush(this, Now());
-      news_ = true;
-      // The result comes first: when every rank has come to its end, another one may shut Horovod down at once.
-      while (!flush_result_) {
-        if (!flush_error_.empty()) throw EngineError(flush_error_);
-        if (flush_changed_.wait_for(lock, kWatch) == std::cv_status::no_timeout || flush_result_) continue;
-        if (!collectives_.Alive()) throw EngineError(kShutDown);
-        lock.unlock();
-        collectives_.Interrupt();
-        lock.lock();
-      }
-    } while (kind == Report::Flush::kEnding && *flush_result_ != Report::Flush::kEnding);
-  } catch (...) {
-    if (!lock.owns_lock()) lock.lock();
-    flush_ = Report::Flush::kNone;
-    flush_entered_ = false;
-    news_ = true;  // the others must not count on this rank
-    StopFlushing();
-    throw;
+Engine::Flushing::Flushing(Engine& engine, Report::Flush kind, std::vector<Family> drained)
+    : engine_(engine), kind_(kind), drained_(std::move(drained)) {
+  engine.DrainOutstanding();
+  {
+    std::lock_guard<std::mutex> lock(engine.flush_mutex_);
+    if (std::exchange(engine.flush_entered_, true))
+      throw std::invalid_argument("a flush is under way in another thread");
   }
-  flush_entered_ = false;
-  StopFlushing();
+  SetDraining(true);
+  std::lock_guard<std::mutex> lock(engine.flush_mutex_);
+  Begin();
+}
+
+Engine::Flushing::~Flushing() {
+  SetDraining(false);
+  std::lock_guard<std::mutex> lock(engine_.flush_mutex_);
+  engine_.flush_ = Report::Flush::kNone;
+  engine_.flush_entered_ = false;
+  engine_.news_ = true;  // the others must not count on this rank
+  engine_.StopFlushing();
+}
+
+void Engine::Flushing::SetDraining(bool draining) {
+  for (const Family& family : drained_) {
+    for (const auto& bucket : engine_.FindAll(family)) {
+      std::lock_guard<std::mutex> lock(bucket->mutex);
+      bucket->draining = draining;
+      bucket->flush_end = kForEver;
+    }
+  }
+}
+
+// Under the flush's lock.
+void Engine::Flushing::Begin() {
+  // A rank that is alone is never late, and has nothing pending.
+  over_ = engine_.size_ == 1 || engine_.in_use_ == 0;
+  if (over_) return;
+  engine_.flush_result_.reset();
+  ++engine_.flush_number_;
+  engine_.flush_ = kind_;
+  engine_.waits_in_ = kind_;
+  engine_.flushing_ = engine_.bringers_->BeginFlush(&engine_, Now());
+  engine_.news_ = true;
+}
+
+bool Engine::Flushing::Wait() {
+  const auto has_round = [this](const Family& family) { return engine_.HasRound(family); };
+  std::unique_lock<std::mutex> lock(engine_.flush_mutex_);
+  while (!over_) {
+    // The result comes first: when every rank has come to its end, another one may shut Horovod down at once.
+    if (engine_.flush_result_) {
+      if (kind_ == *engine_.flush_result_ || kind_ == Report::Flush::kFlushing) {
+        over_ = true;
+      } else {
+        Begin();
+      }
+      continue;
+    }
+    if (!engine_.flush_error_.empty()) throw EngineError(engine_.flush_error_);
+    const std::uint64_t seen = engine_.flush_events_;
+    lock.unlock();
+    if (std::any_of(drained_.begin(), drained_.end(), has_round)) return true;
+    lock.lock();
+    const auto changed = [&] { return engine_.flush_events_ != seen; };
+    if (engine_.flush_changed_.wait_for(lock, kWatch, changed)) continue;
+    if (!engine_.collectives_.Alive()) throw EngineError(kShutDown);
+    lock.unlock();
+    engine_.collectives_.Interrupt();
+    lock.lock();
+  }
+  return false;
 }
 
 // Under the flush's lock.
@@ -278,15 +404,21 @@ void Engine::EndFlush() {
   if (flush_error_.empty()) flush_result_ = over;
 }
 
-void Engine::Flush() { WaitForFlush(Report::Flush::kFlushing); }
+void Engine::Flush() { Flushing(*this, Report::Flush::kFlushing, {}).Wait(); }
 
-void Engine::End() { WaitForFlush(Report::Flush::kEnding); }
+void Engine::End() { Flushing(*this, Report::Flush::kEnding, {}).Wait(); }
 
-void Engine::Clear(const std::string& name) {
-  const auto bucket = Find(name);
-  if (bucket == nullptr) return;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
-  bucket->core.Clear();
+void Engine::Clear(const Family& names) {
+  const auto buckets = FindAll(names);
+  Round complete = kForEver;
+  for (const auto& bucket : buckets) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    complete = std::min(complete, bucket->core.completed());
+  }
+  for (const auto& bucket : buckets) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->core.Clear(complete);
+  }
 }
 
 // --- Background thread
@@ -359,6 +491,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
       if (retired) report.items.push_back(std::move(item));
       continue;
     }
+    if (joined && core.state() != Bucket::State::kRunning) core.LeaveOut(core.completed());
     item.age = std::max(now - bucket->arrived, Time(0));
     if (core.state() == Bucket::State::kRunning) {
       item.kind = Report::Item::Kind::kRunning;
@@ -380,7 +513,9 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
         item.gradients = core.ReportPending();
         item.late = core.ReportLate();
       }
-      if (item.gradients == 0 && !retired) continue;
+      if (!retired && core.full())
+        item.backlog = bucket->draining ? Report::Backlog::kDraining : Report::Backlog::kFull;
+      if (item.gradients == 0 && item.backlog == Report::Backlog::kNone && !retired) continue;
     }
     report.items.push_back(std::move(item));
   }
@@ -403,6 +538,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       continue;
     }
     if (joined || !bucket->poison.empty()) {  // the library below sends zeros
+      if (joined) bucket->core.LeaveOut(closing.round + 1);
       if (closing.ends) End(*bucket, calls);
       continue;
     }
@@ -411,6 +547,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     const bool first = !bucket->core.declared();
     const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
     bucket->flush_round = closing.flushes && entry.member;
+    if (closing.flushes && bucket->draining) bucket->flush_end = closing.round + 1;
     flush_rounds += bucket->flush_round ? 1 : 0;
     bucket->statistics.Record(closing);
     collectives_.Place(bucket, entry);
@@ -440,6 +577,12 @@ void Engine::CloseFlush(int number, Report::Flush over) {
     StopFlushing();
   }
   if (flush_rounds_ == 0) EndFlush();
+  TellFlush();
+}
+
+// Under the flush's lock.
+void Engine::TellFlush() {
+  ++flush_events_;
   flush_changed_.notify_all();
 }
 
@@ -504,7 +647,7 @@ void Engine::Complete(SharedBucket& bucket, Operation& operation, bool late, Cal
   if (late && operation.arrival.input != nullptr) {
     operation.info.staleness = bucket.core.missed_rounds();
     operation.info.empty = !bucket.core.HasMissed();
-    operation.replay = bucket.core.TakeMissed(operation.arrival.output);
+    if (bucket.core.options().missed != Missed::kReplay) bucket.core.TakeMissed(operation.arrival.output);
   }
   Done(bucket, operation, calls);
 }
@@ -513,7 +656,7 @@ void Engine::EndFlushRound(const std::string& error) {
   std::lock_guard<std::mutex> lock(flush_mutex_);
   if (!error.empty()) flush_error_ = error;
   if (--flush_rounds_ == 0 && flush_over_ != Report::Flush::kNone) EndFlush();
-  flush_changed_.notify_all();
+  TellFlush();
 }
 
 void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error) {
@@ -534,11 +677,17 @@ void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::st
     // What could not be announced while the round was running.
     if (bucket->core.HasUnannounced() || (bucket->owner != nullptr && bucket->owner->gone())) news_ = true;
     bucket->statistics.dropped = bucket->core.dropped();
+    bucket->statistics.summed = bucket->core.summed();
     // An operation whose device has not made it is no arrival yet, and waits for a later round.
     if (bucket->operation != nullptr && bucket->awaited == nullptr)
       Complete(*bucket, *std::exchange(bucket->operation, nullptr), !on_time, calls);
   }
-  if (std::exchange(bucket->flush_round, false)) EndFlushRound(failure);
+  if (std::exchange(bucket->flush_round, false)) {
+    EndFlushRound(failure);
+  } else if (bucket->draining) {
+    std::lock_guard<std::mutex> flush_lock(flush_mutex_);
+    TellFlush();
+  }
   if (ends) ReleaseFlush();
 }
 
@@ -556,7 +705,7 @@ void Engine::Close(const std::string& reason) {
   }
   std::lock_guard<std::mutex> lock(flush_mutex_);
   flush_error_ = reason;
-  flush_changed_.notify_all();
+  TellFlush();
 }
 
 std::vector<std::shared_ptr<SharedBucket>> Engine::Buckets() const {

@@ -3,8 +3,8 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,6 +23,9 @@
 #include "engine/ready_event.h"
 
 namespace horovod_partial {
+
+// No round has this number.
+inline constexpr Round kForEver = std::numeric_limits<Round>::max();
 
 // The collectives' library below has failed or shut down; Python raises HorovodInternalError for it.
 struct EngineError : std::runtime_error {
@@ -57,12 +60,23 @@ struct Operation : std::enable_shared_from_this<Operation> {
   bool done = false;
   std::string error;
   RoundInfo info;
-  std::deque<Buffer> replay;  // results before the newest, oldest first; only with Missed::kReplay
-  Buffer scratch;             // where an arrival that only delivers has its result, which nobody asked for
+  Buffer scratch;  // where an arrival that only delivers has its result, which nobody asked for
   // For callers that do not wait: called once, when the operation is done, without a lock of the engine and by
   // whichever thread has done it. It may read the operation, which changes no more, must not block, and must not call
   // the engine.
   std::function<void(const Operation&)> on_done;
+};
+
+// One bucket of a family, whose results are taken together, and where its part of the next round is to go.
+struct Member {
+  std::string bucket;
+  void* output = nullptr;
+};
+
+// Rounds that were taken as one: one, or several that had to be added up.
+struct TakenRounds {
+  int rounds = 0;
+  int gradients = 0;  // in all members; with none it is no update
 };
 
 // What is to be called when a bucket's lock has been released: declare it before the lock.
@@ -100,15 +114,21 @@ class SharedBucket {
   std::shared_ptr<const Owner> owner;    // null: it never retires
   std::string poison;                    // not empty: a round has failed, nothing more can be done with this bucket
   bool flush_round = false;              // the round that runs belongs to a flush
+  bool draining = false;                 // a flush takes its results as they come
+  Round flush_end = kForEver;            // and takes none from this round on
   BucketStatistics statistics;
 
   bool Retired() const { return owner != nullptr && owner->gone() && operation == nullptr; }
   Declaration declaration() const;
 };
 
+// The names of the buckets whose results are taken together.
+using Family = std::vector<std::string>;
+
 class Engine {
  public:
   using Thresholds = Bringers::Thresholds;
+  class Flushing;
 
   Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds,
          std::shared_ptr<Bringers> bringers = std::make_shared<Bringers>());
@@ -132,14 +152,22 @@ class Engine {
   // The results that this rank has missed, without an arrival; null if there are none, or a round is under way.
   std::shared_ptr<Operation> Collect(const std::shared_ptr<SharedBucket>& bucket, void* output);
 
-  // Delivers what this rank has pending, without waiting for the others' (docs/protocol.md, rule 8).
-  void Deliver();
+  // The oldest round that has ended in all members of a family on this rank, and that it has not taken. Its results go
+  // to the members' outputs. Nothing if there is none, or if a flush that this rank is in ends before it. Only the
+  // thread that brings something to the family may call this.
+  std::optional<TakenRounds> TakeRound(const std::vector<Member>& family);
+  bool HasRound(const Family& family) const;
+
+  // Delivers what this rank has pending, without waiting for the others' (docs/protocol.md, rule 8); what is in a
+  // family by whole rounds.
+  void Deliver(const std::vector<Family>& families = {});
   // Blocks until every rank that has not joined flushes too, and everything pending anywhere is delivered.
   void Flush();
   // The same, until every rank has come to its end.
   void End();
-  // Forgets what is pending and missed in one bucket on this rank, if there is one.
-  void Clear(const std::string& name);
+  // Forgets what is pending and missed on this rank in the buckets of that name; of several, which are a family, by
+  // whole rounds.
+  void Clear(const Family& names);
 
   // --- Background thread
   // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever.
@@ -164,6 +192,11 @@ class Engine {
 
  private:
   void WaitFor(SharedBucket& bucket, Operation& operation, bool collects);
+  std::shared_ptr<Operation> Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
+                                    bool delivers_nothing, std::shared_ptr<ReadyEvent> ready,
+                                    std::function<void(const Operation&)> on_done, const Caller& caller);
+  bool DeliverFamily(const Family& family);
+  std::vector<std::shared_ptr<SharedBucket>> FindAll(const Family& names) const;
   Bringers::Away Away(Time now, Time foreign_since);
   void ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls);
   void ArriveOrFail(SharedBucket& bucket, Calls& calls);
@@ -178,10 +211,10 @@ class Engine {
   void StopAwaiting(SharedBucket& bucket);
   void Done(SharedBucket& bucket, Operation& operation, Calls& calls);
   void Complete(SharedBucket& bucket, Operation& operation, bool late, Calls& calls);
-  void WaitForFlush(Report::Flush kind);
   void BeginFlushRounds(int rounds, Report::Flush over);
   void CloseFlush(int number, Report::Flush over);
   void EndFlush();
+  void TellFlush();
   void StopFlushing();
   void EndFlushRound(const std::string& error);
   void DrainOutstanding();
@@ -197,9 +230,10 @@ class Engine {
   std::string closed_;
 
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
-  std::atomic<int> awaited_{0};    // operations whose device has not made them
-  std::atomic<bool> news_{false};  // there is something to report
-  std::atomic<int> in_use_{0};     // buckets of which a round has been closed, and that have not ended
+  std::atomic<int> awaited_{0};          // operations whose device has not made them
+  std::atomic<bool> news_{false};        // there is something to report
+  std::atomic<bool> has_warned_{false};  // of rounds that were added up
+  std::atomic<int> in_use_{0};           // buckets of which a round has been closed, and that have not ended
   const std::shared_ptr<Bringers> bringers_;
   // A thread waits in a flush of this kind: what flush_ says, for the tick.
   std::atomic<Report::Flush> waits_in_{Report::Flush::kNone};
@@ -211,6 +245,7 @@ class Engine {
 
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;
+  std::uint64_t flush_events_ = 0;                   // what may have brought something to a thread that waits in it
   bool flush_entered_ = false;                       // a thread is in a flush, whose rounds may run already
   Report::Flush flush_ = Report::Flush::kNone;       // this rank waits in a flush of this kind
   int flush_number_ = 0;                             // counts this rank's flushes: an exception may end one halfway
@@ -221,6 +256,32 @@ class Engine {
   Report::Flush flush_over_ = Report::Flush::kNone;  // of which kind that is, once all of them have begun
   std::optional<Report::Flush> flush_result_;
   std::string flush_error_;
+};
+
+// A flush of this rank, from its beginning until what it has delivered has been taken. Of one thread.
+class Engine::Flushing {
+ public:
+  // Waits for arrivals that are outstanding. The flush takes the results of these families as they come: the others
+  // wait for it where it has too many before it.
+  // Throws std::invalid_argument where another thread is in a flush, EngineError.
+  Flushing(Engine& engine, Report::Flush kind, std::vector<Family> drained);
+  // Gives up what is not over.
+  ~Flushing();
+  Flushing(const Flushing&) = delete;
+  Flushing& operator=(const Flushing&) = delete;
+
+  // Blocks until there is a round to be taken from one of the families: true; or until every rank has come and all that
+  // was pending has been delivered, which may have left such rounds: false. Throws EngineError.
+  bool Wait();
+
+ private:
+  void Begin();
+  void SetDraining(bool draining);
+
+  Engine& engine_;
+  const Report::Flush kind_;
+  const std::vector<Family> drained_;
+  bool over_ = false;
 };
 
 // Monotonic time, as the engine and its callers use it.

@@ -56,6 +56,56 @@ members: the ranks whose contributions are in the result.
 member_work: theirs, as they passed it.
 )doc");
 
+// Stateful, or equal ones would be one.
+REGISTER_OP("HorovodPartialMemory")
+    .Attr("T: {int32, int64, half, float, double}")
+    .Attr("N: int >= 1")
+    .Attr("shapes: list(shape)")
+    .Output("tensors: N * T")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .Doc(R"doc(
+Tensors of one bucket, side by side as they travel; what is in them is undefined.
+)doc");
+
+// The handles of all buckets keep these behind the arrivals of a step, and before those of the next.
+REGISTER_OP("HorovodPartialTakeRound")
+    .Attr("N: int >= 1")
+    .Attr("buckets: list(string)")
+    .Attr("counts: list(int)")
+    .Attr("T: list(type)")
+    .Attr("process_set: int")
+    .Input("handles: N * resource")
+    .Input("memory: T")
+    .Output("results: T")
+    .Output("found: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) -> absl::Status {
+      int buckets = 0;
+      const absl::Status status = context->GetAttr("N", &buckets);
+      if (!status.ok()) return status;
+      const int tensors = context->num_inputs() - buckets;
+      for (int i = 0; i < tensors; ++i) context->set_output(i, context->input(buckets + i));
+      context->set_output(tensors, context->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Takes the oldest round that has ended in all buckets of a family, and that this rank has not taken.
+
+memory: of the buckets: what HorovodPartialArrive or HorovodPartialMemory gave, and nobody else uses.
+results: the round's, in that memory.
+found: whether there was such a round.
+)doc");
+
+REGISTER_OP("HorovodPartialHasRound")
+    .Attr("N: int >= 1")
+    .Attr("buckets: list(string)")
+    .Attr("process_set: int")
+    .Input("handles: N * resource")
+    .Output("found: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
 // Merged gradients: a graph is traced before there is a plan, so each gradient is an operation of its own, whose kernel
 // looks up which message it belongs to. A resource for each gradient keeps its steps in order, and nothing else.
 REGISTER_OP("HorovodPartialMember")

@@ -58,7 +58,14 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> tup
 
 
 # What says how rounds close and what a late rank gets, by its default.
-_ABOUT_ROUNDS = {"max_staleness": None, "grace_ms": None, "missed": None, "divisor": "ranks", "model_sync_every": None}
+_ABOUT_ROUNDS = {
+    "max_staleness": None,
+    "grace_ms": None,
+    "missed": None,
+    "divisor": "ranks",
+    "model_sync_every": None,
+    "replay_limit": None,
+}
 
 
 def check_about_rounds(sync: Policy | str | None, policy: GradientPolicy, arguments: Mapping[str, Any]) -> None:
@@ -137,22 +144,32 @@ def with_num_groups(groups: Any, num_groups: int) -> Any:
     return num_groups if groups is None else groups
 
 
-def check_gradient_arguments(arguments: dict[str, Any]) -> None:
-    """Horovod's checks of the arguments of an optimizer of Keras or a tape, with its messages; settles `missed`."""
+def check_gradient_arguments(arguments: dict[str, Any], *, replays: bool) -> None:
+    """Horovod's checks of the arguments of an optimizer of Keras or a tape, with its messages; settles `missed`.
+
+    Args:
+        arguments: as the user gave them.
+        replays: missed rounds can be applied one by one, which is the default then.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
     check_compression(arguments["compression"])
     groups = arguments["groups"]
     check_fusion(arguments["fusion"], groups)
     if groups is not None and not (isinstance(groups, list) or groups > 0):
         raise ValueError("groups should be a non-negative integer or a list of lists of variables.")
-    missed = arguments["missed"]
-    if missed not in (None, "auto", "sum", "latest"):
+    missed = settings().missed if arguments["missed"] is None else arguments["missed"]
+    if missed not in ("auto", "sum", "latest", "replay"):
+        raise ValueError(f"missed must be 'auto', 'sum', 'replay' or 'latest', not {missed!r}")
+    if missed == "replay" and not replays and arguments["missed"] is not None:
         raise ValueError(
-            f"missed must be 'auto', 'sum' or 'latest' with Keras and TensorFlow, not {missed!r}: an optimizer of Keras "
-            "counts its steps for all variables together, and cannot replay those of one bucket"
+            "missed='replay' cannot be used with a tape, or with fusion in TensorFlow: a step gets one gradient of each "
+            "variable there; use 'sum' or 'latest', or hvd.DistributedOptimizer without fusion"
         )
-    if missed in (None, "auto"):
-        default = settings().missed
-        arguments["missed"] = default if default == "latest" else "sum"
+    if missed in ("auto", "replay"):
+        missed = "replay" if replays else "sum"
+    arguments["missed"] = missed
 
 
 def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, uncompressed: Any, average: int) -> None:
@@ -176,6 +193,7 @@ def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, un
         "missed": None,
         "divisor": "ranks",
         "model_sync_every": None,
+        "replay_limit": None,
     }
     if not isinstance(policy, GroupAverage):
         left_alone |= {"max_staleness": None, "grace_ms": None}

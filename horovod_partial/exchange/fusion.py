@@ -74,7 +74,7 @@ class FusedTraining:
         """Rounds that all buckets have ended on this rank."""
         self.forget_an_old_plan()
         process_set = self.process_set.process_set_id
-        return self._rounds_before + min(self.runtime.completed(process_set, name) for name in self.messages)
+        return self._rounds_before + min(self.runtime.taken(process_set, name) for name in self.messages)
 
     def forget_an_old_plan(self) -> None:
         """Where Horovod has been initialised anew since it was made: ranks that are new in an elastic job know none."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from horovod.common.process_sets import ProcessSet
@@ -45,6 +46,35 @@ class Numbers:
         return self._numbers[key]
 
 
+Apply = Callable[[list[Any], list[Any]], None]  # gradients that are combined already, and their variables
+
+
+class Family(ABC):
+    """The buckets that the gradients of one step travel in, whose results are taken and applied as whole rounds.
+
+    It takes part in flushes: see `horovod_partial.runtime.Applier`.
+
+    Args:
+        process_set: the ranks that take part.
+        names: of the buckets.
+    """
+
+    is_under_way = False  # a flush comes between steps, and a step of a graph has no thread
+
+    def __init__(self, process_set: ProcessSet, names: Sequence[str]) -> None:
+        self.process_set = process_set
+        self.family = list(names)
+        self.thread = threading.get_ident()
+
+    @abstractmethod
+    def apply_arrived(self, arrived: Any) -> None:
+        """Apply all rounds that have ended when a step has arrived and waited, oldest first."""
+
+    @abstractmethod
+    def apply_rounds(self) -> None:
+        """Apply all rounds that this rank can take, oldest first. In eager code."""
+
+
 class GradientReducer(ABC):
     """Combines the gradients of a step under a gradient policy.
 
@@ -57,8 +87,9 @@ class GradientReducer(ABC):
         sync: the policy.
         arguments: those of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`,
             `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `fusion`, `max_staleness`, `missed`,
-            `divisor` and `grace_ms`.
-        drop_nonfinite_results: as in the core: for trainings that skip a step whose gradients are not finite.
+            `divisor`, `grace_ms` and, where rounds may be replayed, `replay_limit`.
+        skips_nonfinite: rounds whose gradients are not finite are skipped by whoever applies them, on every rank. So late
+            ones travel.
         owner: of the buckets, which end when it is gone; None where they are there for whoever has these variables.
     """
 
@@ -72,7 +103,7 @@ class GradientReducer(ABC):
         sync: Policy,
         arguments: dict[str, Any],
         *,
-        drop_nonfinite_results: bool = False,
+        skips_nonfinite: bool = False,
         owner: _attach.Owner | None = None,
     ) -> None:
         self.name = name
@@ -91,6 +122,7 @@ class GradientReducer(ABC):
         if isinstance(sync, Full) and arguments["op"] not in (self.average, self.total):
             raise ValueError("merged gradients reduce with op=hvd.Average or hvd.Sum; leave fusion out for the others")
         self._average = is_average(arguments["op"], self.average, self.total)
+        replay_limit = arguments.get("replay_limit")
         self._options = {
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide,
@@ -98,9 +130,11 @@ class GradientReducer(ABC):
             "grace_ms": arguments["grace_ms"],
             "missed": arguments["missed"],
             "divisor": arguments["divisor"],
-            "drop_nonfinite": True,
-            "drop_nonfinite_results": drop_nonfinite_results,
+            "replay_limit": bucket_config.REPLAY_LIMIT if replay_limit is None else replay_limit,
+            "drop_nonfinite": not skips_nonfinite,
         }
+        self.replays = arguments["missed"] == "replay"
+        self._families: dict[str, Family] = {}  # by what the names of their buckets begin with
         self._bucket_spec()  # wrong settings fail here, not in the first step
 
     @staticmethod
@@ -119,6 +153,27 @@ class GradientReducer(ABC):
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]: ...
 
     @abstractmethod
+    def _arrive(self, name: str, gradients: list[Any], variables: list[Any]) -> Any:
+        """Arrive with all gradients of a step in the buckets of a family, and wait; what `_apply_arrived` needs."""
+
+    @abstractmethod
+    def _family_of(self, name: str, arrived: Any, variables: list[Any], apply: Apply) -> Family:
+        """The family of which all buckets' names begin so."""
+
+    @abstractmethod
+    def _apply_first(self, arrived: Any, apply: Callable[[list[Any]], None]) -> None:
+        """Take and apply the oldest round that has ended, if there is one."""
+
+    @abstractmethod
+    def _types(self, gradients: list[Any], variables: list[Any]) -> Sequence[Any]:
+        """The types that travel."""
+
+    @staticmethod
+    @abstractmethod
+    def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
+        """Apply what has come, unless nothing has: what was missed may have had no gradient."""
+
+    @abstractmethod
     def _bucket_names(self) -> Iterable[str]: ...
 
     @abstractmethod
@@ -134,18 +189,59 @@ class GradientReducer(ABC):
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The combined gradients, None where there was none; and what became of each bucket, in no order."""
-        combined = list(gradients)
-        shared = [i for i, variable in enumerate(variables) if combined[i] is not None and not self.is_local(variable)]
-        if self._arguments["scale_local_gradients"]:
-            for i in set(range(len(variables))) - set(shared):
-                if combined[i] is not None:
-                    combined[i] = self._divided(combined[i], self.process_set.size())
+        shared = [i for i, each in enumerate(variables) if gradients[i] is not None and not self.is_local(each)]
+        combined = self._scaled_local(gradients, shared)
         if not shared or not self.process_set.included():
             return combined, []
         results, infos = self._reduce([combined[i] for i in shared], [variables[i] for i in shared])
         for i, result in zip(shared, results, strict=True):
             combined[i] = result
         return combined, infos
+
+    def apply_combined(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Apply) -> None:
+        """Combine the gradients of a step, and apply them: each round that has ended, oldest first.
+
+        A rank that is on time applies one round. What stays on this rank is applied with the first.
+
+        Args:
+            gradients: of this rank.
+            variables: theirs.
+            apply: called with gradients and variables; other ranks apply the same in each round.
+        """
+        everything = list(variables)
+        shared = [i for i, each in enumerate(everything) if gradients[i] is not None and not self.is_local(each)]
+        travels = not self._full and shared and self.process_set.included() and not is_alone(self.process_set)
+        if not travels or not self.replays:
+            combined, infos = self(gradients, everything)
+            self._unless_empty(infos, lambda: apply(combined, everything))
+            return
+        combined = self._scaled_local(gradients, shared)
+        trained = [everything[i] for i in shared]
+
+        def with_local_ones(results: list[Any]) -> None:
+            for i, result in zip(shared, results, strict=True):
+                combined[i] = result
+            apply(combined, everything)
+
+        own = [gradients[i] for i in shared]
+        name = self._step_name(trained, self._types(own, trained))
+        arrived = self._arrive(name, own, trained)
+        family = self._families.get(name)
+        if family is None:
+            family = self._families[name] = self._family_of(name, arrived, trained, apply)
+            self.runtime.take_part_in_flushes(family)
+        family.thread = threading.get_ident()
+        if len(shared) < len(everything):
+            self._apply_first(arrived, with_local_ones)
+        family.apply_arrived(arrived)
+
+    def _scaled_local(self, gradients: Sequence[Any], shared: list[int]) -> list[Any]:
+        combined = list(gradients)
+        if self._arguments["scale_local_gradients"]:
+            for i in set(range(len(combined))) - set(shared):
+                if combined[i] is not None:
+                    combined[i] = self._divided(combined[i], self.process_set.size())
+        return combined
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
         if self._full:
@@ -194,14 +290,16 @@ class GradientReducer(ABC):
         return [[positions[number] for number in group if number in positions] for group in wanted]
 
     def flush(self) -> list[tuple[Any, Any]]:
-        """Deliver what any rank has pending; every rank must come. In eager code.
+        """Deliver what any rank has pending, and apply the rounds that this rank has missed; every rank must come.
 
-        Returns the gradients that this rank has missed, with their variables.
+        Returns the gradients that this rank has missed as a sum, with their variables. In eager code.
         """
         if self._full:
             return []
+        for family in self._families.values():
+            family.thread = threading.get_ident()
         self.runtime.flush(self.process_set.process_set_id)
-        return self._missed()
+        return [] if self.replays else self._missed()
 
     @property
     def is_settled(self) -> bool:
@@ -220,4 +318,4 @@ class GradientReducer(ABC):
     def rounds(self) -> int:
         """Rounds that all buckets have ended on this rank; 0 before the first step. In eager code."""
         process_set = self.process_set.process_set_id
-        return min((self.runtime.completed(process_set, name) for name in self._bucket_names()), default=0)
+        return min((self.runtime.taken(process_set, name) for name in self._bucket_names()), default=0)

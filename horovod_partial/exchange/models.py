@@ -81,7 +81,7 @@ class ModelAverager(ABC):
     @property
     def rounds(self) -> int:
         """Averages that have been made."""
-        return self.runtime.completed(self.process_set.process_set_id, self.name)
+        return self.runtime.taken(self.process_set.process_set_id, self.name)
 
     def steps_to_average(self) -> int | None:
         """Whether to average after a step that has just been taken: None, or the steps that weigh this rank's model."""
@@ -102,13 +102,13 @@ class ModelAverager(ABC):
             return
         process_set = self.process_set.process_set_id
         name = self._flush_name_with_state if "state" in self.policy.average and self.rounds else self._flush_name
-        self.runtime.clear(process_set, name)  # averages that were made while this rank was out of training
+        self.runtime.clear(process_set, [name])  # averages that were made while this rank was out of training
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
             work = self._periods.work()
             # Before anybody can go on: the flush has left the signal at the same round on every rank.
             self._periods.begin_anew(self._signalled())
-            self.runtime.clear(process_set, self.name)  # an average that this rank has missed
+            self.runtime.clear(process_set, [self.name])  # an average that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
         else:
             iteration = self.runtime.catch_up(process_set, self.name, 0)
@@ -117,4 +117,4 @@ class ModelAverager(ABC):
 
     def _signalled(self) -> int:
         """How many rounds of the signal have ended on this rank."""
-        return self.runtime.completed(self.process_set.process_set_id, self.signal_name)
+        return self.runtime.taken(self.process_set.process_set_id, self.signal_name)

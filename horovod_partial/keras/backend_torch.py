@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import horovod.torch as horovod
 import keras
@@ -75,6 +75,45 @@ def number_of(variable: Any) -> int:
     return _numbers.of(native(variable))
 
 
+class _Arrived(NamedTuple):
+    """A family at which a step has arrived."""
+
+    buckets: list[GradientBucket]
+    parameters: list[torch.nn.Parameter]  # in the order of the gradients
+
+    def take(self, process_set: ProcessSet) -> list[torch.Tensor] | None:
+        """The gradients of the oldest round that this rank has not taken."""
+        names = [bucket.name for bucket in self.buckets]
+        addresses = [bucket.wire_address() for bucket in self.buckets]
+        while (taken := runtime.take_round(process_set.process_set_id, names, addresses)) is not None:
+            if taken[1] == 0:
+                continue
+            views: dict[torch.nn.Parameter, torch.Tensor] = {}
+            for bucket in self.buckets:
+                bucket.unpack()
+                views.update(bucket.views)
+            return [views[parameter] for parameter in self.parameters]
+        return None
+
+
+class _Family(gradients.Family):
+    def __init__(
+        self, process_set: ProcessSet, arrived: _Arrived, variables: list[Any], apply: gradients.Apply
+    ) -> None:
+        super().__init__(process_set, [bucket.name for bucket in arrived.buckets])
+        self._arrived = arrived
+        self._variables = variables
+        self._apply = apply
+
+    def apply_arrived(self, arrived: _Arrived) -> None:
+        self._arrived = arrived
+        self.apply_rounds()
+
+    def apply_rounds(self) -> None:
+        while (results := self._arrived.take(self.process_set)) is not None:
+            self._apply(results, self._variables)
+
+
 class GradientReducer(gradients.GradientReducer):
     """Combines the gradients of a step after backward has made them all; nobody's gradients are changed in place.
 
@@ -84,6 +123,7 @@ class GradientReducer(gradients.GradientReducer):
     average, total, runtime = Average, Sum, runtime
     number_of = staticmethod(number_of)
     __call__ = uncompiled(gradients.GradientReducer.__call__)
+    apply_combined = uncompiled(gradients.GradientReducer.apply_combined)
 
     def __init__(self, name: str, sync: Policy, arguments: dict[str, Any], **options: Any) -> None:
         if arguments["fusion"] is not None:
@@ -163,22 +203,61 @@ class GradientReducer(gradients.GradientReducer):
             self._own(bucket.name for bucket, _ in self._buckets[name])
         return self._buckets[name]
 
+    # --- Families
+
+    def _types(self, gradients: list[Any], variables: list[Any]) -> list[torch.dtype]:
+        return [native(variable).dtype for variable in variables]
+
+    def _arrive(self, name: str, gradients: list[Any], variables: list[Any]) -> _Arrived:
+        buckets = self._buckets_of(name, variables)
+        own = dict(zip(map(native, variables), map(self._dense, gradients), strict=True))
+        try:
+            self._exchange(own, buckets)
+        except BaseException:
+            self._buckets.pop(name, None)
+            raise
+        return _Arrived([bucket for bucket, _ in buckets], [native(variable) for variable in variables])
+
+    def _family_of(
+        self, name: str, arrived: _Arrived, variables: list[Any], apply: gradients.Apply
+    ) -> gradients.Family:
+        return _Family(self.process_set, arrived, variables, apply)
+
+    def _apply_first(self, arrived: _Arrived, apply: Callable[[list[Any]], None]) -> None:
+        results = arrived.take(self.process_set)
+        if results is not None:
+            apply(results)
+
+    @staticmethod
+    def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
+        if not infos or not all(info.empty for info in infos):
+            apply()
+
+    def _exchange(
+        self, gradients: dict[torch.nn.Parameter, torch.Tensor], buckets: list[tuple[GradientBucket, list[Any]]]
+    ) -> list[Any]:
+        for bucket, _ in buckets:
+            for parameter in bucket.parameters:
+                bucket.put(parameter, gradients[parameter])
+            bucket.arrive(partial(self._start, bucket.name), 1.0)
+        infos = []
+        for bucket, _ in buckets:
+            handle: Any = bucket.handle
+            bucket.wait()
+            bucket.handle = None
+            infos.append(handle.handle.info())
+        return infos
+
     def _travel(
         self,
         gradients: dict[torch.nn.Parameter, torch.Tensor],
         buckets: list[tuple[GradientBucket, list[Any]]],
     ) -> tuple[dict[torch.nn.Parameter, torch.Tensor], list[Any]]:
-        for bucket, _ in buckets:
-            for parameter in bucket.parameters:
-                bucket.put(parameter, gradients[parameter])
-            bucket.arrive(partial(self._start, bucket.name), 1.0)
+        infos = self._exchange(gradients, buckets)
         combined: dict[torch.nn.Parameter, torch.Tensor] = {}
-        infos = []
         for bucket, _ in buckets:
-            handle: Any = bucket.handle
-            bucket.wait(1.0, fold=True)
+            bucket.unpack()
             combined.update(bucket.views)
-            infos.append(handle.handle.info())
         return combined, infos
 
     def _start(self, name: str, wire: torch.Tensor) -> PartialHandle:
@@ -204,8 +283,10 @@ class GradientReducer(gradients.GradientReducer):
         missed: list[tuple[Any, torch.Tensor]] = []
         for buckets in self._buckets.values():
             for bucket, variables in buckets:
-                for result in bucket.collect(process_set):
-                    missed += zip(variables, bucket.views_of(result).values(), strict=True)
+                bucket.collect(process_set)
+                bucket.unpack()
+                if not bucket.empty:
+                    missed += zip(variables, bucket.views.values(), strict=True)
         return missed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from horovod_partial.exchange.arguments import (
     refuse_misplaced_policy,
     with_num_groups,
 )
-from horovod_partial.exchange.gradients import GradientReducer
+from horovod_partial.exchange.gradients import Apply, GradientReducer
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.fusion import FusionPlan, MergedGradients
@@ -50,13 +51,23 @@ class _Methods:
             self.built = True
         return self._horovod.apply(self, list(grads), list(variables))
 
-    def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> Any:
-        self._horovod.accumulated = list(trainable_variables)
-        return self._base._backend_apply_gradients(self, grads, trainable_variables)
+    # Where Keras accumulates gradients, an update is where their sum is: the passes before have not travelled. What belongs
+    # to an update is done there, for each round.
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        # Where gradients are accumulated, this is where their sum is: the passes before have not travelled.
-        return self._base._clip_gradients(self, self._horovod.reduce_accumulated(self, list(grads)))
+        return grads if self._horovod.accumulates(self) else self._base._clip_gradients(self, grads)
+
+    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+        if not self._horovod.accumulates(self):
+            self._base._apply_weight_decay(self, variables)
+
+    def _backend_update_step(
+        self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
+    ) -> None:
+        if self._horovod.accumulates(self):
+            self._horovod.update(self, list(grads), list(trainable_variables))
+        else:
+            self._base._backend_update_step(self, grads, trainable_variables, learning_rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A LossScaleOptimizer resets it in what it wraps. It would then decide on each rank alone whether to step.
@@ -120,7 +131,6 @@ class _State:
         self._tenure = Tenure(backend.runtime)  # of that
         self._flushed_at = 0  # of the optimizer's iterations
         self._has_warned = False
-        self.accumulated: list[Any] = []  # the variables of the gradients that Keras accumulates
 
     def register_local(self, variable: Any) -> None:
         self._local.append(variable)
@@ -149,7 +159,7 @@ class _State:
                     name,
                     self._policy,
                     self._arguments,
-                    drop_nonfinite_results=_scales_loss(optimizer),
+                    skips_nonfinite=_scales_loss(optimizer),
                     owner=_attach.Owner(),
                 )
                 for variable in self._local:
@@ -174,28 +184,26 @@ class _State:
             return result
         if optimizer.gradient_accumulation_steps:
             return optimizer._base.apply(optimizer, gradients, variables)
-        if not _scales_loss(optimizer):
-            combined, _ = exchange(gradients, variables)
-            return optimizer._base.apply(optimizer, combined, variables)
-        # What is late travels unscaled: the scale may be another by the time it is applied. Scales are powers of two.
-        scale = optimizer.dynamic_scale
-        unscaled = [None if gradient is None else gradient / scale for gradient in gradients]
-        combined, rounds = exchange(unscaled, variables)
-        scaled = [None if gradient is None else gradient * scale for gradient in combined]
-        if not rounds:
-            return optimizer._base.apply(optimizer, scaled, variables)
-        # All that was missed may have been dropped, as not finite: no result is no update.
-        nothing = keras.ops.all(keras.ops.equal(keras.ops.stack([info.empty for info in rounds]), 1))
-        return keras.ops.cond(nothing, lambda: None, lambda: optimizer._base.apply(optimizer, scaled, variables))
+        if _scales_loss(optimizer):
+            # What is late meets another scale, so all travel unscaled. Scales are powers of two.
+            scale = optimizer.dynamic_scale
+            gradients = [None if gradient is None else gradient / scale for gradient in gradients]
+        exchange.apply_combined(gradients, variables, _applying(optimizer))
+        return None
 
-    def reduce_accumulated(self, optimizer: Any, gradients: list[Any]) -> list[Any]:
+    def accumulates(self, optimizer: Any) -> bool:
+        """Whether gradients of several passes travel as one."""
+        return bool(optimizer.gradient_accumulation_steps) and not isinstance(self._policy, ModelPolicy)
+
+    def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+        """Combine the gradients that Keras has accumulated, and apply them."""
         exchange = self._exchange(optimizer)
+        assert isinstance(exchange, GradientReducer)
         passes = optimizer.gradient_accumulation_steps
-        if not passes or isinstance(exchange, ModelAverager):
-            return gradients
         if not self._averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
-        return exchange(gradients, self.accumulated)[0]
+        exchange.apply_combined(gradients, variables, _updating(optimizer))
+        optimizer._iterations.assign_sub(passes)  # Keras counts this update's passes itself
 
     def rounds(self, optimizer: Any) -> int:
         if isinstance(self._policy, policies.Full) or self._arguments["process_set"].size() == 1:
@@ -236,36 +244,45 @@ class _State:
         if isinstance(made, ModelAverager):
             made.flush_optimizer(optimizer)
             return
-        by_optimizer: dict[int, tuple[Any, list[Any], list[Any]]] = {}
-        for variable, gradient in made.flush():
-            own = _optimizer_of(optimizer, variable)
-            _, gradients, variables = by_optimizer.setdefault(id(own), (own, [], []))
-            gradients.append(gradient)
-            variables.append(variable)
-        for own, gradients, variables in by_optimizer.values():
-            _apply_now(own, gradients, variables)
+        missed = made.flush()
+        if missed:
+            variables, gradients = zip(*missed, strict=True)
+            apply = _updating(optimizer) if optimizer.gradient_accumulation_steps else _applying(optimizer)
+            apply(list(gradients), list(variables))
 
 
-def _optimizer_of(optimizer: Any, variable: Any) -> Any:
-    """The optimizer that trains a variable, within those that combine others."""
-    if _scales_loss(optimizer):
-        optimizer = optimizer.inner_optimizer
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        optimizer = optimizer._optimizer_map(variable)
-    return optimizer
+def _applying(optimizer: Any) -> Apply:
+    """What applies the gradients of a round, which are combined already, and unscaled."""
+    reference = weakref.ref(optimizer)
+
+    def apply(gradients: list[Any], variables: list[Any]) -> None:
+        own: Any = reference()
+        if _scales_loss(own):
+            scale = own.dynamic_scale
+            gradients = [None if gradient is None else gradient * scale for gradient in gradients]
+        own._base.apply(own, gradients, variables)
+
+    return apply
 
 
-def _apply_now(optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
-    """Apply gradients that are combined already: they neither travel nor accumulate again."""
-    base = getattr(optimizer, "_base", type(optimizer))
-    passes, iterations = optimizer.gradient_accumulation_steps, optimizer._iterations.numpy()
-    optimizer.gradient_accumulation_steps = None
-    try:
-        base.apply(optimizer, gradients, variables)
-    finally:
-        optimizer.gradient_accumulation_steps = passes
-        if passes:
-            optimizer._iterations.assign(iterations)  # which says when the passes that accumulate are over
+def _updating(optimizer: Any) -> Apply:
+    """The same where gradients are accumulated, whose passes Keras counts: a round is as many as belong to an update."""
+    reference = weakref.ref(optimizer)
+
+    def apply(gradients: list[Any], variables: list[Any]) -> None:
+        own: Any = reference()
+        passes = own.gradient_accumulation_steps
+        phase = own._iterations % passes
+        own._iterations.assign_add(passes - 1 - phase)  # an update comes with the last pass, on every rank
+        clipped = own._base._clip_gradients(own, gradients)
+        own._base._apply_weight_decay(own, variables)
+        own._base._backend_update_step(own, clipped, variables, own.learning_rate)
+        for variable in variables:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+        own._iterations.assign_add(phase + 1)
+
+    return apply
 
 
 def _scales_loss(optimizer: Any) -> bool:
@@ -294,6 +311,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     missed: str | None = None,
     divisor: str = "ranks",
     grace_ms: float | str | None = None,
+    replay_limit: int | None = None,
 ) -> Any:
     """Wrap an optimizer of Keras 3 so that gradients are combined over the ranks before they are applied, or models after.
 
@@ -328,11 +346,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`optimizer.fusion_plan` tells which), under
             `Full()` with `hvd.Average` and `hvd.Sum` only; None leaves that to Horovod under `Full()`, and packs by size
             (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
-        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 16).
-        missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
-            updates.
+        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
+        missed: what a late rank gets of the results that it missed: `"replay"`, the default: each is applied by itself, as on
+            the other ranks, so that after a flush weights and the optimizer's variables are equal bit for bit, `iterations`
+            counts rounds, and clipping and schedules follow them; `"sum"`, the default with `fusion` on TensorFlow; or
+            `"latest"`, which loses updates.
         divisor: of `hvd.Average`: `"ranks"` or `"contributors"`, as in `horovod_partial.torch.DistributedOptimizer`.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
+        replay_limit: as in `horovod_partial.torch.DistributedOptimizer`.
 
     Returns:
         An instance of the optimizer's class with the methods `flush`, `register_local_var`, and `rounds`, `fusion_plan`.
@@ -362,6 +383,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "missed": missed,
         "divisor": divisor,
         "grace_ms": grace_ms,
+        "replay_limit": replay_limit,
     }
     repeated = {
         **arguments,
@@ -375,7 +397,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
     else:
         check_about_rounds(sync, policy, arguments)
-    check_gradient_arguments(arguments)
+    check_gradient_arguments(arguments, replays=fusion is None)
     backend.check_devices(device_dense=device_dense, device_sparse=device_sparse)
     if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)

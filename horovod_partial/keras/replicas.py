@@ -15,7 +15,7 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
     """Compare trainable weights, and the optimizer's variables, over all ranks, bit for bit; every rank must come.
 
     Costs a hash of each variable and one small collective. Call `optimizer.flush()` before. What is not trainable, as the
-    moving averages of BatchNorm, is each rank's own, and is left out. In eager code.
+    moving averages of BatchNorm, is each rank's own, and so are gradients that accumulate: they are left out. In eager code.
 
     Args:
         model: whose weights are compared.
@@ -25,7 +25,9 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
         AssertionError: replicas differ; on every rank, with the first variable that does, and the ranks.
     """
     weights = [("weight", variable) for variable in model.trainable_weights]
-    state = [("optimizer's variable", variable) for variable in (optimizer.variables if optimizer is not None else ())]
+    own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
+    variables = [] if optimizer is None else [variable for variable in optimizer.variables if id(variable) not in own]
+    state = [("optimizer's variable", variable) for variable in variables]
     hashes = {}
     for index, (kind, variable) in enumerate([*weights, *state]):
         # Keras numbers layers through the process, so numbers in a path may differ.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _core
-from horovod_partial.tensorflow.graph import runtime
+from horovod_partial.tensorflow.graph import memory, round_is_there, runtime, taken_round
 
 
 class Member(NamedTuple):
@@ -25,6 +25,61 @@ class Member(NamedTuple):
     dtype: tf.DType
     shape: tf.TensorShape
     restore: Callable[[tf.Tensor], tf.Tensor]
+
+
+class Arrived(NamedTuple):
+    """A bucket of a family at which a step has arrived.
+
+    Attributes:
+        name: of the bucket.
+        positions: of its gradients within the step.
+        members: these gradients.
+        results: what came out of the arrival, in whose memory the next result may be.
+    """
+
+    name: str
+    positions: list[int]
+    members: list[Member]
+    results: list[tf.Tensor]
+
+
+def memory_of(family: Sequence[Arrived]) -> list[tf.Tensor]:
+    """The memory of the arrivals' own results, which nobody else uses."""
+    return [result for bucket in family for result in bucket.results]
+
+
+def new_memory(family: Sequence[Arrived]) -> list[tf.Tensor]:
+    """Memory of the same kind."""
+    return [
+        tensor for bucket in family for tensor in memory([(member.dtype, member.shape) for member in bucket.members])
+    ]
+
+
+def take_round(
+    process_set: ProcessSet, family: Sequence[Arrived], memory: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Take the oldest round that has ended in all buckets of a family, in eager code or in a graph.
+
+    Args:
+        process_set: the ranks that take part.
+        family: the buckets.
+        memory: where the results come to, of `memory_of` or `new_memory`.
+
+    Returns:
+        The gradients in the order of the step; and whether there was a round: they are undefined otherwise.
+    """
+    names, counts = [bucket.name for bucket in family], [len(bucket.members) for bucket in family]
+    taken, found = taken_round(process_set, names, counts, memory)
+    gradients: list[tf.Tensor] = [None] * len(taken)
+    members = [(i, member) for bucket in family for i, member in zip(bucket.positions, bucket.members, strict=True)]
+    for (position, member), result in zip(members, taken, strict=True):
+        gradients[position] = member.restore(result)
+    return gradients, found
+
+
+def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
+    """Whether there is a round to take."""
+    return round_is_there(process_set, [bucket.name for bucket in family])
 
 
 def collect(process_set: ProcessSet, name: str, members: Sequence[Member]) -> list[tf.Tensor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
+from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow import _make_allreduce_grads_fn
 from horovod.tensorflow.mpi_ops import Average, Sum
 
@@ -13,7 +14,15 @@ from horovod_partial.exchange import gradients
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.fusion.planner import Gradient
 from horovod_partial.policies import Policy
-from horovod_partial.tensorflow.buckets import Member, collect
+from horovod_partial.tensorflow.buckets import (
+    Arrived,
+    Member,
+    collect,
+    has_round,
+    memory_of,
+    new_memory,
+    take_round,
+)
 from horovod_partial.tensorflow.fusion import Fusion, fusion_of
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime, wire_dtype
 
@@ -72,31 +81,69 @@ class GradientReducer(gradients.GradientReducer):
     # --- Partial
 
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[RoundInfo]]:
-        compression = self._arguments["compression"]
+        wires, members = self._wires(gradients, variables)
+        name = self._step_name(variables, [wire.dtype for wire in wires])
+        if self._fusion is not None:
+            planned = self._planned(wires, variables)
+            return self._merge(self._fusion, f"{name}.merged", wires, members, variables, planned)
+        arrived, infos = self._arrive_in_buckets(name, wires, members, variables)
+        results: list[Any] = [None] * len(wires)
+        for bucket in arrived:
+            for i, member, result in zip(bucket.positions, bucket.members, bucket.results, strict=True):
+                results[i] = member.restore(result)
+        return results, infos
+
+    def _wires(self, gradients: list[Any], variables: list[Any]) -> tuple[list[tf.Tensor], list[Member]]:
         if not all(isinstance(native(variable), tf.Variable) for variable in variables):
             raise ValueError("a partial policy needs variables as sources: their gradients are told apart by them")
         wires, members = [], []
         for gradient, variable in zip(gradients, variables, strict=True):
-            wire, restore = _compressed(self._dense(gradient, variable), compression)
+            wire, restore = _compressed(self._dense(gradient, variable), self._arguments["compression"])
             wires.append(wire)
             members.append(Member(wire.dtype, wire.shape, restore))
-        dtypes = [wire.dtype for wire in wires]
+        return wires, members
+
+    def _planned(self, wires: list[tf.Tensor], variables: list[Any]) -> list[list[int]]:
         sizes = [wire.shape.num_elements() * wire.dtype.size for wire in wires]
-        name, planned = self._step_name(variables, dtypes), self._plan(variables, dtypes, sizes)
-        if self._fusion is not None:
-            return self._merge(self._fusion, f"{name}.merged", wires, members, variables, planned)
+        return self._plan(variables, [wire.dtype for wire in wires], sizes)
+
+    def _arrive_in_buckets(
+        self, name: str, wires: list[tf.Tensor], members: list[Member], variables: list[Any]
+    ) -> tuple[list[Arrived], list[RoundInfo]]:
+        arrived, infos = [], []
         spec = self._bucket_spec()
-        self._own({f"{name}.{index}" for index in range(len(planned))} - self._buckets.keys())
-        for index, bucket in enumerate(planned):
-            self._buckets[f"{name}.{index}"] = [(variables[i], members[i]) for i in bucket]
-        results: list[Any] = [None] * len(wires)
-        infos = []
-        for index, bucket in enumerate(planned):
-            reduced, info = arrive([wires[i] for i in bucket], f"{name}.{index}", self.process_set, spec)
+        planned = {f"{name}.{index}": positions for index, positions in enumerate(self._planned(wires, variables))}
+        self._own(planned.keys() - self._buckets.keys())
+        for bucket, positions in planned.items():
+            own = [members[i] for i in positions]
+            self._buckets[bucket] = [(variables[i], members[i]) for i in positions]
+            results, info = arrive([wires[i] for i in positions], bucket, self.process_set, spec)
+            arrived.append(Arrived(bucket, positions, own, results))
             infos.append(info)
-            for i, result in zip(bucket, reduced, strict=True):
-                results[i] = members[i].restore(result)
-        return results, infos
+        return arrived, infos
+
+    # --- Families
+
+    def _types(self, gradients: list[Any], variables: list[Any]) -> list[tf.DType]:
+        return [wire.dtype for wire in self._wires(gradients, variables)[0]]
+
+    def _arrive(self, name: str, gradients: list[Any], variables: list[Any]) -> list[Arrived]:
+        return self._arrive_in_buckets(name, *self._wires(gradients, variables), variables)[0]
+
+    def _family_of(self, name: str, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply) -> Family:
+        return Family(self.process_set, arrived, variables, apply)
+
+    def _apply_first(self, arrived: list[Arrived], apply: Callable[[list[Any]], None]) -> None:
+        results, found = take_round(self.process_set, arrived, memory_of(arrived))
+        tf.cond(found, lambda: _done(apply, results), _nothing)
+
+    @staticmethod
+    def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
+        if not infos:
+            apply()
+            return
+        nothing = tf.reduce_all(tf.equal(tf.stack([info.empty for info in infos]), 1))
+        tf.cond(nothing, _nothing, lambda: _done(lambda _: apply(), []))
 
     def _merge(
         self,
@@ -155,6 +202,56 @@ class GradientReducer(gradients.GradientReducer):
     @property
     def fusion_plan(self) -> FusionPlan | None:
         return next((merged.plan for merged, _ in reversed(self._merged.values())), None)
+
+
+class Family(gradients.Family):
+    """A family of buckets; what applies its rounds is one function, for training and for flushes.
+
+    TensorFlow optimizes what is in a graph, so that an update in one and the same update in eager code may differ in the last
+    bit. It also optimizes a function by how it is called, so a flush calls it as a training does: within another one.
+    """
+
+    def __init__(
+        self, process_set: ProcessSet, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply
+    ) -> None:
+        super().__init__(process_set, [bucket.name for bucket in arrived])
+        self._buckets = [bucket._replace(results=[]) for bucket in arrived]
+        self._variables = variables
+        self._apply = apply
+        self._in_training = self._in_flush = self._apply_all
+        if not tf.executing_eagerly():
+            as_it_is = {"_noinline": True}
+            self._in_training = tf.function(self._apply_all, autograph=False, experimental_attributes=as_it_is)
+            self._in_flush = tf.function(lambda memory: self._in_training(memory), autograph=False)
+
+    def apply_arrived(self, arrived: list[Arrived]) -> None:
+        self._in_training(memory_of(arrived))
+
+    def apply_rounds(self) -> None:
+        self._in_flush(new_memory(self._buckets))
+
+    def _apply_all(self, memory: list[tf.Tensor]) -> None:
+        def another(_: tf.Tensor, *memory: tf.Tensor) -> list[tf.Tensor]:
+            results, found = take_round(self.process_set, self._buckets, memory)
+            tf.cond(found, lambda: _done(lambda results: self._apply(results, self._variables), results), _nothing)
+            # TensorFlow keeps side effects in order within an iteration only, and the next one begins with this answer.
+            before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
+            with tf.control_dependencies(before):
+                return [has_round(self.process_set, self._buckets), *memory]
+
+        more = has_round(self.process_set, self._buckets)
+        tf.while_loop(lambda more, *_: more, another, [more, *memory], parallel_iterations=1)
+
+
+def _nothing() -> tf.Tensor:
+    """The branch in which nothing is applied."""
+    return tf.constant(0)
+
+
+def _done(apply: Callable[[list[Any]], None], gradients: list[Any]) -> tf.Tensor:
+    """The one in which something is."""
+    apply(gradients)
+    return tf.constant(1)
 
 
 def _compressed(tensor: tf.Tensor, compression: Any) -> tuple[tf.Tensor, Any]:

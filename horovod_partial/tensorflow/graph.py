@@ -153,6 +153,46 @@ def _round_info(numbers: tf.Tensor, members: tf.Tensor, work: tf.Tensor) -> Roun
     return RoundInfo(round, late, fresh, gradients, staleness, empty, members, work)
 
 
+def memory(described: Sequence[tuple[tf.DType, tf.TensorShape]]) -> list[tf.Tensor]:
+    """Tensors of these types and shapes, undefined, side by side as those of a bucket are. In eager code."""
+    dtypes, shapes = zip(*described, strict=True)
+    with tf.device("/CPU:0"):
+        return list(_operations.horovod_partial_memory(T=dtypes[0], N=len(shapes), shapes=shapes))
+
+
+def taken_round(
+    process_set: ProcessSet, names: Sequence[str], counts: Sequence[int], memory: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Take the oldest round of a family that this rank has not taken.
+
+    Args:
+        process_set: the ranks that take part.
+        names: of the buckets.
+        counts: of the tensors in each.
+        memory: what is to hold the results: what `arrive` gave for each bucket, or `memory`.
+    """
+    try:
+        with tf.device("/CPU:0"):
+            results, found = _operations.horovod_partial_take_round(
+                handles=[_bucket(name) for name in names],
+                memory=memory,
+                buckets=names,
+                counts=counts,
+                process_set=process_set.process_set_id,
+            )
+    except tf.errors.UnknownError as error:
+        raise HorovodInternalError(_plain(error.message)) from None
+    return list(results), found
+
+
+def round_is_there(process_set: ProcessSet, names: Sequence[str]) -> tf.Tensor:
+    """Whether there is such a round."""
+    with tf.device("/CPU:0"):
+        return _operations.horovod_partial_has_round(
+            handles=[_bucket(name) for name in names], buckets=names, process_set=process_set.process_set_id
+        )
+
+
 def arrive_merged(
     tensors: Sequence[tf.Tensor], name: str, process_set: ProcessSet, spec: _core.BucketSpec
 ) -> tuple[list[tf.Tensor], list[RoundInfo], tf.Tensor]:

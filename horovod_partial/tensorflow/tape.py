@@ -98,7 +98,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`hvd.fusion_plans()` tells which), under `Full()`
             with `hvd.Average` and `hvd.Sum` only; None leaves that to Horovod under `Full()`, and packs by size
             (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
-        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 16).
+        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
         missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
             updates.
         divisor: of `hvd.Average`: `"ranks"` or `"contributors"`, as in `horovod_partial.torch.DistributedOptimizer`.
@@ -134,7 +134,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     }
     refuse_misplaced_policy(arguments)
     check_about_rounds(sync, policy, arguments)
-    check_gradient_arguments(arguments)
+    check_gradient_arguments(arguments, replays=False)
     # A slot is not in the `__dict__` that all wrappers of one tape share.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_reducer",)))
     tape.__dict__ = gradtape.__dict__

@@ -49,6 +49,7 @@ from horovod_partial.torch.operations import (
 )
 from horovod_partial.torch.optimizer import DistributedOptimizer
 from horovod_partial.torch.replicas import assert_replicas_equal, save_checkpoint
+from horovod_partial.torch.round_steps import follow_rounds
 from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "elastic",
     "estimate_contraction",
     "flush",
+    "follow_rounds",
     "group_allreduce",
     "group_allreduce_",
     "group_allreduce_async",

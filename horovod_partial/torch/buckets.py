@@ -48,10 +48,12 @@ class GradientBucket:
         self.wire_dtype = wire_dtype(self.compression.compress(self.flat[:0])[0].dtype)
         self.missing = set(self.parameters)
         self.handle: PartialHandle | int | None = None
-        self.empty = False  # the last result was none: what was missed had been dropped
+        self.empty = False  # there was no result: what was missed had no gradient
+        self.wire = self.flat  # the tensor that travels
         self._sparse: set[torch.nn.Parameter] = set()
         self._streams: set[torch.cuda.Stream] = set()  # of a device, on which the gradients were taken
         self._context: Any = None
+        self._version = 0  # of the flat tensor, when it began to travel
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
         """The parts of a flat tensor that belong to each parameter."""
@@ -96,33 +98,31 @@ class GradientBucket:
             raise ValueError(
                 "buckets need a compression that changes the dtype only; use Full() without fusion for others"
             )
+        self.wire = wire
+        self._version = self.flat._version
         self.handle = start(wire)
 
-    def wait(self, scale: float, fold: bool) -> list[torch.Tensor]:
-        """Wait for the round; the newest result is in the views then.
+    def wait(self) -> bool:
+        """Wait for the round. The result is in the tensor that travels, unless it is to be taken with others.
 
-        Returns the missed results before it, oldest first; with `fold` they are added to the newest instead.
+        Returns whether the gradients are those that have arrived: the application may have changed them meanwhile.
         """
         assert self.handle is not None
-        handle, self.handle = self.handle, None
-        self._store(synchronize(handle), scale)
-        earlier = []
-        if isinstance(handle, PartialHandle):
-            self.empty = handle.handle.info().empty
-            earlier = self._earlier(handle.handle)
-        if fold:
-            for result in earlier:
-                self.flat.add_(result, alpha=scale)
-            earlier = []
-        return earlier
+        synchronize(self.handle)
+        if isinstance(self.handle, PartialHandle):
+            self.empty = self.handle.handle.info().empty
+        return self.flat._version == self._version
 
-    def finish(self, scale: float, fold: bool) -> list[torch.Tensor]:
-        """As `wait`; the parameters' `grad` are the views then."""
-        earlier = self.wait(scale, fold)
+    def unpack(self) -> None:
+        """Let the views have what has come back."""
+        if self.wire.data_ptr() != self.flat.data_ptr():
+            self.flat.copy_(self.compression.decompress(self.wire, self._context))
+
+    def show(self) -> None:
+        """Let the parameters' `grad` be the views; None where there is no result, and of parameters that are frozen."""
         for parameter, view in self.views.items():
-            parameter.grad = view.to_sparse() if parameter in self._sparse else view
-        self._sparse.clear()
-        return earlier
+            gradient = view if parameter.requires_grad and not self.empty else None
+            parameter.grad = view.to_sparse() if gradient is not None and parameter in self._sparse else gradient
 
     @property
     def is_under_way(self) -> bool:
@@ -134,48 +134,25 @@ class GradientBucket:
         if self.is_under_way:
             # Horovod may go on with the old one until it shuts down; the handle keeps that alive.
             self.flat = torch.zeros_like(self.flat)
+            self.wire = self.flat if self.wire_dtype == self.flat.dtype else self.flat.to(self.wire_dtype)
             self.views = self.views_of(self.flat)
         self.handle = None
         self.reset()
 
-    def collect(self, process_set: int) -> list[torch.Tensor]:
-        """The results that this rank has missed, oldest first, without an arrival; empty if there are none."""
-        wire = self._empty_wire()
-        handle = runtime.collect(process_set, self.name, wire.data_ptr())
-        if handle is None or handle.info().empty:
-            return []
-        return [*self._earlier(handle), wire.to(self.flat.dtype)]
+    def collect(self, process_set: int) -> None:
+        """Let the views have the sum of what this rank has missed, without an arrival; `empty` if that is nothing."""
+        handle = runtime.collect(process_set, self.name, self.wire_address())
+        self.empty = handle is None or handle.info().empty
 
-    def point_gradients_at(self, flat: torch.Tensor | None) -> None:
-        """Let the parameters' gradients be views of `flat`, or None."""
-        views = self.views_of(flat) if flat is not None else {}
-        for parameter in self.parameters:
-            parameter.grad = views.get(parameter)
+    def wire_address(self) -> int:
+        """Where a result may be written, on the host's time."""
+        if self.wire.is_cuda:  # what is queued may still use its memory, and the core does not know of that
+            torch.cuda.current_stream(self.wire.device).synchronize()
+        return self.wire.data_ptr()
 
     def reset(self) -> None:
         """Be ready for the next step's gradients."""
         self.missing = set(self.parameters)
-
-    def _store(self, wire: torch.Tensor, scale: float) -> None:
-        if wire.data_ptr() != self.flat.data_ptr():
-            self.flat.copy_(self.compression.decompress(wire, self._context))
-        if scale != 1.0:
-            self.flat.mul_(scale)
-
-    def _empty_wire(self) -> torch.Tensor:
-        wire = torch.empty(self.flat.shape, dtype=self.wire_dtype, device=self.flat.device)
-        if wire.is_cuda:  # its memory may still be in use by what is queued; the core does not know of that
-            torch.cuda.current_stream(wire.device).synchronize()
-        return wire
-
-    def _earlier(self, handle: Any) -> list[torch.Tensor]:
-        # Unscaled: a scaler unscales the gradients of the step, which are the newest.
-        results = []
-        for index in range(handle.replay_count()):
-            wire = self._empty_wire()
-            handle.copy_replay(index, wire.data_ptr())
-            results.append(wire.to(self.flat.dtype))
-        return results
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import horovod.torch.optimizer as horovod_optimizer
@@ -11,23 +14,33 @@ import torch
 from horovod.torch import mpi_ops
 
 from horovod_partial.torch.buckets import Widened
+from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import unwrapped
 
 
 def wrap(
-    optimizer: torch.optim.Optimizer, *, compression: Any, grad_scaler: torch.amp.GradScaler | None, **arguments: Any
+    optimizer: torch.optim.Optimizer,
+    *,
+    compression: Any,
+    grad_scaler: torch.amp.GradScaler | None,
+    round_steps: RoundSteps,
+    **arguments: Any,
 ) -> torch.optim.Optimizer:
     """Horovod's DistributedOptimizer around `optimizer`; every gradient takes Horovod's own path.
 
     What differs from Horovod's: the optimizer's state and `defaults` are kept, `zero_grad` takes `set_to_none`, bfloat16
     gradients are reduced (as float32), the gradients of a closure are reduced each time the step evaluates it, hooks of the
-    step run once, and the result can be pickled (it comes back unwrapped).
+    step run once, the result can be pickled (it comes back unwrapped), and it ends when nobody holds it.
+
+    Raises:
+        ValueError: gradients are to be clipped or transformed, and `op` is Adasum, which reduces none.
     """
     state, defaults = optimizer.state, optimizer.defaults
     has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
-    wrapped: Any = horovod_optimizer.DistributedOptimizer(
-        optimizer, compression=widening(compression) if has_bfloat16 else compression, **arguments
-    )
+    with _weak_hooks():
+        wrapped: Any = horovod_optimizer.DistributedOptimizer(
+            optimizer, compression=widening(compression) if has_bfloat16 else compression, **arguments
+        )
     wrapped.state = state
     wrapped.defaults = defaults
     # Horovod makes a class for each optimizer that it wraps, so this touches nobody else's.
@@ -38,16 +51,25 @@ def wrap(
         cls.step
     )  # PyTorch has put the step's hooks around it, and around the optimizer's own
     takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step  # as the one for Adasum does
+    if takes_closures and round_steps.changes_gradients:
+        raise ValueError(
+            "op=hvd.Adasum reduces no gradients, which could be clipped: leave max_grad_norm and its kin out"
+        )
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         if closure is None or takes_closures or not self._should_synchronize:
-            result = horovod_step(self, closure)
+            if round_steps.changes_gradients and self._should_synchronize and not self._synchronized:
+                self.synchronize()
+            round_steps.before(self)
+            with self.skip_synchronize() if round_steps.changes_gradients else nullcontext():
+                result = horovod_step(self, closure)
         else:
             if self._handles:  # the caller has made gradients already, as for the first of the two steps of SAM
                 self.synchronize()
-            result = base.step(self, lambda: _reduced(self, closure))
+            result = base.step(self, lambda: _reduced(self, closure, round_steps))
             self._synchronized = False
         self._rounds += 1
+        round_steps.after(self)
         return result
 
     def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
@@ -62,6 +84,8 @@ def wrap(
     cls.is_horovod_partial = True
     cls.flush = lambda self: None
     cls.flush.__doc__ = "Nothing is ever pending under `Full`."
+    cls.register_round_hook = lambda self, hook: round_steps.register(hook)
+    cls.register_round_hook.__doc__ = "Call `hook(optimizer)` after each step: under `Full` every step is a round."
     cls.flushed = lambda self: True
     cls.flushed.__doc__ = "Nothing is ever pending under `Full`."
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
@@ -75,12 +99,43 @@ def wrap(
     return wrapped
 
 
-def _reduced(optimizer: Any, closure: Callable[[], Any]) -> Any:
+_horovods_class_is_changed = threading.Lock()  # for as long as an optimizer is wrapped
+
+
+@contextmanager
+def _weak_hooks() -> Iterator[None]:
+    """Let parameters not keep a wrapper alive, whose hooks would reduce their gradients for ever after it has been replaced.
+
+    So an optimizer can be wrapped anew, say for another phase of a training.
+    """
+    kind = horovod_optimizer._DistributedOptimizer
+    make_hook = kind._make_hook
+
+    def make_weak_hook(self: Any, parameter: torch.nn.Parameter) -> Callable[..., None]:
+        reference = weakref.ref(self)
+
+        def hook(*ignored: Any) -> None:
+            wrapped = reference()
+            if wrapped is not None:
+                make_hook(wrapped, parameter)(*ignored)
+
+        return hook
+
+    with _horovods_class_is_changed:
+        kind._make_hook = make_weak_hook
+        try:
+            yield
+        finally:
+            kind._make_hook = make_hook
+
+
+def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps) -> Any:
     """Evaluate a closure once, and reduce the gradients that it makes; returns its loss."""
     optimizer._synchronized = False
     loss = closure()
     if not optimizer._synchronized:  # the closure may have done so, to clip
         optimizer.synchronize()
+    round_steps.before(optimizer)
     searches = issubclass(type(optimizer), torch.optim.LBFGS)
     if not searches or not optimizer.process_set.included():
         return loss

@@ -5,10 +5,10 @@ For the partial policies (eager-SGD, PPoPP'20, section 3), and for merged gradie
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from horovod_partial.torch.operations import (
     submit,
     synchronize,
 )
+from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import Exchange, Name
 
 
@@ -47,7 +48,8 @@ class GradientExchange(Exchange):
     Args:
         optimizer: whose gradients are reduced.
         names: of its parameters.
-        compression: as in `hvd.DistributedOptimizer`, as the others but for the last one.
+        compression: as in `hvd.DistributedOptimizer`, as the others but for the last two.
+        round_steps: what is done with each round's result.
         bucket_options: arguments of `make_config`, and `gradient_predivide_factor`.
 
     Raises:
@@ -69,6 +71,7 @@ class GradientExchange(Exchange):
         model_sync_every: int | None,
         grad_scaler: torch.amp.GradScaler | None,
         fusion: MergedGradients | None,
+        round_steps: RoundSteps,
         bucket_options: dict[str, Any],
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -76,7 +79,10 @@ class GradientExchange(Exchange):
                 "LBFGS evaluates its closure several times a step, which buckets cannot follow; use Full() without fusion"
             )
         self.process_set = process_set
+        self.round_steps = round_steps
         self.synchronized = False
+        self.overflows: list[bool] = []
+        self.unscales = False  # contributions travel without the scaler's scale
         self._passes = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
         self._model_sync_every = model_sync_every
@@ -84,15 +90,22 @@ class GradientExchange(Exchange):
         self._model_syncs = -1
         self._grad_scaler = grad_scaler
         self._scale = 1.0
+        self.thread = 0  # no step has been taken
         self._local_steps = 0
         self._flushed_at = 0  # of these steps
         self._has_warned = False
-        self._earlier: list[list[torch.Tensor]] = []
+        self._has_result = False  # that of a round is in the gradients, and has not been applied
+        self._shown: list[int] = []  # versions of the buckets when the user saw that result
+        self._missed_more = False  # and there was another round then
+        self._changes_by_hand = False
+        self._has_warned_of_changes = False
+        self._has_told = False  # that gradients were made again, and so were changed while they travel
         self._hooks: list[Any] = []
 
         self._compression = compression
         self._bucket_options = dict(bucket_options)
         self._full = isinstance(self._bucket_options["sync"], Full)
+        self._replays = not self._full and self._bucket_options["missed"] == "replay"
         self._predivide = self._bucket_options.pop("gradient_predivide_factor")
         if self._predivide != 1.0 and self._bucket_options["op"] != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -100,6 +113,8 @@ class GradientExchange(Exchange):
         planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
         self._planned = planned
         self._names = {parameter: names[parameter] for parameter in parameters}
+        self._all_names = names  # those of frozen parameters too
+        self._frozen: set[torch.nn.Parameter] = set()  # since the optimizer was wrapped
         self._use_buckets({str(index): members for index, members in enumerate(planned)})
         self._fusion_options = fusion
         self._fusion: Fusion | None = None
@@ -109,6 +124,9 @@ class GradientExchange(Exchange):
         self._name = Name(process_set, [[names[p] for p in members] for members in planned])
         if process_set.included() and not is_alone(process_set):
             self._register_hooks()
+            self.unscales = not self._full and grad_scaler is not None and grad_scaler.is_enabled()
+            if self._replays:
+                runtime.take_part_in_flushes(self)
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
         self.buckets = [GradientBucket(name, members, self._compression) for name, members in planned.items()]
@@ -142,7 +160,7 @@ class GradientExchange(Exchange):
         if not self._full:
             runtime.own(self._owner, self.process_set.process_set_id, [*buckets, self._model_name])
 
-    def _config(self, wire: torch.Tensor) -> Any:
+    def _config(self, wire: torch.Tensor, **options: Any) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
         return make_config(
             dtype=wire.dtype,
@@ -151,9 +169,9 @@ class GradientExchange(Exchange):
             size=self.process_set.size(),
             prescale_factor=1.0 / self._predivide,
             postscale_factor=self._predivide,
-            drop_nonfinite=True,
-            drop_nonfinite_results=self._grad_scaler is not None,
-            **self._bucket_options,
+            # With a scaler they travel: the round is skipped, and the scale lowered, on every rank.
+            drop_nonfinite=not self.unscales,
+            **(self._bucket_options | options),
         )
 
     def _register_hooks(self) -> None:
@@ -173,6 +191,7 @@ class GradientExchange(Exchange):
 
     def _gradient_is_there(self, parameter: torch.nn.Parameter) -> None:
         if self._passes_left[parameter] <= 0:
+            self._has_told = True
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                 "backward_passes_per_step to accumulate gradients locally."
@@ -193,11 +212,12 @@ class GradientExchange(Exchange):
             self._arrive(bucket)
 
     def _arrive(self, bucket: GradientBucket) -> None:
-        if self._grad_scaler is not None and not self._full:
+        if self.unscales:
+            assert self._grad_scaler is not None
             self._scale = self._grad_scaler.get_scale()
         bucket.arrive(lambda wire: self._reduce(bucket.name, wire), self._scale)
 
-    def _reduce(self, name: str, wire: torch.Tensor) -> PartialHandle | int:
+    def _reduce(self, name: str, wire: torch.Tensor, **options: Any) -> PartialHandle | int:
         """Start a reduction in place."""
         if self._full:
             return mpi_ops.allreduce_async_(
@@ -208,12 +228,12 @@ class GradientExchange(Exchange):
                 postscale_factor=self._predivide,
                 process_set=self.process_set,
             )
-        return submit(wire, wire, name, self.process_set, self._config(wire))
+        return submit(wire, wire, name, self.process_set, self._config(wire, **options))
 
     # --- Fusion --------------------------------------------------------------------------------------------------
 
     def _reduce_probe(self, name: str, tensor: torch.Tensor) -> bool:
-        handle = self._reduce(name, tensor)
+        handle = self._reduce(name, tensor, missed="sum")
         synchronize(handle)
         return isinstance(handle, int) or not handle.info().late
 
@@ -237,30 +257,74 @@ class GradientExchange(Exchange):
     # --- Step ----------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        self._synchronize(fold=True)
+        if self.synchronized:
+            return
+        self._synchronize()
+        if self._replays and self._hooks:
+            self._shown = [bucket.flat._version for bucket in self.buckets]
+            self._missed_more = runtime.has_round(self.process_set.process_set_id, self.family)
 
-    def _synchronize(self, fold: bool) -> None:
+    def _synchronize(self) -> None:
         if self._hooks and not self.synchronized:
             self._enter()
+            self.thread = threading.get_ident()
             for bucket in self.buckets:
                 if bucket.handle is None:
                     for parameter in list(bucket.missing):
                         bucket.take(parameter)
                     self._arrive(bucket)
-            self._earlier = [bucket.finish(self._scale, fold) for bucket in self.buckets]
+            unchanged = [bucket.wait() for bucket in self.buckets]
             if self._fusion is not None:
                 self._fusion.synchronized()
             for bucket in self.buckets:
+                bucket.handle = None
                 bucket.reset()
             for parameter in self._passes_left:
                 self._passes_left[parameter] = self._passes
+            self._shown = []
+            self._has_result = self._take_round() if self._replays else self._take_results()
+            self.synchronized = True
+            if not all(unchanged) and not self._has_told:
+                first = self.buckets[unchanged.index(False)].parameters[0]
+                raise RuntimeError(
+                    f"gradients were changed after backward, while they travelled: {self._names[first]} or another one in its "
+                    "bucket. Pass max_grad_norm=, max_grad_value= or grad_transform= to hvd.DistributedOptimizer, or call "
+                    "optimizer.synchronize() before"
+                )
+            self._has_told = False
         self.synchronized = True
+
+    def _take_results(self) -> bool:
+        """Whether any bucket has a result, which is in the gradients then."""
+        for bucket in self.buckets:
+            bucket.unpack()
+            bucket.show()
+        return any(not bucket.empty for bucket in self.buckets) or not self.buckets
+
+    def _take_round(self) -> bool:
+        """Let the gradients be the oldest round's that this rank has not taken; False if there is none.
+
+        A round without any gradient, as a flush may have, is no update: a step with zeros would move weights by momentum
+        and decay.
+        """
+        names, addresses = self.family, [bucket.wire_address() for bucket in self.buckets]
+        while (taken := runtime.take_round(self.process_set.process_set_id, names, addresses)) is not None:
+            if taken[1] == 0:
+                continue
+            for bucket in self.buckets:
+                bucket.empty = False  # without a result of its own it counts as zeros, on every rank
+                bucket.unpack()
+                bucket.show()
+            return True
+        return False
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._hooks:
+            self._check_layers(optimizer)
         if self.synchronizes_in_step:
             if self.synchronized and self._grad_scaler is None:
                 warnings.warn(
@@ -269,42 +333,98 @@ class GradientExchange(Exchange):
                     "optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code.",
                     stacklevel=3,
                 )
-            self._synchronize(fold=False)
-        earlier, self._earlier = self._earlier, []
-        empty = [bucket for bucket in self.buckets if bucket.empty]
-        with self._gradients_kept():
-            self._replay(optimizer, earlier)
-        # No result is no update: a step with zeros would move weights by momentum and decay.
-        if len(empty) < len(self.buckets) or not self.buckets:
-            with self._gradients_kept():
-                for bucket in empty:
-                    bucket.point_gradients_at(None)
-                optimizer._base.step(optimizer)
-        for bucket in empty:
-            bucket.empty = False
+            self._synchronize()
+        changed = self._notice_changes()
+        if self._has_result or not self._hooks:
+            self._apply_round(optimizer)
+        self._has_result = False
+        if not changed:
+            self.apply_rounds()
         self.synchronized = False
         self._local_steps += 1
         self._maybe_sync_model()
         self._maybe_replan(optimizer)
         return loss
 
-    @contextmanager
-    def _gradients_kept(self) -> Iterator[None]:
-        gradients = {p: p.grad for p in self._bucket_of}
-        try:
-            yield
-        finally:
-            for parameter, gradient in gradients.items():
-                parameter.grad = gradient
+    def _check_layers(self, optimizer: Any) -> None:
+        """Notice layers that were frozen or unfrozen.
 
-    def _replay(self, optimizer: Any, results: list[list[torch.Tensor]]) -> None:
-        """Apply results, a list for each bucket, oldest first; the newest of each bucket are applied together."""
-        rounds = max(map(len, results), default=0)
-        for index in range(rounds):
-            for bucket, missed in zip(self.buckets, results, strict=True):
-                at = index - (rounds - len(missed))
-                bucket.point_gradients_at(missed[at] if at >= 0 else None)
-            optimizer._base.step(optimizer)
+        Raises:
+            RuntimeError: ranks would part by that.
+        """
+        new = [
+            p
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.requires_grad and p not in self._bucket_of
+        ]
+        if new:
+            raise RuntimeError(
+                f"{self._all_names.get(new[0], 'a parameter')} needs gradients now, and did not when the optimizer was wrapped, "
+                "so they would not be reduced: call optimizer.flush(), then wrap an optimizer of what is trained from now on"
+            )
+        frozen = {parameter for parameter in self._bucket_of if not parameter.requires_grad}
+        if frozen == self._frozen:
+            return
+        if self._local_steps != self._flushed_at:
+            changed = self._names[next(iter(frozen ^ self._frozen))]
+            raise RuntimeError(
+                f"{changed} was frozen or unfrozen between two steps, but ranks are in different rounds then: call "
+                "optimizer.flush() on every rank before"
+            )
+        self._frozen = frozen
+
+    def _notice_changes(self) -> bool:
+        """Whether the gradients were changed by hand after `synchronize`: as other rounds then cannot be.
+
+        Raises:
+            RuntimeError: there are such rounds, which this rank has missed.
+        """
+        shown, self._shown = self._shown, []
+        if not shown or shown == [bucket.flat._version for bucket in self.buckets]:
+            return False
+        self._changes_by_hand = True
+        if self._missed_more:
+            raise RuntimeError(_CHANGED_BY_HAND)
+        return True
+
+    def _apply_round(self, optimizer: Any) -> None:
+        """One step with the gradients that are there."""
+        if self.unscales:
+            overflow = not all(bool(torch.isfinite(bucket.flat).all()) for bucket in self.buckets)
+            self.overflows.append(overflow)
+            if overflow:
+                return
+        self.round_steps.before(optimizer)
+        optimizer._base.step(optimizer)
+        self.round_steps.after(optimizer)
+
+    # --- Families, which flushes know too: see `horovod_partial.runtime.Applier`
+
+    @property
+    def family(self) -> list[str]:
+        """The names of the buckets whose results are taken together; none where none is in use."""
+        return [bucket.name for bucket in self.buckets] if self._tenure.is_current else []
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether gradients travel, or have come and have not been applied."""
+        return self._has_result or any(bucket.handle is not None for bucket in self.buckets)
+
+    def apply_rounds(self) -> None:
+        """Apply all rounds that this rank can take, oldest first."""
+        if not self._replays or not self.family or not self._hooks:
+            return
+        # Passes that accumulate have left something, which a result must not overwrite.
+        accumulates = self._passes > 1 and any(left < self._passes for left in self._passes_left.values())
+        gradients = {p: None if p.grad is None else p.grad.clone() for p in self._bucket_of} if accumulates else {}
+        while self._take_round():
+            if self._changes_by_hand and not self._has_warned_of_changes:
+                self._has_warned_of_changes = True
+                warnings.warn(_CHANGED_BY_HAND, stacklevel=2)
+            self._apply_round(self.wrapped())
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
 
     def before_zero_grad(self) -> None:
         if any(bucket.handle is not None for bucket in self.buckets):
@@ -312,12 +432,18 @@ class GradientExchange(Exchange):
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
+        if self._shown and self._has_result:
+            self._shown = []
+            self._changes_by_hand = True  # the user leaves this round out
+            if self._missed_more:
+                raise RuntimeError(_CHANGED_BY_HAND)
         # A backward that failed half way leaves nothing behind.
         self._restart()
 
     def _restart(self) -> None:
         self.synchronized = False
-        self._earlier = []
+        self._has_result = False
+        self._shown = []
         for bucket in self.buckets:
             bucket.reset()
         self._passes_left = dict.fromkeys(self._passes_left, self._passes)
@@ -337,7 +463,7 @@ class GradientExchange(Exchange):
         if self._fusion is not None:
             return self._fusion.rounds
         process_set = self.process_set.process_set_id
-        return min(runtime.completed(process_set, bucket.name) for bucket in self.buckets)
+        return min(runtime.taken(process_set, bucket.name) for bucket in self.buckets)
 
     def flush_optimizer(self, optimizer: Any) -> None:
         if any(bucket.handle is not None for bucket in self.buckets):
@@ -345,11 +471,16 @@ class GradientExchange(Exchange):
         if self._full or not self._hooks:
             return
         process_set = self.process_set.process_set_id
+        if self._replays:
+            self.thread = threading.get_ident()
         runtime.flush(process_set)
-        if self._tenure.is_current:  # used, and since Horovod was initialised anew
-            missed = [bucket.collect(process_set) for bucket in self.buckets]
-            with self._gradients_kept():
-                self._replay(optimizer, missed)
+        if not self._replays and self._tenure.is_current:  # used, and since Horovod was initialised anew
+            for bucket in self.buckets:
+                bucket.collect(process_set)
+            if self._take_results():
+                self._apply_round(optimizer)
+        if self.overflows and self._grad_scaler is not None:
+            self._grad_scaler.update()
         self._flushed_at = self._local_steps
 
     @property
@@ -395,11 +526,17 @@ class GradientExchange(Exchange):
         for bucket in self.buckets:
             bucket.abandon()
         if self._tenure.is_current:
-            for bucket in self.buckets:
-                runtime.clear(self.process_set.process_set_id, bucket.name)
+            runtime.clear(self.process_set.process_set_id, self.family)
         self.synchronizes_in_step = True
         self._flushed_at = self._local_steps
         self._restart()
+
+
+_CHANGED_BY_HAND = (
+    "gradients were changed by hand after optimizer.synchronize(), and this rank has missed rounds, whose gradients are not "
+    "changed so: replicas may part. Let the optimizer do it for each round: "
+    "hvd.DistributedOptimizer(..., max_grad_norm=1.0), or max_grad_value= or grad_transform="
+)
 
 
 def _remove(hooks: list[Any]) -> None:

@@ -21,6 +21,7 @@ from horovod_partial.runtime import Tenure
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import average_async, signal
 from horovod_partial.torch.operations import PartialHandle, runtime
+from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import Exchange, Name
 from horovod_partial.wp_sgd import average_converges, average_is_useful
 
@@ -55,6 +56,7 @@ class ModelExchange(ModelAverager, Exchange):
         policy: what to average with whom.
         max_staleness: as in `ModelAverager`.
         grace_ms: as in `ModelAverager`.
+        round_steps: what is done with each step.
 
     Raises:
         ValueError: there is nothing to average.
@@ -73,8 +75,10 @@ class ModelExchange(ModelAverager, Exchange):
         policy: ModelPolicy,
         max_staleness: int | None,
         grace_ms: float | str | None,
+        round_steps: RoundSteps,
     ) -> None:
         super().__init__(policy, process_set, max_staleness, grace_ms)
+        self.round_steps = round_steps
         self._named_buffers = list(named_buffers or ())
         self._tensors(optimizer)  # what does not fit fails here, not in the first step
         self._name = Name(process_set, [names[p] for group in optimizer.param_groups for p in group["params"]])
@@ -96,7 +100,8 @@ class ModelExchange(ModelAverager, Exchange):
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         self.synchronize()
-        loss = optimizer._base.step(optimizer, closure)
+        loss = optimizer._base.step(optimizer, self._prepared(optimizer, closure))
+        self.round_steps.after(optimizer)
         self._local_steps += 1
         if not self.is_needed:
             return loss
@@ -112,6 +117,18 @@ class ModelExchange(ModelAverager, Exchange):
             else:
                 self.synchronize()
         return loss
+
+    def _prepared(self, optimizer: Any, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        if closure is None:
+            self.round_steps.before(optimizer)
+            return None
+
+        def evaluated() -> Any:
+            loss = closure()
+            self.round_steps.before(optimizer)
+            return loss
+
+        return evaluated
 
     def synchronize(self) -> None:
         """Wait for an average that is under way, as `overlap` leaves it."""
@@ -192,4 +209,4 @@ class ModelExchange(ModelAverager, Exchange):
             self._bucket = None  # Horovod may go on reading and writing the old one, which the handle keeps alive
         self.synchronize()
         if self._tenure.is_current:
-            runtime.clear(self.process_set.process_set_id, self.name)
+            runtime.clear(self.process_set.process_set_id, [self.name])

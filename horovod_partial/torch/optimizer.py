@@ -10,7 +10,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
-from horovod_partial import policies
+from horovod_partial import bucket_config, policies
 from horovod_partial.exchange.arguments import (
     check_about_rounds,
     check_compression,
@@ -22,9 +22,10 @@ from horovod_partial.exchange.arguments import (
 from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.torch import full_optimizer
+from horovod_partial.torch import amp, full_optimizer
 from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.model_exchange import ModelExchange
+from horovod_partial.torch.round_steps import GradTransform, RoundSteps
 from horovod_partial.torch.wrapping import check_names, wrap
 
 
@@ -47,6 +48,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     divisor: str = "ranks",
     grace_ms: float | str | None = None,
     model_sync_every: int | None = None,
+    replay_limit: int | None = None,
+    max_grad_norm: float | None = None,
+    max_grad_value: float | None = None,
+    grad_transform: GradTransform | None = None,
     grad_scaler: torch.amp.GradScaler | None = None,
     named_buffers: Iterable[tuple[str, torch.Tensor]] | None = None,
 ) -> torch.optim.Optimizer:
@@ -77,22 +82,30 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
         fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`optimizer.fusion_plan` tells which); None
             leaves that to Horovod under `Full()`, and packs by size (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
-        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 16).
-        missed: what a late rank gets of the results that it missed. `"sum"`: added up; `"replay"`: each applied in a step
-            of its own, up to 8; `"latest"`: only the newest, as in eager-SGD, which loses updates; `"auto"`, the default:
-            sum for SGD, with or without momentum, and replay for optimizers with more state.
+        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
+        missed: what a late rank gets of the results that it missed. `"replay"`, the default: each is applied in a step of its
+            own, as on the other ranks, so that after a flush models and optimizer states are equal bit for bit; `"sum"`:
+            added up, which is the same for SGD without momentum only, and up to rounding; `"latest"`: only the newest, as in
+            eager-SGD, which loses updates. `"auto"` is `"replay"`.
         divisor: of `hvd.Average`: `"ranks"`, as in eager-SGD, where late gradients arrive later; or `"contributors"`, the
             number of gradients in the sum.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds; `"auto"`, the
             default, learns it from recent arrivals, and never exceeds 5 % of the median step.
         model_sync_every: average the model over all ranks whenever that many rounds have passed; None never does.
-        grad_scaler: the GradScaler that the training uses, if any. Contributions are then kept unscaled, so that late ones
-            do not meet another scale, and `unscale_` synchronizes first. Under a partial policy the `step` of a GradScaler
-            that was not passed raises RuntimeError.
+        replay_limit: missed results that a rank keeps, each as large as the gradients (default 8). The others wait for a rank
+            that has as many. Where they cannot, as while it is blocked in a collective of Horovod's, the two oldest are added
+            up (`summed` in `hvd.partial_stats()`).
+        max_grad_norm: clip the gradients of each round together to this norm, as `torch.nn.utils.clip_grad_norm_` does.
+        max_grad_value: clip each element of them to this value, as `torch.nn.utils.clip_grad_value_` does.
+        grad_transform: called with the list of each round's gradients, which it changes in place, before they are clipped.
+        grad_scaler: the GradScaler that the training uses, if any. Under a partial policy contributions travel unscaled, since
+            late ones would meet another scale; a round whose result is not finite is skipped by every rank, and the scale
+            moves by rounds. The `step` of a GradScaler that was not passed raises RuntimeError.
         named_buffers: `model.named_buffers()`, for a model policy that averages them.
 
     Returns:
-        An instance of the optimizer's class with the methods above and `flush()`, `rounds`.
+        An instance of the optimizer's class with the methods above and `flush()`, `flushed()`, `rounds`,
+        `register_round_hook()`. A schedule of the learning rate follows rounds by `hvd.follow_rounds`.
 
     Raises:
         ValueError: an argument is wrong, or does not go with the policy.
@@ -112,12 +125,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "model_sync_every": model_sync_every,
         "max_staleness": max_staleness,
         "grace_ms": grace_ms,
+        "replay_limit": replay_limit,
     }
     others = {"named_parameters": named_parameters, "backward_passes_per_step": backward_passes_per_step}
     refuse_misplaced_policy(arguments | others)
     check_compression(compression)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
+    round_steps = RoundSteps(max_grad_norm, max_grad_value, grad_transform)
     if isinstance(policy, ModelPolicy):
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
         if "buffers" in policy.average and named_buffers is None:
@@ -130,6 +145,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             policy=policy,
             max_staleness=max_staleness,
             grace_ms=grace_ms,
+            round_steps=round_steps,
         )
         return wrap(optimizer, averages, backward_passes_per_step)
     check_about_rounds(sync, policy, arguments)
@@ -153,9 +169,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             groups=groups,
             sparse_as_dense=sparse_as_dense,
             process_set=process_set,
+            round_steps=round_steps,
         )
-    if missed == "auto":
-        missed = "sum" if isinstance(optimizer, torch.optim.SGD) else "replay"
     reductions = GradientExchange(
         optimizer,
         names=check_names(optimizer, named_parameters),
@@ -167,12 +182,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         model_sync_every=None if isinstance(policy, Full) else model_sync_every,  # models are equal under Full
         grad_scaler=grad_scaler,
         fusion=fusion,
+        round_steps=round_steps,
         bucket_options={
             "sync": policy,
             "op": op,
             "gradient_predivide_factor": gradient_predivide_factor,
             "max_staleness": max_staleness,
-            "missed": missed,
+            "missed": "replay" if missed == "auto" else missed,
+            "replay_limit": bucket_config.REPLAY_LIMIT if replay_limit is None else replay_limit,
             "divisor": divisor,
             "grace_ms": grace_ms,
         },
@@ -182,7 +199,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if grad_scaler is None and not isinstance(policy, Full):
         takes_scaler = property(_refuse_unknown_scaler)
     wrapped = wrap(optimizer, reductions, backward_passes_per_step, _step_supports_amp_scaling=takes_scaler)
-    if grad_scaler is not None:
+    if grad_scaler is not None and reductions.unscales:
+        amp.follow_rounds(grad_scaler, wrapped, reductions)
+    elif grad_scaler is not None:
         full_optimizer.synchronize_before_unscaling(grad_scaler, wrapped)
     return wrapped
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from horovod.common.process_sets import ProcessSet
+from torch.utils.hooks import RemovableHandle
 
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan
 from horovod_partial.runtime import Tenure
 from horovod_partial.torch.operations import runtime
+from horovod_partial.torch.round_steps import RoundHook, RoundSteps
 
 _names = InstanceNames(runtime)
 
@@ -28,10 +31,14 @@ class Exchange:
         synchronizes_in_step: `step` waits for them.
         last_round: as in the wrapped optimizer.
         last_average: as in the wrapped optimizer.
+        round_steps: what is done with the result of each round.
+        wrapped: the wrapped optimizer; None when that is gone.
     """
 
     exchanged: str
     process_set: ProcessSet
+    round_steps: RoundSteps
+    wrapped: weakref.ref[Any]
     synchronized = True
     synchronizes_in_step = True
     last_round: RoundInfo | None = None
@@ -86,18 +93,27 @@ class _Methods(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The wrapped optimizer's step, after gradients have been combined over the ranks, or before models are averaged.
 
-        With gradients this synchronizes, and applies first the results that were missed (with `missed="replay"`), then
-        the newest. `closure` is evaluated once, before the reduction.
+        With gradients this synchronizes, and applies each round that has ended since the last step, oldest first: one, if
+        this rank was on time. `closure` is evaluated once, before the reduction.
         """
         return self._exchange.step(self, closure)
 
     def synchronize(self) -> None:
         """Wait until every bucket has its result; the parameters' `grad` hold it then, or the parameters their average.
 
-        Gradients that backward did not make count as zeros, as in Horovod. Results that this rank has missed are added
-        up here also with `missed="replay"`, so that what follows, such as clipping, sees all of them.
+        Gradients that backward did not make count as zeros, as in Horovod. Of several rounds that this rank has missed the
+        oldest is there. If it is changed by hand then, `step` raises RuntimeError, because the others would not be: pass
+        `max_grad_norm`, `max_grad_value` or `grad_transform` to `hvd.DistributedOptimizer`.
         """
         self._exchange.synchronize()
+
+    def register_round_hook(self, hook: RoundHook) -> RemovableHandle:
+        """Call `hook(optimizer)` after each round that is applied, on every rank alike: for moving averages and projections.
+
+        A rank that was late applies several rounds in one step. Under `hvd.Full()`, and where models are averaged, each step
+        counts as a round. Returns a handle whose `remove()` takes the hook away.
+        """
+        return self._exchange.round_steps.register(hook)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -139,7 +155,7 @@ class _Methods(torch.optim.Optimizer):
 
     @property
     def rounds(self) -> int:
-        """Rounds that all buckets have completed: the clock that the ranks share, for schedules and for stopping."""
+        """Rounds whose results this rank has taken: the clock that the ranks share, for stopping; equal after a flush."""
         return self._exchange.rounds
 
     @property
@@ -218,6 +234,7 @@ def wrap(
     # A scheduler that was made before has put its own `step` on the instance, and would go on calling the bare one.
     instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     instance._exchange = exchange
+    exchange.wrapped = weakref.ref(instance)
     instance.backward_passes_per_step = backward_passes_per_step
     return instance
 

@@ -159,7 +159,7 @@ TEST_F(BucketTest, LateTakesTheResultAndLeavesItsContributionPending) {
   EXPECT_EQ(bucket_.Arrive(InPlace(values)), Arrived::kLate);
   EXPECT_EQ(bucket_.state(), State::kIdle);
   EXPECT_EQ(bucket_.missed_rounds(), 2);
-  EXPECT_TRUE(bucket_.TakeMissed(values.data()).empty());
+  bucket_.TakeMissed(values.data());
   EXPECT_THAT(values, Each(12));
   EXPECT_FALSE(bucket_.HasMissed());
   EXPECT_TRUE(bucket_.HasPending());
@@ -381,24 +381,89 @@ TEST_F(BucketTest, WhoWaitsForARoundWithoutAnyGradientGetsZeros) {
 
 // --- Missed results
 
-TEST(BucketMissedTest, ReplayReturnsAllButTheNewest) {
-  BucketOptions options;
-  options.elements = 1;
-  options.missed = Missed::kReplay;
-  Bucket bucket("bucket", options);
-  for (Round round = 0; round < 3; ++round) {
-    Closing closing;
-    closing.round = round;
-    closing.contributions = {{0, false}, {1, true}};
-    *static_cast<float*>(bucket.Begin(closing, 0).output) = static_cast<float>(round + 1);
-    bucket.Finish();
+// A member of a family, with one element.
+class MemberTest : public testing::Test {
+ protected:
+  static BucketOptions Options() {
+    BucketOptions options;
+    options.elements = 1;
+    options.missed = Missed::kReplay;
+    options.replay_limit = 3;
+    return options;
   }
-  float newest = 0;
-  const std::deque<Buffer> earlier = bucket.TakeMissed(&newest);
-  EXPECT_EQ(newest, 3);
-  ASSERT_EQ(earlier.size(), 2u);
-  EXPECT_EQ(*static_cast<const float*>(earlier[0].data()), 1);
-  EXPECT_EQ(*static_cast<const float*>(earlier[1].data()), 2);
+  // The next round ends here, with this result and so many gradients of the other rank.
+  void EndRound(float result, int gradients = 1) {
+    Closing closing;
+    closing.round = bucket_.completed();
+    const int own = bucket_.reported() ? bucket_.arrival().gradients : bucket_.ReportPending();
+    closing.contributions = {{own, bucket_.reported()}, {gradients, gradients > 0}};
+    *static_cast<float*>(bucket_.Begin(closing, 0).output) = result;
+    bucket_.Finish();
+  }
+  Arrived ArriveOnTime() {
+    const Arrived arrived = bucket_.Arrive({&value_, &value_, 1});
+    bucket_.ReportArrival();
+    return arrived;
+  }
+  float Take(int rounds, int gradients) {
+    float taken = -1;
+    EXPECT_EQ(bucket_.TakeRounds(rounds, &taken), gradients);
+    return taken;
+  }
+  Bucket bucket_{"bucket", Options()};
+  float value_ = 1;
+};
+
+TEST_F(MemberTest, ResultsAreTakenOneByOneOldestFirst) {
+  for (const float result : {1.F, 2.F, 3.F}) EndRound(result);
+  EXPECT_EQ(bucket_.untaken(), 3);
+  EXPECT_TRUE(bucket_.full());
+  EXPECT_EQ(Take(1, 1), 1);
+  EXPECT_EQ(bucket_.taken(), 1);
+  EXPECT_EQ(Take(2, 2), 5) << "two as one";
+  EXPECT_EQ(bucket_.taken(), 3);
+}
+
+TEST_F(MemberTest, TheResultOfAnArrivalIsTheOldestAndLiesWhereItWasWanted) {
+  EXPECT_EQ(ArriveOnTime(), Arrived::kOnTime);
+  EndRound(7);
+  EXPECT_EQ(value_, 7);
+  EndRound(8);
+  EXPECT_EQ(bucket_.untaken(), 2);
+  EXPECT_EQ(bucket_.Arrive({&value_, &value_, 1}), Arrived::kBusy) << "it has not been taken";
+  EXPECT_EQ(Take(1, 2), 7);
+  EXPECT_EQ(Take(1, 1), 8);
+}
+
+TEST_F(MemberTest, ALateArrivalTakesNothing) {
+  EndRound(5);
+  EXPECT_EQ(bucket_.Arrive({&value_, &value_, 1}), Arrived::kLate);
+  EXPECT_EQ(value_, 1);
+  EXPECT_EQ(bucket_.untaken(), 1);
+}
+
+TEST_F(MemberTest, ARoundWithoutAGradientCounts) {
+  EndRound(5);
+  EndRound(0, 0);
+  EXPECT_EQ(bucket_.untaken(), 2);
+  EXPECT_EQ(Take(1, 1), 5);
+  EXPECT_EQ(Take(1, 0), 0);
+}
+
+TEST_F(MemberTest, BeyondTheLimitTheOldestComeAsOne) {
+  for (const float result : {1.F, 2.F, 3.F, 4.F, 5.F}) EndRound(result);
+  EXPECT_EQ(bucket_.untaken(), 5);
+  EXPECT_EQ(bucket_.oldest_rounds(), 3);
+  EXPECT_EQ(bucket_.summed(), 2);
+  EXPECT_EQ(Take(3, 3), 6);
+}
+
+TEST_F(MemberTest, ClearForgetsCompleteRoundsAndEmptiesTheOthers) {
+  for (const float result : {1.F, 2.F, 3.F}) EndRound(result);
+  bucket_.Clear(2);
+  EXPECT_EQ(bucket_.taken(), 2);
+  EXPECT_EQ(Take(1, 0), 0) << "another member has not ended it";
+  EXPECT_EQ(bucket_.taken(), 3);
 }
 
 // --- Clear
@@ -524,10 +589,9 @@ TEST_F(BucketTest, LeavesTheSumAloneByDefault) {
 
 class NonFiniteTest : public BucketTest {
  protected:
-  void MakeBucket(bool drop_results = false) {
+  void MakeBucket() {
     BucketOptions options = Options();
     options.drop_nonfinite = true;
-    options.drop_nonfinite_results = drop_results;
     dropping_.emplace("bucket", options);
   }
   void Miss(float others) {
@@ -571,17 +635,6 @@ TEST_F(NonFiniteTest, AMissedResultIsKept) {
   Miss(kInfinity);
   EXPECT_EQ(dropping_->dropped(), 0);
   EXPECT_TRUE(dropping_->HasMissed());
-}
-
-TEST_F(NonFiniteTest, ButDroppedAndCountedWhereThatIsAskedFor) {
-  MakeBucket(true);
-  Miss(kInfinity);
-  EXPECT_EQ(dropping_->dropped(), 1);
-  EXPECT_FALSE(dropping_->HasMissed());
-  Miss(5);
-  Values taken(2);
-  dropping_->TakeMissed(taken.data());
-  EXPECT_THAT(taken, Each(5));
 }
 
 TEST_F(BucketTest, NothingIsDroppedByDefault) {
@@ -650,7 +703,7 @@ class KeptModelTest : public BucketTest {
   }
   Values Late(Values model) {
     EXPECT_EQ(models_->Arrive(InPlace(model)), Arrived::kLate);
-    EXPECT_TRUE(models_->TakeMissed(model.data()).empty());
+    models_->TakeMissed(model.data());
     return model;
   }
   std::optional<Bucket> models_;

@@ -31,7 +31,7 @@ BucketSpec FullSpec() {
   spec.weights = Weights::kStaleness;
   spec.weight_parameter = std::numeric_limits<double>::denorm_min();
   spec.drop_nonfinite = true;
-  spec.drop_nonfinite_results = true;
+  spec.replay_limit = std::numeric_limits<int>::max();
   spec.policy.rule = Policy::Rule::kReady;
   spec.policy.quorum = std::numeric_limits<int>::max();
   spec.policy.seed = std::numeric_limits<std::uint64_t>::max();

@@ -599,6 +599,96 @@ TEST_F(RanksTest, ARankThatSlipsIntoALaterRoundStillDeclares) {
   CycleUntilDone(std::move(flushes));
 }
 
+// --- Families
+
+class FamilyTest : public RanksTest {
+ protected:
+  void StartFamily() {
+    Start(2, {Config(1, Missed::kReplay), Config(1, Missed::kReplay)});
+    RunRoundZero();
+  }
+  Round CompletedOf(Rank rank, int bucket) {
+    const auto handle = EngineOf(rank).Find(BucketName(bucket));
+    std::lock_guard<std::mutex> lock(handle->mutex);
+    return handle->core.completed();
+  }
+  // How many gradients were in the round that was taken; -1 for no round.
+  int Take(Rank rank) {
+    const auto taken = EngineOf(rank).TakeRound({{family_[0], first_.data()}, {family_[1], second_.data()}});
+    return taken ? taken->gradients : -1;
+  }
+  const Family family_ = {BucketName(0), BucketName(1)};
+  Floats first_ = Floats(kElements);
+  Floats second_ = Floats(kElements);
+};
+
+TEST_F(FamilyTest, ARoundIsTakenWhenItHasEndedInAllMembers) {
+  StartFamily();
+  At(0).Arrive(0);
+  Cycle();
+  EXPECT_FALSE(EngineOf(1).HasRound(family_));
+  EXPECT_EQ(Take(1), -1);
+  At(0).Arrive(1);
+  Cycle();
+  EXPECT_TRUE(EngineOf(1).HasRound(family_));
+  EXPECT_EQ(Take(1), 2);
+  EXPECT_EQ(first_, Contribution(0, 0, 1));
+  EXPECT_EQ(second_, Contribution(0, 1, 1));
+  EXPECT_FALSE(EngineOf(1).HasRound(family_));
+}
+
+TEST_F(FamilyTest, AFamilyThatIsNotThereHasNoRound) {
+  StartFamily();
+  EXPECT_FALSE(EngineOf(1).HasRound({}));
+  EXPECT_FALSE(EngineOf(1).HasRound({BucketName(0), "unknown"}));
+}
+
+TEST_F(FamilyTest, AFlushTakesNothingThatComesBehindIt) {
+  StartFamily();
+  Engine::Flushing flushing(EngineOf(1), Report::Flush::kFlushing, {family_});
+  auto other = Begin([&] { EngineOf(0).Flush(); });
+  auto own = Begin([&] {
+    while (flushing.Wait()) EXPECT_EQ(Take(1), 0) << "nothing was pending";
+  });
+  CycleUntilDone(std::move(other));
+  CycleUntilDone(std::move(own));
+  while (Take(1) >= 0) {
+  }
+  At(0).Collect();
+  for (const int bucket : {0, 1}) At(0).Arrive(bucket);
+  Cycle();
+  EXPECT_EQ(CompletedOf(1, 0), 3);
+  EXPECT_EQ(Take(1), -1) << "this rank is still in its flush";
+}
+
+TEST_F(FamilyTest, ADeliveryLeavesTheMembersTogether) {
+  StartFamily();
+  At(0).Arrive(0);
+  Cycle();
+  At(1).Arrive(0);  // late there, and what it brings is pending
+  EXPECT_EQ(CompletedOf(1, 0), 2);
+  EXPECT_EQ(CompletedOf(1, 1), 1);
+  CycleUntilDone(Begin([&] { EngineOf(1).Deliver({family_}); }));
+  EXPECT_FALSE(HasPending(*EngineOf(1).Find(BucketName(0))));
+  EXPECT_EQ(CompletedOf(1, 0), CompletedOf(1, 1));
+}
+
+TEST_F(FamilyTest, ClearForgetsWholeRounds) {
+  StartFamily();
+  for (const int bucket : {0, 1}) At(0).Arrive(bucket);
+  Cycle();
+  At(0).Wait(0);
+  At(0).Arrive(0);
+  Cycle();
+  EngineOf(1).Clear(family_);
+  EXPECT_EQ(Take(1), -1) << "the first round is forgotten, and the second has not ended in all members";
+  At(0).Wait(1);
+  At(0).Arrive(1);
+  CycleUntilDone(Begin([&] { At(0).Wait(1); }));
+  EXPECT_EQ(Take(1), 1) << "what this rank had of it is forgotten, and counts as zeros";
+  EXPECT_THAT(first_, Each(0));
+}
+
 // --- Buckets that end
 
 class EndsTest : public RanksTest {
@@ -890,7 +980,7 @@ TEST_F(RanksTest, ClearForgetsOnThisRankAndAFullRoundFollows) {
   At(0).Wait(0);
   At(1).Arrive(0);  // late, so its contribution is pending
   At(1).Wait(0);
-  for (const Rank rank : {0, 1}) EngineOf(rank).Clear(BucketName(0));
+  for (const Rank rank : {0, 1}) EngineOf(rank).Clear({BucketName(0)});
   At(0).Arrive(0);
   Cycle();
   EXPECT_EQ(Rounds(), 2u) << "a quorum of 1 is not enough now";
@@ -916,7 +1006,7 @@ TEST_F(RanksTest, AClearBetweenAnnouncementAndRoundIsNoError) {
   Cycle([&] {
     if (cleared || Rounds() < 3 || StateOf(*At(1).At(0).handle) != Bucket::State::kIdle) return;
     cleared = true;
-    EngineOf(1).Clear(BucketName(0));
+    EngineOf(1).Clear({BucketName(0)});
   });
   ASSERT_TRUE(cleared);
   At(0).Wait(0);
@@ -1181,7 +1271,7 @@ TEST_F(GroupsTest, ALoneRankKeepsItsModel) {
 TEST_F(GroupsTest, ClearAsksForAFullRoundOfReadyRanks) {
   Start(3, {ReadyConfig(2)});
   RunRoundZero();
-  EngineOf(1).Clear(BucketName(0));
+  EngineOf(1).Clear({BucketName(0)});
   ArriveTogether({0, 1});
   EXPECT_EQ(Rounds(), 1u);
   ArriveTogether({2});

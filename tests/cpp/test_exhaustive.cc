@@ -9,6 +9,8 @@
 //
 // Groups have 1.2 million states, in 20 s: which rank is which counts there, and so does the round.
 //
+// Families have 3.6 million states, in 30 s.
+//
 // Ranks of two threads have 1.2 million states, in 10 s. 2 ranks show what is of interest: which of their threads
 // waits, and what each rank says of it.
 #include <gmock/gmock.h>
@@ -374,6 +376,89 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(std::get<0>(info.param).name) + "_" + std::get<1>(info.param).name;
     });
 
+// --- Families: the results of both buckets are taken as whole rounds
+
+const Program kTake = {{Kind::kTake}};
+const Program kWhole = kStep + kTake;
+const Program kWholeBackwards =
+    Program{{Kind::kArrive, 1}, {Kind::kArrive, 0}, {Kind::kWait, 1}, {Kind::kWait, 0}} + kTake;
+const Program kDeliverAll = {{Kind::kDeliver, 0}};
+const Program kClearAll = {{Kind::kClear, 0}};
+
+const Scenario kFamilyTogether = {"Together", [](int n) { return std::vector<Program>(3, n * kWhole + kEnd); }};
+const Scenario kFamilyOppositeOrder = {"MembersInOppositeOrder", [](int n) {
+                                         const Program forwards = n * kWhole + kEnd;
+                                         return std::vector<Program>{
+                                             forwards, kWhole + (n - 1) * kWholeBackwards + kEnd, forwards};
+                                       }};
+const Scenario kFamilyLeavesEarly = {"OneLeavesEarly", [](int n) {
+                                       const Program others = n * kWhole + kEnd;
+                                       return std::vector<Program>{others, others, kWhole + kEnd};
+                                     }};
+const Scenario kFamilyGoesOnAlone = {"OneGoesOnAlone", [](int n) {
+                                       return std::vector<Program>{kWhole + kFlush + kEnd, n * kWhole + kFlush + kEnd,
+                                                                   kWhole + kFlush + kEnd};
+                                     }};
+const Scenario kFamilyParked = {"OneIsParked", [](int n) {
+                                  const Program others = n * kWhole + kForeign + kEnd;
+                                  return std::vector<Program>{kWhole + kForeign + (n - 1) * kWhole + kEnd, others,
+                                                              others};
+                                }};
+const Scenario kFamilyJoins = {"OneJoinsEarly", [](int n) {
+                                 const Program others = n * kWhole + kDeliverAll + kJoin + kEnd;
+                                 return std::vector<Program>{others, others, kWhole + kDeliverAll + kJoin + kEnd};
+                               }};
+const Scenario kFamilyDelivers = {"OneDelivers", [](int n) {
+                                    const Program others = n * kWhole + kEnd;
+                                    return std::vector<Program>{others, others,
+                                                                (n - 1) * kWhole + kDeliverAll + kWhole + kEnd};
+                                  }};
+const Scenario kFamilyFlushes = {"AllFlushOnce", [](int n) {
+                                   const Program others = kWhole + kFlush + (n - 1) * kWhole + kEnd;
+                                   return std::vector<Program>{others, others,
+                                                               (n - 1) * kWhole + kFlush + kWhole + kEnd};
+                                 }};
+const Scenario kFamilyClears = {"OneClears", [](int n) {
+                                  const Program others = n * kWhole + kEnd;
+                                  return std::vector<Program>{others, others,
+                                                              (n - 1) * kWhole + kClearAll + kWhole + kEnd};
+                                }};
+
+class FamiliesTest : public ExplorerTest<Case> {
+ protected:
+  static void TearDownTestSuite() {
+    if (!SawAllCases()) return;
+    EXPECT_GT(coverage_.late, 0u);
+    EXPECT_GT(coverage_.parted, 0u);
+    EXPECT_GT(coverage_.held, 0u);
+    EXPECT_GT(coverage_.drained, 0u);
+    EXPECT_GT(coverage_.kept, 0u);
+    EXPECT_GT(coverage_.summed, 0u);
+  }
+};
+
+Job MakeFamily(const Policy& policy, const Scenario& scenario, int steps) {
+  Job job = MakeJob(policy, scenario, steps);
+  job.family = true;
+  return job;
+}
+
+TEST_P(FamiliesTest, KeepTheRules) {
+  auto [policy, bound, scenario] = GetParam();
+  policy.policy.max_staleness = bound;
+  const bool many = policy.policy.quorum == 1 && bound > 1;  // 3 steps have 15 million states, and were explored once
+  KeepsTheRules(MakeFamily(policy.policy, scenario, many ? 2 : kSteps));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FamiliesTest,
+    testing::Combine(testing::Values(NamedPolicy{"Solo", MakePolicy(1)}, NamedPolicy{"Majority", MakePolicy(2)},
+                                     NamedPolicy{"Quorum3", MakePolicy(3)}),
+                     testing::Values(1, 16),
+                     testing::Values(kFamilyTogether, kFamilyOppositeOrder, kFamilyLeavesEarly, kFamilyGoesOnAlone,
+                                     kFamilyParked, kFamilyJoins, kFamilyDelivers, kFamilyFlushes, kFamilyClears)),
+    NameOfCase);
+
 // --- Two threads in a rank, each with a bucket of its own unless a scenario says otherwise
 
 const Program kA = {{Kind::kArrive, 0}, {Kind::kWait, 0}};
@@ -529,6 +614,12 @@ const PlantedBug kBugs[] = {
     {"QuorumIsOneTooSmall", Bug::kQuorumIsOneTooSmall, Plain(MakePolicy(2), kTogether), "the quorum is not reached"},
     {"BoundIsOneTooLarge", Bug::kBoundIsOneTooLarge, Plain(MakePolicy(1, 1), kTogether),
      "the staleness bound is broken"},
+    {"RoundsAreNotHeld", Bug::kRoundsAreNotHeld, MakeFamily(MakePolicy(1, 1), kFamilyTogether, 3),
+     "more untaken results"},
+    {"RoundsAreNotHeldForAFlush", Bug::kRoundsAreNotHeld, MakeFamily(MakePolicy(1), kFamilyLeavesEarly, 3),
+     "a rank that drains"},
+    {"DeliveryIsPartial", Bug::kDeliveryIsPartial, MakeFamily(MakePolicy(1, 1), kFamilyJoins, 3), "out of step"},
+    {"FlushIsNotBounded", Bug::kFlushIsNotBounded, MakeFamily(MakePolicy(1, 16), kFamilyFlushes, 2), "other rounds"},
     {"ResultsAreOverwritten", Bug::kResultsAreOverwritten, Plain(MakePolicy(1), kTogether), "not those of the rounds"},
 };
 

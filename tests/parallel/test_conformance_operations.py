@@ -152,7 +152,7 @@ def test_different_dtypes(front: Front, world: World, odd: int) -> None:
     [
         ({"sync": "solo"}, {"sync": "majority"}, ("Solo()", "Majority(")),
         ({"sync": Quorum(1)}, {"sync": "solo"}, ("Quorum(ranks=1)", "Solo()")),
-        ({"sync": "solo", "max_staleness": 3}, {"sync": "solo"}, ("max_staleness=3", "max_staleness=16")),
+        ({"sync": "solo", "max_staleness": 3}, {"sync": "solo"}, ("max_staleness=3", "max_staleness=8")),
         ({"sync": "solo", "missed": "latest"}, {"sync": "solo"}, ("missed=latest",)),
         ({"sync": "solo", "divisor": "contributors"}, {"sync": "solo"}, ("divisor=contributors",)),
         ({"sync": Majority("random", seed=1)}, {"sync": Majority("random", seed=2)}, ("seed=1", "seed=2")),

@@ -424,7 +424,7 @@ def test_weighted_average_of_unequal_work(world: World, slow: int, graph: bool) 
         world.barrier()
         if world.rank == slow:  # in the midst of its step when the others come to the end of theirs
             period_bucket = optimizer._horovod._made.signal_name
-            ended = lambda n=number, b=period_bucket: backend.runtime.completed(0, b) >= n + 2
+            ended = lambda n=number, b=period_bucket: backend.runtime.taken(0, b) >= n + 2
             world.until(ended, "the fastest has taken its steps")
         step(*batch(world.rank, mine[-1]))
         shares = _core.contraction_weights(steps_of, contraction)

@@ -17,6 +17,7 @@ from harness.keras_training import (
     close,
     concatenated,
     dtype_policy,
+    ended,
     everybody_averages,
     flat,
     linear,
@@ -109,7 +110,7 @@ def late_steps(world: World, missed: str) -> tuple[np.ndarray, Any]:
     if world.rank == world.size - 1:
         for rank in range(world.size - 1):
             world.wait_for(f"{rank} has taken its steps")
-        world.until(lambda: optimizer.rounds >= 2, "a round has ended without this rank")
+        world.until(lambda: ended(optimizer) >= 2, "a round has ended without this rank")
         before = weight.numpy().copy()
         step(gradient(1))
         assert not np.allclose(weight.numpy(), before)  # a late rank takes what it has missed at once
@@ -154,7 +155,7 @@ def test_a_flush_without_any_result_changes_nothing(world: World) -> None:
     world.barrier()
     if world.rank == 0:
         optimizer.apply([torch.full([3], np.inf)], [weight])
-    world.until(lambda: optimizer.rounds >= 2, "a round of rank 0 alone has ended")
+    world.until(lambda: ended(optimizer) >= 2, "a round of rank 0 alone has ended")
     world.barrier()
     optimizer.flush()
     assert weight.numpy().tolist() == [-1.0] * 3
@@ -201,7 +202,7 @@ def test_values(world: World) -> None:
 @alone
 def test_wrong_arguments(world: World) -> None:
     more: list[tuple[dict[str, Any], str]] = [
-        ({"missed": "replay"}, "missed must be"),
+        ({"replay_limit": 0, "sync": "solo"}, "replay_limit must be a number of rounds, 2 or more, not 0"),
         ({"device_dense": "/cpu:0"}, "device_dense cannot be used"),
         ({"device_sparse": "/cpu:0"}, "device_sparse cannot be used"),
         ({"sync": hvd.GroupAverage(2, overlap=True)}, "overlap"),

@@ -81,9 +81,9 @@ def test_learns_under_every_policy(world: World, policy: str, make: str) -> None
 
 
 def test_a_replica_that_was_late_has_every_update(world: World) -> None:
-    """SGD is linear in what it is given: with the sum of missed results replicas agree after a flush."""
+    """SGD without momentum is linear in what it is given: with the sum of missed results replicas agree, but for rounding."""
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), sync="solo")
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), sync="solo", missed="sum")
     train(world, optimizer, model, 30)
     optimizer.flush()
     assert weights(model) == pytest.approx(world.gather(weights(model))[0], abs=1e-5)
@@ -368,12 +368,11 @@ every_policy = pytest.mark.parametrize("policy", [*GRADIENTS, *KINDS])
 
 
 def check_replicas(world: World, model: torch.nn.Module, policy: str) -> None:
-    """After a flush: models that are averaged are the same, and so are those whose ranks were all on time."""
-    if policy not in ("solo", "majority"):
-        world.same(weights(model))
+    """After a flush there is one model."""
+    world.same(weights(model))
 
 
-@every_policy
+@pytest.mark.parametrize("policy", ["full", EVERYBODY, *KINDS])
 def test_gradient_clipping(world: World, policy: str) -> None:
     """Horovod's way of writing it works also where there is nothing to synchronize."""
     model = make_model()
@@ -408,7 +407,9 @@ def test_closure(world: World, policy: str) -> None:
 
     for number in (1, 2, 3):
         assert optimizer.step(closure).item() > 0
-        assert (calls, len(stepped)) == (number, number)
+        assert calls == number
+        # A rank that was late applies several rounds, each in a step of its own.
+        assert len(stepped) == number or (policy in ("solo", "majority") and len(stepped) > number)
     optimizer.flush()
     check_replicas(world, model, policy)
     if policy in ("full", EVERYBODY):
@@ -639,10 +640,10 @@ def test_elastic_state(world: World, policy: str) -> None:
 @pytest.mark.parametrize("policy", ["solo", "majority", EVERYBODY, *KINDS])
 @pytest.mark.parametrize("overflow", [False, True])
 def test_grad_scaler(world: World, policy: str, overflow: bool) -> None:
-    """Where a rank's gradients overflow, it leaves out its step; the others leave it out too, or go on."""
+    """Where a rank's gradients overflow, all leave out a round; where models are averaged, that rank alone leaves out a step."""
     model = make_model()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-    optimizer = wrap(model, sync_of(policy), grad_scaler=scaler)
+    optimizer = wrap(model, sync_of(policy), grad_scaler=scaler, max_grad_norm=1.0)
     for step in range(8):
         optimizer.zero_grad()
         loss = loss_of(model, world.rank, step)
@@ -650,7 +651,6 @@ def test_grad_scaler(world: World, policy: str, overflow: bool) -> None:
             loss = loss * float("inf")
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
     optimizer.flush()

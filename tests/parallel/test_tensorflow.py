@@ -59,7 +59,7 @@ def variable_of(kind: str) -> Any:
 
 def completed(name: str) -> int:
     """How many rounds of a bucket have ended on this rank."""
-    return runtime.completed(0, name)
+    return runtime.taken(0, name)
 
 
 def collect(name: str, like: np.ndarray) -> np.ndarray:
@@ -985,7 +985,7 @@ def test_wrong_arguments_of_a_tape(world: World) -> None:
     more: list[tuple[dict[str, Any], str]] = [
         ({"sync": "group_average"}, "averages models"),
         ({"sync": hvd.PartialReduce(2)}, "averages models"),
-        ({"missed": "replay"}, "missed must be"),
+        ({"missed": "replay"}, "missed='replay' cannot be used with a tape"),
     ]
     check_refusals(hvd, lambda **options: hvd.DistributedGradientTape(tf.GradientTape(), **options), more)
 

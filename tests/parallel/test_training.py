@@ -100,9 +100,9 @@ def test_replay_is_the_default_of_optimizers_with_more_state(world: World) -> No
 
 
 @scripted
-def test_more_missed_results_than_are_kept_apart(world: World) -> None:
+def test_a_late_rank_catches_up_in_one_step(world: World) -> None:
     late = 1
-    script = Scripted(world, late, missed="replay", max_staleness=100)
+    script = Scripted(world, late, replay_limit=20, max_staleness=100)
     script.first()
     for number in range(12):
         script.round_without_the_late_rank(number)

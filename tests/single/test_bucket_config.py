@@ -55,7 +55,7 @@ def test_what_a_model_bucket_is_declared_with(policy: Policy, expected: dict[str
         {"divisor": "contributors"},
         {"late": "keep"},
         {"drop_nonfinite": True},
-        {"drop_nonfinite_results": True},
+        {"replay_limit": 3},
         {"weights": "staleness"},
         {"weight_parameter": 0.1},
     ],
@@ -76,7 +76,7 @@ def test_fields_are_set_and_read_by_name() -> None:
     assert (policy.rule, policy.seed, policy.grace_seconds, policy.description) == ("ready", 2**64 - 1, 0.25, "words")
     assert policy.schedule == schedule
     assert (schedule.kind, schedule.table) == ("table", [[0, 1]])
-    assert (policy.quorum, policy.max_staleness, policy.window) == (1, 16, 0)
+    assert (policy.quorum, policy.max_staleness, policy.window) == (1, 8, 0)
 
 
 def test_a_replaced_field_changes_a_copy() -> None:

@@ -103,7 +103,7 @@ def test_shutdown_delivers_on_the_way_to_a_normal_end(
     from horovod_partial.torch.operations import runtime
 
     done = []
-    monkeypatch.setattr(runtime, "_end", lambda: done.append("delivered"))
+    monkeypatch.setattr(runtime, "_end", lambda **_: done.append("delivered"))
     monkeypatch.setattr(runtime, "_mpi_ops", SimpleNamespace(shutdown=lambda: done.append("down")))
     with contextlib.suppress(SystemExit):
         try:

@@ -48,7 +48,7 @@ for name in sys.argv[1:]:
         modules[name].shutdown()
         assert runtime.generation == 0
 assert len(set(generations)) == len(generations)
-runtime._end = lambda: print("delivers")
+runtime._end = lambda **_: print("delivers")
 """
 
 

@@ -19,6 +19,7 @@ def raw(**changes: Any) -> dict[str, Any]:
         "staleness": {1: 2, 0: 5},
         "waited_seconds": 0.5,
         "dropped": 1,
+        "summed": 3,
         "bytes_held": 64,
         "pending": True,
         "missed_rounds": 2,
@@ -36,7 +37,7 @@ def test_summary() -> None:
     assert bucket["fresh_mean"] == pytest.approx(1.5)
     assert bucket["fresh_histogram"] == {1: 2, 2: 2}
     assert list(bucket["staleness_histogram"].items()) == [(0, 5), (1, 2)]
-    assert (bucket["waited_seconds"], bucket["dropped"], bucket["bytes_held"]) == (0.5, 1, 64)
+    assert (bucket["waited_seconds"], bucket["dropped"], bucket["summed"], bucket["bytes_held"]) == (0.5, 1, 3, 64)
     assert (bucket["pending"], bucket["missed_rounds"]) == (True, 2)
     assert (bucket["groups_made"], bucket["setup_seconds"]) == (3, 0.25)
     assert "arrival_offset_seconds" not in bucket

@@ -27,7 +27,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_defaults() -> None:
     settings = module.settings()
-    assert (settings.sync, settings.max_staleness, settings.grace_ms, settings.missed) == ("full", 16, "auto", "auto")
+    assert (settings.sync, settings.max_staleness, settings.grace_ms, settings.missed) == ("full", 8, "auto", "auto")
 
 
 def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:

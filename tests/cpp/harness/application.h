@@ -132,14 +132,18 @@ class Application {
     Memory& memory = At(bucket);
     const std::shared_ptr<Operation> operation = std::exchange(memory.operation, nullptr);
     engine_.Wait(*memory.handle, *operation);
-    Keep(memory, *operation, Target(memory));
+    Keep(bucket, operation->info, Target(memory));
   }
   // As an optimizer of gradients does after a flush.
   void Collect() {
-    for (Memory& memory : memory_) {
+    for (int bucket = 0; bucket < buckets(); ++bucket) {
+      Memory& memory = At(bucket);
       if (memory.handle == nullptr || memory.handle->config.spec.late != Late::kAccumulate) continue;
-      if (const auto operation = engine_.Collect(memory.handle, memory.output.data()))
-        Keep(memory, *operation, memory.output);
+      if (memory.handle->config.spec.missed == Missed::kReplay) {
+        Keep(bucket, {}, memory.output);
+      } else if (const auto operation = engine_.Collect(memory.handle, memory.output.data())) {
+        Keep(bucket, operation->info, memory.output);
+      }
     }
   }
 
@@ -159,13 +163,17 @@ class Application {
   static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
   static Floats& Target(Memory& memory) { return memory.in_place ? memory.input : memory.output; }
 
-  void Keep(Memory& memory, const Operation& operation, const Floats& newest) {
-    Got got{operation.info, {}};
-    for (const Buffer& earlier : operation.replay) {
-      const auto* values = static_cast<const float*>(earlier.data());
-      got.results.emplace_back(values, values + kElements);
+  // With kReplay each bucket is a family of its own.
+  void Keep(int bucket, const RoundInfo& info, const Floats& result) {
+    Memory& memory = At(bucket);
+    Got got{info, {}};
+    if (memory.handle->config.spec.missed == Missed::kReplay) {
+      Floats next(kElements);
+      while (const auto taken = engine_.TakeRound({{BucketName(bucket), next.data()}}))
+        if (taken->gradients > 0) got.results.push_back(next);
+    } else {
+      got.results.push_back(result);
     }
-    got.results.push_back(newest);
     memory.got.push_back(std::move(got));
   }
 

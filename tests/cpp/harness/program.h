@@ -11,12 +11,13 @@ struct Op {
   enum class Kind : std::uint8_t {
     kArrive,   // at `bucket`, with a gradient
     kWait,     // for the outstanding arrival at `bucket`
-    kDeliver,  // Engine::Deliver, for one bucket
-    kFlush,    // Engine::Flush, then collect what was missed
+    kTake,     // all rounds that have ended in all members of the family
+    kDeliver,  // Engine::Deliver, for one bucket, or for the family
+    kFlush,    // Engine::Flush, then collect what was missed; a family is taken from meanwhile
     kEnd,      // Engine::End, once all other threads have ended, then collect what was missed
     kForeign,  // a collective that is not ours: waits until every rank has come to it
     kJoin,     // Horovod's join: waits until every rank has joined
-    kClear,    // Engine::Clear, for one bucket, of which nothing is outstanding
+    kClear,    // Engine::Clear, for one bucket of which nothing is outstanding, or for the family
     kMeet,     // waits until every thread of the rank has come to it: a queue, of which nobody else knows
   };
   Kind kind;

@@ -32,6 +32,8 @@
 
 namespace horovod_partial::test {
 
+inline constexpr Round kForEver = 1 << 20;
+
 struct Violation : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -54,6 +56,9 @@ enum class Bug {
   kQuorumIsOneTooSmall,    // the coordinator decides by a quorum of one less
   kBoundIsOneTooLarge,     // and by a staleness bound of one more
   kResultsAreOverwritten,  // missed results are not added up: the paper's form
+  kRoundsAreNotHeld,       // the coordinator does not hear that a rank has too many untaken results
+  kDeliveryIsPartial,      // a delivery arrives only in members where something is pending
+  kFlushIsNotBounded,      // after a flush a rank takes rounds that came behind it
 };
 
 struct Job {
@@ -65,6 +70,8 @@ struct Job {
   bool silence = false;    // where nobody moves and nothing runs, it lasts long enough for rule 7's fallback
   bool queues = false;     // threads hand buckets over or wait for each other by queues: rule 7 may be wrong
   int buckets = 2;
+  bool family = false;  // the buckets are one: results are taken as whole rounds
+  int replay_limit = 2;
 };
 
 // As long as ended ranks wait for blocked ones. A grace period of a job with a clock is as long, so that everything
@@ -85,6 +92,11 @@ struct Coverage {
   std::size_t left_out = 0;           // rounds in which a rank is in no group
   std::size_t sent_again = 0;         // models
   std::size_t said_of_some = 0;       // reports of ranks that cannot come to some buckets, and can to others
+  std::size_t parted = 0;             // takings that left a round which had ended in some members only
+  std::size_t held = 0;               // cycles in which a quorum waited for a rank with too many untaken results
+  std::size_t drained = 0;            // rounds taken in the middle of a flush
+  std::size_t kept = 0;               // flushes after which a round that came behind them was left
+  std::size_t summed = 0;             // takings of several rounds as one
 };
 
 // --- One bucket on one rank
@@ -125,12 +137,18 @@ class Replica {
     bool outstanding = false;  // an arrival waits for its result
     bool delivers = false;     // and only delivers: its result is left among the missed ones
     bool missed = false;
-    Sum finished = 0;         // all rounds that have ended here, added up; the last one, with Late::kKeep
-    Sum seen = 0;             // all results that the application has got, added up; the last one, with Late::kKeep
-    bool excused = false;     // it has joined or cleared once, and did not get what was reduced meanwhile
-    bool cleared = false;     // what is announced is zeros, and is not announced again
-    bool discards = false;    // the result of the round that runs is not wanted
-    bool wants_full = false;  // with its next arrival
+    struct Untaken {
+      Sum sum;
+      int gradients;
+    };
+    std::vector<Untaken> untaken;  // of a family: by round, oldest first
+    bool held = false;             // and the oldest is that of an arrival which was on time
+    Sum finished = 0;              // all rounds that have ended here, added up; the last one, with Late::kKeep
+    Sum seen = 0;                  // all results that the application has got, added up; the last one, with Late::kKeep
+    bool excused = false;          // it has joined or cleared once, and did not get what was reduced meanwhile
+    bool cleared = false;          // what is announced is zeros, and is not announced again
+    bool discards = false;         // the result of the round that runs is not wanted
+    bool wants_full = false;       // with its next arrival
   };
   Model model;
 
@@ -142,6 +160,7 @@ class Replica {
     const int gradients = contribution != 0 ? 1 : 0;
     Require(!model.outstanding, "the program arrives while an arrival is outstanding");
     const Bucket::Arrived arrived = Do({Call::kArrive, contribution, nullptr}).arrived;
+    Require(!model.held, "the program arrives before it has taken the result of its last arrival");
     const auto expected = running                             ? Bucket::Arrived::kWaiting
                           : model.missed && contribution != 0 ? Bucket::Arrived::kLate
                                                               : Bucket::Arrived::kOnTime;
@@ -159,9 +178,25 @@ class Replica {
     }
     model.outstanding = arrived != Bucket::Arrived::kLate;
     model.delivers = model.outstanding && contribution == 0;
-    if (arrived == Bucket::Arrived::kLate) Take();
+    if (arrived == Bucket::Arrived::kLate && !in_family()) Take();
     CheckPending();
     return arrived;
+  }
+
+  // Of a family: so many rounds, as one result.
+  void TakeRounds(int rounds) {
+    Sum sum = 0;
+    int gradients = 0;
+    for (int i = 0; i < rounds; ++i) {
+      sum += model.untaken[static_cast<std::size_t>(i)].sum;
+      gradients += model.untaken[static_cast<std::size_t>(i)].gradients;
+    }
+    model.untaken.erase(model.untaken.begin(), model.untaken.begin() + rounds);
+    model.held = false;
+    model.missed = !model.untaken.empty();
+    Require(Do({Call::kTakeRounds, rounds, nullptr}).gradients == gradients, "a taken round has other gradients");
+    Require(last_result_ == sum, "a taken result is not that of the round");
+    GotResult();
   }
 
   // The application gets what it has missed.
@@ -175,10 +210,16 @@ class Replica {
   }
 
   // Forgets what is pending, and gives it: nobody will get it.
-  Sum Clear() {
+  Sum Clear(Round complete) {
     Require(!model.outstanding, "the program clears while an arrival is outstanding");
     const bool running = bucket_->state() == Bucket::State::kRunning;
-    Do({Call::kClear, 0, nullptr});
+    const auto gone = std::max<Round>(complete - bucket_->taken(), 0);
+    Do({Call::kClear, complete, nullptr});
+    if (in_family()) {
+      model.untaken.erase(model.untaken.begin(), model.untaken.begin() + gone);
+      for (auto& untaken : model.untaken) untaken = {0, 0};
+      model.held = false;
+    }
     Sum forgotten = 0;
     model.later_gradients = 0;
     if (keeps()) {
@@ -188,7 +229,7 @@ class Replica {
       model.cleared = model.cleared || (!running && model.announced_gradients > 0);
     }
     model.discards = running;
-    model.missed = false;
+    model.missed = !model.untaken.empty();
     model.excused = true;
     model.wants_full = bucket_->declared();
     CheckPending();
@@ -255,6 +296,14 @@ class Replica {
     Require(bucket_->state() == state, "a round changes a rank that is in none of its groups");
   }
 
+  // This rank has joined, and so many rounds have closed.
+  void LeaveOut(Round completed) {
+    if (!in_family()) return;
+    Do({Call::kLeaveOut, completed, nullptr});
+    model.untaken.clear();
+    model.held = model.missed = false;
+  }
+
   // The round, whose sum is `result`, ends.
   void Finish(Rank rank, Sum input, Sum result) {
     Require(*static_cast<const Sum*>(entry_.input) == input, "what was being sent has been written");
@@ -271,25 +320,43 @@ class Replica {
       model.cleared = false;
     }
     const bool discards = std::exchange(model.discards, false);
-    if (on_time) {
+    if (in_family()) {
+      const bool empty = !on_time && (discards || !news);
+      model.held = on_time;
+      model.untaken.push_back({empty ? 0 : result, empty ? 0 : bucket_->last().gradients(rank)});
+      model.missed = model.missed || !on_time;
+    } else if (on_time) {
       GotResult();
     } else {
       model.missed = model.missed || (news && !discards);
       Require(bucket_->HasMissed() == model.missed, "a result is missed, or not, against the rules");
       if (model.outstanding && !model.delivers) Take();
     }
+    Require(!in_family() || bucket_->untaken() == static_cast<int>(model.untaken.size()), "a round is not counted");
     model.outstanding = model.delivers = false;
     CheckPending();
   }
 
   void CheckSeen() const {
-    Require(model.excused || model.seen == model.finished, "the results that a rank got are not those of the rounds");
+    Require(model.excused || !model.untaken.empty() || model.seen == model.finished,
+            "the results that a rank got are not those of the rounds");
   }
 
  private:
   struct Call {
-    enum Kind : std::uint8_t { kArrive, kTake, kReportArrival, kReportPending, kBegin, kFinish, kClear } kind;
-    Sum value;  // kArrive: contribution, kBegin: rank, kFinish: result
+    enum Kind : std::uint8_t {
+      kArrive,
+      kTake,
+      kTakeRounds,
+      kReportArrival,
+      kReportPending,
+      kBegin,
+      kFinish,
+      kClear,
+      kLeaveOut
+    } kind;
+    Sum value;  // kArrive: contribution, kTakeRounds: rounds, kBegin: rank, kFinish: result, kClear: complete rounds,
+                // kLeaveOut: completed
     std::shared_ptr<const Closing> closing;
   };
   struct Answer {
@@ -331,6 +398,10 @@ class Replica {
         bucket_->TakeMissed(Output());
         last_result_ = *Output();
         break;
+      case Call::kTakeRounds:
+        answer.gradients = bucket_->TakeRounds(static_cast<int>(call.value), Output());
+        last_result_ = *Output();
+        break;
       case Call::kReportArrival: answer.gradients = bucket_->ReportArrival(); break;
       case Call::kReportPending: answer.gradients = bucket_->ReportPending(); break;
       case Call::kBegin: answer.entry = entry_ = bucket_->Begin(*call.closing, static_cast<Rank>(call.value)); break;
@@ -339,12 +410,14 @@ class Replica {
         answer.on_time = bucket_->Finish();
         if (answer.on_time) last_result_ = *Output();
         break;
-      case Call::kClear: bucket_->Clear(); break;
+      case Call::kClear: bucket_->Clear(call.value); break;
+      case Call::kLeaveOut: bucket_->LeaveOut(call.value); break;
     }
     return answer;
   }
 
   bool keeps() const { return handling_.late == Late::kKeep; }
+  bool in_family() const { return handling_.missed == Missed::kReplay; }
   void AnnounceModel() {
     model.announced = model.later;
     model.announced_gradients = std::exchange(model.later_gradients, 0);
@@ -404,6 +477,8 @@ class World {
     if (job.bug == Bug::kResultsAreOverwritten || policy.grouped()) handling.missed = Missed::kLatest;
     if (policy.rule == Policy::Rule::kReady) handling.late = Late::kDiscard;
     if (KeepsModels()) handling.late = Late::kKeep;
+    if (job.family) handling.missed = Missed::kReplay;
+    handling.replay_limit = job.replay_limit;
     for (auto& rank : ranks_) {
       while (job.processes[Index(rank.twin)] != ProcessOf(rank)) ++rank.twin;
       for (int b = 0; b < job.buckets; ++b) rank.replicas[Index(b)] = std::make_shared<Replica>(b, handling);
@@ -535,6 +610,8 @@ class World {
       for (const auto& rank : ranks_) {
         const Replica& replica = *rank.replicas[Index(b)];
         replica.CheckSeen();
+        Require(replica.model.excused || !job_->family || rank.taken == open_[Index(b)].round,
+                "a rank has not taken all rounds at the end");
         Require(replica.model.excused || job_->policy.grouped() || replica.model.seen == open_[Index(b)].delivered,
                 "a rank lacks results at the end");
       }
@@ -571,6 +648,10 @@ class World {
     std::uint8_t flush_rounds = 0;              // to be finished
     Report::Flush over = Report::Flush::kNone;  // what has ended with them
     std::array<Sum, kMostBuckets> owed{};       // what was pending when the flush began
+    Round taken = 0;                            // rounds of the family
+    int full = 0;                               // buckets that were, by the last report: a bit for each
+    bool drains = false;                        // and it took results meanwhile
+    std::array<Round, kMostBuckets> flush_end{kForEver, kForEver, kForEver};  // no round from there on is taken
     std::array<std::shared_ptr<const Ending>, kMostBuckets> postponed;
     std::array<std::shared_ptr<Replica>, kMostBuckets> replicas;
     std::shared_ptr<const Report> report;
@@ -625,6 +706,12 @@ class World {
                    (rank.postponed[Index(b)] != nullptr) << 3 | (open.full >> r & 1) << 4 |
                    static_cast<int>(rank.over) << 5 | Owes(rank, b) << 7);
       Put(key, model.later_gradients | model.announced_gradients << 4);
+      if (job_->family) {
+        Put(key, bucket.untaken() | bucket.oldest_rounds() << 4);
+        Put(key, model.held | (rank.full >> b & 1) << 1 | static_cast<int>(open.round - rank.taken) << 2);
+        Put(key,
+            rank.flush_end[Index(b)] == kForEver ? 0 : static_cast<int>(open.round - rank.flush_end[Index(b)]) + 2);
+      }
       Put(key, model.arrival_gradients | std::min(bucket.ReportLate(), 3) << 4);
       Put(key,
           static_cast<int>(std::min(open.round - open.last_contribution[Index(r)], job_->policy.max_staleness + 2)));
@@ -687,10 +774,11 @@ class World {
     switch (op->kind) {
       case Op::Kind::kArrive:
       case Op::Kind::kWait:
+      case Op::Kind::kTake:
       case Op::Kind::kDeliver:
       case Op::Kind::kClear: return true;
-      case Op::Kind::kFlush: return rank.flush != Flush::kRaised;
-      case Op::Kind::kEnd: return rank.flush != Flush::kRaised && AllAtEnd(rank, 1);
+      case Op::Kind::kFlush: return rank.flush != Flush::kRaised || RoundsToTake(rank) > 0;
+      case Op::Kind::kEnd: return (rank.flush != Flush::kRaised || RoundsToTake(rank) > 0) && AllAtEnd(rank, 1);
       case Op::Kind::kForeign: return ForeignCompletes();
       case Op::Kind::kJoin: return !rank.wants_join && !rank.joined;
       case Op::Kind::kMeet: return AllMeet(rank);
@@ -702,6 +790,7 @@ class World {
   // The bucket for which a thread waits.
   int AwaitedBy(const RankState& rank, int t) const {
     const Op& op = *OpOf(rank, t);
+    if (job_->family && op.kind == Op::Kind::kDeliver) return rank.replicas[0]->model.outstanding ? 0 : 1;
     return IsFlush(op) ? rank.threads[Index(t)].drained : op.bucket;
   }
   bool IsParked(const RankState& rank, int t) const {
@@ -729,8 +818,19 @@ class World {
         break;
       }
       case Op::Kind::kWait: ++thread.at; break;
+      case Op::Kind::kTake: {
+        const Round before = rank.taken;
+        while (RoundsToTake(rank) > 0) TakeRound(rank);
+        Require(rank.taken > before, "a step ends without a whole round");
+        for (int b = 0; b < job_->buckets; ++b)
+          coverage_->parted += rank.replicas[Index(b)]->bucket().untaken() > 0 ? 1 : 0;
+        ++thread.at;
+        break;
+      }
       case Op::Kind::kDeliver:
-        if (rank.replicas[Index(op.bucket)]->bucket().HasPending()) {
+        if (job_->family) {
+          DeliverFamily(rank, thread);
+        } else if (rank.replicas[Index(op.bucket)]->bucket().HasPending()) {
           Arrive(rank, op.bucket, 0);
         } else {
           ++thread.at;
@@ -745,7 +845,11 @@ class World {
         for (int b = 0; b < job_->buckets; ++b) Change(rank, b).model.excused = true;
         break;
       case Op::Kind::kClear:
-        Clear(r, op.bucket);
+        if (job_->family) {
+          ClearFamily(r);
+        } else {
+          Clear(r, op.bucket, 0);
+        }
         ++thread.at;
         break;
     }
@@ -753,11 +857,11 @@ class World {
   }
 
   // A round that has closed, and has not begun here, was to deliver what is now forgotten.
-  void Clear(Rank r, int bucket) {
+  void Clear(Rank r, int bucket, Round complete) {
     RankState& rank = ranks_[Index(r)];
     Open& open = open_[Index(bucket)];
     const Sum later = KeepsModels() ? 0 : rank.replicas[Index(bucket)]->model.later;
-    const Sum forgotten = Change(rank, bucket).Clear();
+    const Sum forgotten = Change(rank, bucket).Clear(complete);
     open.submitted -= forgotten;
     for (Running& running : running_) {
       if (phase_ != Phase::kBegin || running.bucket != bucket || &running < &running_[next_]) continue;
@@ -766,13 +870,75 @@ class World {
     }
   }
 
+  // --- Families
+
+  // So many rounds have ended in all members, and come as one; 0 for none.
+  int RoundsToTake(const RankState& rank) const {
+    if (!job_->family) return 0;
+    int rounds = 0;
+    for (int b = 0; b < job_->buckets; ++b)
+      rounds = std::max(rounds, rank.replicas[Index(b)]->bucket().oldest_rounds());
+    for (int b = 0; b < job_->buckets; ++b) {
+      const Bucket& bucket = rank.replicas[Index(b)]->bucket();
+      if (bucket.untaken() < rounds ||
+          (bucket.taken() + rounds > rank.flush_end[Index(b)] && job_->bug != Bug::kFlushIsNotBounded))
+        return 0;
+    }
+    return rounds;
+  }
+  void TakeRound(RankState& rank) {
+    const int rounds = RoundsToTake(rank);
+    for (int b = 0; b < job_->buckets; ++b) {
+      Replica& replica = Change(rank, b);
+      Require(replica.bucket().taken() == rank.taken, "members of a family are taken out of step");
+      rank.news = rank.news || replica.bucket().full();
+      replica.TakeRounds(rounds);
+    }
+    rank.taken += rounds;
+    coverage_->summed += rounds > 1 ? 1 : 0;
+  }
+  // A step without a gradient: it arrives where the oldest round that is open in some member is open.
+  void DeliverFamily(RankState& rank, Thread& thread) {
+    bool pending = false;
+    for (int b = 0; b < job_->buckets; ++b) pending = pending || rank.replicas[Index(b)]->bucket().HasPending();
+    if (!pending) {
+      ++thread.at;
+      return;
+    }
+    const Round open = Complete(rank);
+    for (int b = 0; b < job_->buckets; ++b) {
+      const Bucket& bucket = rank.replicas[Index(b)]->bucket();
+      const bool partial = job_->bug == Bug::kDeliveryIsPartial && !bucket.HasPending();
+      if (bucket.completed() == open && !partial) Arrive(rank, b, 0);
+    }
+  }
+  void LeaveOut(Rank r, int bucket, Round completed) {
+    if (!job_->family) return;
+    RankState& rank = ranks_[Index(r)];
+    Replica& replica = Change(rank, bucket);
+    replica.LeaveOut(completed);
+    rank.taken = std::max(rank.taken, replica.bucket().taken());
+  }
+  Round Complete(const RankState& rank) const {
+    Round complete = kForEver;
+    for (int b = 0; b < job_->buckets; ++b)
+      complete = std::min(complete, rank.replicas[Index(b)]->bucket().completed());
+    return complete;
+  }
+  void ClearFamily(Rank r) {
+    RankState& rank = ranks_[Index(r)];
+    rank.taken = Complete(rank);
+    for (int b = 0; b < job_->buckets; ++b) Clear(r, b, rank.taken);
+  }
+
   // Waits that are over are no steps of their own.
   void FallAsleep(RankState& rank, int t) {
     Thread& thread = rank.threads[Index(t)];
     thread.waits = false;
     for (const Op* op = OpOf(rank, t); op != nullptr; op = OpOf(rank, t)) {
       if (op->kind != Op::Kind::kWait && op->kind != Op::Kind::kDeliver) return;
-      thread.waits = rank.replicas[Index(op->bucket)]->model.outstanding;
+      const bool family = job_->family && op->kind == Op::Kind::kDeliver;
+      thread.waits = rank.replicas[Index(family ? AwaitedBy(rank, t) : op->bucket)]->model.outstanding;
       if (thread.waits || op->kind == Op::Kind::kDeliver) return;
       ++thread.at;
     }
@@ -793,6 +959,11 @@ class World {
     Thread& thread = rank.threads[Index(t)];
     const bool ends = OpOf(rank, t)->kind == Op::Kind::kEnd;
     const Flush enough = ends ? Flush::kAllEnded : Flush::kDelivered;
+    if (rank.flush == Flush::kRaised) {
+      TakeRound(rank);
+      ++coverage_->drained;
+      return;
+    }
     if (rank.flush < enough) {
       for (; thread.drained < job_->buckets; ++thread.drained) {
         thread.waits = rank.replicas[thread.drained]->model.outstanding;
@@ -809,11 +980,23 @@ class World {
     }
     rank.flush = Flush::kNone;
     thread.drained = 0;
+    if (job_->family) {
+      while (RoundsToTake(rank) > 0) TakeRound(rank);
+      for (int b = 0; b < job_->buckets; ++b) {
+        coverage_->kept += rank.replicas[Index(b)]->bucket().untaken() > 0 ? 1 : 0;
+        const Round end = std::exchange(rank.flush_end[Index(b)], kForEver);
+        Require(end == kForEver || rank.taken == end || Excused(rank), "a rank leaves a flush with other rounds");
+      }
+      ++thread.at;
+      FallAsleep(rank, t);
+      return;
+    }
     for (int b = 0; b < job_->buckets; ++b)
       if (rank.replicas[Index(b)]->bucket().HasMissed() && !OthersUse(rank, t, b)) Change(rank, b).Take();
     ++thread.at;
     FallAsleep(rank, t);
   }
+  static bool Excused(const RankState& rank) { return rank.replicas[0]->model.excused; }
   // Another thread has still something to do there.
   bool OthersUse(const RankState& rank, int t, int bucket) const {
     for (int other = 0; other < static_cast<int>(ProcessOf(rank).size()); ++other) {
@@ -917,6 +1100,8 @@ class World {
   void ReportNext(Move move) {
     RankState& rank = ranks_[Index(turn_)];
     if (std::exchange(rank.wants_join, false)) rank.joined = true;
+    for (int b = 0; b < job_->buckets && rank.joined; ++b)
+      if (rank.postponed[Index(b)] == nullptr) LeaveOut(turn_, b, rank.replicas[Index(b)]->bucket().completed());
     rank.said = move.says;
     rank.news = false;
     Report report;
@@ -926,6 +1111,8 @@ class World {
     report.waiting = answer.waiting;
     report.absent = answer.absent;
     report.flush = rank.level;
+    rank.full = 0;
+    rank.drains = IsDraining(rank);
     for (int b = 0; b < job_->buckets; ++b) {
       Report::Item item;
       item.bucket = rank.replicas[Index(b)]->bucket().name();
@@ -943,6 +1130,16 @@ class World {
         item.kind = Report::Item::Kind::kPending;
         item.gradients = Change(rank, b).ReportPending();
         item.late = rank.replicas[Index(b)]->bucket().ReportLate();
+        if (job_->family && rank.replicas[Index(b)]->model.untaken.size() >= Index(job_->replay_limit)) {
+          rank.full |= 1 << b;
+          item.backlog = rank.drains ? Report::Backlog::kDraining : Report::Backlog::kFull;
+        }
+        if (job_->bug == Bug::kRoundsAreNotHeld) item.backlog = Report::Backlog::kNone;
+        if (item.gradients == 0 && item.backlog == Report::Backlog::kNone) continue;
+        if (item.gradients == 0 && job_->bug != Bug::kPendingIsNotReported) {
+          report.items.push_back(std::move(item));
+          continue;
+        }
         if (item.gradients == 0 || job_->bug == Bug::kPendingIsNotReported) continue;
       }
       report.items.push_back(std::move(item));
@@ -952,6 +1149,12 @@ class World {
     turn_ = 0;
     if (move.later) now_ += kLong;
     Decide();
+  }
+
+  // From the moment at which it raises its flag until the last round of the flush has been taken.
+  bool IsDraining(const RankState& rank) const {
+    if (rank.level != Report::Flush::kNone) return true;
+    return std::any_of(rank.flush_end.begin(), rank.flush_end.end(), [](Round end) { return end != kForEver; });
   }
 
   void Decide() {
@@ -1036,6 +1239,11 @@ class World {
     const Open& open = open_[Index(b)];
     const Policy& policy = job_->policy;
     if (Runs(b) || open.full != 0 || IsFullRound(policy, open.round)) return false;
+    for (const RankState& rank : ranks_) {
+      if ((rank.full >> b & 1) == 0) continue;
+      coverage_->held += open.quorate != kNever ? 1 : 0;
+      return false;
+    }
     if (policy.rule == Policy::Rule::kReady) return open.round > 0 && Count(open.arrived) >= SizeOfGroup();
     return policy.rule == Policy::Rule::kQuorum && policy.max_staleness > kMostSteps && open.quorate != kNever &&
            now_ - open.quorate >= policy.grace && job_->bug == Bug::kNone;
@@ -1077,13 +1285,20 @@ class World {
     bool nobody_can_come = true;
     bool all_flush = true;
     bool all_end = true;
+    bool drains = false;  // some rank, and is full
     for (Rank r = 0; r < size_; ++r) {
       const RankState& rank = ranks_[Index(r)];
       const Replica::Model& model = rank.replicas[Index(b)]->model;
       const Closing::Contribution& contribution = closing.contributions[Index(r)];
       if (rank.joined) {
         Require(!contribution.fresh && contribution.gradients == 0, "a joined rank contributes");
+        LeaveOut(r, b, open.round + 1);
         continue;
+      }
+      if ((rank.full >> b & 1) != 0) {
+        drains = drains || rank.drains;
+        Require(closing.reason != Reason::kQuorum || IsExempt(rank, b) || (open.arrived >> r & 1) != 0,
+                "a rank gets more untaken results than it may have");
       }
       ++active;
       all_flush = all_flush && rank.level != Report::Flush::kNone;
@@ -1113,6 +1328,7 @@ class World {
         Require(open.round - open.last_contribution[Index(r)] <= policy.max_staleness, "the staleness bound is broken");
       }
     }
+    Require(!drains || (closing.reason == Reason::kEnd && !all_end), "a round does not wait for a rank that drains");
     CheckGroups(closing, open, fresh == active);
     const bool first = closing.reason == Reason::kFirst;
     Require(first == (open.round == 0), "round 0, and no other, is closed as the first");
@@ -1196,7 +1412,10 @@ class World {
   void BeginNext() {
     RankState& rank = ranks_[Index(turn_)];
     Running& running = running_[next_];
-    if (running.closing->flushes && running.closing->Includes(turn_)) ++rank.flush_rounds;
+    if (running.closing->flushes && running.closing->Includes(turn_)) {
+      ++rank.flush_rounds;
+      if (job_->family) rank.flush_end[Index(running.bucket)] = running.closing->round + 1;
+    }
     if (running.closing->flush_over != Report::Flush::kNone) {
       rank.level = Report::Flush::kNone;
       rank.over = running.closing->flush_over;
@@ -1256,7 +1475,9 @@ class World {
     if (replica.model.outstanding) return;
     for (int t = 0; t < ThreadsOf(r); ++t) {
       Thread& thread = rank.threads[Index(t)];
-      if (!thread.waits || AwaitedBy(rank, t) != bucket) continue;
+      if (!thread.waits) continue;
+      const bool delivers = job_->family && OpOf(rank, t)->kind == Op::Kind::kDeliver;  // and waits for several
+      if (AwaitedBy(rank, t) != bucket && !delivers) continue;
       if (IsFlush(*OpOf(rank, t))) {
         thread.waits = false;
         ++thread.drained;

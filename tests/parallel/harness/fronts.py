@@ -83,7 +83,7 @@ class Front:
 
     def completed(self, name: str) -> int:
         """How many rounds of a bucket have ended on this rank."""
-        return self.runtime.completed(0, name)
+        return self.runtime.taken(0, name)
 
     def collect(self, name: str, like: np.ndarray, process_set: int = 0) -> np.ndarray:
         """The results that this rank has missed, zeros if there are none. After a flush: what it would get later."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from harness.world import World, delay
+from horovod_partial.keras.backend import backend
 from horovod_partial.keras.optimizer import DistributedOptimizer
 from horovod_partial.policies import Butterfly, GroupAverage, PartialReduce, WeightedAverage
 
@@ -165,6 +166,12 @@ def run_linear(world: World, optimizer: Any, step: Callable[[Any], None], steps:
         step(keras.ops.convert_to_tensor(gradient))
     optimizer.flush()
     return np.mean(world.gather(own.sum(0)), 0)
+
+
+def ended(optimizer: Any) -> int:
+    """How many rounds have ended on this rank, whether it has taken them or not."""
+    raw = backend.runtime.statistics(0)
+    return min(raw[name]["completed"] for name in optimizer._horovod._made._bucket_names())
 
 
 def everybody_averages(world: World, average: tuple[str, ...]) -> dict[str, tuple[Any, dict[str, Any]]]:

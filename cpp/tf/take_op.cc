@@ -1,0 +1,126 @@
+// The kernels of families: rounds that have ended in all buckets are taken together. None of them waits.
+#include <tensorflow/core/framework/op_kernel.h>
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "attach/attachment.h"
+#include "core/packing.h"
+#include "engine/engine.h"
+#include "tf/library.h"
+
+namespace horovod_partial::tf {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+void* Address(const Tensor& tensor) {
+  static char nothing;  // a tensor without elements has no address
+  return tensor.NumElements() == 0 ? &nothing : tensor.data();
+}
+
+class MemoryOp final : public tensorflow::OpKernel {
+ public:
+  explicit MemoryOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("T", &type_));
+    OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
+  }
+  void Compute(OpKernelContext* context) override {
+    std::vector<std::int64_t> elements;
+    for (const TensorShape& shape : shapes_) elements.push_back(shape.num_elements());
+    // One alone travels as it is.
+    const auto offsets = shapes_.size() == 1 ? std::vector<std::int64_t>{0, elements[0]}
+                                             : PackedOffsets(elements, tensorflow::DataTypeSize(type_));
+    Tensor packed;
+    OP_REQUIRES_OK(context, context->allocate_temp(type_, TensorShape({offsets.back()}), &packed));
+    for (std::size_t i = 0; i < shapes_.size(); ++i) {
+      Tensor view;
+      OP_REQUIRES(context, view.CopyFrom(packed.Slice(offsets[i], offsets[i] + elements[i]), shapes_[i]),
+                  absl::InternalError("a view of a bucket has another size than its tensor"));
+      context->set_output(static_cast<int>(i), view);
+    }
+  }
+
+ private:
+  tensorflow::DataType type_{};
+  std::vector<TensorShape> shapes_;
+};
+
+class TakeRoundOp final : public tensorflow::OpKernel {
+ public:
+  explicit TakeRoundOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("buckets", &buckets_));
+    OP_REQUIRES_OK(context, context->GetAttr("counts", &counts_));
+    OP_REQUIRES_OK(context, context->GetAttr("process_set", &process_set_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    std::vector<Member> family;
+    int first = 0;
+    for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+      family.push_back({buckets_[bucket], UseInputs(context, first, counts_[bucket])});
+      first += counts_[bucket];
+    }
+    Tensor* found = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(first, TensorShape({}), &found));
+    found->scalar<bool>()() = false;
+    try {
+      const auto session = attach::FindSession(LibraryPath(), process_set_);
+      if (session == nullptr) return;
+      while (const auto taken = session->engine().TakeRound(family)) {
+        if (taken->gradients == 0) continue;  // no update
+        found->scalar<bool>()() = true;
+        return;
+      }
+    } catch (const std::exception& error) {
+      context->SetStatus(absl::UnknownError(error.what()));
+    }
+  }
+
+ private:
+  // The tensors of a bucket lie side by side, and so does the result then.
+  void* UseInputs(OpKernelContext* context, int first, int count) {
+    const int inputs = static_cast<int>(buckets_.size()) + first;
+    void* memory = nullptr;
+    for (int i = count - 1; i >= 0; --i) {
+      const Tensor& tensor = context->input(inputs + i);
+      if (memory == nullptr || tensor.NumElements() > 0) memory = Address(tensor);
+      context->set_output(first + i, tensor);
+    }
+    return memory;
+  }
+
+  std::vector<std::string> buckets_;
+  std::vector<int> counts_;
+  int process_set_ = 0;
+};
+
+class HasRoundOp final : public tensorflow::OpKernel {
+ public:
+  explicit HasRoundOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("buckets", &buckets_));
+    OP_REQUIRES_OK(context, context->GetAttr("process_set", &process_set_));
+  }
+  void Compute(OpKernelContext* context) override {
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
+    const auto session = attach::FindSession(LibraryPath(), process_set_);
+    output->scalar<bool>()() = session != nullptr && session->engine().HasRound(buckets_);
+  }
+
+ private:
+  std::vector<std::string> buckets_;
+  int process_set_ = 0;
+};
+
+REGISTER_KERNEL_BUILDER(Name("HorovodPartialMemory").Device(tensorflow::DEVICE_CPU), MemoryOp);
+REGISTER_KERNEL_BUILDER(Name("HorovodPartialTakeRound").Device(tensorflow::DEVICE_CPU), TakeRoundOp);
+REGISTER_KERNEL_BUILDER(Name("HorovodPartialHasRound").Device(tensorflow::DEVICE_CPU), HasRoundOp);
+
+}  // namespace
+}  // namespace horovod_partial::tf

@@ -1,0 +1,69 @@
+"""A GradScaler whose scale and skipped steps follow rounds."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+
+class Scaled(Protocol):
+    """An optimizer's exchange whose contributions travel unscaled.
+
+    Attributes:
+        overflows: of each round that was applied or skipped since the scale was moved last, whether its result was not
+            finite.
+        synchronized: the results of this step are there.
+    """
+
+    overflows: list[bool]
+    synchronized: bool
+
+
+def follow_rounds(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, exchange: Scaled) -> None:
+    """Let a scaler leave a wrapped optimizer's gradients to its rounds.
+
+    A contribution is divided by the scale with which it was made before it travels, since a late one meets another. So all
+    results are unscaled: `unscale_` waits for them, and `step` is the optimizer's, which skips each round whose result is
+    not finite, on every rank alike. `update` moves the scale once for each round.
+    """
+    if not scaler.is_enabled():
+        return
+    followers: dict[int, Scaled] | None = getattr(scaler, "_horovod_partial_followers", None)
+    if followers is None:
+        followers = {}
+        scaler._horovod_partial_followers = followers  # type: ignore[attr-defined]
+        _take_over(scaler, followers)
+    followers[id(optimizer)] = exchange
+
+
+def _take_over(scaler: torch.amp.GradScaler, followers: dict[int, Scaled]) -> None:
+    unscale, step, update = scaler.unscale_, scaler.step, scaler.update
+
+    def unscale_(optimizer: Any) -> None:
+        if id(optimizer) not in followers:
+            unscale(optimizer)
+        elif not followers[id(optimizer)].synchronized:
+            optimizer.synchronize()
+
+    def step_(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(optimizer) not in followers:
+            return step(optimizer, *args, **kwargs)
+        return optimizer.step(*args, **kwargs)
+
+    def update_(new_scale: float | torch.Tensor | None = None) -> None:
+        rounds = [list(exchange.overflows) for exchange in followers.values()]
+        for exchange in followers.values():
+            exchange.overflows.clear()
+        if new_scale is not None:
+            update(new_scale)
+            return
+        others = any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values())
+        for index in range(max(max(map(len, rounds), default=0), int(others))):
+            overflow = any(found[index] for found in rounds if index < len(found))
+            scale: Any = scaler._scale
+            state = scaler._per_optimizer_states[id(followers)]
+            state["found_inf_per_device"] = {scale.device: torch.tensor(float(overflow), device=scale.device)}
+            update()
+
+    scaler.unscale_, scaler.step, scaler.update = unscale_, step_, update_  # type: ignore[method-assign]

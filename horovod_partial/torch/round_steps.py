@@ -1,0 +1,127 @@
+"""What is done with the result of each round besides the optimizer's own step, on every rank alike."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.hooks import RemovableHandle
+
+GradTransform = Callable[[list[torch.Tensor]], None]
+RoundHook = Callable[[torch.optim.Optimizer], None]
+
+
+class RoundSteps:
+    """Clips and transforms the gradients of a round before the optimizer's own step, and calls hooks after it.
+
+    A rank that was late applies several rounds in one call of `step`, each as the other ranks did. What is done by hand
+    around `step` is done once, and for the newest round only; what is done here is done for each.
+
+    Args:
+        max_grad_norm: as `max_norm` of `torch.nn.utils.clip_grad_norm_`, of all gradients of the optimizer together.
+        max_grad_value: as `clip_value` of `torch.nn.utils.clip_grad_value_`.
+        grad_transform: changes the gradients in place; called before they are clipped.
+
+    Raises:
+        ValueError: an argument is out of its range, or of another type.
+    """
+
+    def __init__(
+        self,
+        max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
+        grad_transform: GradTransform | None = None,
+    ) -> None:
+        for name, value in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{name} must be a number above 0, not {value!r}")
+        if grad_transform is not None and not callable(grad_transform):
+            raise ValueError(f"grad_transform must be a function of a list of tensors, not {grad_transform!r}")
+        self._max_norm = max_grad_norm
+        self._max_value = max_grad_value
+        self._transform = grad_transform
+        self._hooks: OrderedDict[int, RoundHook] = OrderedDict()
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether anything was asked for that changes gradients."""
+        return not (self._transform is None and self._max_norm is None and self._max_value is None)
+
+    def before(self, optimizer: torch.optim.Optimizer) -> None:
+        """Change the gradients of a round, which are the optimizer's."""
+        if not self.changes_gradients:
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if self._transform is not None:
+            with torch.no_grad():
+                self._transform([p.grad for p in parameters if p.grad is not None])
+        if self._max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
+        if self._max_value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, self._max_value)
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        """A round has been applied."""
+        for hook in list(self._hooks.values()):
+            hook(optimizer)
+
+    def register(self, hook: RoundHook) -> RemovableHandle:
+        """Call a hook after each round, in the order in which hooks were registered."""
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
+
+
+def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
+    """Let a learning rate schedule follow the rounds that its optimizer applies, instead of the steps of this rank.
+
+    Under a partial policy a rank that is late applies several rounds in one step, and each with the rate that it had on the
+    other ranks. Under `hvd.Full()`, and where models are averaged, each step counts as one round.
+
+    Args:
+        scheduler: made with the `hvd.DistributedOptimizer` itself. From now on calls of its `step` without an argument do
+            nothing, so that loops that call it may stay as they are.
+        every: rounds for each step of the schedule; a schedule by epochs has `every=steps_per_epoch`.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ValueError: the schedule is that of another optimizer, or follows rounds already, or `every` is no positive number.
+    """
+    optimizer: Any = getattr(scheduler, "optimizer", None)
+    if not getattr(optimizer, "is_horovod_partial", False):
+        raise ValueError(
+            "make the schedule with the optimizer that hvd.DistributedOptimizer returns, not with the one within"
+        )
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ValueError(  # noqa: TRY004 (it is a schedule, of a kind that does not fit)
+            "ReduceLROnPlateau follows a metric, not rounds: give its step the same metric on all ranks (hvd.allreduce), after "
+            "optimizer.flush()"
+        )
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every must be a number of rounds, 1 or more, not {every!r}")
+    if getattr(scheduler, "_follows_rounds", False):
+        raise ValueError("the schedule follows rounds already")
+    base: Any = type(scheduler)
+
+    def step(self: Any, epoch: int | None = None) -> None:
+        if epoch is not None:
+            base.step(self, epoch)
+
+    def after_round(_: torch.optim.Optimizer) -> None:
+        follower._rounds += 1
+        if follower._rounds % every == 0:
+            base.step(follower)
+
+    # A class of its own: what lies in the schedule itself is in its state_dict, where a function has no place.
+    follower: Any = scheduler
+    follower.__class__ = type(base.__name__, (base,), {"step": step, "_follows_rounds": True})
+    follower._rounds = 0  # saved and loaded with the schedule
+    optimizer.register_round_hook(after_round)
+    return scheduler

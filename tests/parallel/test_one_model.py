@@ -1,0 +1,383 @@
+"""After a flush there is one model: parameters and optimizer state have the same bits on every rank.
+
+Whoever was late, however the gradients are clipped, scaled and scheduled, and whoever ended first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from harness.buckets import completed
+from harness.designs import pairwise
+from harness.matrix import FRONT_END
+from harness.world import World, delay
+
+import horovod_partial.torch as hvd
+
+pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)})
+
+# All of torch.optim whose step takes no closure and no sparse gradients; each is in the default run once.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "ASGD": {"lr": 0.05},
+    "Adadelta": {"lr": 0.5},
+    "Adafactor": {"lr": 0.05},
+    "Adagrad": {"lr": 0.05},
+    "Adam": {"lr": 0.01},
+    "AdamW": {"lr": 0.01},
+    "Adamax": {"lr": 0.01},
+    "Muon": {"lr": 0.01},
+    "NAdam": {"lr": 0.01},
+    "RAdam": {"lr": 0.01},
+    "RMSprop": {"lr": 0.01, "momentum": 0.9},
+    "Rprop": {"lr": 0.01},
+    "SGD": {"lr": 0.05, "momentum": 0.9, "nesterov": True},
+}
+AXES = {
+    "policy": ["solo", "majority", "quorum:3"],
+    "update": ["plain", "norm", "value", "transform"],
+    "precision": ["float32", "float16", "bfloat16"],
+    "schedule": [False, True],
+    "delays": ["random", "one is slow"],
+    "ends_early": [False, True],
+    "buckets": [1, 5],
+}
+SEED = 14
+CASES = list(zip(itertools.cycle(OPTIMIZERS), pairwise(AXES, len(OPTIMIZERS), SEED)))
+
+
+def test_every_optimizer_is_in_the_list(world: World) -> None:
+    known = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type)} - {"Optimizer"}
+    assert known == {*OPTIMIZERS, "LBFGS", "SparseAdam"}
+
+
+class Training:
+    """A small classifier, and everything around it that people have."""
+
+    def __init__(self, world: World, optimizer: str, case: dict[str, Any], **options: Any) -> None:
+        self.world = world
+        self.case = case
+        torch.manual_seed(1)
+        bias = optimizer != "Muon"  # which takes matrices only
+        layers: list[torch.nn.Module] = []
+        for inputs, outputs in itertools.pairwise((6, 8, 8, 8, 8, 4)):
+            layers += [torch.nn.Linear(inputs, outputs, bias=bias), torch.nn.Tanh()]
+        self.model = torch.nn.Sequential(*layers[:-1])
+        if case["precision"] == "bfloat16":
+            self.model.to(torch.bfloat16)
+        parameters = list(self.model.parameters())
+        self.scaler = None
+        if case["precision"] == "float16":
+            # It overflows at first, and whenever it has grown.
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_factor=2.0**20, growth_interval=5)
+        if case["buckets"] > 1:
+            per_bucket = len(parameters) // case["buckets"]
+            options["groups"] = [parameters[i : i + per_bucket] for i in range(0, len(parameters), per_bucket)]
+        update = {
+            "plain": {},
+            "norm": {"max_grad_norm": 0.05},
+            "value": {"max_grad_value": 0.01},
+            "transform": {"grad_transform": lambda gradients: torch._foreach_sign_(gradients)},
+        }[case["update"]]
+        self.optimizer: Any = hvd.DistributedOptimizer(
+            getattr(torch.optim, optimizer)(parameters, **OPTIMIZERS[optimizer]),
+            self.model.named_parameters(),
+            sync=case["policy"],
+            grad_scaler=self.scaler,
+            **update,
+            **options,
+        )
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 40)
+        if case["schedule"]:
+            hvd.follow_rounds(self.schedule)
+        self.averages = [parameter.detach().clone() for parameter in parameters]
+        self.optimizer.register_round_hook(self.average)
+        self.data = torch.Generator().manual_seed(world.rank)
+
+    @torch.no_grad()
+    def average(self, _: torch.optim.Optimizer) -> None:
+        for average, parameter in zip(self.averages, self.model.parameters(), strict=True):
+            average.lerp_(parameter, 0.1)
+
+    def backward(self) -> None:
+        x = torch.randn(8, 6, generator=self.data)
+        target = torch.randint(0, 4, (8,), generator=self.data)
+        half = self.case["precision"] == "float16"
+        with torch.autocast("cpu", dtype=torch.float16, enabled=half):
+            output = self.model(x.to(next(self.model.parameters()).dtype))
+            loss = torch.nn.functional.cross_entropy(output.float(), target)
+        self.optimizer.zero_grad()
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def step(self) -> None:
+        self.backward()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if self.case["schedule"]:
+            self.schedule.step()  # as it stands in everybody's loop
+
+    def check(self) -> None:
+        self.optimizer.flush()
+        hvd.assert_replicas_equal(self.model, self.optimizer)
+        self.world.same([average.tolist() for average in self.averages])
+        self.world.same(self.optimizer.rounds)
+        self.world.same(self.optimizer.param_groups[0]["lr"])
+        if self.scaler is not None:
+            self.world.same(self.scaler.get_scale())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "case"), CASES, ids=[f"{name}-{'-'.join(map(str, case.values()))}" for name, case in CASES]
+)
+def test_replicas_are_equal(world: World, optimizer: str, case: dict[str, Any]) -> None:
+    print(f"pairwise design from seed {SEED}")
+    training = Training(world, optimizer, case)
+    rng = world.random()
+    rng.seed(rng.randrange(2**32) + world.rank)
+    slow = world.rank == 1
+    for _ in range(6 if case["ends_early"] and slow else 12):
+        if case["delays"] == "random":
+            delay(rng)
+        else:
+            time.sleep(0.008 if slow else 0.002)
+        training.step()
+    training.check()
+
+
+PLAIN = {name: values[0] for name, values in AXES.items()}
+
+
+def test_rounds_wait_for_a_rank_with_many_results_before_it(world: World) -> None:
+    """A rank that computes for long gets no more than `replay_limit` results before it; then the others wait for it."""
+    training = Training(world, "Adam", PLAIN | {"policy": "quorum:2"}, replay_limit=3, max_staleness=100)
+    training.step()
+    world.barrier()
+    name = training.optimizer._exchange.buckets[0].name
+    if world.rank == 1:
+        world.until(lambda: completed(name) >= 4, "the others' rounds have ended here")
+        time.sleep(0.2)  # they would go on
+        assert hvd.partial_stats()[name]["missed_rounds"] == 3
+        training.step()
+        assert hvd.partial_stats()[name]["summed"] == 0
+    else:
+        for _ in range(6):
+            training.step()
+    training.check()
+
+
+def test_a_rank_in_a_flush_follows_the_others(world: World) -> None:
+    """One that has ended applies each round that the others take, though these are more than it could keep."""
+    training = Training(world, "AdamW", PLAIN | {"schedule": True}, replay_limit=2)
+    for _ in range(2 if world.rank == 0 else 30):
+        training.step()
+    training.check()
+    stats = hvd.partial_stats()[training.optimizer._exchange.buckets[0].name]
+    assert stats["summed"] == 0
+
+
+def test_a_blocked_rank_adds_up_what_it_cannot_keep(world: World) -> None:
+    """The others cannot wait for a rank that may wait for them; it is told that its model may differ."""
+    training = Training(world, "SGD", PLAIN, replay_limit=2)
+    training.step()
+    if world.rank != 0:
+        for _ in range(20):
+            training.step()
+    hvd.allreduce(torch.zeros(1), name=world.name("evaluation"))  # for which rank 0 has waited all the time
+    training.optimizer.flush()
+    stats = hvd.partial_stats()[training.optimizer._exchange.buckets[0].name]
+    assert (stats["summed"] > 0) == (world.rank == 0)
+    world.barrier()
+
+
+def test_any_flush_applies(world: World) -> None:
+    """`hvd.flush` does so for all optimizers of its thread."""
+    trainings = [Training(world, "Adam", PLAIN), Training(world, "Adam", PLAIN | {"buckets": 5})]
+    rng = world.random()
+    rng.seed(rng.randrange(2**32) + world.rank)
+    for _ in range(8):
+        for training in trainings:
+            delay(rng)
+            training.step()
+    hvd.flush()
+    for training in trainings:
+        hvd.assert_replicas_equal(training.model, training.optimizer)
+        assert training.optimizer.flushed()
+
+
+# --- By hand
+
+
+def late_rank(world: World, training: Training, rounds: int) -> None:
+    """Rank 1 has missed so many rounds."""
+    training.step()
+    world.barrier()
+    if world.rank == 1:
+        name = training.optimizer._exchange.buckets[0].name
+        world.until(lambda: completed(name) >= 1 + rounds, "the others' rounds have ended here")
+    else:
+        for _ in range(rounds):
+            training.step()
+
+
+def test_clipping_by_hand_is_exact_where_nothing_was_missed(world: World) -> None:
+    training = Training(world, "AdamW", PLAIN | {"policy": "quorum:3"})
+    for _ in range(4):
+        training.backward()
+        training.optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.05)
+        with training.optimizer.skip_synchronize():
+            training.optimizer.step()
+    training.check()
+
+
+@pytest.mark.parametrize("changes", ["clips", "skips"])
+def test_clipping_by_hand_raises_where_rounds_were_missed(world: World, changes: str) -> None:
+    training = Training(world, "AdamW", PLAIN | {"policy": "quorum:2"})
+    late_rank(world, training, 2)
+    if world.rank == 1:
+        training.backward()
+        training.optimizer.synchronize()
+        with pytest.raises(RuntimeError, match=re.escape("hvd.DistributedOptimizer(..., max_grad_norm=1.0)")):  # noqa: PT012
+            if changes == "skips":
+                training.optimizer.zero_grad()
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.05)
+            with training.optimizer.skip_synchronize():
+                training.optimizer.step()
+        training.optimizer.zero_grad()
+        with pytest.warns(UserWarning, match="changed by hand"):
+            training.optimizer.flush()
+    else:
+        training.optimizer.flush()
+    world.barrier()
+
+
+def test_clipping_gradients_that_travel_raises(world: World) -> None:
+    """PyTorch's own order, without `synchronize`: what is clipped is neither this rank's part nor the result."""
+    training = Training(world, "SGD", PLAIN | {"policy": "quorum:3"})
+    training.backward()
+    torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.05)
+    with pytest.raises(RuntimeError, match=r"changed after backward, while they travelled: 8.bias or another one"):
+        training.optimizer.step()
+    world.barrier()
+
+
+# --- Layers that are frozen
+
+
+def test_layers_are_frozen_and_unfrozen(world: World) -> None:
+    training = Training(world, "AdamW", PLAIN)
+    first = training.model[0]
+
+    def moves() -> bool:
+        before = first.weight.clone()
+        for _ in range(4):
+            training.step()
+        training.check()
+        return not torch.equal(before, first.weight)
+
+    assert moves()
+    first.requires_grad_(False)
+    assert not moves(), "no momentum and no decay either"
+    first.requires_grad_(True)
+    assert moves()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_layers_that_change_where_ranks_would_part(world: World, before: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(not before)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), sync="quorum:3"
+    )
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    step()
+    model[0].requires_grad_(before)
+    message = r"0.weight needs gradients now" if before else r"0.\w+ was frozen or unfrozen between two steps"
+    with pytest.raises(RuntimeError, match=message):
+        step()
+    optimizer.synchronize()
+    world.barrier()
+
+
+# --- Arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_grad_norm": 0}, "max_grad_norm must be a number above 0, not 0"),
+        ({"max_grad_norm": "1"}, "max_grad_norm must be a number above 0, not '1'"),
+        ({"max_grad_value": -1.0}, "max_grad_value must be a number above 0, not -1.0"),
+        ({"grad_transform": 3}, "grad_transform must be a function of a list of tensors, not 3"),
+        ({"replay_limit": 1, "sync": "solo"}, "replay_limit must be a number of rounds, 2 or more, not 1"),
+        ({"replay_limit": 2.5, "sync": "solo"}, "replay_limit must be a number of rounds, 2 or more, not 2.5"),
+        ({"max_grad_norm": 1.0, "op": hvd.Adasum}, "op=hvd.Adasum reduces no gradients"),
+        ({"replay_limit": 4, "sync": hvd.PartialReduce(2)}, "replay_limit cannot be used with PartialReduce"),
+    ],
+)
+def test_wrong_arguments(world: World, options: dict[str, Any], message: str) -> None:
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
+
+
+def test_schedules_that_cannot_follow(world: World) -> None:
+    model = torch.nn.Linear(2, 1)
+    bare = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="make the schedule with the optimizer that"):
+        hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(bare, 1))
+    optimizer = hvd.DistributedOptimizer(bare, model.named_parameters(), sync="solo")
+    with pytest.raises(ValueError, match="ReduceLROnPlateau follows a metric"):
+        hvd.follow_rounds(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(ValueError, match="every must be a number of rounds, 1 or more, not 0"):
+        hvd.follow_rounds(schedule, every=0)
+    assert hvd.follow_rounds(schedule) is schedule
+    with pytest.raises(ValueError, match="follows rounds already"):
+        hvd.follow_rounds(schedule)
+
+
+@pytest.mark.parametrize("policy", ["full", hvd.PartialReduce(3)], ids=str)
+def test_other_policies_count_each_step_as_a_round(world: World, policy: Any) -> None:
+    """One line of the policy changes, and the rest of the loop stays."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    seen = []
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        model.named_parameters(),
+        sync=policy,
+        max_grad_norm=1.0,
+        grad_transform=lambda gradients: torch._foreach_mul_(gradients, 10.0),
+    )
+    schedule = hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5), every=2)
+    hook = optimizer.register_round_hook(lambda one: seen.append(one.param_groups[0]["lr"]))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.tensor([[3.0, 4.0]])).sum().backward()
+        optimizer.step()
+        schedule.step()
+    assert seen == [1.0, 0.5, 0.5]
+    assert schedule.state_dict()["_rounds"] == 3
+    expected = torch.ones(2) - torch.tensor([0.6, 0.8]) * 2.5  # the norm of each step is 1, and the rates 1, 1 and 0.5
+    assert torch.allclose(model.weight[0], expected, atol=1e-5)
+    hook.remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.flush()
+    optimizer.step()
+    assert len(seen) == 3
+    world.barrier()
