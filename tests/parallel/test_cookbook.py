@@ -1,0 +1,39 @@
+"""Every recipe of the cookbook ends with one model, under each policy, with one rank that is slow."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from harness.matrix import FRONT_END
+from harness.world import World
+
+import horovod_partial.torch as hvd
+
+pytestmark = [pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)}), pytest.mark.one_in(2)]
+
+COOKBOOK = Path(__file__).resolve().parents[2] / "examples" / "torch" / "cookbook"
+RECIPES = sorted(path.stem for path in COOKBOOK.glob("*.py") if path.stem != "data")
+
+
+@pytest.mark.parametrize("policy", ["full", "majority", "solo"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: str) -> None:
+    monkeypatch.setattr(sys, "path", [str(COOKBOOK), *sys.path])
+    module = importlib.import_module(recipe)
+    slow = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: time.sleep(0.002 * (world.rank == 1)))
+    try:
+        model, optimizer = module.train(policy)
+    finally:
+        slow.remove()
+    hvd.assert_replicas_equal(model, optimizer)
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_recipes_are_short(world: World) -> None:
+    assert len(RECIPES) >= 12
+    assert all(len((COOKBOOK / f"{recipe}.py").read_text().splitlines()) <= 60 for recipe in RECIPES)
