@@ -6,13 +6,14 @@ Counts the storages of all tensors that are alive, and what the core holds of re
 of each step: before backward, after it, and after the step. A figure is the largest excess over Horovod's optimizer at
 the same point, on the rank that holds most, in gradients' worths: of `Full`; of `Quorum(1.0)`, under which every rank is
 always on time, with gradients set to None after a step and with gradients zeroed in place, which then are views of the
-buckets; and of `Majority` and `Solo` with ranks that are late.
+buckets; of `Majority` and `Solo` with ranks that are late; and of `Solo` on a rank that is away until the others wait for it.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import time
 from typing import Any
 
 import harness
@@ -21,6 +22,7 @@ import torch
 from harness import shapes
 
 import horovod_partial.torch as hvd
+from horovod_partial.bucket_config import REPLAY_LIMIT
 
 ARMS: dict[str, dict[str, Any]] = {
     "horovod": {"sync": None},
@@ -30,6 +32,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "on_time_views": {"sync": "quorum:1.0", "set_to_none": False},
     "majority": {"sync": "majority", "late": True},
     "solo": {"sync": "solo", "late": True},
+    "limit": {"sync": "solo", "away": True},
 }
 ROWS = {
     "Full": "full",
@@ -37,6 +40,7 @@ ROWS = {
     "all on time, gradients zeroed in place": "on_time_views",
     "Majority, some late": "majority",
     "Solo, some late": "solo",
+    "Solo, one away until the others wait for it": "limit",
 }
 STEPS = 6
 LATE_SECONDS = 1.0  # longer than a reduction takes
@@ -47,7 +51,9 @@ def measure() -> dict[str, list[int]]:
     return {name: measure_arm(name, **options) for name, options in ARMS.items()}
 
 
-def measure_arm(name: str, sync: str | None, set_to_none: bool = True, late: bool = False) -> list[int]:
+def measure_arm(
+    name: str, sync: str | None, set_to_none: bool = True, late: bool = False, away: bool = False
+) -> list[int]:
     """Take some steps with Horovod's own optimizer, or with ours if `sync` names a policy."""
     gc.collect()
     at_start = bytes_held([])
@@ -60,10 +66,20 @@ def measure_arm(name: str, sync: str | None, set_to_none: bool = True, late: boo
         optimizer = hvd.DistributedOptimizer(base, named, sync=sync)
     delays = harness.RandomVictims(hvd.size(), hvd.size() // 2 if late else 0, LATE_SECONDS)
     steps = []
-    for step in range(STEPS):
+    for step in range(0 if away else STEPS):
         harness.progress(f"memory, {name}", step, STEPS)
         delays.serve(hvd.rank(), step)
         steps.append([held - at_start for held in take_step(optimizer, parameters, set_to_none)])
+    if away:
+        harness.progress(f"memory, {name}", 0, 1)
+        take_step(optimizer, parameters, set_to_none)
+        if hvd.rank() == hvd.size() - 1:
+            while max(bucket["missed_rounds"] for bucket in hvd.partial_stats().values()) < REPLAY_LIMIT:
+                time.sleep(0.1)
+        else:
+            for _ in range(REPLAY_LIMIT + 1):
+                take_step(optimizer, parameters, set_to_none)
+        steps.append([bytes_held(parameters) - at_start] * 3)
     if sync is not None:
         optimizer.flush()
     everybodys = [point for steps in hvd.allgather_object(steps) for point in steps]
