@@ -2,7 +2,7 @@
 find_package(GTest)
 find_package(benchmark)
 
-set(test_timeout_seconds 120)
+set(test_timeout_seconds 240)
 if(HOROVOD_PARTIAL_SANITIZE)
   set(test_timeout_seconds 600) # ThreadSanitizer slows a test down 5 to 15 times
 endif()

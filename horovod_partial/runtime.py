@@ -71,7 +71,8 @@ class Runtime:
         self._library = library
         self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
         self._begun = Tenure(self)
-        self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by what follows
+        self._appliers_lock = threading.Lock()
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
         log.start()
@@ -133,7 +134,7 @@ class Runtime:
                 self._mpi_ops.shutdown()
 
     def join(self, *args: Any, **kwargs: Any) -> int:
-        """Applies what this rank has missed, delivers what it has pending, then joins as `horovod.torch.join` does."""
+        """Delivers what this rank has pending, applies what it has missed, then joins as `horovod.torch.join` does."""
         for process_set in list(self._process_sets):  # to which other threads may add
             appliers = self._appliers_of(process_set)
             self._guarded(_attach.deliver, self._library, process_set, [applier.family for applier in appliers])
@@ -248,7 +249,8 @@ class Runtime:
 
     def take_part_in_flushes(self, applier: Applier) -> None:
         """From now on every flush of this thread applies what this one has missed."""
-        self._appliers.add(applier)
+        with self._appliers_lock:
+            self._appliers.add(applier)
 
     def flush(self, process_set: int) -> None:
         """Blocks until every rank is here, and everything pending has been delivered and applied."""
@@ -268,14 +270,16 @@ class Runtime:
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
         """Those whose results this thread may take: it took their last step, or the thread that did is gone."""
-        alive = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        with self._appliers_lock:
+            appliers = list(self._appliers)
         return [
             applier
-            for applier in list(self._appliers)
+            for applier in appliers
             if applier.process_set.process_set_id == process_set
             and applier.family
             and not applier.is_under_way
-            and applier.thread not in alive
+            and applier.thread not in others
         ]
 
     def clear(self, process_set: int, names: Sequence[str]) -> None:

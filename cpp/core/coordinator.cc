@@ -43,6 +43,12 @@ bool Coordinator::Bucket::Draining() const {
   return std::find(backlog.begin(), backlog.end(), Report::Backlog::kDraining) != backlog.end();
 }
 
+// Some rank has as many untaken results as it may.
+bool Coordinator::Bucket::Full() const {
+  return std::any_of(backlog.begin(), backlog.end(),
+                     [](Report::Backlog each) { return each != Report::Backlog::kNone; });
+}
+
 Time Coordinator::Bucket::Grace() const {
   return policy().grace == Policy::kAutomaticGrace ? grace.Estimate() : policy().grace;
 }
@@ -456,13 +462,15 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     if (const auto reason = Verdict(bucket, now)) closings.push_back(Close(name, bucket, *reason, now));
   }
   const bool closed = !closings.empty();
-  for (auto& [name, bucket] : buckets_) {
-    if (!bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;
-    if (!(bucket.declaration ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket))) continue;
-    if (!closings.empty()) {
-      again_ = true;  // one at a time, and only when nothing else closes
-    } else {
-      closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, now));
+  for (const bool full : {false, true}) {  // a rank that has too many results must add them up, so this comes last
+    for (auto& [name, bucket] : buckets_) {
+      if (!bucket.HasArrival() || bucket.Running() || bucket.Draining() || bucket.Full() != full) continue;
+      if (!(bucket.declaration ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket))) continue;
+      if (!closings.empty()) {
+        again_ = true;  // one at a time, and only when nothing else closes
+      } else {
+        closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, now));
+      }
     }
   }
   again_ = again_ || (!closings.empty() && !closed);

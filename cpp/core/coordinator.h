@@ -114,6 +114,7 @@ class Coordinator {
     bool WantsEverybody() const;
     bool Running() const;
     bool Draining() const;
+    bool Full() const;
     Time Grace() const;
   };
 

@@ -218,7 +218,7 @@ bool Engine::HasRound(const Family& family) const {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     rounds = std::max(rounds, bucket->core.oldest_rounds());
     least = std::min(least, bucket->core.untaken());
-    before = std::min(before, bucket->flush_end - bucket->core.taken());
+    if (flush_bounds_) before = std::min(before, bucket->flush_end - bucket->core.taken());
   }
   return !buckets.empty() && rounds <= least && rounds <= before;
 }
@@ -336,6 +336,7 @@ Engine::Flushing::~Flushing() {
   std::lock_guard<std::mutex> lock(engine_.flush_mutex_);
   engine_.flush_ = Report::Flush::kNone;
   engine_.flush_entered_ = false;
+  engine_.flush_bounds_ = false;
   engine_.news_ = true;  // the others must not count on this rank
   engine_.StopFlushing();
 }
@@ -353,6 +354,7 @@ void Engine::Flushing::SetDraining(bool draining) {
 // Under the flush's lock.
 void Engine::Flushing::Begin() {
   // A rank that is alone is never late, and has nothing pending.
+  engine_.flush_bounds_ = false;
   over_ = engine_.size_ == 1 || engine_.in_use_ == 0;
   if (over_) return;
   engine_.flush_result_.reset();
@@ -419,6 +421,7 @@ void Engine::Clear(const Family& names) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     bucket->core.Clear(complete);
   }
+  news_ = true;  // the others may have waited for it
 }
 
 // --- Background thread
@@ -572,6 +575,7 @@ void Engine::BeginFlushRounds(int rounds, Report::Flush over) {
 void Engine::CloseFlush(int number, Report::Flush over) {
   flush_closed_ = number;
   flush_over_ = over;
+  flush_bounds_ = true;
   if (flush_closed_ == flush_number_) {
     flush_ = Report::Flush::kNone;
     StopFlushing();

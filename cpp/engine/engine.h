@@ -115,7 +115,7 @@ class SharedBucket {
   std::string poison;                    // not empty: a round has failed, nothing more can be done with this bucket
   bool flush_round = false;              // the round that runs belongs to a flush
   bool draining = false;                 // a flush takes its results as they come
-  Round flush_end = kForEver;            // and takes none from this round on
+  Round flush_end = kForEver;            // and, when it is over, takes none from this round on
   BucketStatistics statistics;
 
   bool Retired() const { return owner != nullptr && owner->gone() && operation == nullptr; }
@@ -230,10 +230,11 @@ class Engine {
   std::string closed_;
 
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
-  std::atomic<int> awaited_{0};          // operations whose device has not made them
-  std::atomic<bool> news_{false};        // there is something to report
-  std::atomic<bool> has_warned_{false};  // of rounds that were added up
-  std::atomic<int> in_use_{0};           // buckets of which a round has been closed, and that have not ended
+  std::atomic<int> awaited_{0};            // operations whose device has not made them
+  std::atomic<bool> news_{false};          // there is something to report
+  std::atomic<bool> flush_bounds_{false};  // the flush of this rank is over, and its application is still in it
+  std::atomic<bool> has_warned_{false};    // of rounds that were added up
+  std::atomic<int> in_use_{0};             // buckets of which a round has been closed, and that have not ended
   const std::shared_ptr<Bringers> bringers_;
   // A thread waits in a flush of this kind: what flush_ says, for the tick.
   std::atomic<Report::Flush> waits_in_{Report::Flush::kNone};

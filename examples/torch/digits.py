@@ -12,6 +12,7 @@ Prints a table and writes `digits.json`, `accuracy.png` and `arrivals.png` into 
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: ha
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=digits_job.LEARNING_RATE, momentum=digits_job.MOMENTUM)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: (1 + math.cos(math.pi * min(n / steps, 1))) / 2)
+    hvd.follow_rounds(cosine)  # by round all ranks have the same rate
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     notes = digits_job.Notes(hvd, lambda: parameters_to_vector(model.parameters()).detach().numpy())
 
@@ -60,7 +62,6 @@ def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: ha
         nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
         notes.arrive()
         optimizer.step()
-        schedule.step()
         notes.end()
     optimizer.flush()
     notes.finish()

@@ -230,7 +230,8 @@ def train(
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9), model.named_parameters(), sync=arm.sync
     )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: (1 + math.cos(math.pi * min(n / steps, 1))) / 2)
+    hvd.follow_rounds(cosine)  # by round all ranks have the same rate
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     buckets_before = set(hvd.partial_stats())
     snapshots = []
@@ -246,7 +247,6 @@ def train(
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(padded, lengths), patterns).backward()
         optimizer.step()
-        schedule.step()
     before_flush = parameters_to_vector(model.parameters()).detach()
     optimizer.flush()
     seconds = time.perf_counter() - start

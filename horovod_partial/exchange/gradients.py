@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -227,6 +228,13 @@ class GradientReducer(ABC):
         name = self._step_name(trained, self._types(own, trained))
         arrived = self._arrive(name, own, trained)
         family = self._families.get(name)
+        if family is None and self._families:
+            warnings.warn(
+                "an optimizer applies gradients of other variables than before: these have rounds of their own, so that ranks "
+                "may apply both in different orders, and part. Use an optimizer for each set of variables, or call "
+                "optimizer.flush() on every rank between them",
+                stacklevel=2,
+            )
         if family is None:
             family = self._families[name] = self._family_of(name, arrived, trained, apply)
             self.runtime.take_part_in_flushes(family)

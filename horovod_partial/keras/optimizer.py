@@ -257,6 +257,8 @@ def _applying(optimizer: Any) -> Apply:
 
     def apply(gradients: list[Any], variables: list[Any]) -> None:
         own: Any = reference()
+        if own is None:  # what was left is for nobody
+            return
         if _scales_loss(own):
             scale = own.dynamic_scale
             gradients = [None if gradient is None else gradient * scale for gradient in gradients]
@@ -271,6 +273,8 @@ def _updating(optimizer: Any) -> Apply:
 
     def apply(gradients: list[Any], variables: list[Any]) -> None:
         own: Any = reference()
+        if own is None:
+            return
         passes = own.gradient_accumulation_steps
         phase = own._iterations % passes
         own._iterations.assign_add(passes - 1 - phase)  # an update comes with the last pass, on every rank
@@ -407,6 +411,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         backend.GradientReducer(prefix, policy, arguments)
     _accumulate(optimizer, backward_passes_per_step)  # which changes it: last, when all else fits
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if arguments["missed"] == "replay" and inner.use_ema and optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "use_ema cannot be used with gradient accumulation: Keras averages after each pass, and ranks differ in those; use "
+            "keras.callbacks.SwapEMAWeights without accumulation, or average the model yourself after a flush"
+        )
     base = type(optimizer)
     # A slot is not in the `__dict__` that all wrappers of one optimizer share.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))

@@ -49,8 +49,8 @@ def join(*args: Any, **kwargs: Any) -> Any:
 def flush(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank flushes, and all late contributions have been delivered. In eager code.
 
-    Afterwards results that a rank has missed wait for its next operation; an optimizer's own `flush` applies them.
-    Ranks that have joined need not come.
+    What this rank has missed of the rounds of its thread's optimizers is applied. Other results wait for the next operation of
+    their name. Ranks that have joined need not come.
     """
     check_initialized()
     if not tf.executing_eagerly():

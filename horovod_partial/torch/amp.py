@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import weakref
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -20,6 +21,9 @@ class Scaled(Protocol):
     synchronized: bool
 
 
+Followers: TypeAlias = "weakref.WeakKeyDictionary[torch.optim.Optimizer, Scaled]"
+
+
 def follow_rounds(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, exchange: Scaled) -> None:
     """Let a scaler leave a wrapped optimizer's gradients to its rounds.
 
@@ -29,25 +33,25 @@ def follow_rounds(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
     """
     if not scaler.is_enabled():
         return
-    followers: dict[int, Scaled] | None = getattr(scaler, "_horovod_partial_followers", None)
+    followers: Followers | None = getattr(scaler, "_horovod_partial_followers", None)
     if followers is None:
-        followers = {}
+        followers = weakref.WeakKeyDictionary()
         scaler._horovod_partial_followers = followers  # type: ignore[attr-defined]
         _take_over(scaler, followers)
-    followers[id(optimizer)] = exchange
+    followers[optimizer] = exchange
 
 
-def _take_over(scaler: torch.amp.GradScaler, followers: dict[int, Scaled]) -> None:
+def _take_over(scaler: torch.amp.GradScaler, followers: Followers) -> None:
     unscale, step, update = scaler.unscale_, scaler.step, scaler.update
 
     def unscale_(optimizer: Any) -> None:
-        if id(optimizer) not in followers:
+        if optimizer not in followers:
             unscale(optimizer)
-        elif not followers[id(optimizer)].synchronized:
+        elif not followers[optimizer].synchronized:
             optimizer.synchronize()
 
     def step_(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(optimizer) not in followers:
+        if optimizer not in followers:
             return step(optimizer, *args, **kwargs)
         return optimizer.step(*args, **kwargs)
 

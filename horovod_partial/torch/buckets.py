@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -118,11 +118,20 @@ class GradientBucket:
         if self.wire.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(self.compression.decompress(self.wire, self._context))
 
-    def show(self) -> None:
-        """Let the parameters' `grad` be the views; None where there is no result, and of parameters that are frozen."""
+    def show(self, frozen: Collection[torch.nn.Parameter]) -> None:
+        """Let the parameters' `grad` be the views; None where there is no result, and of those that are frozen."""
         for parameter, view in self.views.items():
-            gradient = view if parameter.requires_grad and not self.empty else None
+            gradient = None if self.empty or parameter in frozen else view
             parameter.grad = view.to_sparse() if gradient is not None and parameter in self._sparse else gradient
+
+    def is_shown(self) -> bool:
+        """Whether the parameters' `grad` are still what `show` has put there; sparse ones may be others."""
+        return all(p.grad is None or p.grad is view or p.grad.is_sparse for p, view in self.views.items())
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether gradients of a step have been taken, but not all of them yet."""
+        return len(self.missing) < len(self.parameters)
 
     @property
     def is_under_way(self) -> bool:

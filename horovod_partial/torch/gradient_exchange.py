@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -97,6 +98,7 @@ class GradientExchange(Exchange):
         self._has_result = False  # that of a round is in the gradients, and has not been applied
         self._shown: list[int] = []  # versions of the buckets when the user saw that result
         self._missed_more = False  # and there was another round then
+        self._seen: list[torch.Tensor] = []  # what was in the buckets, if so
         self._changes_by_hand = False
         self._has_warned_of_changes = False
         self._has_told = False  # that gradients were made again, and so were changed while they travel
@@ -114,7 +116,7 @@ class GradientExchange(Exchange):
         self._planned = planned
         self._names = {parameter: names[parameter] for parameter in parameters}
         self._all_names = names  # those of frozen parameters too
-        self._frozen: set[torch.nn.Parameter] = set()  # since the optimizer was wrapped
+        self._frozen: set[torch.nn.Parameter] = set()  # since the optimizer was wrapped, as of the last step
         self._use_buckets({str(index): members for index, members in enumerate(planned)})
         self._fusion_options = fusion
         self._fusion: Fusion | None = None
@@ -263,9 +265,12 @@ class GradientExchange(Exchange):
         if self._replays and self._hooks:
             self._shown = [bucket.flat._version for bucket in self.buckets]
             self._missed_more = runtime.has_round(self.process_set.process_set_id, self.family)
+            # Not every way to change a tensor is counted.
+            self._seen = [bucket.flat.clone() for bucket in self.buckets] if self._missed_more else []
 
     def _synchronize(self) -> None:
         if self._hooks and not self.synchronized:
+            self._leave_round_out()
             self._enter()
             self.thread = threading.get_ident()
             for bucket in self.buckets:
@@ -298,7 +303,7 @@ class GradientExchange(Exchange):
         """Whether any bucket has a result, which is in the gradients then."""
         for bucket in self.buckets:
             bucket.unpack()
-            bucket.show()
+            bucket.show(self._frozen)
         return any(not bucket.empty for bucket in self.buckets) or not self.buckets
 
     def _take_round(self) -> bool:
@@ -314,7 +319,7 @@ class GradientExchange(Exchange):
             for bucket in self.buckets:
                 bucket.empty = False  # without a result of its own it counts as zeros, on every rank
                 bucket.unpack()
-                bucket.show()
+                bucket.show(self._frozen)
             return True
         return False
 
@@ -339,7 +344,7 @@ class GradientExchange(Exchange):
             self._apply_round(optimizer)
         self._has_result = False
         if not changed:
-            self.apply_rounds()
+            self._apply_all(optimizer)
         self.synchronized = False
         self._local_steps += 1
         self._maybe_sync_model()
@@ -381,12 +386,30 @@ class GradientExchange(Exchange):
             RuntimeError: there are such rounds, which this rank has missed.
         """
         shown, self._shown = self._shown, []
-        if not shown or shown == [bucket.flat._version for bucket in self.buckets]:
+        seen, self._seen = self._seen, []
+        if not shown:
+            return False
+        same = shown == [bucket.flat._version for bucket in self.buckets] and all(b.is_shown() for b in self.buckets)
+        if same and all(torch.equal(bucket.flat, before) for bucket, before in zip(self.buckets, seen, strict=False)):
             return False
         self._changes_by_hand = True
         if self._missed_more:
             raise RuntimeError(_CHANGED_BY_HAND)
         return True
+
+    def _leave_round_out(self) -> None:
+        """The user has seen the result of a round, and has taken no step with it.
+
+        Raises:
+            RuntimeError: this rank has missed others, which the user would perhaps have left out too.
+        """
+        left_out = self._shown and self._has_result
+        self._shown, self._seen, self._has_result = [], [], False
+        if not left_out:
+            return
+        self._changes_by_hand = True
+        if self._missed_more:
+            raise RuntimeError(_CHANGED_BY_HAND)
 
     def _apply_round(self, optimizer: Any) -> None:
         """One step with the gradients that are there."""
@@ -408,23 +431,35 @@ class GradientExchange(Exchange):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether gradients travel, or have come and have not been applied."""
-        return self._has_result or any(bucket.handle is not None for bucket in self.buckets)
+        """Whether gradients are there that have not been applied: of a backward pass, or the result of a round."""
+        return self._has_result or any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
 
     def apply_rounds(self) -> None:
-        """Apply all rounds that this rank can take, oldest first."""
-        if not self._replays or not self.family or not self._hooks:
+        """Apply all rounds that this rank can take, oldest first, between two steps."""
+        optimizer = self.wrapped()
+        if not self._replays or not self.family or not self._hooks or optimizer is None:
             return
-        # Passes that accumulate have left something, which a result must not overwrite.
-        accumulates = self._passes > 1 and any(left < self._passes for left in self._passes_left.values())
-        gradients = {p: None if p.grad is None else p.grad.clone() for p in self._bucket_of} if accumulates else {}
-        while self._take_round():
+        with self._gradients_kept():
+            self._apply_all(optimizer)
+        if self.overflows and self._grad_scaler is not None:
+            self._grad_scaler.update()
+
+    def _apply_all(self, optimizer: Any) -> None:
+        while self._replays and self._hooks and self._take_round():
             if self._changes_by_hand and not self._has_warned_of_changes:
                 self._has_warned_of_changes = True
                 warnings.warn(_CHANGED_BY_HAND, stacklevel=2)
-            self._apply_round(self.wrapped())
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
+            self._apply_round(optimizer)
+
+    @contextmanager
+    def _gradients_kept(self) -> Iterator[None]:
+        """Leave the gradients as they are: the next backward pass adds to them, or others have been accumulated in them."""
+        gradients = {p: None if p.grad is None else p.grad.clone() for p in self._bucket_of}
+        try:
+            yield
+        finally:
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
 
     def before_zero_grad(self) -> None:
         if any(bucket.handle is not None for bucket in self.buckets):
@@ -432,11 +467,7 @@ class GradientExchange(Exchange):
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
-        if self._shown and self._has_result:
-            self._shown = []
-            self._changes_by_hand = True  # the user leaves this round out
-            if self._missed_more:
-                raise RuntimeError(_CHANGED_BY_HAND)
+        self._leave_round_out()
         # A backward that failed half way leaves nothing behind.
         self._restart()
 
@@ -466,7 +497,7 @@ class GradientExchange(Exchange):
         return min(runtime.taken(process_set, bucket.name) for bucket in self.buckets)
 
     def flush_optimizer(self, optimizer: Any) -> None:
-        if any(bucket.handle is not None for bucket in self.buckets):
+        if self.is_under_way:
             raise AssertionError("optimizer.flush() was called after loss.backward() but before optimizer.step().")
         if self._full or not self._hooks:
             return
@@ -477,10 +508,9 @@ class GradientExchange(Exchange):
         if not self._replays and self._tenure.is_current:  # used, and since Horovod was initialised anew
             for bucket in self.buckets:
                 bucket.collect(process_set)
-            if self._take_results():
-                self._apply_round(optimizer)
-        if self.overflows and self._grad_scaler is not None:
-            self._grad_scaler.update()
+            with self._gradients_kept():
+                if self._take_results():
+                    self._apply_round(optimizer)
         self._flushed_at = self._local_steps
 
     @property

@@ -78,8 +78,8 @@ def join(*args: Any, **kwargs: Any) -> int:
 def flush(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank flushes, and all late contributions have been delivered.
 
-    Afterwards results that a rank has missed wait for its next operation; an optimizer's own `flush` applies them.
-    Ranks that have joined need not come.
+    What this rank has missed of the rounds of its thread's optimizers is applied. Other results wait for the next operation of
+    their name. Ranks that have joined need not come.
     """
     check_initialized()
     runtime.flush(process_set.process_set_id)

@@ -57,6 +57,9 @@ class RoundSteps:
         if not self.changes_gradients:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for parameter in parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:  # of which no norm is taken
+                parameter.grad = parameter.grad.to_dense()
         if self._transform is not None:
             with torch.no_grad():
                 self._transform([p.grad for p in parameters if p.grad is not None])
@@ -86,7 +89,9 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
     Args:
         scheduler: made with the `hvd.DistributedOptimizer` itself. From now on calls of its `step` without an argument do
             nothing, so that loops that call it may stay as they are.
-        every: rounds for each step of the schedule; a schedule by epochs has `every=steps_per_epoch`.
+        every: rounds for each step of the schedule; a schedule by epochs has `every=steps_per_epoch`. There are at least as
+            many rounds as a rank takes steps, and more where ranks are late: under `hvd.Solo()` up to one for each step of each
+            rank. So give a schedule that ends, such as `OneCycleLR`, as many as there may be.
 
     Returns:
         The schedule.

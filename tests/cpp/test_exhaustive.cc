@@ -9,7 +9,7 @@
 //
 // Groups have 1.2 million states, in 20 s: which rank is which counts there, and so does the round.
 //
-// Families have 3.6 million states, in 30 s.
+// Families have half a million states, in 5 s. With 3 steps in each case they have 16.7 million, in 3 minutes.
 //
 // Ranks of two threads have 1.2 million states, in 10 s. 2 ranks show what is of interest: which of their threads
 // waits, and what each rank says of it.
@@ -446,7 +446,10 @@ Job MakeFamily(const Policy& policy, const Scenario& scenario, int steps) {
 TEST_P(FamiliesTest, KeepTheRules) {
   auto [policy, bound, scenario] = GetParam();
   policy.policy.max_staleness = bound;
-  const bool many = policy.policy.quorum == 1 && bound > 1;  // 3 steps have 15 million states, and were explored once
+  // Solo has 16 million states with 3 steps, which were explored once.
+  const bool is_large = scenario.name == kFamilyOppositeOrder.name || scenario.name == kFamilyDelivers.name ||
+                        scenario.name == kFamilyClears.name;
+  const bool many = policy.policy.quorum == 1 && (bound > 1 || is_large);
   KeepsTheRules(MakeFamily(policy.policy, scenario, many ? 2 : kSteps));
 }
 
@@ -614,7 +617,7 @@ const PlantedBug kBugs[] = {
     {"QuorumIsOneTooSmall", Bug::kQuorumIsOneTooSmall, Plain(MakePolicy(2), kTogether), "the quorum is not reached"},
     {"BoundIsOneTooLarge", Bug::kBoundIsOneTooLarge, Plain(MakePolicy(1, 1), kTogether),
      "the staleness bound is broken"},
-    {"RoundsAreNotHeld", Bug::kRoundsAreNotHeld, MakeFamily(MakePolicy(1, 1), kFamilyTogether, 3),
+    {"RoundsAreNotHeld", Bug::kRoundsAreNotHeld, MakeFamily(MakePolicy(1, 1), kFamilyParked, 3),
      "more untaken results"},
     {"RoundsAreNotHeldForAFlush", Bug::kRoundsAreNotHeld, MakeFamily(MakePolicy(1), kFamilyLeavesEarly, 3),
      "a rank that drains"},

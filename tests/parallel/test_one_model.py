@@ -19,6 +19,7 @@ from harness.matrix import FRONT_END
 from harness.world import World, delay
 
 import horovod_partial.torch as hvd
+from horovod_partial.torch.operations import runtime
 
 pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)})
 
@@ -212,6 +213,95 @@ def test_any_flush_applies(world: World) -> None:
         assert training.optimizer.flushed()
 
 
+def test_a_rank_that_shuts_down_early(world: World) -> None:
+    """Its end goes on applying rounds after a flush of the others, and nobody waits for it."""
+    training = Training(world, "Adam", PLAIN, replay_limit=2)
+    for _ in range(3):
+        training.step()
+    if world.rank == 0:
+        process_set = training.optimizer.process_set.process_set_id
+        runtime._flush(process_set, runtime._appliers_of(process_set), ends=True)  # as `shutdown` does
+    else:
+        for _ in range(3):
+            training.step()
+        training.optimizer.flush()
+        for _ in range(20):
+            training.step()
+        process_set = training.optimizer.process_set.process_set_id
+        runtime._flush(process_set, runtime._appliers_of(process_set), ends=True)
+    hvd.assert_replicas_equal(training.model, training.optimizer)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_flush_leaves_the_gradients_alone(world: World, last: bool) -> None:
+    """What `zero_grad` has left, before or after it, is what the next backward pass adds to."""
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, sync=hvd.Quorum(world.size - 1), grace_ms=0
+    )
+
+    def step(gradient: float) -> None:
+        if not last:
+            optimizer.zero_grad()
+        (weight * gradient).sum().backward()
+        optimizer.step()
+        if last:
+            optimizer.zero_grad()
+
+    step(1.0)
+    world.barrier()
+    if world.rank == 1:
+        name = optimizer._exchange.buckets[0].name
+        world.until(lambda: completed(name) >= 2, "the others' round has ended here")
+    step(1.0)
+    optimizer.flush()
+    step(1.0)
+    optimizer.flush()
+    assert weight.item() == -3.0 * world.size
+    world.barrier()
+
+
+def test_a_flush_beside_a_backward_pass(world: World) -> None:
+    """Gradients that are there and have not been applied are neither sent nor lost."""
+    training = Training(world, "SGD", PLAIN | {"policy": "quorum:3", "buckets": 5})
+    training.step()
+    training.optimizer.zero_grad()
+    training.model[:2](torch.ones(1, 6)).sum().backward()  # reaches the first bucket only in part, or as a whole
+    with pytest.raises(AssertionError, match=r"optimizer.flush\(\) was called after loss.backward\(\)"):
+        training.optimizer.flush()
+    training.optimizer.step()
+    training.check()
+
+
+def test_a_scaler_outlives_its_optimizers(world: World) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    model = torch.nn.Linear(2, 1)
+    for _ in range(2):
+        bare = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer: Any = hvd.DistributedOptimizer(bare, model.named_parameters(), sync="solo", grad_scaler=scaler)
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.flush()
+    assert len(scaler._horovod_partial_followers) == 1
+    world.barrier()
+
+
+def test_sparse_gradients_are_clipped(world: World) -> None:
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), sparse_as_dense=True, sync="solo", max_grad_norm=0.1
+    )
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.tensor([world.rank])).sum().backward()
+        optimizer.step()
+    optimizer.flush()
+    world.same(model.weight.tolist())
+
+
 # --- By hand
 
 
@@ -238,7 +328,7 @@ def test_clipping_by_hand_is_exact_where_nothing_was_missed(world: World) -> Non
     training.check()
 
 
-@pytest.mark.parametrize("changes", ["clips", "skips"])
+@pytest.mark.parametrize("changes", ["clips", "skips", "data", "another"])
 def test_clipping_by_hand_raises_where_rounds_were_missed(world: World, changes: str) -> None:
     training = Training(world, "AdamW", PLAIN | {"policy": "quorum:2"})
     late_rank(world, training, 2)
@@ -248,7 +338,13 @@ def test_clipping_by_hand_raises_where_rounds_were_missed(world: World, changes:
         with pytest.raises(RuntimeError, match=re.escape("hvd.DistributedOptimizer(..., max_grad_norm=1.0)")):  # noqa: PT012
             if changes == "skips":
                 training.optimizer.zero_grad()
-            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.05)
+            elif changes == "clips":
+                torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.05)
+            for parameter in training.model.parameters():
+                if changes == "data":
+                    parameter.grad.data.mul_(0.5)
+                elif changes == "another":
+                    parameter.grad = parameter.grad * 0.5
             with training.optimizer.skip_synchronize():
                 training.optimizer.step()
         training.optimizer.zero_grad()
