@@ -617,7 +617,7 @@ const PlantedBug kBugs[] = {
     {"QuorumIsOneTooSmall", Bug::kQuorumIsOneTooSmall, Plain(MakePolicy(2), kTogether), "the quorum is not reached"},
     {"BoundIsOneTooLarge", Bug::kBoundIsOneTooLarge, Plain(MakePolicy(1, 1), kTogether),
      "the staleness bound is broken"},
-    {"RoundsAreNotHeld", Bug::kRoundsAreNotHeld, MakeFamily(MakePolicy(1, 1), kFamilyParked, 3),
+    {"RoundsAreNotHeld", Bug::kRoundsAreNotHeld, MakeFamily(MakePolicy(1, 1), kFamilyTogether, 3),
      "more untaken results"},
     {"RoundsAreNotHeldForAFlush", Bug::kRoundsAreNotHeld, MakeFamily(MakePolicy(1), kFamilyLeavesEarly, 3),
      "a rank that drains"},
