@@ -84,7 +84,7 @@ def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: ha
     drawn = np.random.default_rng(seed * size + rank).integers(len(images), size=all_steps * digits_job.BATCH)
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input([64]), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)])
-    rate = keras.optimizers.schedules.CosineDecay(digits_job.LEARNING_RATE, all_steps)
+    rate = keras.optimizers.schedules.CosineDecay(digits_job.LEARNING_RATE, all_steps, alpha=0.05)
     optimizer = keras.optimizers.SGD(rate, momentum=digits_job.MOMENTUM)
     model.compile(
         hvd.DistributedOptimizer(optimizer, **options),
