@@ -53,19 +53,25 @@ Apply = Callable[[list[Any], list[Any]], None]  # gradients that are combined al
 class Family(ABC):
     """The buckets that the gradients of one step travel in, whose results are taken and applied as whole rounds.
 
-    It takes part in flushes: see `horovod_partial.runtime.Applier`.
+    It takes part in flushes for as long as its optimizer is there: see `horovod_partial.runtime.Applier`.
 
     Args:
-        process_set: the ranks that take part.
+        reducer: whose family it is.
         names: of the buckets.
     """
 
     is_under_way = False  # a flush comes between steps, and a step of a graph has no thread
 
-    def __init__(self, process_set: ProcessSet, names: Sequence[str]) -> None:
-        self.process_set = process_set
-        self.family = list(names)
+    def __init__(self, reducer: GradientReducer, names: Sequence[str]) -> None:
+        self.process_set = reducer.process_set
         self.thread = threading.get_ident()
+        self._reducer = weakref.ref(reducer)
+        self._names = list(names)
+
+    @property
+    def family(self) -> list[str]:
+        """The names of the buckets; none when the optimizer is gone, before the collector has found what is left of it."""
+        return self._names if self._reducer() is not None else []
 
     @abstractmethod
     def apply_arrived(self, arrived: Any) -> None:

@@ -98,9 +98,9 @@ class _Arrived(NamedTuple):
 
 class _Family(gradients.Family):
     def __init__(
-        self, process_set: ProcessSet, arrived: _Arrived, variables: list[Any], apply: gradients.Apply
+        self, reducer: gradients.GradientReducer, arrived: _Arrived, variables: list[Any], apply: gradients.Apply
     ) -> None:
-        super().__init__(process_set, [bucket.name for bucket in arrived.buckets])
+        super().__init__(reducer, [bucket.name for bucket in arrived.buckets])
         self._arrived = arrived
         self._variables = variables
         self._apply = apply
@@ -221,7 +221,7 @@ class GradientReducer(gradients.GradientReducer):
     def _family_of(
         self, name: str, arrived: _Arrived, variables: list[Any], apply: gradients.Apply
     ) -> gradients.Family:
-        return _Family(self.process_set, arrived, variables, apply)
+        return _Family(self, arrived, variables, apply)
 
     def _apply_first(self, arrived: _Arrived, apply: Callable[[list[Any]], None]) -> None:
         results = arrived.take(self.process_set)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
-from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow import _make_allreduce_grads_fn
 from horovod.tensorflow.mpi_ops import Average, Sum
 
@@ -131,7 +130,7 @@ class GradientReducer(gradients.GradientReducer):
         return self._arrive_in_buckets(name, *self._wires(gradients, variables), variables)[0]
 
     def _family_of(self, name: str, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply) -> Family:
-        return Family(self.process_set, arrived, variables, apply)
+        return Family(self, arrived, variables, apply)
 
     def _apply_first(self, arrived: list[Arrived], apply: Callable[[list[Any]], None]) -> None:
         results, found = take_round(self.process_set, arrived, memory_of(arrived))
@@ -212,9 +211,9 @@ class Family(gradients.Family):
     """
 
     def __init__(
-        self, process_set: ProcessSet, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply
+        self, reducer: gradients.GradientReducer, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply
     ) -> None:
-        super().__init__(process_set, [bucket.name for bucket in arrived])
+        super().__init__(reducer, [bucket.name for bucket in arrived])
         self._buckets = [bucket._replace(results=[]) for bucket in arrived]
         self._variables = variables
         self._apply = apply
