@@ -26,13 +26,14 @@ def arguments(
     divisor: str = "ranks",
     late: str = "accumulate",
     drop_nonfinite: bool = False,
-    replay_limit: int = REPLAY_LIMIT,
+    replay_limit: int | None = None,
     weights: str = "uniform",
     weight_parameter: float = 1.0,
 ) -> _core.BucketSpec:
     """All that a bucket is declared with, but for its tensor.
 
-    `None` stands for the setting; as `size` it is Horovod's answer for a process set that it does not know.
+    `None` stands for the setting, or for the default where there is none; as `size` it is Horovod's answer for a process set
+    that it does not know.
 
     Raises:
         ValueError: an argument is out of its range, or the process set is not registered.
@@ -41,6 +42,7 @@ def arguments(
     if size is None:
         raise ValueError("the process set is not registered: pass it to hvd.init or hvd.add_process_set first")
     staleness, grace = check_rounds(max_staleness, grace_ms, divisor)
+    replay_limit = REPLAY_LIMIT if replay_limit is None else replay_limit
     if isinstance(replay_limit, bool) or not isinstance(replay_limit, int) or replay_limit < 2:
         raise ValueError(f"replay_limit must be a number of rounds, 2 or more, not {replay_limit!r}")
     words = [

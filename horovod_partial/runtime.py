@@ -227,16 +227,15 @@ class Runtime:
         """How many rounds of a bucket have ended on this rank and, of a family, have been taken."""
         return self._guarded(_attach.taken, self._library, process_set, name)
 
-    def take_round(self, process_set: int, names: Sequence[str], addresses: Sequence[int]) -> tuple[int, int] | None:
+    def take_round(self, process_set: int, names: Sequence[str], addresses: Sequence[int]) -> int | None:
         """Takes the oldest round that has ended in all buckets of a family; its results go to the addresses.
 
-        Returns how many rounds that was (several where they had to be added up) and how many gradients are in them; None if
-        there is none.
+        Returns how many gradients are in it; None if there is no such round.
         """
         return self._guarded(_attach.take_round, self._library, process_set, names, addresses)
 
     def has_round(self, process_set: int, names: Sequence[str]) -> bool:
-        """Whether there is such a round."""
+        """Whether there is a round to take."""
         return self._guarded(_attach.has_round, self._library, process_set, names)
 
     def catch_up(self, process_set: int, name: str, iteration: int) -> int:

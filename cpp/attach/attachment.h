@@ -31,7 +31,7 @@ std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32
 // handshake; 0 while Horovod is down.
 int Generation(const std::string& library_path);
 
-// How many rounds of a bucket have ended on this rank; 0 if there is no such bucket.
+// Bucket::taken; 0 if there is no such bucket.
 Round Taken(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket);
 // Bucket::CatchUp; 0 without the bucket.
 int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration);

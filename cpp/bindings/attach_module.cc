@@ -89,18 +89,17 @@ std::optional<Handle> Collect(const std::string& library, std::int32_t process_s
   return Handle(std::move(session), std::move(bucket), std::move(operation));
 }
 
-// The oldest round of a family that this rank can take, as (rounds, gradients), or nothing. The pointers have room for
-// the buckets.
-std::optional<std::pair<int, int>> TakeRound(const std::string& library, std::int32_t process_set, const Family& names,
-                                             const std::vector<std::uintptr_t>& pointers) {
+// How many gradients are in the oldest round of a family that this rank can take, or nothing. The pointers have room
+// for the buckets.
+std::optional<int> TakeRound(const std::string& library, std::int32_t process_set, const Family& names,
+                             const std::vector<std::uintptr_t>& pointers) {
   py::gil_scoped_release release;
   const auto session = attach::FindSession(library, process_set);
   if (session == nullptr) return std::nullopt;
   std::vector<Member> family;
   for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});
   const auto taken = session->engine().TakeRound(family);
-  if (!taken) return std::nullopt;
-  return std::pair(taken->rounds, taken->gradients);
+  return taken ? std::optional<int>(taken->gradients) : std::nullopt;
 }
 
 bool HasRound(const std::string& library, std::int32_t process_set, const Family& names) {

@@ -132,7 +132,7 @@ class Bucket {
   bool full() const { return options_.missed == Missed::kReplay && untaken() >= options_.replay_limit; }
   Round completed() const { return completed_; }  // rounds that have ended here
   const Closing& last() const { return last_; }   // the round that runs, or ran last
-  int dropped() const { return dropped_; }        // contributions and results that were not finite
+  int dropped() const { return dropped_; }        // late contributions that were not finite
   int iteration() const { return iteration_; }
   std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + scratch_.size() + missed_.bytes(); }
 

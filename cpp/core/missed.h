@@ -48,9 +48,8 @@ class MissedResults {
   void Clear() { results_.clear(); }
 
   bool empty() const { return results_.empty(); }
-  int rounds() const;         // how many rounds' results are in here
-  int oldest_rounds() const;  // and in the oldest of them
-  int limit() const { return limit_; }
+  int rounds() const;                     // how many rounds' results are in here
+  int oldest_rounds() const;              // and in the oldest of them
   int summed() const { return summed_; }  // with kReplay: rounds that had to be added to others, ever
   std::size_t bytes() const;              // of storage
 

@@ -209,34 +209,33 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
   return operation;
 }
 
-bool Engine::HasRound(const Family& family) const {
+// As one; 0 if no round has ended in all of them, or none that the flush which this rank is in allows.
+int Engine::RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& family) const {
   int rounds = 1;
   int least = std::numeric_limits<int>::max();
-  Round before = kForEver;  // so many rounds may be taken, by the flush that this rank is in
-  const auto buckets = FindAll(family);
-  for (const auto& bucket : buckets) {
+  Round before = kForEver;  // so many rounds may be taken, by the flush
+  for (const auto& bucket : family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     rounds = std::max(rounds, bucket->core.oldest_rounds());
     least = std::min(least, bucket->core.untaken());
     if (flush_bounds_) before = std::min(before, bucket->flush_end - bucket->core.taken());
   }
-  return !buckets.empty() && rounds <= least && rounds <= before;
+  return !family.empty() && rounds <= least && rounds <= before ? rounds : 0;
 }
+
+bool Engine::HasRound(const Family& family) const { return RoundsToTake(FindAll(family)) > 0; }
 
 // Without the locks of all members at once: meanwhile rounds can only be added, behind those that are there.
 std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) {
   Family names;
   for (const Member& member : family) names.push_back(member.bucket);
-  if (!HasRound(names)) return std::nullopt;
   const auto buckets = FindAll(names);
   TakenRounds taken;
-  for (const auto& bucket : buckets) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    if (!bucket->poison.empty()) throw EngineError(bucket->poison);
-    taken.rounds = std::max(taken.rounds, bucket->core.oldest_rounds());
-  }
+  taken.rounds = RoundsToTake(buckets);
+  if (taken.rounds == 0) return std::nullopt;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     std::lock_guard<std::mutex> lock(buckets[i]->mutex);
+    if (!buckets[i]->poison.empty()) throw EngineError(buckets[i]->poison);
     if (buckets[i]->core.full()) news_ = true;  // the others may wait for this
     taken.gradients += buckets[i]->core.TakeRounds(taken.rounds, family[i].output);
   }

@@ -197,6 +197,7 @@ class Engine {
                                     std::function<void(const Operation&)> on_done, const Caller& caller);
   bool DeliverFamily(const Family& family);
   std::vector<std::shared_ptr<SharedBucket>> FindAll(const Family& names) const;
+  int RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& family) const;
   Bringers::Away Away(Time now, Time foreign_since);
   void ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls);
   void ArriveOrFail(SharedBucket& bucket, Calls& calls);

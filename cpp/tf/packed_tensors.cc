@@ -11,11 +11,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-void* Address(const Tensor& tensor) {
-  static char nothing;  // a tensor without elements has no address
-  return tensor.NumElements() == 0 ? &nothing : tensor.data();
-}
-
 template <class Number>
 absl::Status SetVector(OpKernelContext* context, int index, const std::vector<Number>& numbers) {
   Tensor* output = nullptr;
@@ -26,6 +21,20 @@ absl::Status SetVector(OpKernelContext* context, int index, const std::vector<Nu
 }
 
 }  // namespace
+
+void* Address(const Tensor& tensor) {
+  static char nothing;
+  return tensor.NumElements() == 0 ? &nothing : tensor.data();
+}
+
+absl::Status SetView(OpKernelContext* context, int output, const Tensor& packed, std::int64_t begin,
+                     const TensorShape& shape) {
+  Tensor view;
+  if (!view.CopyFrom(packed.Slice(begin, begin + shape.num_elements()), shape))
+    return absl::InternalError("a view of a bucket has another size than its tensor");
+  context->set_output(output, view);
+  return absl::OkStatus();
+}
 
 PackedTensors::PackedTensors(tensorflow::DataType type, const std::vector<std::int64_t>& elements)
     : type_(type), offsets_(PackedOffsets(elements, tensorflow::DataTypeSize(type))), shapes_(elements.size()) {}
@@ -76,12 +85,7 @@ void* PackedTensors::target() const { return Address(target_); }
 
 absl::Status PackedTensors::SetResult(OpKernelContext* context, int output, std::size_t index) const {
   if (shapes_.size() == 1) return absl::OkStatus();
-  Tensor view;
-  const std::int64_t begin = offsets_[index];
-  if (!view.CopyFrom(target_.Slice(begin, begin + shapes_[index].num_elements()), shapes_[index]))
-    return absl::InternalError("a view of a bucket has another size than its tensor");
-  context->set_output(output, view);
-  return absl::OkStatus();
+  return SetView(context, output, target_, offsets_[index], shapes_[index]);
 }
 
 absl::Status SetRoundInfo(OpKernelContext* context, int first_output, const Operation& operation) {

@@ -13,6 +13,13 @@
 
 namespace horovod_partial::tf {
 
+// A tensor without elements has none of its own.
+void* Address(const tensorflow::Tensor& tensor);
+
+// A part of a packed tensor, from an element on, becomes an output of that shape.
+absl::Status SetView(tensorflow::OpKernelContext* context, int output, const tensorflow::Tensor& packed,
+                     std::int64_t begin, const tensorflow::TensorShape& shape);
+
 // Tensors of one type in one piece of memory; one alone travels from where it lies. No lock: each tensor may be put
 // into it by another thread, and all of them before it is sent.
 class PackedTensors {

@@ -10,6 +10,7 @@
 #include "core/packing.h"
 #include "engine/engine.h"
 #include "tf/library.h"
+#include "tf/packed_tensors.h"
 
 namespace horovod_partial::tf {
 namespace {
@@ -18,11 +19,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-void* Address(const Tensor& tensor) {
-  static char nothing;  // a tensor without elements has no address
-  return tensor.NumElements() == 0 ? &nothing : tensor.data();
-}
 
 class MemoryOp final : public tensorflow::OpKernel {
  public:
@@ -38,12 +34,8 @@ class MemoryOp final : public tensorflow::OpKernel {
                                              : PackedOffsets(elements, tensorflow::DataTypeSize(type_));
     Tensor packed;
     OP_REQUIRES_OK(context, context->allocate_temp(type_, TensorShape({offsets.back()}), &packed));
-    for (std::size_t i = 0; i < shapes_.size(); ++i) {
-      Tensor view;
-      OP_REQUIRES(context, view.CopyFrom(packed.Slice(offsets[i], offsets[i] + elements[i]), shapes_[i]),
-                  absl::InternalError("a view of a bucket has another size than its tensor"));
-      context->set_output(static_cast<int>(i), view);
-    }
+    for (std::size_t i = 0; i < shapes_.size(); ++i)
+      OP_REQUIRES_OK(context, SetView(context, static_cast<int>(i), packed, offsets[i], shapes_[i]));
   }
 
  private:

@@ -58,15 +58,19 @@ class Family(ABC):
     Args:
         reducer: whose family it is.
         names: of the buckets.
+        variables: in the order of the gradients.
+        apply: applies the gradients of a round.
     """
 
     is_under_way = False  # a flush comes between steps, and a step of a graph has no thread
 
-    def __init__(self, reducer: GradientReducer, names: Sequence[str]) -> None:
+    def __init__(self, reducer: GradientReducer, names: Sequence[str], variables: list[Any], apply: Apply) -> None:
         self.process_set = reducer.process_set
         self.thread = threading.get_ident()
         self._reducer = weakref.ref(reducer)
         self._names = list(names)
+        self._variables = variables
+        self._apply = apply
 
     @property
     def family(self) -> list[str]:
@@ -129,7 +133,6 @@ class GradientReducer(ABC):
         if isinstance(sync, Full) and arguments["op"] not in (self.average, self.total):
             raise ValueError("merged gradients reduce with op=hvd.Average or hvd.Sum; leave fusion out for the others")
         self._average = is_average(arguments["op"], self.average, self.total)
-        replay_limit = arguments.get("replay_limit")
         self._options = {
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide,
@@ -137,7 +140,7 @@ class GradientReducer(ABC):
             "grace_ms": arguments["grace_ms"],
             "missed": arguments["missed"],
             "divisor": arguments["divisor"],
-            "replay_limit": bucket_config.REPLAY_LIMIT if replay_limit is None else replay_limit,
+            "replay_limit": arguments.get("replay_limit"),
             "drop_nonfinite": not skips_nonfinite,
         }
         self.replays = arguments["missed"] == "replay"
@@ -160,20 +163,19 @@ class GradientReducer(ABC):
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]: ...
 
     @abstractmethod
-    def _arrive(self, name: str, gradients: list[Any], variables: list[Any]) -> Any:
-        """Arrive with all gradients of a step in the buckets of a family, and wait; what `_apply_arrived` needs."""
+    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, Any, list[Any]]:
+        """Arrive with all gradients of a step in the buckets of a family, and wait.
+
+        Returns what the names of the buckets begin with, the buckets as the family takes them, and what became of each.
+        """
 
     @abstractmethod
-    def _family_of(self, name: str, arrived: Any, variables: list[Any], apply: Apply) -> Family:
-        """The family of which all buckets' names begin so."""
+    def _family_of(self, arrived: Any, variables: list[Any], apply: Apply) -> Family:
+        """The family whose buckets these are."""
 
     @abstractmethod
     def _apply_first(self, arrived: Any, apply: Callable[[list[Any]], None]) -> None:
         """Take and apply the oldest round that has ended, if there is one."""
-
-    @abstractmethod
-    def _types(self, gradients: list[Any], variables: list[Any]) -> Sequence[Any]:
-        """The types that travel."""
 
     @staticmethod
     @abstractmethod
@@ -230,9 +232,7 @@ class GradientReducer(ABC):
                 combined[i] = result
             apply(combined, everything)
 
-        own = [gradients[i] for i in shared]
-        name = self._step_name(trained, self._types(own, trained))
-        arrived = self._arrive(name, own, trained)
+        name, arrived, _ = self._arrive([gradients[i] for i in shared], trained)
         family = self._families.get(name)
         if family is None and self._families:
             warnings.warn(
@@ -242,7 +242,7 @@ class GradientReducer(ABC):
                 stacklevel=2,
             )
         if family is None:
-            family = self._families[name] = self._family_of(name, arrived, trained, apply)
+            family = self._families[name] = self._family_of(arrived, trained, apply)
             self.runtime.take_part_in_flushes(family)
         family.thread = threading.get_ident()
         if len(shared) < len(everything):

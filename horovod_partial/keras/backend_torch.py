@@ -17,7 +17,7 @@ from horovod_partial.exchange.models import takes_late
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, Policy, Quorum
 from horovod_partial.torch import model_operations, operations, replicas
-from horovod_partial.torch.buckets import GradientBucket, kind
+from horovod_partial.torch.buckets import GradientBucket, kind, take_round
 from horovod_partial.torch.elastic import run
 from horovod_partial.torch.full_optimizer import widening
 from horovod_partial.torch.model_buckets import ModelBucket
@@ -81,29 +81,22 @@ class _Arrived(NamedTuple):
     buckets: list[GradientBucket]
     parameters: list[torch.nn.Parameter]  # in the order of the gradients
 
+    def results(self) -> list[torch.Tensor]:
+        """What is in the buckets."""
+        views = {parameter: view for bucket in self.buckets for parameter, view in bucket.views.items()}
+        return [views[parameter] for parameter in self.parameters]
+
     def take(self, process_set: ProcessSet) -> list[torch.Tensor] | None:
         """The gradients of the oldest round that this rank has not taken."""
-        names = [bucket.name for bucket in self.buckets]
-        addresses = [bucket.wire_address() for bucket in self.buckets]
-        while (taken := runtime.take_round(process_set.process_set_id, names, addresses)) is not None:
-            if taken[1] == 0:
-                continue
-            views: dict[torch.nn.Parameter, torch.Tensor] = {}
-            for bucket in self.buckets:
-                bucket.unpack()
-                views.update(bucket.views)
-            return [views[parameter] for parameter in self.parameters]
-        return None
+        return self.results() if take_round(self.buckets, process_set.process_set_id) else None
 
 
 class _Family(gradients.Family):
     def __init__(
         self, reducer: gradients.GradientReducer, arrived: _Arrived, variables: list[Any], apply: gradients.Apply
     ) -> None:
-        super().__init__(reducer, [bucket.name for bucket in arrived.buckets])
+        super().__init__(reducer, [bucket.name for bucket in arrived.buckets], variables, apply)
         self._arrived = arrived
-        self._variables = variables
-        self._apply = apply
 
     def apply_arrived(self, arrived: _Arrived) -> None:
         self._arrived = arrived
@@ -178,16 +171,23 @@ class GradientReducer(gradients.GradientReducer):
     # --- Partial
 
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+        _, arrived, infos = self._arrive(gradients, variables)
+        for bucket in arrived.buckets:
+            bucket.unpack()
+        return arrived.results(), infos
+
+    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, _Arrived, list[Any]]:
         dense = [self._dense(gradient) for gradient in gradients]
         parameters = [native(variable) for variable in variables]
         name = self._step_name(variables, [parameter.dtype for parameter in parameters])
         try:
-            combined, infos = self._travel(dict(zip(parameters, dense, strict=True)), self._buckets_of(name, variables))
+            buckets = [bucket for bucket, _ in self._buckets_of(name, variables)]
+            infos = self._exchange(dict(zip(parameters, dense, strict=True)), buckets)
         except BaseException:
             # What is under way may go on reading and writing them; the handles keep their memory alive.
             self._buckets.pop(name, None)
             raise
-        return [combined[parameter] for parameter in parameters], infos
+        return name, _Arrived(buckets, parameters), infos
 
     def _buckets_of(self, name: str, variables: list[Any]) -> list[tuple[GradientBucket, list[Any]]]:
         if name not in self._buckets:
@@ -205,22 +205,7 @@ class GradientReducer(gradients.GradientReducer):
 
     # --- Families
 
-    def _types(self, gradients: list[Any], variables: list[Any]) -> list[torch.dtype]:
-        return [native(variable).dtype for variable in variables]
-
-    def _arrive(self, name: str, gradients: list[Any], variables: list[Any]) -> _Arrived:
-        buckets = self._buckets_of(name, variables)
-        own = dict(zip(map(native, variables), map(self._dense, gradients), strict=True))
-        try:
-            self._exchange(own, buckets)
-        except BaseException:
-            self._buckets.pop(name, None)
-            raise
-        return _Arrived([bucket for bucket, _ in buckets], [native(variable) for variable in variables])
-
-    def _family_of(
-        self, name: str, arrived: _Arrived, variables: list[Any], apply: gradients.Apply
-    ) -> gradients.Family:
+    def _family_of(self, arrived: _Arrived, variables: list[Any], apply: gradients.Apply) -> gradients.Family:
         return _Family(self, arrived, variables, apply)
 
     def _apply_first(self, arrived: _Arrived, apply: Callable[[list[Any]], None]) -> None:
@@ -233,32 +218,18 @@ class GradientReducer(gradients.GradientReducer):
         if not infos or not all(info.empty for info in infos):
             apply()
 
-    def _exchange(
-        self, gradients: dict[torch.nn.Parameter, torch.Tensor], buckets: list[tuple[GradientBucket, list[Any]]]
-    ) -> list[Any]:
-        for bucket, _ in buckets:
+    def _exchange(self, gradients: dict[torch.nn.Parameter, torch.Tensor], buckets: list[GradientBucket]) -> list[Any]:
+        for bucket in buckets:
             for parameter in bucket.parameters:
                 bucket.put(parameter, gradients[parameter])
             bucket.arrive(partial(self._start, bucket.name), 1.0)
         infos = []
-        for bucket, _ in buckets:
+        for bucket in buckets:
             handle: Any = bucket.handle
             bucket.wait()
             bucket.handle = None
             infos.append(handle.handle.info())
         return infos
-
-    def _travel(
-        self,
-        gradients: dict[torch.nn.Parameter, torch.Tensor],
-        buckets: list[tuple[GradientBucket, list[Any]]],
-    ) -> tuple[dict[torch.nn.Parameter, torch.Tensor], list[Any]]:
-        infos = self._exchange(gradients, buckets)
-        combined: dict[torch.nn.Parameter, torch.Tensor] = {}
-        for bucket, _ in buckets:
-            bucket.unpack()
-            combined.update(bucket.views)
-        return combined, infos
 
     def _start(self, name: str, wire: torch.Tensor) -> PartialHandle:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.

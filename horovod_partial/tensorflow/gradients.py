@@ -80,13 +80,10 @@ class GradientReducer(gradients.GradientReducer):
     # --- Partial
 
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[RoundInfo]]:
-        wires, members = self._wires(gradients, variables)
-        name = self._step_name(variables, [wire.dtype for wire in wires])
         if self._fusion is not None:
-            planned = self._planned(wires, variables)
-            return self._merge(self._fusion, f"{name}.merged", wires, members, variables, planned)
-        arrived, infos = self._arrive_in_buckets(name, wires, members, variables)
-        results: list[Any] = [None] * len(wires)
+            return self._merge(self._fusion, gradients, variables)
+        _, arrived, infos = self._arrive(gradients, variables)
+        results: list[Any] = [None] * len(gradients)
         for bucket in arrived:
             for i, member, result in zip(bucket.positions, bucket.members, bucket.results, strict=True):
                 results[i] = member.restore(result)
@@ -106,9 +103,9 @@ class GradientReducer(gradients.GradientReducer):
         sizes = [wire.shape.num_elements() * wire.dtype.size for wire in wires]
         return self._plan(variables, [wire.dtype for wire in wires], sizes)
 
-    def _arrive_in_buckets(
-        self, name: str, wires: list[tf.Tensor], members: list[Member], variables: list[Any]
-    ) -> tuple[list[Arrived], list[RoundInfo]]:
+    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, list[Arrived], list[RoundInfo]]:
+        wires, members = self._wires(gradients, variables)
+        name = self._step_name(variables, [wire.dtype for wire in wires])
         arrived, infos = [], []
         spec = self._bucket_spec()
         planned = {f"{name}.{index}": positions for index, positions in enumerate(self._planned(wires, variables))}
@@ -119,22 +116,16 @@ class GradientReducer(gradients.GradientReducer):
             results, info = arrive([wires[i] for i in positions], bucket, self.process_set, spec)
             arrived.append(Arrived(bucket, positions, own, results))
             infos.append(info)
-        return arrived, infos
+        return name, arrived, infos
 
     # --- Families
 
-    def _types(self, gradients: list[Any], variables: list[Any]) -> list[tf.DType]:
-        return [wire.dtype for wire in self._wires(gradients, variables)[0]]
-
-    def _arrive(self, name: str, gradients: list[Any], variables: list[Any]) -> list[Arrived]:
-        return self._arrive_in_buckets(name, *self._wires(gradients, variables), variables)[0]
-
-    def _family_of(self, name: str, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply) -> Family:
+    def _family_of(self, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply) -> Family:
         return Family(self, arrived, variables, apply)
 
     def _apply_first(self, arrived: list[Arrived], apply: Callable[[list[Any]], None]) -> None:
         results, found = take_round(self.process_set, arrived, memory_of(arrived))
-        tf.cond(found, lambda: _done(apply, results), _nothing)
+        tf.cond(found, lambda: _done(lambda: apply(results)), _nothing)
 
     @staticmethod
     def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
@@ -142,17 +133,17 @@ class GradientReducer(gradients.GradientReducer):
             apply()
             return
         nothing = tf.reduce_all(tf.equal(tf.stack([info.empty for info in infos]), 1))
-        tf.cond(nothing, _nothing, lambda: _done(lambda _: apply(), []))
+        tf.cond(nothing, _nothing, lambda: _done(apply))
 
     def _merge(
         self,
         fusion: MergedGradients,
-        name: str,
-        wires: list[tf.Tensor],
-        members: list[Member],
+        gradients: list[Any],
         variables: list[Any],
-        messages: list[list[int]],
     ) -> tuple[list[Any], list[RoundInfo]]:
+        wires, members = self._wires(gradients, variables)
+        name = f"{self._step_name(variables, [wire.dtype for wire in wires])}.merged"
+        messages = self._planned(wires, variables)
         described = [
             Gradient(
                 # By position: Keras numbers its layers through the process.
@@ -213,10 +204,8 @@ class Family(gradients.Family):
     def __init__(
         self, reducer: gradients.GradientReducer, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply
     ) -> None:
-        super().__init__(reducer, [bucket.name for bucket in arrived])
+        super().__init__(reducer, [bucket.name for bucket in arrived], variables, apply)
         self._buckets = [bucket._replace(results=[]) for bucket in arrived]
-        self._variables = variables
-        self._apply = apply
         self._in_training = self._in_flush = self._apply_all
         if not tf.executing_eagerly():
             as_it_is = {"_noinline": True}
@@ -232,7 +221,7 @@ class Family(gradients.Family):
     def _apply_all(self, memory: list[tf.Tensor]) -> None:
         def another(_: tf.Tensor, *memory: tf.Tensor) -> list[tf.Tensor]:
             results, found = take_round(self.process_set, self._buckets, memory)
-            tf.cond(found, lambda: _done(lambda results: self._apply(results, self._variables), results), _nothing)
+            tf.cond(found, lambda: _done(lambda: self._apply(results, self._variables)), _nothing)
             # TensorFlow keeps side effects in order within an iteration only, and the next one begins with this answer.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
@@ -247,9 +236,9 @@ def _nothing() -> tf.Tensor:
     return tf.constant(0)
 
 
-def _done(apply: Callable[[list[Any]], None], gradients: list[Any]) -> tf.Tensor:
+def _done(apply: Callable[[], None]) -> tf.Tensor:
     """The one in which something is."""
-    apply(gradients)
+    apply()
     return tf.constant(1)
 
 

@@ -31,8 +31,6 @@ def follow_rounds(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
     results are unscaled: `unscale_` waits for them, and `step` is the optimizer's, which skips each round whose result is
     not finite, on every rank alike. `update` moves the scale once for each round.
     """
-    if not scaler.is_enabled():
-        return
     followers: Followers | None = getattr(scaler, "_horovod_partial_followers", None)
     if followers is None:
         followers = weakref.WeakKeyDictionary()

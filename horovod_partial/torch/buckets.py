@@ -164,6 +164,23 @@ class GradientBucket:
         self.missing = set(self.parameters)
 
 
+def take_round(buckets: Sequence[GradientBucket], process_set: int) -> bool:
+    """Let the views have the oldest round of a family that this rank has not taken; False if there is none.
+
+    A round without any gradient, as a flush may have, is passed over: a step with zeros would move weights by momentum and
+    decay. A bucket without a result of its own counts as zeros, on every rank.
+    """
+    names = [bucket.name for bucket in buckets]
+    addresses = [bucket.wire_address() for bucket in buckets]
+    while (gradients := runtime.take_round(process_set, names, addresses)) is not None:
+        if gradients > 0:
+            for bucket in buckets:
+                bucket.empty = False
+                bucket.unpack()
+            return True
+    return False
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     if tensor.numel() == 0:
         return True

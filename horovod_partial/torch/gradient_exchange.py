@@ -286,7 +286,6 @@ class GradientExchange(Exchange):
                 bucket.reset()
             for parameter in self._passes_left:
                 self._passes_left[parameter] = self._passes
-            self._shown = []
             self._has_result = self._take_round() if self._replays else self._take_results()
             self.synchronized = True
             if not all(unchanged) and not self._has_told:
@@ -307,21 +306,11 @@ class GradientExchange(Exchange):
         return any(not bucket.empty for bucket in self.buckets) or not self.buckets
 
     def _take_round(self) -> bool:
-        """Let the gradients be the oldest round's that this rank has not taken; False if there is none.
-
-        A round without any gradient, as a flush may have, is no update: a step with zeros would move weights by momentum
-        and decay.
-        """
-        names, addresses = self.family, [bucket.wire_address() for bucket in self.buckets]
-        while (taken := runtime.take_round(self.process_set.process_set_id, names, addresses)) is not None:
-            if taken[1] == 0:
-                continue
-            for bucket in self.buckets:
-                bucket.empty = False  # without a result of its own it counts as zeros, on every rank
-                bucket.unpack()
-                bucket.show(self._frozen)
-            return True
-        return False
+        """Let the gradients be the oldest round's that this rank has not taken; False if there is none."""
+        taken = buckets.take_round(self.buckets, self.process_set.process_set_id)
+        for bucket in self.buckets if taken else ():
+            bucket.show(self._frozen)
+        return taken
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         loss = None

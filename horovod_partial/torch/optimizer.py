@@ -10,7 +10,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
-from horovod_partial import bucket_config, policies
+from horovod_partial import policies
 from horovod_partial.exchange.arguments import (
     check_about_rounds,
     check_compression,
@@ -189,7 +189,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             "gradient_predivide_factor": gradient_predivide_factor,
             "max_staleness": max_staleness,
             "missed": "replay" if missed == "auto" else missed,
-            "replay_limit": bucket_config.REPLAY_LIMIT if replay_limit is None else replay_limit,
+            "replay_limit": replay_limit,
             "divisor": divisor,
             "grace_ms": grace_ms,
         },

@@ -16,7 +16,7 @@ import torch
 from harness.buckets import completed
 from harness.designs import pairwise
 from harness.matrix import FRONT_END
-from harness.world import World, delay
+from harness.world import World, delay, paced
 
 import horovod_partial.torch as hvd
 from horovod_partial.torch.operations import runtime
@@ -141,14 +141,7 @@ class Training:
 def test_replicas_are_equal(world: World, optimizer: str, case: dict[str, Any]) -> None:
     print(f"pairwise design from seed {SEED}")
     training = Training(world, optimizer, case)
-    rng = world.random()
-    rng.seed(rng.randrange(2**32) + world.rank)
-    slow = world.rank == 1
-    for _ in range(6 if case["ends_early"] and slow else 12):
-        if case["delays"] == "random":
-            delay(rng)
-        else:
-            time.sleep(0.008 if slow else 0.002)
+    for _ in paced(world, case["delays"], ends_early=case["ends_early"]):
         training.step()
     training.check()
 

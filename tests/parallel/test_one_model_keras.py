@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any
 
 import keras
@@ -12,7 +11,7 @@ import pytest
 from harness.designs import pairwise
 from harness.keras_training import MAKERS, MAKERS_OF_MAKERS, batch, make_model, stepper
 from harness.matrix import keras_front_end
-from harness.world import World, delay
+from harness.world import World, paced
 
 import horovod_partial.keras as hvd
 
@@ -83,14 +82,7 @@ def test_replicas_are_equal(world: World, maker: str, case: dict[str, Any]) -> N
     optimizer = hvd.DistributedOptimizer(optimizer, sync=case["policy"], groups=case["buckets"])
     graph = case["graph"] and keras.backend.backend() == "tensorflow"
     step = stepper(model, optimizer, graph=graph)
-    rng = world.random()
-    rng.seed(rng.randrange(2**32) + world.rank)
-    slow = world.rank == 1
-    for number in range(6 if case["ends_early"] and slow else 12):
-        if case["delays"] == "random":
-            delay(rng)
-        else:
-            time.sleep(0.008 if slow else 0.002)
+    for number in paced(world, case["delays"], ends_early=case["ends_early"]):
         step(*batch(world.rank, number))
     optimizer.flush()
     hvd.assert_replicas_equal(model, optimizer)
