@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from horovod_partial import _core, policies
@@ -29,11 +30,14 @@ def arguments(
     replay_limit: int | None = None,
     weights: str = "uniform",
     weight_parameter: float = 1.0,
+    members: Sequence[str] = (),
+    agreed: Sequence[str] = (),
 ) -> _core.BucketSpec:
     """All that a bucket is declared with, but for its tensor.
 
     `None` stands for the setting, or for the default where there is none; as `size` it is Horovod's answer for a process set
-    that it does not know.
+    that it does not know. `members` says what lies in the bucket, as `member` does, and `agreed` in words what else must be the
+    same on all ranks: round 0 compares both.
 
     Raises:
         ValueError: an argument is out of its range, or the process set is not registered.
@@ -57,6 +61,7 @@ def arguments(
         words.append(f"replay_limit={replay_limit}")
     if average:
         words.append(f"divisor={divisor}")
+    words += agreed
     policy = sync.to_core(size).replace(max_staleness=staleness, description=" ".join(words))
     if not isinstance(grace, str):  # the core's default is "auto"
         policy = policy.replace(grace_seconds=grace / 1e3)
@@ -69,9 +74,15 @@ def arguments(
         replay_limit=replay_limit,
         weights=weights,
         weight_parameter=weight_parameter,
+        members=list(members),
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor / size if average and divisor == "ranks" else postscale_factor,
     )
+
+
+def member(name: str, shape: Sequence[int]) -> str:
+    """A tensor in a bucket, as errors call it."""
+    return f"{name} ({', '.join(map(str, shape))})"
 
 
 def check_rounds(max_staleness: int | None, grace_ms: float | str | None, divisor: str) -> tuple[int, float | str]:

@@ -295,8 +295,7 @@ class Runtime:
 
     def unsettled(self, process_set: int) -> set[str]:
         """The buckets of optimizers in which this rank has something pending, or has missed results."""
-        raw = self.statistics(process_set)
-        return {name for name, of in raw.items() if of["owned"] and (of["pending"] or of["missed_rounds"])}
+        return {name for name, of in self.statistics(process_set).items() if of["unsettled"]}
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         try:

@@ -69,6 +69,7 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   process_set_id_ = process_set_id;
   process_set_ = &state.process_set_table.Get(process_set_id);
   communicators_ = std::make_unique<GroupCommunicators>(state, *process_set_, rank_, size_);
+  if (coordinator_ != nullptr) coordinator_->SetWholeJob(process_set_id == 0);
   if (coordinator_ != nullptr && process_set_id == 0 && !decision_log_path_.empty()) {
     decision_file_.open(decision_log_path_);
     if (!decision_file_) Log(LogLevel::kWarning, rank_, "cannot write the decision log " + decision_log_path_);

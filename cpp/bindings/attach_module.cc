@@ -137,7 +137,7 @@ struct Snapshot {
     bool pending;       // on this rank
     int missed_rounds;  // on this rank
     Round completed;    // rounds that have ended on this rank
-    bool owned;
+    bool unsettled;     // it is there for an optimizer, and has gradients here that are pending or were missed
   };
   std::vector<Entry> buckets;
   std::map<std::string, Coordinator::Offsets> offsets;      // by bucket, on rank 0
@@ -154,8 +154,9 @@ Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
   for (const auto& bucket : session->engine().Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const Bucket& core = bucket->core;
+    const bool unsettled = bucket->owner != nullptr && (core.HasPending() || core.missed_gradients() > 0);
     snapshot.buckets.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(),
-                                core.missed_rounds(), core.completed(), bucket->owner != nullptr});
+                                core.missed_rounds(), core.completed(), unsettled});
   }
   snapshot.offsets = session->ArrivalOffsets();
   snapshot.unconnected_windows = session->UnconnectedWindows();
@@ -165,7 +166,7 @@ Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
 py::dict Statistics(const std::string& library, std::int32_t process_set) {
   const Snapshot snapshot = TakeSnapshot(library, process_set);
   py::dict result;
-  for (const auto& [name, statistics, bytes_held, pending, missed_rounds, completed, owned] : snapshot.buckets) {
+  for (const auto& [name, statistics, bytes_held, pending, missed_rounds, completed, unsettled] : snapshot.buckets) {
     py::dict description = Describe(statistics);
     description["waited_seconds"] = statistics.waited_seconds;
     description["groups_made"] = statistics.groups_made;
@@ -176,7 +177,7 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
     description["pending"] = pending;
     description["missed_rounds"] = missed_rounds;
     description["completed"] = completed;
-    description["owned"] = owned;
+    description["unsettled"] = unsettled;
     if (const auto found = snapshot.offsets.find(name); found != snapshot.offsets.end()) {
       const Coordinator::Offsets& offsets = found->second;
       py::list means;

@@ -123,12 +123,15 @@ class Bucket {
   bool HasUnannounced() const { return incoming_gradients_ > 0; }
   bool HasMissed() const { return !missed_.empty(); }
   int missed_rounds() const { return missed_.rounds(); }
+  int missed_gradients() const { return missed_.gradients(); }
   int summed() const { return missed_.summed(); }  // missed rounds that had to be added to others
   // With kReplay: rounds whose results the application has not taken, and how many of them come as one.
   int untaken() const { return missed_.rounds() + (held_ ? 1 : 0); }
   int oldest_rounds() const { return held_ ? 1 : missed_.oldest_rounds(); }
   // Rounds whose results the application has taken, or could have.
   Round taken() const { return options_.missed == Missed::kReplay ? completed_ - untaken() : completed_; }
+  // MissedResults::BeTaken.
+  void BeTaken(bool being_taken) { missed_.BeTaken(being_taken); }
   bool full() const { return options_.missed == Missed::kReplay && untaken() >= options_.replay_limit; }
   Round completed() const { return completed_; }  // rounds that have ended here
   const Closing& last() const { return last_; }   // the round that runs, or ran last

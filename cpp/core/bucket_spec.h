@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "core/fields.h"
 #include "core/missed.h"
@@ -50,12 +51,14 @@ struct BucketSpec : Handling {
   Policy policy;
   double prescale_factor = 1;
   double postscale_factor = 1;
+  std::vector<std::string> members;  // what lies in the tensor, each with its shape, in the user's words
 
   template <class Self>
   static auto Fields(Self& self) {
-    return std::tuple_cat(Handling::Fields(self),
-                          std::make_tuple(Named("policy", self.policy), Named("prescale_factor", self.prescale_factor),
-                                          Named("postscale_factor", self.postscale_factor)));
+    return std::tuple_cat(
+        Handling::Fields(self),
+        std::make_tuple(Named("policy", self.policy), Named("prescale_factor", self.prescale_factor),
+                        Named("postscale_factor", self.postscale_factor), Named("members", self.members)));
   }
   bool operator==(const BucketSpec& other) const { return Fields(*this) == Fields(other); }
 };

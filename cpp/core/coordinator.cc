@@ -49,6 +49,11 @@ bool Coordinator::Bucket::Full() const {
                      [](Report::Backlog each) { return each != Report::Backlog::kNone; });
 }
 
+std::string Coordinator::Bucket::Title(const std::string& name) const {
+  if (declaration) return TitleOf(name, declaration->members);
+  return declared.empty() ? name : TitleOf(name, declared.begin()->second.members);
+}
+
 Time Coordinator::Bucket::Grace() const {
   return policy().grace == Policy::kAutomaticGrace ? grace.Estimate() : policy().grace;
 }
@@ -245,6 +250,20 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
   return anybody_ended;
 }
 
+// Rule 12. Each rank waits for us or for Horovod as a whole, and what waits for us will not close: round 0 of a bucket
+// that others do not use, or a flush to which others do not come.
+bool Coordinator::RanksWaitForEachOther() const {
+  if (!whole_job_ || AnythingRuns()) return false;
+  for (Rank rank = 0; rank < size_; ++rank) {
+    const RankLevel& level = levels_[Index(rank)];
+    const bool waits = level.flush != Report::Flush::kNone || level.absent || level.waiting;
+    if (!joined_[Index(rank)] && !waits) return false;
+  }
+  return flush_since_ != kNever || std::any_of(buckets_.begin(), buckets_.end(), [](const auto& item) {
+           return !item.second.declaration && item.second.HasArrival();
+         });
+}
+
 Report::Flush Coordinator::FlushOfAll() const {
   if (flush_since_ == kNever) return Report::Flush::kNone;  // in most cycles nobody flushes
   bool everybody_ends = true;
@@ -282,6 +301,56 @@ std::string Coordinator::DisagreementOf(const Bucket& bucket) const {
     if (!text.empty()) return text;
   }
   return {};
+}
+
+// What a rank that waits as a whole waits for.
+std::string Coordinator::WaitOf(Rank rank) const {
+  const RankLevel& level = levels_[Index(rank)];
+  if (level.flush == Report::Flush::kFlushing) return "in a flush";
+  if (level.flush == Report::Flush::kEnding) return "at the end of the program";
+  for (const auto& [name, bucket] : buckets_) {
+    if (!bucket.arrivals[Index(rank)].present) continue;
+    const auto declared = bucket.declared.find(rank);
+    const Declaration& said = declared == bucket.declared.end() ? *bucket.declaration : declared->second;
+    return "in round " + std::to_string(bucket.round) + " of " + TitleOf(name, said.members) + " (" +
+           said.policy.description + ")";
+  }
+  return "in a collective of Horovod's own, or of another process set";
+}
+
+// All that a rank has brought to buckets of which no round has closed, in the order of the model: buckets are in that
+// of backward.
+std::vector<std::string> Coordinator::DeclaredBy(Rank rank) const {
+  std::vector<std::string> members;
+  for (auto it = buckets_.rbegin(); it != buckets_.rend(); ++it) {
+    const Bucket& bucket = it->second;
+    const auto declared = bucket.declared.find(rank);
+    if (bucket.declaration || declared == bucket.declared.end()) continue;
+    members.insert(members.end(), declared->second.members.begin(), declared->second.members.end());
+  }
+  return members;
+}
+
+std::string Coordinator::DescribeDeadlock() const {
+  std::map<std::string, std::string> ranks;  // by what they wait for
+  for (Rank rank = 0; rank < size_; ++rank)
+    if (!joined_[Index(rank)]) ranks[WaitOf(rank)] += " " + std::to_string(rank);
+  std::string text = "Ranks wait for each other:";
+  for (const auto& [wait, who] : ranks) {
+    text += text.back() == ':' ? " " : "; ";
+    text += (who.find(' ', 1) == std::string::npos ? "rank" + who + " waits " : "ranks" + who + " wait ") + wait;
+  }
+  std::string difference;
+  for (Rank first = 0; first < size_ && difference.empty(); ++first) {
+    for (Rank second = first + 1; second < size_ && difference.empty(); ++second) {
+      const auto one = DeclaredBy(first), other = DeclaredBy(second);
+      if (one.empty() || other.empty()) continue;
+      difference = FirstDifference("rank " + std::to_string(first), one, "rank " + std::to_string(second), other);
+    }
+  }
+  if (!difference.empty()) text += ". They differ first where " + difference;
+  return text +
+         ". Use the same policy, layers and groups on every rank, and call flush() and other collectives on every rank";
 }
 
 std::vector<bool> Coordinator::Active(const Bucket& bucket) const {
@@ -364,6 +433,7 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
   closing.round = bucket.round;
   closing.reason = reason;
   closing.groups = std::move(groups);
+  deadlocked_since_ = kNever;  // something moves
   closing.flushes = unflushed_.erase(name) > 0;
   if (closing.flushes && unflushed_.empty()) closing.flush_over = flush_;
   const bool flush = bucket.declaration && bucket.policy().grouped() && !bucket.HasArrival();
@@ -414,6 +484,18 @@ Closing Coordinator::End(const std::string& name, Bucket& bucket, Time now) {
   return closing;
 }
 
+// Every bucket, used or waited for, fails on all ranks, and their flushes with it.
+std::vector<Closing> Coordinator::RefuseAll(Time now) {
+  const std::string text = DescribeDeadlock();
+  std::vector<Closing> closings;
+  for (auto& [name, bucket] : buckets_) {
+    if (!bucket.declaration && !bucket.HasArrival()) continue;
+    closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, {}, now));
+    closings.back().error = text;
+  }
+  return closings;
+}
+
 std::vector<Closing> Coordinator::Decide(Time now) {
   ForgetEnded();
   const auto since = [now](bool state, Time before) { return state ? std::min(before, now) : kNever; };
@@ -421,6 +503,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   flush_since_ = since(std::any_of(levels_.begin(), levels_.end(),
                                    [](const RankLevel& level) { return level.flush != Report::Flush::kNone; }),
                        flush_since_);
+  deadlocked_since_ = since(RanksWaitForEachOther(), deadlocked_since_);
   again_ = flush_since_ != kNever && AnythingRuns();
   const Report::Flush flush = FlushOfAll();
   // A rank that has given its flush up ends it for all, and the next one begins anew.
@@ -437,6 +520,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     stuck_since_ = kNever;
     if (!closings.empty()) return closings;
   }
+  if (deadlocked_since_ != kNever && now - deadlocked_since_ >= kDeadlockAfter) return RefuseAll(now);
   for (auto& [name, bucket] : buckets_) {
     const bool ready_groups = bucket.ready_groups && !bucket.WantsEverybody();
     if (ready_groups && bucket.HasArrival() && !bucket.Running()) {
@@ -498,6 +582,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
 Time Coordinator::NextDeadline() const {
   if (again_) return Time::min();
   Time earliest = stuck_since_ == kNever ? kNever : stuck_since_ + kAbandonAfter;
+  if (deadlocked_since_ != kNever) earliest = std::min(earliest, deadlocked_since_ + kDeadlockAfter);
   for (const auto& [name, bucket] : buckets_) {
     if (bucket.declaration && bucket.satisfied != kNever)
       earliest = std::min(earliest, bucket.satisfied + bucket.Grace());
@@ -518,13 +603,14 @@ std::string Coordinator::DescribeWaits(Time oldest) const {
   std::ostringstream text;
   for (const auto& [name, bucket] : buckets_) {
     if (!bucket.HasArrival() || bucket.first_arrival > oldest) continue;
-    text << (text.tellp() > 0 ? "\n" : "") << "round " << bucket.round << " of " << name << " waits for ranks";
+    text << (text.tellp() > 0 ? "\n" : "") << "round " << bucket.round << " of " << bucket.Title(name)
+         << " waits for ranks";
     for (Rank rank = 0; rank < size_; ++rank)
       if (!bucket.arrivals[Index(rank)].present && !joined_[Index(rank)]) text << ' ' << rank;
   }
   for (const auto& [name, bucket] : buckets_) {
     if (bucket.retired_since > oldest) continue;
-    text << (text.tellp() > 0 ? "\n" : "") << name << ", which other ranks use no more, waits for ranks";
+    text << (text.tellp() > 0 ? "\n" : "") << bucket.Title(name) << ", which other ranks use no more, waits for ranks";
     for (const auto& [rank, device] : bucket.devices)
       if (!bucket.retired[Index(rank)] && !joined_[Index(rank)]) text << ' ' << rank;
   }

@@ -26,7 +26,13 @@ class Coordinator {
   // needs the ended ones and will never run. They leave, and Horovod fails the others, as it does without us.
   static constexpr Time kAbandonAfter = std::chrono::seconds(10);
 
+  // Ranks of which each waits for another one, for this long, will wait for ever: what waits fails on all of them.
+  static constexpr Time kDeadlockAfter = std::chrono::seconds(20);
+
   explicit Coordinator(int size);
+
+  // These are all ranks of the job, so that nobody else can end a wait of theirs.
+  void SetWholeJob(bool whole_job) { whole_job_ = whole_job; }
 
   void Observe(Rank rank, const Report& report, Time now);
   // Joined ranks (hvd.join) get no more data to send: Horovod sends zeros for them. What had arrived of them arrives
@@ -116,6 +122,7 @@ class Coordinator {
     bool Draining() const;
     bool Full() const;
     Time Grace() const;
+    std::string Title(const std::string& name) const;
   };
 
   // Decisions, each a pure function of the state. None closes unless somebody has arrived.
@@ -130,10 +137,14 @@ class Coordinator {
   bool CannotCome(const Bucket& bucket, Rank rank) const { return Absent(bucket, rank) || bucket.waiting[Index(rank)]; }
   Report::Flush FlushOfAll() const;
   bool OnlyBlockedRanksAreLeft() const;
+  bool RanksWaitForEachOther() const;
   bool AnythingRuns() const;
   bool Uses(Rank rank) const;
   bool Ends(const Bucket& bucket) const;
   std::string DisagreementOf(const Bucket& bucket) const;
+  std::string DescribeDeadlock() const;
+  std::string WaitOf(Rank rank) const;
+  std::vector<std::string> DeclaredBy(Rank rank) const;
 
   std::vector<bool> Active(const Bucket& bucket) const;
   std::vector<Rank> InOrderOfArrival(const Bucket& bucket) const;
@@ -145,6 +156,7 @@ class Coordinator {
   void BeginFlush(Report::Flush flush);
   void ForgetEnded();
   Closing End(const std::string& name, Bucket& bucket, Time now);
+  std::vector<Closing> RefuseAll(Time now);
   void RecordOffset(Bucket& bucket, Rank rank, Time offset);
   void Begin(Bucket& bucket, Closing& closing) const;
   Partition FormGroups(Bucket& bucket, Time now);
@@ -154,6 +166,7 @@ class Coordinator {
   }
 
   const int size_;
+  bool whole_job_ = false;
   std::vector<bool> joined_;
   std::vector<RankLevel> levels_;
   std::map<std::string, Bucket> buckets_;
@@ -161,9 +174,10 @@ class Coordinator {
   // All ranks flush, or leave: buckets that have had no closing since.
   Report::Flush flush_ = Report::Flush::kNone;
   std::set<std::string> unflushed_;
-  Time flush_since_ = kNever;  // since when some rank has waited in a flush
-  Time stuck_since_ = kNever;  // since when only blocked ranks are left
-  bool again_ = false;         // the last Decide left something for the next, which no news will announce
+  Time flush_since_ = kNever;       // since when some rank has waited in a flush
+  Time stuck_since_ = kNever;       // since when only blocked ranks are left
+  Time deadlocked_since_ = kNever;  // since when ranks wait for each other
+  bool again_ = false;              // the last Decide left something for the next, which no news will announce
 };
 
 }  // namespace horovod_partial

@@ -74,6 +74,7 @@ Replay ReplayDecisions(std::istream& in) {
   std::getline(in, line);
   if (line.compare(0, std::string(kHeader).size(), kHeader) != 0) throw std::runtime_error("not a decision log");
   Coordinator coordinator(std::stoi(line.substr(std::string(kHeader).size())));
+  coordinator.SetWholeJob(true);
   Replay replay;
   while (std::getline(in, line)) {
     std::istringstream words(line);

@@ -33,6 +33,10 @@ std::string Disagreement(const std::string& first, const Declaration& one, const
     return std::string("Mismatched data types: One rank had type ") + NameOf(one.type) +
            ", but another rank had type " + NameOf(other.type) + "." + who;
   }
+  if (one.members != other.members) {
+    return "Mismatched members of a bucket: " + FirstDifference(first, one.members, second, other.members) +
+           ". Use the same layers, in the same order, on every rank.";
+  }
   if (one.shape != other.shape) {
     return "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape " + ShapeOf(one) +
            ", but another rank sent a tensor of shape " + ShapeOf(other) + "." + who;
@@ -46,6 +50,23 @@ std::string Disagreement(const std::string& first, const Declaration& one, const
            ", but another rank specified device " + DeviceOf(other) + "." + who;
   }
   return {};
+}
+
+std::string FirstDifference(const std::string& first, const std::vector<std::string>& one, const std::string& second,
+                            const std::vector<std::string>& other) {
+  std::size_t at = 0;
+  while (at < one.size() && at < other.size() && one[at] == other[at]) ++at;
+  if (at == one.size() && at == other.size()) return {};
+  const auto member = [at](const std::vector<std::string>& members) {
+    return at < members.size() ? members[at] : "no more";
+  };
+  return second + " has " + member(other) + " instead of " + member(one) + " of " + first;
+}
+
+std::string TitleOf(const std::string& bucket, const std::vector<std::string>& members) {
+  if (members.empty()) return bucket;
+  const std::string others = members.size() == 1 ? "" : " and " + std::to_string(members.size() - 1) + " more";
+  return bucket + " [" + members.front() + others + "]";
 }
 
 }  // namespace horovod_partial

@@ -22,12 +22,13 @@ struct Declaration {
       Memory::kHost;  // where the rank's tensor lies: ranks may name different devices, but not host and device
   double prescale_factor = 1;
   double postscale_factor = 1;
+  std::vector<std::string> members = {};  // as in BucketSpec
 
   template <class Self>
   static auto Fields(Self& self) {
     return std::make_tuple(Named("policy", self.policy), Named("type", self.type), Named("shape", self.shape),
                            Named("device", self.device), Named("prescale_factor", self.prescale_factor),
-                           Named("postscale_factor", self.postscale_factor));
+                           Named("postscale_factor", self.postscale_factor), Named("members", self.members));
   }
   bool operator==(const Declaration& other) const { return Fields(*this) == Fields(other); }
 };
@@ -36,5 +37,12 @@ struct Declaration {
 // say whose they are, as "rank 0".
 std::string Disagreement(const std::string& first, const Declaration& one, const std::string& second,
                          const Declaration& other);
+
+// Where two lists of members part first; empty if nowhere.
+std::string FirstDifference(const std::string& first, const std::vector<std::string>& one, const std::string& second,
+                            const std::vector<std::string>& other);
+
+// A bucket as a user knows it: by what lies in it, if that has names.
+std::string TitleOf(const std::string& bucket, const std::vector<std::string>& members);
 
 }  // namespace horovod_partial

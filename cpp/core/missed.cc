@@ -5,8 +5,8 @@
 namespace horovod_partial {
 
 void MissedResults::Push(Buffer& result, int gradients, DataType type, std::size_t elements) {
-  if (mode_ == Missed::kReplay) MakeRoom(type, elements);
-  if (static_cast<int>(results_.size()) < limit_) {
+  if (mode_ == Missed::kReplay && !being_taken_) MakeRoom(type, elements);
+  if (being_taken_ || static_cast<int>(results_.size()) < limit_) {
     results_.push_back({std::exchange(spare_, {}), 1, gradients});
     std::swap(results_.back().sum, result);
     return;
@@ -24,7 +24,8 @@ void MissedResults::Push(Buffer& result, int gradients, DataType type, std::size
 
 void MissedResults::PushEmpty() { results_.push_back({{}, 1, 0}); }
 
-// The two oldest become one. An empty round may have made them more than the limit.
+// The two oldest become one. They may be more than the limit: by an empty round, or by those that came while the oldest
+// were being taken.
 void MissedResults::MakeRoom(DataType type, std::size_t elements) {
   while (static_cast<int>(results_.size()) >= limit_ && results_.size() > 1) {
     Result oldest = Pop();
@@ -55,6 +56,12 @@ int MissedResults::rounds() const {
   int rounds = 0;
   for (const Result& result : results_) rounds += result.rounds;
   return rounds;
+}
+
+int MissedResults::gradients() const {
+  int gradients = 0;
+  for (const Result& result : results_) gradients += result.gradients;
+  return gradients;
 }
 
 int MissedResults::oldest_rounds() const { return results_.empty() ? 0 : results_.front().rounds; }

@@ -46,10 +46,14 @@ class MissedResults {
   // Keeps the numbers of the rounds, without their results.
   void MakeEmpty();
   void Clear() { results_.clear(); }
+  // With kReplay: the oldest are being taken in all buckets of a family, one bucket after the other, and until then
+  // they are not added to others.
+  void BeTaken(bool being_taken) { being_taken_ = being_taken; }
 
   bool empty() const { return results_.empty(); }
   int rounds() const;                     // how many rounds' results are in here
   int oldest_rounds() const;              // and in the oldest of them
+  int gradients() const;                  // in all of them
   int summed() const { return summed_; }  // with kReplay: rounds that had to be added to others, ever
   std::size_t bytes() const;              // of storage
 
@@ -60,6 +64,7 @@ class MissedResults {
   int limit_;
   std::deque<Result> results_;
   Buffer spare_;
+  bool being_taken_ = false;
   int summed_ = 0;
 };
 

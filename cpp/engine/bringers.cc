@@ -306,8 +306,11 @@ Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, 
   };
   const bool somebody_absent = std::any_of(states.begin(), states.end(), [](const auto& i) { return i.second.absent; });
   cover(away.waiting, (anybody && all_away) || all_silent);
-  cover(away.absent,
-        (all_away && (flushes || (anybody && somebody_absent))) || (all_silent && !away.absent.names.empty()));
+  // A rank that has come to no bucket yet, as where another policy was asked for, has no bringers.
+  const bool out_before_training =
+      buckets_.empty() && foreign_since != kNever && passed(foreign_since + thresholds.silence);
+  cover(away.absent, (all_away && (flushes || (anybody && somebody_absent) || out_before_training)) ||
+                         (all_silent && !away.absent.names.empty()));
   return away;
 }
 

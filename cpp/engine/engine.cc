@@ -34,8 +34,13 @@ bool BucketConfig::operator==(const BucketConfig& other) const {
 }
 
 Declaration SharedBucket::declaration() const {
-  return {config.spec.policy,          config.type, config.shape, config.memory->device(), config.spec.prescale_factor,
-          config.spec.postscale_factor};
+  return {config.spec.policy,
+          config.type,
+          config.shape,
+          config.memory->device(),
+          config.spec.prescale_factor,
+          config.spec.postscale_factor,
+          config.spec.members};
 }
 
 Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds, std::shared_ptr<Bringers> bringers)
@@ -209,13 +214,15 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
   return operation;
 }
 
-// As one; 0 if no round has ended in all of them, or none that the flush which this rank is in allows.
-int Engine::RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& family) const {
+// As one; 0 if no round has ended in all of them, or none that the flush which this rank is in allows. Who takes them
+// finds them as they are here: others may end meanwhile, and would be added up.
+int Engine::RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& family, bool takes) const {
   int rounds = 1;
   int least = std::numeric_limits<int>::max();
   Round before = kForEver;  // so many rounds may be taken, by the flush
   for (const auto& bucket : family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (takes) bucket->core.BeTaken(true);
     rounds = std::max(rounds, bucket->core.oldest_rounds());
     least = std::min(least, bucket->core.untaken());
     if (flush_bounds_) before = std::min(before, bucket->flush_end - bucket->core.taken());
@@ -223,7 +230,7 @@ int Engine::RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& famil
   return !family.empty() && rounds <= least && rounds <= before ? rounds : 0;
 }
 
-bool Engine::HasRound(const Family& family) const { return RoundsToTake(FindAll(family)) > 0; }
+bool Engine::HasRound(const Family& family) const { return RoundsToTake(FindAll(family), false) > 0; }
 
 // Without the locks of all members at once: meanwhile rounds can only be added, behind those that are there.
 std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) {
@@ -231,14 +238,16 @@ std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) 
   for (const Member& member : family) names.push_back(member.bucket);
   const auto buckets = FindAll(names);
   TakenRounds taken;
-  taken.rounds = RoundsToTake(buckets);
-  if (taken.rounds == 0) return std::nullopt;
+  taken.rounds = RoundsToTake(buckets, true);
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     std::lock_guard<std::mutex> lock(buckets[i]->mutex);
+    buckets[i]->core.BeTaken(false);
+    if (taken.rounds == 0) continue;
     if (!buckets[i]->poison.empty()) throw EngineError(buckets[i]->poison);
     if (buckets[i]->core.full()) news_ = true;  // the others may wait for this
     taken.gradients += buckets[i]->core.TakeRounds(taken.rounds, family[i].output);
   }
+  if (taken.rounds == 0) return std::nullopt;
   if (taken.rounds > 1 && !has_warned_.exchange(true)) {
     Log(LogLevel::kWarning, rank_,
         "this rank was blocked, in a collective of Horovod's or a wait for another optimizer, while others trained: " +
@@ -357,6 +366,7 @@ void Engine::Flushing::Begin() {
   over_ = engine_.size_ == 1 || engine_.in_use_ == 0;
   if (over_) return;
   engine_.flush_result_.reset();
+  engine_.flush_refusal_.clear();
   ++engine_.flush_number_;
   engine_.flush_ = kind_;
   engine_.waits_in_ = kind_;
@@ -378,6 +388,7 @@ bool Engine::Flushing::Wait() {
       continue;
     }
     if (!engine_.flush_error_.empty()) throw EngineError(engine_.flush_error_);
+    if (!engine_.flush_refusal_.empty()) throw EngineError(engine_.flush_refusal_);
     const std::uint64_t seen = engine_.flush_events_;
     lock.unlock();
     if (std::any_of(drained_.begin(), drained_.end(), has_round)) return true;
@@ -402,7 +413,7 @@ void Engine::StopFlushing() {
 void Engine::EndFlush() {
   const Report::Flush over = std::exchange(flush_over_, Report::Flush::kNone);
   if (flush_closed_ != flush_number_) return;  // that flush was given up, and another one waits
-  if (flush_error_.empty()) flush_result_ = over;
+  if (flush_error_.empty() && flush_refusal_.empty()) flush_result_ = over;
 }
 
 void Engine::Flush() { Flushing(*this, Report::Flush::kFlushing, {}).Wait(); }
@@ -532,10 +543,14 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     const bool round = closing.error.empty() && !joined;
     if (round && closing.flush_over != Report::Flush::kNone) flush_over = closing.flush_over;
     const auto bucket = Find(closing.bucket);
-    if (bucket == nullptr) continue;
+    if (bucket == nullptr) {
+      TellOfRefusal(closing.error);
+      continue;
+    }
     Calls calls;
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!closing.error.empty()) {
+      if (bucket->operation == nullptr) TellOfRefusal(closing.error);
       Refuse(*bucket, closing.error, calls);
       continue;
     }
@@ -615,11 +630,22 @@ void Engine::ReleaseFlush() {
   if (flush_ != Report::Flush::kNone) CloseFlush(flush_number_, flush_);
 }
 
-// Under the bucket's lock: what has arrived fails, and the name is free again, on every rank.
+// Under the bucket's lock: what has arrived fails, and the name is free again, on every rank. A flush that waits here
+// cannot deliver what was pending.
 void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
-  if (bucket.core.declared()) --in_use_;
+  if (bucket.core.declared()) {
+    --in_use_;
+    std::lock_guard<std::mutex> lock(flush_mutex_);
+    if (flush_ != Report::Flush::kNone) flush_refusal_ = error;
+    TellFlush();
+  }
   Fail(bucket, error, calls);
   Forget(bucket);
+}
+
+// Where nobody waits in a bucket, nobody gets its error; the rank may wait elsewhere because of it.
+void Engine::TellOfRefusal(const std::string& error) {
+  if (!error.empty() && std::exchange(told_, error) != error) Log(LogLevel::kError, rank_, error);
 }
 
 void Engine::Done(SharedBucket& bucket, Operation& operation, Calls& calls) {

@@ -197,7 +197,7 @@ class Engine {
                                     std::function<void(const Operation&)> on_done, const Caller& caller);
   bool DeliverFamily(const Family& family);
   std::vector<std::shared_ptr<SharedBucket>> FindAll(const Family& names) const;
-  int RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& family) const;
+  int RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& family, bool takes) const;
   Bringers::Away Away(Time now, Time foreign_since);
   void ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls);
   void ArriveOrFail(SharedBucket& bucket, Calls& calls);
@@ -210,6 +210,7 @@ class Engine {
   void Fail(SharedBucket& bucket, const std::string& error, Calls& calls);
   std::string WhyItFailed(const SharedBucket& bucket, const std::exception& error) const;
   void StopAwaiting(SharedBucket& bucket);
+  void TellOfRefusal(const std::string& error);
   void Done(SharedBucket& bucket, Operation& operation, Calls& calls);
   void Complete(SharedBucket& bucket, Operation& operation, bool late, Calls& calls);
   void BeginFlushRounds(int rounds, Report::Flush over);
@@ -244,6 +245,7 @@ class Engine {
   Bringers::Away looked_;
   Time looked_foreign_ = kNever;
   std::uint64_t departures_ = 0;  // of owners, when the last report was made
+  std::string told_;              // the last error of a bucket in which nobody waits here
 
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;
@@ -258,6 +260,8 @@ class Engine {
   Report::Flush flush_over_ = Report::Flush::kNone;  // of which kind that is, once all of them have begun
   std::optional<Report::Flush> flush_result_;
   std::string flush_error_;
+  std::string
+      flush_refusal_;  // of the flush that waits only: a bucket has failed in which something was to be delivered
 };
 
 // A flush of this rank, from its beginning until what it has delivered has been taken. Of one thread.

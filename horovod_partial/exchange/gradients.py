@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import threading
 import warnings
 import weakref
@@ -268,11 +269,12 @@ class GradientReducer(ABC):
         if self._owner is not None:
             self.runtime.own(self._owner, self.process_set.process_set_id, names)
 
-    def _bucket_spec(self) -> _core.BucketSpec:
+    def _bucket_spec(self, members: Sequence[str] = ()) -> _core.BucketSpec:
         return bucket_config.arguments(
             sync=self._sync,
             size=self.process_set.size(),
             average=self._average,
+            members=members,
             **self._options,
         )
 
@@ -281,6 +283,17 @@ class GradientReducer(ABC):
         numbers = [self.number_of(variable) for variable in variables]
         members = f"{self.process_set.process_set_id} {numbers} {[str(dtype) for dtype in dtypes]}"
         return f"{self.name}.{hashlib.sha256(members.encode()).hexdigest()[:8]}"
+
+    @staticmethod
+    def _members(variables: Sequence[Any]) -> tuple[str, ...]:
+        """What lies in a bucket, in the order of the model: a bucket is in that of backward."""
+        # Without the numbers of Keras, which counts layers through the process.
+        names = [
+            re.sub(r"_\d+(?=/|$)", "", getattr(each, "path", each.name).removesuffix(":0"))
+            for each in reversed(variables)
+        ]
+        shapes = [each.shape for each in reversed(variables)]
+        return tuple(map(bucket_config.member, names, shapes))
 
     def _plan(
         self,

@@ -182,7 +182,7 @@ class GradientReducer(gradients.GradientReducer):
         name = self._step_name(variables, [parameter.dtype for parameter in parameters])
         try:
             buckets = [bucket for bucket, _ in self._buckets_of(name, variables)]
-            infos = self._exchange(dict(zip(parameters, dense, strict=True)), buckets)
+            infos = self._exchange(name, dict(zip(parameters, dense, strict=True)))
         except BaseException:
             # What is under way may go on reading and writing them; the handles keep their memory alive.
             self._buckets.pop(name, None)
@@ -218,20 +218,20 @@ class GradientReducer(gradients.GradientReducer):
         if not infos or not all(info.empty for info in infos):
             apply()
 
-    def _exchange(self, gradients: dict[torch.nn.Parameter, torch.Tensor], buckets: list[GradientBucket]) -> list[Any]:
-        for bucket in buckets:
+    def _exchange(self, name: str, gradients: dict[torch.nn.Parameter, torch.Tensor]) -> list[Any]:
+        for bucket, variables in self._buckets[name]:
             for parameter in bucket.parameters:
                 bucket.put(parameter, gradients[parameter])
-            bucket.arrive(partial(self._start, bucket.name), 1.0)
+            bucket.arrive(partial(self._start, bucket.name, self._members(variables)), 1.0)
         infos = []
-        for bucket in buckets:
+        for bucket, _ in self._buckets[name]:
             handle: Any = bucket.handle
             bucket.wait()
             bucket.handle = None
             infos.append(handle.handle.info())
         return infos
 
-    def _start(self, name: str, wire: torch.Tensor) -> PartialHandle:
+    def _start(self, name: str, members: tuple[str, ...], wire: torch.Tensor) -> PartialHandle:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
         config = make_config(
             dtype=wire.dtype,
@@ -240,6 +240,7 @@ class GradientReducer(gradients.GradientReducer):
             sync=self._sync,
             size=self.process_set.size(),
             op=self._arguments["op"],
+            members=members,
             **self._options,
         )
         return submit(wire, wire, name, self.process_set, config)

@@ -107,12 +107,12 @@ class GradientReducer(gradients.GradientReducer):
         wires, members = self._wires(gradients, variables)
         name = self._step_name(variables, [wire.dtype for wire in wires])
         arrived, infos = [], []
-        spec = self._bucket_spec()
         planned = {f"{name}.{index}": positions for index, positions in enumerate(self._planned(wires, variables))}
         self._own(planned.keys() - self._buckets.keys())
         for bucket, positions in planned.items():
             own = [members[i] for i in positions]
             self._buckets[bucket] = [(variables[i], members[i]) for i in positions]
+            spec = self._bucket_spec(self._members([variables[i] for i in positions]))
             results, info = arrive([wires[i] for i in positions], bucket, self.process_set, spec)
             arrived.append(Arrived(bucket, positions, own, results))
             infos.append(info)

@@ -18,7 +18,7 @@ from horovod.common.util import split_list
 from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import Average
 
-from horovod_partial import _attach
+from horovod_partial import _attach, bucket_config
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full
 from horovod_partial.runtime import Tenure, is_alone
@@ -106,6 +106,8 @@ class GradientExchange(Exchange):
 
         self._compression = compression
         self._bucket_options = dict(bucket_options)
+        agreed = {"model_sync_every": model_sync_every, "grad_scaler": "a scaler" if grad_scaler is not None else None}
+        self._agreed = tuple(f"{name}={value}" for name, value in agreed.items() if value is not None)
         self._full = isinstance(self._bucket_options["sync"], Full)
         self._replays = not self._full and self._bucket_options["missed"] == "replay"
         self._predivide = self._bucket_options.pop("gradient_predivide_factor")
@@ -173,6 +175,7 @@ class GradientExchange(Exchange):
             postscale_factor=self._predivide,
             # With a scaler they travel: the round is skipped, and the scale lowered, on every rank.
             drop_nonfinite=not self.unscales,
+            agreed=(*self._agreed, *self.round_steps.agreed),
             **(self._bucket_options | options),
         )
 
@@ -217,7 +220,8 @@ class GradientExchange(Exchange):
         if self.unscales:
             assert self._grad_scaler is not None
             self._scale = self._grad_scaler.get_scale()
-        bucket.arrive(lambda wire: self._reduce(bucket.name, wire), self._scale)
+        members = tuple(bucket_config.member(self._names[p], p.shape) for p in reversed(bucket.parameters))
+        bucket.arrive(lambda wire: self._reduce(bucket.name, wire, members=members), self._scale)
 
     def _reduce(self, name: str, wire: torch.Tensor, **options: Any) -> PartialHandle | int:
         """Start a reduction in place."""

@@ -14,7 +14,7 @@ import torch
 from horovod.common.process_sets import ProcessSet
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from horovod_partial import _core
+from horovod_partial import _core, bucket_config
 from horovod_partial.exchange.models import ModelAverager, takes_late
 from horovod_partial.policies import ModelPolicy, WeightedAverage
 from horovod_partial.runtime import Tenure
@@ -81,7 +81,9 @@ class ModelExchange(ModelAverager, Exchange):
         self.round_steps = round_steps
         self._named_buffers = list(named_buffers or ())
         self._tensors(optimizer)  # what does not fit fails here, not in the first step
-        self._name = Name(process_set, [names[p] for group in optimizer.param_groups for p in group["params"]])
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._name = Name(process_set, [names[p] for p in parameters])
+        self._members = tuple(bucket_config.member(names[p], p.shape) for p in parameters)
         self._tenure = Tenure(runtime)  # of the buckets
         self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
         self._in_flight: PartialHandle | None = None
@@ -110,7 +112,7 @@ class ModelExchange(ModelAverager, Exchange):
         if steps is not None:
             flat = self._pack(self._tensors(optimizer)).flat
             self._in_flight = average_async(
-                flat, flat, self.name, self.policy, self.process_set, steps, **self._options
+                flat, flat, self.name, self.policy, self.process_set, steps, members=self._members, **self._options
             )
             if self.policy.overlap:
                 self._forward_hook = register_module_forward_pre_hook(lambda *_: self.synchronize())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -232,6 +233,7 @@ def average_async(
     steps: int = 0,
     max_staleness: int | None = None,
     grace_ms: float | str | None = None,
+    members: Sequence[str] = (),
 ) -> PartialHandle:
     """Arrive with a model at a policy's bucket."""
     name = check_arguments(tensor, name)
@@ -241,7 +243,7 @@ def average_async(
         raise ValueError(f"steps must be 0 or more, and below 2**31, not {steps}")
     if not tensor.dtype.is_floating_point:
         raise ValueError(f"an average of models needs floating-point tensors, not {tensor.dtype}")
-    config = _config(tensor, policy, process_set, Average, max_staleness, grace_ms)
+    config = _config(tensor, policy, process_set, Average, max_staleness, grace_ms, tuple(members))
     return submit(tensor, output, name, process_set, config, steps)
 
 
@@ -268,6 +270,7 @@ def _config(
     op: int,
     max_staleness: int | None,
     grace_ms: float | str | None,
+    members: tuple[str, ...] = (),
 ) -> Any:
     return make_config(
         dtype=wire_dtype(tensor.dtype),
@@ -278,5 +281,6 @@ def _config(
         op=op,
         max_staleness=max_staleness,
         grace_ms=grace_ms,
+        members=members,
         **bucket_config.of_models(policy),
     )

@@ -52,6 +52,16 @@ class RoundSteps:
         """Whether anything was asked for that changes gradients."""
         return not (self._transform is None and self._max_norm is None and self._max_value is None)
 
+    @property
+    def agreed(self) -> tuple[str, ...]:
+        """What all ranks must have asked for alike, in words."""
+        asked = {
+            "max_grad_norm": self._max_norm,
+            "max_grad_value": self._max_value,
+            "grad_transform": None if self._transform is None else "a function",
+        }
+        return tuple(f"{name}={value}" for name, value in asked.items() if value is not None)
+
     def before(self, optimizer: torch.optim.Optimizer) -> None:
         """Change the gradients of a round, which are the optimizer's."""
         if not self.changes_gradients:

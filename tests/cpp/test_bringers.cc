@@ -171,6 +171,16 @@ TEST_F(BringersTest, TheOnlyBusyThreadIsInTheForeignCollective) {
   EXPECT_TRUE(Look(since).absent.empty()) << "not for long";
 }
 
+TEST(BringersOfNothingTest, AProcessWithoutBucketsIsAbsentInAForeignCollective) {
+  const auto bringers = std::make_shared<Bringers>();
+  const auto look = [&](Time since) {
+    return bringers->Look(nullptr, since + 1s + 1ns, since, false, Bringers::Thresholds());
+  };
+  EXPECT_TRUE(look(5s).absent.all);
+  const Bringers::Bucket bucket(bringers, nullptr, "bucket");
+  EXPECT_TRUE(look(5s).absent.empty()) << "some thread may be on its way there";
+}
+
 TEST_F(BringersTest, OfTwoBusyThreadsNoneIs) {
   Run(*others_, busy_);
   Run(*bucket_, first_);

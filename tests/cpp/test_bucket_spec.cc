@@ -44,6 +44,7 @@ BucketSpec FullSpec() {
   spec.policy.description = std::string("a text with \0 and \xff in it", 24);
   spec.prescale_factor = -0.1;
   spec.postscale_factor = std::numeric_limits<double>::infinity();
+  spec.members = {"1.weight (3, 4)", ""};
   return spec;
 }
 
@@ -51,7 +52,7 @@ TEST(BucketSpecTest, SurvivesTheJourneyWhateverAFieldHolds) {
   for (const BucketSpec& made : {BucketSpec{}, FullSpec()}) {
     EXPECT_TRUE(DecodeBucketSpec(Encode(made)) == made);
     const std::vector<BucketSpec> others = Others(made);
-    EXPECT_GE(others.size(), 19u);  // fields, with those of the policy and of its schedule
+    EXPECT_GE(others.size(), 20u);  // fields, with those of the policy and of its schedule
     for (const BucketSpec& other : others) {
       EXPECT_FALSE(other == made) << &other - others.data();
       EXPECT_TRUE(DecodeBucketSpec(Encode(other)) == other) << &other - others.data();

@@ -830,6 +830,101 @@ TEST_F(AbandonTest, NobodyLeavesBeforeARankHasEnded) {
   EXPECT_EQ(After(1s + kPatience, "BBB"), "");
 }
 
+// --- Ranks that wait for each other
+
+class DeadlockTest : public testing::Test {
+ protected:
+  DeadlockTest() { puppets_.coordinator.SetWholeJob(true); }
+  std::string After(Time time, const std::map<std::string, std::string>& letters) {
+    puppets_.now = time;
+    return puppets_.Cycle(letters);
+  }
+  Puppets puppets_{3, Quorum(2)};
+  static constexpr Time kPatience = Coordinator::kDeadlockAfter;
+};
+
+TEST_F(DeadlockTest, RoundsZeroOfDifferentBucketsFail) {
+  puppets_.Cycle({{"a", "A.A"}, {"b", ".A."}});
+  const std::map<std::string, std::string> waits = {{"a", "W.W"}, {"b", ".W."}};
+  EXPECT_EQ(After(1s, waits), "");
+  EXPECT_EQ(puppets_.coordinator.NextDeadline(), 1s + kPatience);
+  EXPECT_EQ(After(1s + kPatience - 1ns, waits), "");
+  EXPECT_EQ(After(1s + kPatience, waits), "a liveness F-F, b liveness -F-");
+  for (const Closing& closing : puppets_.last) {
+    EXPECT_THAT(closing.error, HasSubstr("ranks 0 2 wait in round 0 of a (Quorum(2))"));
+    EXPECT_THAT(closing.error, HasSubstr("rank 1 waits in round 0 of b (Quorum(2))"));
+  }
+}
+
+TEST_F(DeadlockTest, SaysWhatDiffersFirst) {
+  const auto arrive = [this](Rank rank, const std::string& bucket, std::vector<std::string> members) {
+    Report report;
+    report.waiting.all = true;
+    report.items.emplace_back().bucket = bucket;
+    report.items.back().declaration = Declaration{Quorum(2)};
+    report.items.back().declaration->members = std::move(members);
+    puppets_.coordinator.Observe(rank, report, puppets_.now);
+  };
+  arrive(0, "a", {"1.weight (3, 4)", "1.bias (4)"});
+  arrive(1, "b", {"1.weight (3, 5)", "1.bias (5)"});
+  arrive(2, "a", {"1.weight (3, 4)", "1.bias (4)"});
+  EXPECT_THAT(puppets_.coordinator.Decide(0s), IsEmpty());
+  const std::vector<Closing> closings = puppets_.coordinator.Decide(kPatience);
+  ASSERT_EQ(closings.size(), 2u);
+  EXPECT_THAT(closings[0].error, HasSubstr("round 0 of a [1.weight (3, 4) and 1 more]"));
+  EXPECT_THAT(closings[0].error, HasSubstr("rank 1 has 1.weight (3, 5) instead of 1.weight (3, 4) of rank 0"));
+}
+
+TEST_F(DeadlockTest, AFlushOfSomeRanksFailsWhereTheOthersAreBlocked) {
+  puppets_.Cycle("AAA");
+  EXPECT_EQ(After(1s, {{"a", "FBB"}}), "");
+  EXPECT_EQ(After(1s + kPatience, {{"a", "FBB"}}), "liveness ---");
+  EXPECT_THAT(puppets_.last[0].error, HasSubstr("rank 0 waits in a flush"));
+  EXPECT_THAT(puppets_.last[0].error, HasSubstr("ranks 1 2 wait in a collective of Horovod's own"));
+}
+
+TEST_F(DeadlockTest, ARankThatComputesStartsThePatienceAnew) {
+  puppets_.Cycle("AAA");
+  EXPECT_EQ(After(1s, {{"a", "FBB"}}), "");
+  EXPECT_EQ(After(5s, {{"a", "FB."}}), "");
+  EXPECT_EQ(After(6s, {{"a", "FBB"}}), "");
+  EXPECT_EQ(After(5s + kPatience, {{"a", "FBB"}}), "");
+  EXPECT_EQ(After(6s + kPatience, {{"a", "FBB"}}), "liveness ---");
+}
+
+TEST_F(DeadlockTest, ARoundThatClosesStartsThePatienceAnew) {
+  puppets_.Cycle({{"a", "AAA"}, {"b", "AAA"}});
+  EXPECT_EQ(After(1s, {{"a", "FBW"}, {"b", "..A"}}), "b liveness --F");
+  EXPECT_EQ(After(2s, {{"a", "FBB"}, {"b", "..."}}), "");
+  EXPECT_EQ(After(1s + kPatience, {{"a", "FBB"}, {"b", "..."}}), "");
+  EXPECT_EQ(After(2s + kPatience, {{"a", "FBB"}, {"b", "..."}}), "a liveness ---, b liveness ---");
+}
+
+TEST_F(DeadlockTest, NothingFailsWhereARoundIsStillReduced) {
+  puppets_.Cycle("AAA");
+  EXPECT_EQ(After(1s, {{"a", "FBB"}, {"b", "..."}}), "");
+  EXPECT_EQ(After(1s + kPatience, {{"a", "FRB"}, {"b", ".B."}}), "");
+}
+
+TEST_F(DeadlockTest, JoinedRanksDoNotCount) {
+  puppets_.Cycle("AAA");
+  EXPECT_EQ(After(1s, {{"a", "FBJ"}}), "");
+  EXPECT_EQ(After(1s + kPatience, {{"a", "FBJ"}}), "liveness ---");
+}
+
+TEST_F(DeadlockTest, HorovodsOwnCollectivesAreNotJudged) {
+  puppets_.Cycle("AAA");
+  EXPECT_EQ(After(1s, {{"a", "BBB"}}), "");
+  EXPECT_EQ(After(1s + 2 * kPatience, {{"a", "BBB"}}), "");
+}
+
+TEST_F(DeadlockTest, RanksOutsideMayEndAWaitOfAPartOfTheJob) {
+  puppets_.coordinator.SetWholeJob(false);
+  puppets_.Cycle("AAA");
+  EXPECT_EQ(After(1s, {{"a", "FBB"}}), "");
+  EXPECT_EQ(After(1s + 2 * kPatience, {{"a", "FBB"}}), "");
+}
+
 // --- Reductions that a device runs behind the cycles
 
 TEST(DeviceTest, TheNextRoundWaitsUntilTheLastOneHasEndedEverywhere) {

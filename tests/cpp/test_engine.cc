@@ -1697,6 +1697,18 @@ TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
   flush.get();
 }
 
+TEST_F(OneEngineTest, AFlushFailsWithABucketThatIsRefused) {
+  RunRoundZero();
+  auto flush = std::async(std::launch::async, [&] { engine_.Flush(); });
+  while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
+  Closing refused;
+  refused.bucket = "bucket";
+  refused.error = "ranks wait for each other";
+  engine_.Begin({refused}, false);
+  EXPECT_THAT([&] { flush.get(); }, ThrowsMessage<EngineError>(HasSubstr("ranks wait for each other")));
+  EXPECT_NO_THROW(engine_.Flush()) << "no bucket is in use any more";
+}
+
 TEST_F(OneEngineTest, AnInterruptEndsAFlush) {
   RunRoundZero();
   EXPECT_CALL(transport_, Interrupt).WillOnce([] { throw std::runtime_error("Ctrl-C"); });

@@ -340,6 +340,9 @@ const ExtraCase kExtraCases[] = {
     {"MajorityWithGraceInOppositeOrder", WithGrace(MakePolicy(2)), kOppositeOrder, 2, false, true},
     {"MajorityAbandons", MakePolicy(2), kAbandons, 2, false, true},
     {"Quorum3Abandons", MakePolicy(3), kAbandons, 2, false, true},
+    {"MajorityFlushesWithTime", MakePolicy(2), kFlushOnce, 2, false, true},
+    {"Quorum3LeavesEarlyWithTime", MakePolicy(3), kLeavesEarly, 2, false, true},
+    {"MajorityInOppositeOrderWithTime", MakePolicy(2), kOppositeOrder, 2, false, true},
     {"SoloAlone", MakePolicy(1), kAlone, kSteps, true},
 };
 

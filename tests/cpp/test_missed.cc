@@ -83,6 +83,19 @@ TEST(MissedTest, ReplayBeyondItsLimitAddsUpTheOldestLosesNothingAndCountsIt) {
   EXPECT_THAT(Firsts(missed), ElementsAre(1 + 2 + 3 + 4, 5, 6, 7, 8, 9, 10, 11));
 }
 
+TEST(MissedTest, ReplayLeavesApartWhatIsBeingTaken) {
+  MissedResults missed(Missed::kReplay, 3);
+  for (const int round : {1, 2, 4}) Push(missed, round);
+  missed.BeTaken(true);
+  Push(missed, 8);
+  EXPECT_EQ(missed.oldest_rounds(), 1) << "as the taker has seen it";
+  missed.Pop();
+  missed.BeTaken(false);
+  Push(missed, 16);
+  EXPECT_EQ(missed.summed(), 1);
+  EXPECT_THAT(Firsts(missed), ElementsAre(6, 8, 16));
+}
+
 TEST(MissedTest, ReplayCountsRoundsWithoutAResult) {
   MissedResults missed(Missed::kReplay, 3);
   Push(missed, 1);

@@ -76,7 +76,7 @@ struct Job {
 
 // As long as ended ranks wait for blocked ones. A grace period of a job with a clock is as long, so that everything
 // that lasts has lasted for no time or for long enough.
-inline constexpr Time kLong = Coordinator::kAbandonAfter;
+inline constexpr Time kLong = std::max(Coordinator::kAbandonAfter, Coordinator::kDeadlockAfter);
 
 // What has happened in an exploration, so that a test can tell that it has seen everything.
 struct Coverage {
@@ -472,7 +472,9 @@ class World {
     if (job.bug == Bug::kQuorumIsOneTooSmall) --policy.quorum;
     if (job.bug == Bug::kBoundIsOneTooLarge) ++policy.max_staleness;
     policy_ = std::make_shared<const Policy>(policy);
-    coordinator_ = std::make_shared<Coordinator>(size_);
+    auto coordinator = std::make_shared<Coordinator>(size_);
+    coordinator->SetWholeJob(true);
+    coordinator_ = std::move(coordinator);
     Handling handling;
     if (job.bug == Bug::kResultsAreOverwritten || policy.grouped()) handling.missed = Missed::kLatest;
     if (policy.rule == Policy::Rule::kReady) handling.late = Late::kDiscard;
@@ -590,7 +592,7 @@ class World {
     }
     std::string key;
     Put(key, static_cast<int>(phase_) << 4 | turn_ << 2 | static_cast<int>(next_));
-    Put(key, (coordinator_->NextDeadline() <= now_) | SinceWhen(stuck_since_) << 1);
+    Put(key, (coordinator_->NextDeadline() <= now_) | SinceWhen(stuck_since_) << 1 | SinceWhen(waiting_since_) << 3);
     for (const std::string& rank : ranks) key += rank;
     for (const Open& open : open_) {
       Put(key, SinceWhen(open.quorate) | (numbers_count ? static_cast<int>(open.round) : open.round > 0) << 2);
@@ -1210,19 +1212,22 @@ class World {
   // And it makes a difference.
   bool TimeMayPass() const {
     return job_->clock && phase_ == Phase::kReport && turn_ + 1 == size_ &&
-           (stuck_since_ == now_ ||
+           (stuck_since_ == now_ || waiting_since_ == now_ ||
             std::any_of(open_.begin(), open_.end(), [&](const Open& open) { return open.quorate == now_; }));
   }
   // Since when what the reports say has been so.
   void CountTime() {
     bool stuck = std::none_of(ranks_.begin(), ranks_.end(), Postponed);
+    bool waiting = stuck;
     bool anybody_ended = false;
     for (const RankState& rank : ranks_) {
+      waiting = waiting && (rank.level != Report::Flush::kNone || CannotComeAnywhere(rank));
       const bool ended = rank.level == Report::Flush::kEnding;
       anybody_ended = anybody_ended || ended;
       stuck = stuck && rank.level != Report::Flush::kFlushing && (ended || CannotComeAnywhere(rank));
     }
     stuck_since_ = stuck && anybody_ended ? std::min(stuck_since_, now_) : kNever;
+    waiting_since_ = waiting ? std::min(waiting_since_, now_) : kNever;
     for (Open& open : open_) open.quorate = IsQuorate(open) ? std::min(open.quorate, now_) : kNever;
   }
   bool IsQuorate(const Open& open) const {
@@ -1356,6 +1361,7 @@ class World {
       Require(all_flush && fresh == 0, "a flush while a rank works");
       Require((closing.reason == Reason::kEnd) == all_end, "the end is called before all have come to it");
     }
+    waiting_since_ = kNever;
     ++coverage_->closings[static_cast<std::size_t>(closing.reason)];
     coverage_->pending_delivered += static_cast<std::size_t>(closing.gradients() > fresh);
     open.arrived &= ~members;
@@ -1503,8 +1509,9 @@ class World {
   std::vector<RankState> ranks_;
   std::array<Open, kMostBuckets> open_;
   Time now_{0};
-  Time stuck_since_ = kNever;  // since when all ranks have ended, or are blocked
-  bool abandoned_ = false;     // ended ranks have left
+  Time stuck_since_ = kNever;    // since when all ranks have ended, or are blocked
+  Time waiting_since_ = kNever;  // since when all ranks have waited, each as a whole
+  bool abandoned_ = false;       // ended ranks have left
   Phase phase_ = Phase::kReport;
   Rank turn_ = 0;
   std::size_t next_ = 0;  // of running_: the one to begin or to finish

@@ -53,6 +53,8 @@ try:
 except hvd.HorovodInternalError as error:
     note("internal-error", str(error))
     raise
+if what == "flushed":
+    optimizer.flush()
 end(
     what,
     hvd.shutdown,

@@ -53,4 +53,6 @@ try:
 except (hvd.HorovodInternalError, tf.errors.UnknownError) as error:
     note("internal-error", str(error))
     raise
+if what == "flushed":
+    model.optimizer.flush()
 end(what, hvd.shutdown, lambda: partial_allreduce(tf.ones(1), name="after", sync="solo"))
