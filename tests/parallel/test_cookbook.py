@@ -18,11 +18,16 @@ pytestmark = [pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3
 
 COOKBOOK = Path(__file__).resolve().parents[2] / "examples" / "torch" / "cookbook"
 RECIPES = sorted(path.stem for path in COOKBOOK.glob("*.py") if path.stem != "data")
+NEEDS = {"accelerate_loop": "accelerate", "lightning_loop": "lightning"}  # beside what the other recipes need
 
 
 @pytest.mark.parametrize("policy", ["full", "majority", "solo"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: str) -> None:
+    if package := NEEDS.get(recipe):
+        pytest.importorskip(
+            package, reason=f"{recipe}.py needs {package}, which is not installed", exc_type=ImportError
+        )
     monkeypatch.setattr(sys, "path", [str(COOKBOOK), *sys.path])
     module = importlib.import_module(recipe)
     slow = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: time.sleep(0.002 * (world.rank == 1)))
