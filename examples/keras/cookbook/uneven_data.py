@@ -14,7 +14,8 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     model = network()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(1e-3), sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
-    mine = steps // 2 if sync == "full" else steps // 2 - 2 * hvd.rank()  # Full needs as many steps on every rank
+    # Full needs as many steps on every rank.
+    mine = steps // 2 if sync == "full" else max(1, steps // 2 - 2 * hvd.rank())
     # Steps may differ, epochs may not: all ranks wait for each other at the end of each.
     model.fit(*share(mine), batch_size=BATCH, epochs=2, verbose=0, callbacks=[hvd.FlushCallback()])
     return model, optimizer

@@ -1,4 +1,4 @@
-"""BatchNorm: its running statistics are of each rank. (`hvd.SyncBatchNorm` waits for all ranks in every step.)"""
+"""BatchNorm: its running statistics are of each rank. (`hvd.SyncBatchNorm` takes CUDA tensors only, and waits for all.)"""
 
 from __future__ import annotations
 
