@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from horovod_partial import _core, policies
+from horovod_partial.checks import is_number, require, require_count
 from horovod_partial.policies import ModelPolicy, Policy, Quorum, Solo
 from horovod_partial.settings import settings
 
@@ -40,15 +40,11 @@ def arguments(
     same on all ranks: round 0 compares both.
 
     Raises:
-        ValueError: an argument is out of its range, or the process set is not registered.
-        TypeError: `max_staleness` is no int.
+        ValueError: an argument is wrong, or the process set is not registered.
     """
     if size is None:
         raise ValueError("the process set is not registered: pass it to hvd.init or hvd.add_process_set first")
-    staleness, grace = check_rounds(max_staleness, grace_ms, divisor)
-    replay_limit = REPLAY_LIMIT if replay_limit is None else replay_limit
-    if isinstance(replay_limit, bool) or not isinstance(replay_limit, int) or replay_limit < 2:
-        raise ValueError(f"replay_limit must be a number of rounds, 2 or more, not {replay_limit!r}")
+    staleness, grace, limit = check_rounds(max_staleness, grace_ms, divisor, replay_limit)
     words = [
         policies.describe(sync, size),
         f"op={'Average' if average else 'Sum'}",
@@ -58,7 +54,7 @@ def arguments(
     if missed != "sum":
         words.append(f"missed={missed}")
     if missed == "replay":
-        words.append(f"replay_limit={replay_limit}")
+        words.append(f"replay_limit={limit}")
     if average:
         words.append(f"divisor={divisor}")
     words += agreed
@@ -71,7 +67,7 @@ def arguments(
         late=late,
         divisor="contributors" if average and divisor == "contributors" else "none",
         drop_nonfinite=drop_nonfinite,
-        replay_limit=replay_limit,
+        replay_limit=limit,
         weights=weights,
         weight_parameter=weight_parameter,
         members=list(members),
@@ -85,28 +81,26 @@ def member(name: str, shape: Sequence[int]) -> str:
     return f"{name} ({', '.join(map(str, shape))})"
 
 
-def check_rounds(max_staleness: int | None, grace_ms: float | str | None, divisor: str) -> tuple[int, float | str]:
-    """The bound on staleness in rounds, and the grace period in milliseconds, of a bucket; None stands for the setting.
+def check_rounds(
+    max_staleness: int | None, grace_ms: float | str | None, divisor: str = "ranks", replay_limit: int | None = None
+) -> tuple[int, float | str, int]:
+    """The bound on staleness in rounds, the grace period in milliseconds, and the limit of missed results, of a bucket.
+
+    None stands for the setting, or for the default where there is none.
 
     Raises:
-        ValueError: an argument is out of its range.
-        TypeError: `max_staleness` is no int, or `grace_ms` no number.
+        ValueError: an argument is wrong.
     """
     if divisor not in ("ranks", "contributors"):
         raise ValueError(f"divisor must be 'ranks' or 'contributors', not {divisor!r}")
     staleness = settings().max_staleness if max_staleness is None else max_staleness
-    if isinstance(staleness, bool) or not isinstance(staleness, int):
-        raise TypeError(f"max_staleness must be an int, a number of rounds, not {staleness!r}")
-    if staleness < 0:
-        raise ValueError(f"max_staleness must be 0 or more rounds, not {staleness}")
+    require_count("max_staleness", staleness, 0)
     grace = settings().grace_ms if grace_ms is None else grace_ms
-    if isinstance(grace, str) and grace != "auto":
-        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, not {grace!r}")
-    if isinstance(grace, bool) or not isinstance(grace, str | float | int):
-        raise TypeError(f"grace_ms must be 'auto' or a number of milliseconds, not {grace!r}")
-    if not isinstance(grace, str) and not 0 <= grace < math.inf:
-        raise ValueError(f"grace_ms must be 'auto' or a number of milliseconds, 0 or more, not {grace}")
-    return staleness, grace
+    fits = grace == "auto" if isinstance(grace, str) else is_number(grace) and grace >= 0
+    require(fits, "grace_ms", "'auto' or a number of milliseconds, 0 or more", grace)
+    limit = REPLAY_LIMIT if replay_limit is None else replay_limit
+    require_count("replay_limit", limit, 2)
+    return staleness, grace, limit
 
 
 def of_models(policy: ModelPolicy | Quorum) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from horovod_partial import _core
+from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
 
 __all__ = [
     "Butterfly",
@@ -71,6 +72,7 @@ class Majority(_Policy):
     def __post_init__(self) -> None:
         if self.initiator not in (None, "random"):
             raise ValueError(f"initiator must be None or 'random', not {self.initiator!r}")
+        require(is_int(self.seed), "seed", "an int", self.seed)
 
     def to_core(self, size: int) -> _core.Policy:
         if self.initiator == "random":
@@ -93,8 +95,8 @@ class Quorum(_Policy):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_share", isinstance(self.ranks, float))
-        if isinstance(self.ranks, bool) or not isinstance(self.ranks, (int, float)):
-            raise TypeError(f"ranks must be an int or a float, not {self.ranks!r}")
+        is_either = isinstance(self.ranks, int | float) and not isinstance(self.ranks, bool)
+        require(is_either, "ranks", "an int or a float", self.ranks)
         if isinstance(self.ranks, int) and self.ranks < 1:
             raise ValueError(f"ranks must be 1 or more, not {self.ranks}")
         if isinstance(self.ranks, float) and not 0.0 < self.ranks <= 1.0:
@@ -130,7 +132,7 @@ class _Sized(_Schedule):
     _kind: ClassVar[str]  # as the core calls it
 
     def __post_init__(self) -> None:
-        _check_count("size", self.size, 2)
+        require_count("size", self.size, 2)
 
     def to_core(self, size: int) -> _core.Schedule:
         return _core.Schedule(kind=self._kind, group_size=min(self.size, size))
@@ -176,9 +178,8 @@ class Schedule(_Schedule):
     rounds: int
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"function must be callable with a round and a rank, not {self.function!r}")
-        _check_count("rounds", self.rounds, 1)
+        require(callable(self.function), "function", "callable with a round and a rank", self.function)
+        require_count("rounds", self.rounds, 1)
 
     def to_core(self, size: int) -> _core.Schedule:
         table = []
@@ -188,24 +189,25 @@ class Schedule(_Schedule):
         return _core.Schedule(kind="table", group_size=1, table=table)
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be {least} or more, not {value}")
-
-
 # --- Policies of models ----------------------------------------------------------------------------------------------
 
 _AVERAGED = ("parameters", "buffers", "state")
 
 
 def _check_average(average: Any) -> tuple[str, ...]:
-    names = (average,) if isinstance(average, str) else tuple(average)
+    names = (average,) if isinstance(average, str) else tuple(average) if isinstance(average, Iterable) else ()
     unknown = [name for name in names if name not in _AVERAGED]
     if unknown or "parameters" not in names:
         raise ValueError(f"average must hold 'parameters', and may hold 'buffers' and 'state', not {average!r}")
     return names
+
+
+def _check_share(name: str, value: Any) -> None:
+    require(is_number(value) and 0.0 < value <= 1.0, name, "a number above 0 and at most 1", value)
+
+
+def _check_overlap(overlap: Any) -> None:
+    require(is_flag(overlap), "overlap", "True or False", overlap)
 
 
 class _ModelPolicy(_Policy):
@@ -244,14 +246,15 @@ class GroupAverage(_ModelPolicy):
 
     def __post_init__(self) -> None:
         if self.size is not None:
-            _check_count("size", self.size, 2)
+            require_count("size", self.size, 2)
         if self.period is not None:
-            _check_count("period", self.period, 1)
+            require_count("period", self.period, 1)
         if self.schedule is not None and self.size is not None:
             raise ValueError("give size or schedule, not both: a schedule has its own sizes")
-        if self.schedule is not None and not isinstance(self.schedule, _Schedule):
-            raise TypeError(f"schedule must be hvd.Butterfly, hvd.Ring or hvd.Schedule, not {self.schedule!r}")
+        fits = self.schedule is None or isinstance(self.schedule, _Schedule)
+        require(fits, "schedule", "hvd.Butterfly(...), hvd.Ring(...) or hvd.Schedule(...)", self.schedule)
         object.__setattr__(self, "average", _check_average(self.average))
+        _check_overlap(self.overlap)
 
     def schedule_for(self, size: int) -> Butterfly | Ring | Schedule:
         """The schedule among `size` ranks."""
@@ -289,14 +292,14 @@ class PartialReduce(_ModelPolicy):
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        _check_count("size", self.size, 2)
+        require_count("size", self.size, 2)
         if self.weights not in ("constant", "staleness"):
             raise ValueError(f"weights must be 'constant' or 'staleness', not {self.weights!r}")
-        if not 0.0 < self.alpha <= 1.0:
-            raise ValueError(f"alpha must be above 0 and at most 1, not {self.alpha}")
+        _check_share("alpha", self.alpha)
         if self.window is not None:
-            _check_count("window", self.window, 1)
+            require_count("window", self.window, 1)
         object.__setattr__(self, "average", _check_average(self.average))
+        _check_overlap(self.overlap)
 
     def to_core(self, size: int) -> _core.Policy:
         return _core.Policy(rule="ready", group_size=min(self.size, size), window=self.window or 2 * size)
@@ -329,10 +332,10 @@ class WeightedAverage(_ModelPolicy):
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        _check_count("period", self.period, 1)
-        if not 0.0 < self.contraction <= 1.0:
-            raise ValueError(f"contraction must be above 0 and at most 1, not {self.contraction}")
+        require_count("period", self.period, 1)
+        _check_share("contraction", self.contraction)
         object.__setattr__(self, "average", _check_average(self.average))
+        _check_overlap(self.overlap)
 
     def to_core(self, size: int) -> _core.Policy:
         return _core.Policy(quorum=size)
@@ -382,8 +385,7 @@ def resolve(sync: Policy | str | None, default: Policy | str) -> Policy:
     chosen = default if sync is None else sync
     if isinstance(chosen, str):
         return parse(chosen)
-    if not isinstance(chosen, Policy):
-        raise TypeError(f"sync must be a policy such as hvd.Majority(), or its name, not {chosen!r}")
+    require(isinstance(chosen, Policy), "sync", "a policy such as hvd.Majority(), or its name", chosen)
     return chosen
 
 

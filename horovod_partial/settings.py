@@ -7,7 +7,8 @@ import functools
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
@@ -28,7 +29,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
 
     sync: str = Field(default="full", description="Sync policy where the program names none.")
-    max_staleness: int = Field(default=8, ge=0, description="Rounds in a row that a rank may miss.")
+    max_staleness: int = Field(default=8, ge=0, lt=2**31, description="Rounds in a row that a rank may miss.")
     grace_ms: float | Literal["auto"] = Field(default="auto", description="How long a satisfied round stays open.")
     missed: Literal["auto", "sum", "replay", "latest"] = Field(default="auto", description="What a late rank gets.")
     bucket_mb: float = Field(
@@ -54,12 +55,14 @@ class Settings(BaseSettings):
         policies.parse(value)
         return value
 
-    @field_validator("grace_ms")
+    @field_validator("grace_ms", mode="wrap")
     @classmethod
-    def _not_negative(cls, value: float | str) -> float | str:
-        if isinstance(value, float) and not 0 <= value < math.inf:
-            raise ValueError("must be 'auto' or a number of milliseconds, 0 or more")
-        return value
+    def _auto_or_milliseconds(cls, value: Any, convert: Callable[[Any], float | str]) -> float | str:
+        with suppress(ValidationError):
+            grace = convert(value)
+            if isinstance(grace, str) or 0 <= grace < math.inf:
+                return grace
+        raise ValueError("must be 'auto' or a number of milliseconds, 0 or more")
 
 
 @functools.cache
@@ -75,7 +78,8 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         wrong = {str(one["loc"][0]): one for one in error.errors()}
-        texts = [f"{PREFIX}{name.upper()}={one['input']!r}: {one['msg']}" for name, one in wrong.items()]
+        causes = {name: one.get("ctx", {}).get("error", one["msg"]) for name, one in wrong.items()}  # in our own words
+        texts = [f"{PREFIX}{name.upper()}={one['input']!r}: {causes[name]}" for name, one in wrong.items()]
         raise ValueError("; ".join(texts)) from None
 
 

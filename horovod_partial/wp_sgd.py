@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from horovod_partial.checks import require
+
 
 def average_is_useful(steps: Sequence[int], contraction: float) -> bool:
     """Whether the weighted average has a better bound than the fastest rank's model alone (WP-SGD, section 4.2).
@@ -39,12 +41,16 @@ def estimate_contraction(losses: Sequence[float]) -> float:
         losses: of 6 or more successive steps, before the loss has stopped falling.
 
     Raises:
-        ValueError: the losses do not fall like an exponential.
+        ValueError: the losses do not fall like an exponential, or are no numbers.
     """
-    third = len(losses) // 3
+    try:
+        values = [float(loss) for loss in losses]
+    except (TypeError, ValueError):
+        require(False, "losses", "a sequence of numbers", losses)
+    third = len(values) // 3
     if third < 2:
-        raise ValueError(f"6 or more losses are needed, not {len(losses)}")
-    first, second, last = (sum(losses[i * third : (i + 1) * third]) / third for i in range(3))
+        raise ValueError(f"6 or more losses are needed, not {len(values)}")
+    first, second, last = (sum(values[i * third : (i + 1) * third]) / third for i in range(3))
     if not math.inf > first > second > last or not first - second > second - last:
         raise ValueError(
             f"the losses do not decay exponentially: the means of their thirds are {first:g}, {second:g}, {last:g}"

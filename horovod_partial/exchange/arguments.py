@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from horovod.common.process_sets import ProcessSet
+
 from horovod_partial import bucket_config, policies
+from horovod_partial.checks import is_flag, is_int, is_number, require
 from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import Full, GradientPolicy, GroupAverage, ModelPolicy, Policy
 from horovod_partial.settings import settings
@@ -35,13 +38,12 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> tup
 
     Args:
         sync: as the user gave it.
-        arguments: with `name`, `op`, `missed`, `max_staleness`, `grace_ms` and `divisor`.
+        arguments: all others.
 
     Raises:
         ValueError: `sync` averages models, or an argument is wrong.
-        TypeError: an argument is of a wrong type.
     """
-    refuse_misplaced_policy(arguments)
+    check_kinds(arguments)
     policy = policies.resolve(sync, settings().sync)
     missed = "sum" if arguments["missed"] is None else arguments["missed"]
     if missed not in ("sum", "latest"):
@@ -49,7 +51,7 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> tup
             f"missed must be 'sum' or 'latest' here, not {missed!r}: one tensor cannot hold several results"
         )
     if isinstance(policy, ModelPolicy):
-        raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
+        raise ValueError(
             f"{policy!r} averages models: use hvd.group_allreduce, hvd.partial_reduce or hvd.weighted_average, or pass it "
             "to hvd.DistributedOptimizer"
         )
@@ -74,13 +76,14 @@ def check_about_rounds(sync: Policy | str | None, policy: GradientPolicy, argume
     Args:
         sync: as the user gave it.
         policy: what it stands for.
-        arguments: with `max_staleness`, `grace_ms` and `divisor`.
+        arguments: with `max_staleness`, `grace_ms` and `divisor`, and `replay_limit` where there is one.
 
     Raises:
-        ValueError: an argument is out of its range.
-        TypeError: an argument is of a wrong type.
+        ValueError: an argument is wrong.
     """
-    bucket_config.check_rounds(arguments["max_staleness"], arguments["grace_ms"], arguments["divisor"])
+    bucket_config.check_rounds(
+        arguments["max_staleness"], arguments["grace_ms"], arguments["divisor"], arguments.get("replay_limit")
+    )
     if not isinstance(policy, Full) or sync is not None or "sync" in settings().model_fields_set:
         return
     given = [name for name, default in _ABOUT_ROUNDS.items() if arguments.get(name, default) != default]
@@ -99,41 +102,79 @@ def check_compression(compression: Any) -> None:
         ValueError: it has not the methods of Horovod's compressions.
     """
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
-        raise ValueError(  # noqa: TRY004 (it may be a class or an instance of any type)
+        raise ValueError(
             f"compression must be one of hvd.Compression, or a class with compress and decompress, not {compression!r}"
         )
 
 
-def refuse_misplaced_policy(arguments: Mapping[str, Any]) -> None:
-    """Refuse a policy in the place of another argument, where one that is not named lands.
+def _is_groups(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(group, list | tuple) and all(hasattr(one, "shape") for one in group) for group in value)
+    return value is None or (is_int(value) and value >= 0)
+
+
+_FACTOR = (is_number, "a number")
+_FLAG = (is_flag, "True or False")
+_TEXT = (lambda value: value is None or isinstance(value, str), "a text")
+
+# Whether an argument is of the right kind, and what is: by its name, which means the same wherever it is.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "average_aggregated_gradients": _FLAG,
+    "backward_passes_per_step": (lambda value: is_int(value) and value >= 1, "an int, 1 or more"),
+    "device": _TEXT,
+    "device_dense": _TEXT,
+    "device_sparse": _TEXT,
+    "gradient_predivide_factor": (lambda value: is_number(value) and value > 0, "a number above 0"),
+    "groups": (_is_groups, "an int, 0 or more, or a list of lists of parameters or variables"),
+    "model_sync_every": (lambda value: value is None or (is_int(value) and value >= 1), "an int, 1 or more rounds"),
+    "name": _TEXT,
+    "named_buffers": (lambda value: value is None or isinstance(value, Iterable), "model.named_buffers()"),
+    "named_parameters": (lambda value: value is None or isinstance(value, Iterable), "model.named_parameters()"),
+    # Numbers of Horovod's, of which a front end may lack some.
+    "op": (lambda value: is_int(value) and 0 <= value < 6, "hvd.Average, or another of Horovod's operations"),
+    "postscale_factor": _FACTOR,
+    "prescale_factor": _FACTOR,
+    "process_set": (lambda value: isinstance(value, ProcessSet), "a ProcessSet"),
+    "return_info": _FLAG,
+    "scale_local_gradients": _FLAG,
+    "sparse_as_dense": _FLAG,
+}
+
+
+def check_kinds(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of a wrong kind, among them a policy that is not named, and so lands in another's place.
 
     Raises:
-        ValueError: one of the arguments is a policy.
+        ValueError: there is one.
     """
     for name, value in arguments.items():
         if isinstance(value, Policy):
-            raise ValueError(  # noqa: TRY004 (the type is right, in the wrong place)
-                f"{name} is {value!r}, which is a policy: name the argument, sync={value!r}"
-            )
+            raise ValueError(f"{name} is {value!r}, which is a policy: name the argument, sync={value!r}")
+        if name in _KINDS:
+            fits, allowed = _KINDS[name]
+            require(fits(value), name, allowed, value)
 
 
 def check_fusion(fusion: Any, groups: Any) -> None:
     """Refuse what is no `MergedGradients`, or goes with groups.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: there are groups too.
+        ValueError: it is.
     """
     if fusion is None:
         return
-    if not isinstance(fusion, MergedGradients):
-        raise TypeError(f"fusion must be hvd.MergedGradients(...), not {fusion!r}")
+    require(isinstance(fusion, MergedGradients), "fusion", "hvd.MergedGradients(...)", fusion)
     if groups is not None:
         raise ValueError("give fusion or groups, not both: each says which gradients travel together")
 
 
 def with_num_groups(groups: Any, num_groups: int) -> Any:
-    """`groups`, where Horovod's deprecated argument may stand for it. To be called by what the user calls."""
+    """`groups`, where Horovod's deprecated argument may stand for it. To be called by what the user calls.
+
+    Raises:
+        ValueError: it is no number of groups.
+    """
+    require(is_int(num_groups) and num_groups >= 0, "num_groups", "an int, 0 or more", num_groups)
     if num_groups == 0:
         return groups
     warnings.warn(

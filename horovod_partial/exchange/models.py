@@ -8,7 +8,7 @@ from typing import Any
 
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial import _attach
+from horovod_partial import _attach, bucket_config
 from horovod_partial._core import Periods
 from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Quorum, WeightedAverage
@@ -46,6 +46,7 @@ class ModelAverager(ABC):
         max_staleness: int | None,
         grace_ms: float | str | None,
     ) -> None:
+        bucket_config.check_rounds(max_staleness, grace_ms)  # what is wrong fails here, not in the first step
         self.name = self.signal_name = ""  # before it has been used
         self.policy = policy
         self.process_set = process_set

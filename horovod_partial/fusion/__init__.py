@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 
 from horovod_partial import _core
+from horovod_partial.checks import require, require_count
 
 RULES = ("exact", "paper", "wait_free", "single", "threshold")
 THRESHOLD_BYTES = 64 * 2**20  # of Horovod's own tensor fusion
@@ -212,14 +213,11 @@ class MergedGradients:
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, not {self.rule!r}")
-        for name, value in (("warmup_steps", self.warmup_steps), ("replan_every", self.replan_every)):
-            if value is None and name == "replan_every":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, a number of steps, not {value!r}")
-        if self.warmup_steps < 2:
-            raise ValueError(f"warmup_steps must be 2 or more, not {self.warmup_steps}")
-        if self.replan_every is not None and self.replan_every <= self.warmup_steps:
-            raise ValueError(f"replan_every must be more than warmup_steps, not {self.replan_every}")
+        require_count("warmup_steps", self.warmup_steps, 2)
+        if self.replan_every is not None:
+            require_count("replan_every", self.replan_every, 1)
+            if self.replan_every <= self.warmup_steps:
+                raise ValueError(f"replan_every must be more than warmup_steps, not {self.replan_every}")
         if self.plan is not None and not isinstance(self.plan, FusionPlan):
+            require(isinstance(self.plan, str | PathLike), "plan", "an hvd.FusionPlan, or a file", self.plan)
             object.__setattr__(self, "plan", FusionPlan.load(self.plan))

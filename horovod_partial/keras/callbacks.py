@@ -10,6 +10,8 @@ from typing import Any
 import keras
 from horovod.common.process_sets import ProcessSet, global_process_set
 
+from horovod_partial.checks import is_flag, is_number, require, require_count
+from horovod_partial.exchange.arguments import check_kinds
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import is_floating
 from horovod_partial.policies import Quorum
@@ -29,6 +31,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
+        require_count("root_rank", root_rank, 0)
+        check_kinds({"device": device})
         backend.check_devices(device=device)
         self.root_rank = root_rank
         self.device = device
@@ -39,8 +43,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def register_local_var(self, var: Any) -> None:
         """Leave this variable alone."""
-        if not isinstance(backend.native(var), backend.Variable):
-            raise ValueError("All local variables must be of keras.Variable type.")  # noqa: TRY004 (Horovod's error)
+        require(isinstance(backend.native(var), backend.Variable), "local_variables", "variables of Keras", var)
         self._local.add(id(backend.native(var)))
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -76,6 +79,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
+        check_kinds({"device": device})
         backend.check_devices(device=device)
         self.device = device
 
@@ -104,7 +108,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         steps_per_epoch: where Keras does not tell.
 
     Raises:
-        ValueError: `initial_lr` is None; or, in training, the steps of an epoch are not known.
+        ValueError: an argument is wrong; or, in training, the steps of an epoch are not known.
     """
 
     def __init__(
@@ -118,8 +122,15 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
-        if initial_lr is None:
-            raise ValueError("Parameter `initial_lr` is required")
+        require(is_number(initial_lr), "initial_lr", "a number", initial_lr)
+        fits = callable(multiplier) or is_number(multiplier)
+        require(fits, "multiplier", "a number, or a function of the epoch", multiplier)
+        require(is_number(start_epoch), "start_epoch", "a number", start_epoch)
+        require(end_epoch is None or is_number(end_epoch), "end_epoch", "a number", end_epoch)
+        require(is_flag(staircase), "staircase", "True or False", staircase)
+        require(is_flag(momentum_correction), "momentum_correction", "True or False", momentum_correction)
+        if steps_per_epoch is not None:
+            require_count("steps_per_epoch", steps_per_epoch, 1)
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -200,6 +211,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
+        require(is_number(warmup_epochs) and warmup_epochs >= 0, "warmup_epochs", "a number, 0 or more", warmup_epochs)
+
         def multiplier(epoch: float) -> float:
             # One batch on, so that the last batch of an epoch has the rate of a whole number of epochs.
             assert self.steps_per_epoch is not None
@@ -305,8 +318,10 @@ class ModelSyncCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         given = [number for number in (every_n_steps, every_n_epochs) if number is not None]
-        if len(given) != 1 or given[0] < 1:
+        if len(given) != 1:
             raise ValueError("give every_n_steps or every_n_epochs, 1 or more")
+        require_count("every_n_steps" if every_n_epochs is None else "every_n_epochs", given[0], 1)
+        check_kinds({"process_set": process_set})
         self.every_n_steps = every_n_steps
         self.every_n_epochs = every_n_epochs
         self.process_set = process_set
@@ -344,6 +359,7 @@ class PartialStatsCallback(keras.callbacks.Callback):
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
+        check_kinds({"process_set": process_set})
         self.process_set = process_set
         self._before: dict[str, Counter[str]] = {}
 

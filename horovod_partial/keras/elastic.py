@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from horovod_partial.checks import require_count
 from horovod_partial.keras.backend import backend
 
 __all__ = [
@@ -37,6 +38,7 @@ class CommitStateCallback(_StateCallback):
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__(state)
+        require_count("batches_per_commit", batches_per_commit, 1)
         self._batches_per_commit = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:

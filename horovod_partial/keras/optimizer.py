@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 from horovod_partial import _attach, policies
+from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
     check_about_rounds,
     check_gradient_arguments,
+    check_kinds,
     refuse_about_gradients,
-    refuse_misplaced_policy,
     with_num_groups,
 )
 from horovod_partial.exchange.gradients import Apply, GradientReducer
@@ -86,6 +87,7 @@ class _Methods:
 
     def register_local_var(self, var: Any) -> None:
         """Leave this variable's gradient to this rank, as Horovod's PartialDistributedOptimizer does."""
+        require(isinstance(backend.native(var), backend.Variable), "var", "a variable", var)
         self._horovod.register_local(var)
 
     @property
@@ -364,13 +366,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         ValueError: an argument is wrong, or does not go with the policy.
-        TypeError: `fusion` is something else.
     """
     policy = policies.resolve(sync, settings().sync)
     if getattr(optimizer, "is_horovod_partial", False):
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ValueError(f"optimizer must be one of Keras 3, not {type(optimizer)}")  # noqa: TRY004 (Keras's own error)
+    require(isinstance(optimizer, keras.optimizers.Optimizer), "optimizer", "one of Keras 3", optimizer)
     groups = with_num_groups(groups, num_groups)
     arguments = {
         "device_dense": device_dense,
@@ -396,7 +396,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "average_aggregated_gradients": average_aggregated_gradients,
         "sync": policy,
     }
-    refuse_misplaced_policy(repeated | {"sync": None})
+    check_kinds(repeated | {"sync": None})
     if isinstance(policy, ModelPolicy):
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
     else:
@@ -427,8 +427,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
-    if passes <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
     if passes == 1:
         return
     if _scales_loss(optimizer) or isinstance(optimizer, keras.optimizers.MultiOptimizer):
@@ -481,9 +479,9 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         ValueError: `local_layers` holds something else.
     """
     layers = [] if local_layers is None else local_layers
-    layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
-    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
-        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    layers = list(layers) if isinstance(layers, Iterable) else [layers]
+    fits = all(isinstance(layer, keras.layers.Layer) for layer in layers)
+    require(fits, "local_layers", "a layer of Keras, or several", local_layers)
     wrapped = DistributedOptimizer(
         optimizer,
         name,

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from horovod_partial.checks import require
 from horovod_partial.exchange import replicas
 from horovod_partial.keras.backend import backend
 
@@ -22,8 +23,12 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
         optimizer: whose variables are compared too; None leaves them out.
 
     Raises:
+        ValueError: an argument is wrong.
         AssertionError: replicas differ; on every rank, with the first variable that does, and the ranks.
     """
+    require(isinstance(model, keras.Model), "model", "a keras.Model", model)
+    fits = optimizer is None or isinstance(optimizer, keras.optimizers.Optimizer)
+    require(fits, "optimizer", "one of Keras 3", optimizer)
     weights = [("weight", variable) for variable in model.trainable_weights]
     own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
     variables = [] if optimizer is None else [variable for variable in optimizer.variables if id(variable) not in own]

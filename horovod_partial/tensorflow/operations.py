@@ -12,7 +12,8 @@ from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial import bucket_config, policies, round_stats
-from horovod_partial.exchange.arguments import is_average, of_allreduce
+from horovod_partial.checks import require, require_count
+from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce
 from horovod_partial.policies import (
     Butterfly,
     Full,
@@ -52,6 +53,7 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     What this rank has missed of the rounds of its thread's optimizers is applied. Other results wait for the next operation of
     their name. Ranks that have joined need not come.
     """
+    check_kinds({"process_set": process_set})
     check_initialized()
     if not tf.executing_eagerly():
         raise ValueError("call flush outside of graphs: it delivers when it is called")
@@ -60,6 +62,7 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
     """What happened to the rounds of each bucket: see `horovod_partial.round_stats.summarise` for the keys."""
+    check_kinds({"process_set": process_set})
     return round_stats.summarise(runtime.statistics(process_set.process_set_id))
 
 
@@ -121,7 +124,15 @@ def partial_allreduce(
         A graph that runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
     options = {"max_staleness": max_staleness, "grace_ms": grace_ms, "missed": missed, "divisor": divisor}
-    policy, options["missed"] = of_allreduce(sync, {"name": name, "op": op, **options})
+    arguments = {
+        "name": name,
+        "op": op,
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+        "process_set": process_set,
+        "return_info": return_info,
+    }
+    policy, options["missed"] = of_allreduce(sync, arguments | options)
     if isinstance(policy, Full):
         if return_info:
             raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
@@ -158,6 +169,7 @@ def group_allreduce(
     `horovod_partial.torch.group_allreduce` for TensorFlow (WAGMA-SGD, IEEE TPDS 2021, section 3.1): the arguments mean
     the same. Tensors, results and errors are as in `partial_allreduce`.
     """
+    check_kinds({"op": op})
     if op not in (Average, Sum):
         raise ValueError("groups reduce with op=hvd.Average or hvd.Sum, not with Adasum, Min, Max or Product")
     policy = GroupAverage(schedule=schedule, period=period)
@@ -201,10 +213,10 @@ def weighted_average(
     `horovod_partial.torch.weighted_average` for TensorFlow: the arguments mean the same, and `steps` may be an int32
     scalar. Tensors, which must be floating-point ones, results and errors are as in `partial_allreduce`.
     """
-    if isinstance(steps, bool) or not isinstance(steps, (int, tf.Tensor)):
-        raise TypeError(f"steps must be an int, or a tensor, not {steps!r}")
-    if isinstance(steps, int) and not 0 <= steps < 2**31:
-        raise ValueError(f"steps must be 0 or more, and below 2**31, not {steps}")
+    if isinstance(steps, tf.Tensor):
+        require(steps.dtype == tf.int32, "steps", "an int, or an int32 tensor", steps)
+    else:
+        require_count("steps", steps, 0)
     return average(tensor, name, WeightedAverage(1, contraction), process_set, steps=steps, return_info=return_info)
 
 
@@ -241,6 +253,7 @@ def _reduce(
     work: tf.Tensor | int = 0,
     return_info: bool,
 ) -> Any:
+    check_kinds({"name": name, "op": op, "process_set": process_set, "return_info": return_info})
     check_initialized()
     divides = is_average(op, Average, Sum)
     if not name:

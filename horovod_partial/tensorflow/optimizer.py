@@ -50,6 +50,5 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if arguments.get("fusion") is not None:
         raise ValueError("fusion needs an optimizer of Keras")
     if not isinstance(policy, Full):
-        message = f"{policy!r} needs an optimizer of Keras; one of tf.compat.v1.train takes hvd.Full()"
-        raise ValueError(message)  # noqa: TRY004 (it is the policy that does not fit)
+        raise ValueError(f"{policy!r} needs an optimizer of Keras; one of tf.compat.v1.train takes hvd.Full()")
     return horovod.tensorflow.DistributedOptimizer(optimizer, name, use_locking, **arguments)

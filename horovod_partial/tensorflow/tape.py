@@ -11,10 +11,11 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import Average
 
 from horovod_partial import policies
+from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
     check_about_rounds,
     check_gradient_arguments,
-    refuse_misplaced_policy,
+    check_kinds,
     with_num_groups,
 )
 from horovod_partial.exchange.wrapping import subclass
@@ -106,13 +107,11 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Raises:
         ValueError: an argument is wrong, or does not go with the policy.
-        TypeError: `fusion` is something else.
     """
     policy = policies.resolve(sync, settings().sync)
     if isinstance(policy, ModelPolicy):
-        raise ValueError(  # noqa: TRY004 (it is the policy that does not fit)
-            f"{policy!r} averages models, which a tape does not know; pass it to hvd.DistributedOptimizer"
-        )
+        raise ValueError(f"{policy!r} averages models, which a tape does not know; pass it to hvd.DistributedOptimizer")
+    require(isinstance(gradtape, tf.GradientTape), "gradtape", "a tf.GradientTape", gradtape)
     if getattr(gradtape, "is_horovod_partial", False):
         raise ValueError("gradtape is a DistributedGradientTape already; wrap the tape itself, and wrap it once")
     groups = with_num_groups(groups, num_groups)
@@ -132,7 +131,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         "divisor": divisor,
         "grace_ms": grace_ms,
     }
-    refuse_misplaced_policy(arguments)
+    check_kinds(arguments)
     check_about_rounds(sync, policy, arguments)
     check_gradient_arguments(arguments, replays=False)
     # A slot is not in the `__dict__` that all wrappers of one tape share.

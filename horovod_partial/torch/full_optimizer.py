@@ -13,6 +13,7 @@ import horovod.torch.optimizer as horovod_optimizer
 import torch
 from horovod.torch import mpi_ops
 
+from horovod_partial.checks import require_count
 from horovod_partial.torch.buckets import Widened
 from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import unwrapped
@@ -77,10 +78,16 @@ def wrap(
             horovod_zero_grad(self)  # raises: gradients are under way
         base.zero_grad(self, set_to_none)
 
+    horovod_set_passes = cls.set_backward_passes_per_step
+
+    def set_backward_passes_per_step(self: torch.optim.Optimizer, passes: int) -> None:
+        require_count("passes", passes, 1)
+        horovod_set_passes(self, passes)
+
     def reduce(self: torch.optim.Optimizer) -> tuple[Any, ...]:
         return unwrapped(self, base)
 
-    cls.step, cls.zero_grad = step, zero_grad
+    cls.step, cls.zero_grad, cls.set_backward_passes_per_step = step, zero_grad, set_backward_passes_per_step
     cls.is_horovod_partial = True
     cls.flush = lambda self: None
     cls.flush.__doc__ = "Nothing is ever pending under `Full`."

@@ -15,6 +15,7 @@ from horovod.common.process_sets import ProcessSet
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from horovod_partial import _core, bucket_config
+from horovod_partial.checks import require
 from horovod_partial.exchange.models import ModelAverager, takes_late
 from horovod_partial.policies import ModelPolicy, WeightedAverage
 from horovod_partial.runtime import Tenure
@@ -80,6 +81,8 @@ class ModelExchange(ModelAverager, Exchange):
         super().__init__(policy, process_set, max_staleness, grace_ms)
         self.round_steps = round_steps
         self._named_buffers = list(named_buffers or ())
+        fits = all(isinstance(pair, tuple) for pair in self._named_buffers)
+        require(fits, "named_buffers", "model.named_buffers()", self._named_buffers)
         self._tensors(optimizer)  # what does not fit fails here, not in the first step
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._name = Name(process_set, [names[p] for p in parameters])

@@ -10,6 +10,8 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial import bucket_config
+from horovod_partial.checks import require_count
+from horovod_partial.exchange.arguments import check_kinds
 from horovod_partial.policies import (
     Butterfly,
     GroupAverage,
@@ -24,6 +26,7 @@ from horovod_partial.torch.operations import (
     PartialHandle,
     check_arguments,
     device_number,
+    empty_like,
     make_config,
     submit,
     synchronize,
@@ -83,7 +86,7 @@ def group_allreduce_async(
     grace_ms: float | str | None = None,
 ) -> PartialHandle:
     """As `group_allreduce_async_`, with the result in a new tensor."""
-    output = torch.empty_like(tensor)
+    output = empty_like(tensor)
     return _group_allreduce(tensor, output, name, op, schedule, period, process_set, max_staleness, grace_ms)
 
 
@@ -143,7 +146,7 @@ def partial_reduce_async(
 ) -> PartialHandle:
     """As `partial_reduce_async_`, with the result in a new tensor."""
     policy = PartialReduce(size, weights, alpha, window)
-    return average_async(tensor, torch.empty_like(tensor), name, policy, process_set)
+    return average_async(tensor, empty_like(tensor), name, policy, process_set)
 
 
 def partial_reduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -192,7 +195,7 @@ def weighted_average_async(
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
     """As `weighted_average_async_`, with the result in a new tensor."""
-    return average_async(tensor, torch.empty_like(tensor), name, WeightedAverage(1, contraction), process_set, steps)
+    return average_async(tensor, empty_like(tensor), name, WeightedAverage(1, contraction), process_set, steps)
 
 
 def weighted_average_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -216,9 +219,11 @@ def _group_allreduce(
     max_staleness: int | None,
     grace_ms: float | str | None,
 ) -> PartialHandle:
+    check_kinds({"op": op})
+    bucket_config.check_rounds(max_staleness, grace_ms)
     if op not in (Average, Sum):
         raise ValueError("groups reduce with op=hvd.Average or hvd.Sum, not with Adasum, Min, Max or Product")
-    name = check_arguments(tensor, name)
+    name = check_arguments(tensor, name, process_set)
     policy = GroupAverage(schedule=schedule, period=period)
     config = _config(tensor, policy, process_set, op, max_staleness, grace_ms)
     return submit(tensor, output, name, process_set, config)
@@ -236,11 +241,8 @@ def average_async(
     members: Sequence[str] = (),
 ) -> PartialHandle:
     """Arrive with a model at a policy's bucket."""
-    name = check_arguments(tensor, name)
-    if isinstance(steps, bool) or not isinstance(steps, int):
-        raise TypeError(f"steps must be an int, not {steps!r}")
-    if not 0 <= steps < 2**31:
-        raise ValueError(f"steps must be 0 or more, and below 2**31, not {steps}")
+    name = check_arguments(tensor, name, process_set)
+    require_count("steps", steps, 0)
     if not tensor.dtype.is_floating_point:
         raise ValueError(f"an average of models needs floating-point tensors, not {tensor.dtype}")
     config = _config(tensor, policy, process_set, Average, max_staleness, grace_ms, tuple(members))

@@ -12,7 +12,8 @@ from horovod.torch import mpi_lib_v2, mpi_ops
 from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial import _attach, bucket_config, round_stats
-from horovod_partial.exchange.arguments import is_average, of_allreduce
+from horovod_partial.checks import is_int, require
+from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Full, Policy
 from horovod_partial.runtime import Runtime, library_of
@@ -81,12 +82,14 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     What this rank has missed of the rounds of its thread's optimizers is applied. Other results wait for the next operation of
     their name. Ranks that have joined need not come.
     """
+    check_kinds({"process_set": process_set})
     check_initialized()
     runtime.flush(process_set.process_set_id)
 
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
     """What happened to the rounds of each bucket: see `horovod_partial.round_stats.summarise` for the keys."""
+    check_kinds({"process_set": process_set})
     return round_stats.summarise(runtime.statistics(process_set.process_set_id))
 
 
@@ -213,7 +216,7 @@ def partial_allreduce_async(
     divisor: str = "ranks",
 ) -> PartialHandle | int:
     """As `partial_allreduce_async_`, with the result in a new tensor."""
-    output = torch.empty_like(tensor)
+    output = empty_like(tensor)
     return _submit(
         tensor,
         output,
@@ -261,11 +264,19 @@ def _submit(
     process_set: ProcessSet,
     options: _Options,
 ) -> PartialHandle | int:
-    policy, missed = of_allreduce(sync, {"name": name, "op": op, **options._asdict()})
+    arguments = {
+        "name": name,
+        "op": op,
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+        "process_set": process_set,
+    }
+    policy, missed = of_allreduce(sync, arguments | options._asdict())
+    require_tensor(tensor)
     if isinstance(policy, Full):
         check_initialized()
         return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
-    name = check_arguments(tensor, name)
+    name = check_arguments(tensor, name, process_set)
     config = make_config(
         dtype=wire_dtype(tensor.dtype),
         shape=tuple(tensor.shape),
@@ -283,8 +294,21 @@ def _submit(
     return submit(tensor, output, name, process_set, config)
 
 
-def check_arguments(tensor: torch.Tensor, name: str | None) -> str:
+def require_tensor(tensor: Any) -> None:
+    """Refuse what is no tensor."""
+    require(isinstance(tensor, torch.Tensor), "tensor", "a torch.Tensor", tensor)
+
+
+def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Where the result of a tensor goes that is not to be changed."""
+    require_tensor(tensor)
+    return torch.empty_like(tensor)
+
+
+def check_arguments(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> str:
     """Refuse what no partial collective takes; returns the name."""
+    check_kinds({"name": name, "process_set": process_set})
+    require_tensor(tensor)
     check_initialized()
     if not name:
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")
@@ -315,10 +339,15 @@ def submit(
     return PartialHandle(handle, source, target, output)
 
 
+def _require_handle(handle: Any) -> None:
+    require(is_int(handle), "handle", "what an asynchronous operation has returned", handle)
+
+
 def synchronize(handle: PartialHandle | int) -> torch.Tensor:
     """Wait for an operation of either kind, and return its result."""
     if isinstance(handle, PartialHandle):
         return handle.synchronize()
+    _require_handle(handle)
     return mpi_ops.synchronize(handle)
 
 
@@ -326,6 +355,7 @@ def poll(handle: PartialHandle | int) -> bool:
     """Whether an operation of either kind has finished, so that `synchronize` would not block."""
     if isinstance(handle, PartialHandle):
         return handle.poll()
+    _require_handle(handle)
     return mpi_ops.poll(handle)
 
 
@@ -337,4 +367,5 @@ def round_info(handle: PartialHandle | int) -> RoundInfo:
     """
     if isinstance(handle, PartialHandle):
         return handle.info()
+    _require_handle(handle)
     return RoundInfo(round=-1, late=False, fresh=-1, gradients=-1, staleness=0)

@@ -11,12 +11,13 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import policies
+from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
     check_about_rounds,
     check_compression,
     check_fusion,
+    check_kinds,
     refuse_about_gradients,
-    refuse_misplaced_policy,
     with_num_groups,
 )
 from horovod_partial.fusion import MergedGradients
@@ -111,6 +112,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ValueError: an argument is wrong, or does not go with the policy.
     """
     policy = policies.resolve(sync, settings().sync)
+    fits = isinstance(getattr(optimizer, "param_groups", None), list)
+    require(fits, "optimizer", "an optimizer of PyTorch", optimizer)
     if getattr(optimizer, "is_horovod_partial", False) or type(optimizer).__module__ == "horovod.torch.optimizer":
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
     groups = with_num_groups(groups, num_groups)
@@ -127,11 +130,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "grace_ms": grace_ms,
         "replay_limit": replay_limit,
     }
-    others = {"named_parameters": named_parameters, "backward_passes_per_step": backward_passes_per_step}
-    refuse_misplaced_policy(arguments | others)
+    others = {
+        "named_parameters": named_parameters,
+        "backward_passes_per_step": backward_passes_per_step,
+        "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+        "named_buffers": named_buffers,
+    }
+    check_kinds(arguments | others)
     check_compression(compression)
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+    fits = grad_scaler is None or isinstance(grad_scaler, torch.amp.GradScaler)
+    require(fits, "grad_scaler", "a torch.amp.GradScaler", grad_scaler)
     round_steps = RoundSteps(max_grad_norm, max_grad_value, grad_transform)
     if isinstance(policy, ModelPolicy):
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
@@ -152,10 +161,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     missed = settings().missed if missed is None else missed
     if missed not in ("auto", "sum", "replay", "latest"):
         raise ValueError(f"missed must be 'auto', 'sum', 'replay' or 'latest', not {missed!r}")
-    if model_sync_every is not None and not isinstance(model_sync_every, int):
-        raise TypeError(f"model_sync_every must be an int, a number of rounds, not {model_sync_every!r}")
-    if model_sync_every is not None and model_sync_every < 1:
-        raise ValueError(f"model_sync_every must be 1 or more rounds, not {model_sync_every}")
     check_fusion(fusion, groups)
     if isinstance(policy, Full) and fusion is None:
         return full_optimizer.wrap(

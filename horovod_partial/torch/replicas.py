@@ -11,7 +11,9 @@ import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import mpi_ops
 
+from horovod_partial.checks import require
 from horovod_partial.exchange import replicas
+from horovod_partial.exchange.arguments import check_kinds
 
 
 def assert_replicas_equal(
@@ -28,8 +30,13 @@ def assert_replicas_equal(
         process_set: the ranks that take part.
 
     Raises:
+        ValueError: an argument is wrong.
         AssertionError: replicas differ; on every rank, with the first tensor that does, and the ranks.
     """
+    check_kinds({"process_set": process_set})
+    require(isinstance(model, torch.nn.Module), "model", "a torch.nn.Module", model)
+    fits = optimizer is None or isinstance(getattr(optimizer, "param_groups", None), list)
+    require(fits, "optimizer", "an optimizer of PyTorch", optimizer)
     if not process_set.included():
         return
     hashes = {f"parameter {name}": _digest(parameter) for name, parameter in model.named_parameters()}
@@ -52,9 +59,11 @@ def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimi
         more: further entries, as an epoch.
 
     Raises:
-        ValueError: the optimizer is not wrapped.
+        ValueError: the optimizer is not wrapped, or another argument is wrong.
         AssertionError: gradients are under way; call it after `step`.
     """
+    require(isinstance(path, str | os.PathLike), "path", "that of a file", path)
+    require(isinstance(model, torch.nn.Module), "model", "a torch.nn.Module", model)
     if not hasattr(optimizer, "flush"):
         raise ValueError("optimizer must be a hvd.DistributedOptimizer; save others with torch.save")
     optimizer.flush()

@@ -10,6 +10,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
+from horovod_partial.checks import is_number, require, require_count
+
 GradTransform = Callable[[list[torch.Tensor]], None]
 RoundHook = Callable[[torch.optim.Optimizer], None]
 
@@ -36,12 +38,9 @@ class RoundSteps:
         grad_transform: GradTransform | None = None,
     ) -> None:
         for name, value in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ValueError(f"{name} must be a number above 0, not {value!r}")
-        if grad_transform is not None and not callable(grad_transform):
-            raise ValueError(f"grad_transform must be a function of a list of tensors, not {grad_transform!r}")
+            require(value is None or (is_number(value) and value > 0), name, "a number above 0", value)
+        fits = grad_transform is None or callable(grad_transform)
+        require(fits, "grad_transform", "a function of a list of tensors", grad_transform)
         self._max_norm = max_grad_norm
         self._max_value = max_grad_value
         self._transform = grad_transform
@@ -85,6 +84,7 @@ class RoundSteps:
 
     def register(self, hook: RoundHook) -> RemovableHandle:
         """Call a hook after each round, in the order in which hooks were registered."""
+        require(callable(hook), "hook", "a function of an optimizer", hook)
         handle = RemovableHandle(self._hooks)
         self._hooks[handle.id] = hook
         return handle
@@ -109,18 +109,18 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
     Raises:
         ValueError: the schedule is that of another optimizer, or follows rounds already, or `every` is no positive number.
     """
-    optimizer: Any = getattr(scheduler, "optimizer", None)
+    require(isinstance(scheduler, LRScheduler), "scheduler", "a schedule of torch.optim.lr_scheduler", scheduler)
+    optimizer: Any = scheduler.optimizer
     if not getattr(optimizer, "is_horovod_partial", False):
         raise ValueError(
             "make the schedule with the optimizer that hvd.DistributedOptimizer returns, not with the one within"
         )
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise ValueError(  # noqa: TRY004 (it is a schedule, of a kind that does not fit)
+        raise ValueError(
             "ReduceLROnPlateau follows a metric, not rounds: give its step the same metric on all ranks (hvd.allreduce), after "
             "optimizer.flush()"
         )
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"every must be a number of rounds, 1 or more, not {every!r}")
+    require_count("every", every, 1)
     if getattr(scheduler, "_follows_rounds", False):
         raise ValueError("the schedule follows rounds already")
     base: Any = type(scheduler)

@@ -11,6 +11,7 @@ import torch
 from horovod.common.process_sets import ProcessSet
 from torch.utils.hooks import RemovableHandle
 
+from horovod_partial.checks import require_count
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan
@@ -126,6 +127,7 @@ class _Methods(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """As Horovod's: how many backward passes accumulate before a step."""
+        require_count("passes", passes, 1)
         self.backward_passes_per_step = passes
         self._exchange.set_passes(passes)
 

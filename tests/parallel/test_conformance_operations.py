@@ -104,7 +104,7 @@ def test_wrong_arguments(front: Front, world: World) -> None:
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"name": None}, ValueError, "needs a name"),
         ({"sync": "most"}, ValueError, "unknown sync policy 'most'"),
-        ({"sync": 3}, TypeError, "sync must be a policy"),
+        ({"sync": 3}, ValueError, "sync must be a policy"),
         ({"sync": "group_average"}, ValueError, "averages models: use hvd.group_allreduce, hvd.partial_reduce or"),
         ({"sync": PartialReduce(2)}, ValueError, "averages models"),
         ({"sync": "weighted_average:2:0.9"}, ValueError, "averages models"),
@@ -112,7 +112,7 @@ def test_wrong_arguments(front: Front, world: World) -> None:
         ({"missed": "none"}, ValueError, "missed must be"),
         ({"divisor": "all"}, ValueError, "divisor must be"),
         ({"max_staleness": -1}, ValueError, "max_staleness must be"),
-        ({"max_staleness": 1.5}, TypeError, "max_staleness must be"),
+        ({"max_staleness": 1.5}, ValueError, "max_staleness must be"),
         ({"grace_ms": "long"}, ValueError, "grace_ms must be"),
         ({"stalenes": 3}, TypeError, "unexpected keyword"),
         *(
@@ -123,7 +123,7 @@ def test_wrong_arguments(front: Front, world: World) -> None:
     without_rounds: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"sync": "full", "divisor": "all"}, ValueError, "divisor must be"),
         ({"sync": None, "max_staleness": -1}, ValueError, "max_staleness must be"),
-        ({"sync": None, "grace_ms": [1]}, TypeError, "grace_ms must be"),
+        ({"sync": None, "grace_ms": [1]}, ValueError, "grace_ms must be"),
         ({"sync": None, "name": front.hvd.Solo()}, ValueError, r"name is Solo\(.*sync=Solo\("),
         ({"sync": None, "op": front.hvd.Majority()}, ValueError, r"op is Majority\("),
     ]

@@ -183,7 +183,7 @@ def test_xla_is_refused(world: World, policy: str) -> None:
 @alone
 def test_wrong_arguments(world: World) -> None:
     more: list[tuple[dict[str, Any], str]] = [
-        ({"replay_limit": 0, "sync": "solo"}, "replay_limit must be a number of rounds, 2 or more, not 0"),
+        ({"replay_limit": 0, "sync": "solo"}, "replay_limit must be an int, 2 or more, not 0"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step must be"),
     ]
     check_refusals(hvd, lambda **options: DistributedOptimizer(sgd(), **options), more)

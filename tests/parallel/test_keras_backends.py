@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from harness.arguments import NONSENSE, check_nonsense
 from harness.keras_training import (
     EVERYBODY,
     FOR_EVER,
@@ -766,6 +767,72 @@ def test_two_wrappers_of_one_optimizer(world: World) -> None:
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+@alone
+@pytest.mark.parametrize("policy", ["full", "solo", "group"])
+def test_arguments_of_a_wrong_kind(world: World, policy: str) -> None:
+    """Each is refused in one line that names it; what only gradients have, where gradients travel."""
+    of_models = (
+        "optimizer name device_dense device_sparse sparse_as_dense num_groups process_set scale_local_gradients sync "
+        "average_aggregated_gradients backward_passes_per_step max_staleness grace_ms"
+    )
+    of_gradients = "compression gradient_predivide_factor op groups fusion missed divisor replay_limit"
+    names = (of_models if policy == "group" else f"{of_models} {of_gradients}").split()
+
+    def wrap(**options: Any) -> Any:
+        return hvd.DistributedOptimizer(**({"optimizer": sgd(), "sync": sync_of(policy)} | options))
+
+    check_nonsense(wrap, {name: NONSENSE[name] for name in names})
+    check_nonsense(wrap().register_local_var, {"var": [None, 1, "x"]})
+
+
+COUNTS: list[Any] = ["1", 1.5, True, [1], int, 0]
+NUMBERS: list[Any] = ["1", True, [1], float]
+CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
+    "BroadcastGlobalVariablesCallback": (
+        {"root_rank": 0},
+        {"root_rank": ["0", 1.5, True, None, [1], -1], "device": [1], "local_variables": [1, "x"]},
+    ),
+    "MetricAverageCallback": ({}, {"device": [1]}),
+    "LearningRateScheduleCallback": (
+        {"initial_lr": 0.1, "multiplier": 1.0},
+        {
+            "initial_lr": [None, *NUMBERS],
+            "multiplier": [None, "1", True, [1]],
+            "start_epoch": [None, *NUMBERS],
+            "end_epoch": NUMBERS,
+            "staircase": ["yes", None],
+            "momentum_correction": ["yes", None],
+            "steps_per_epoch": COUNTS,
+        },
+    ),
+    "LearningRateWarmupCallback": ({"initial_lr": 0.1}, {"initial_lr": [None, *NUMBERS], "warmup_epochs": NUMBERS}),
+    "ModelSyncCallback": ({}, {"every_n_steps": COUNTS, "every_n_epochs": COUNTS}),
+    "PartialStatsCallback": ({}, {"process_set": NONSENSE["process_set"]}),
+}
+
+
+@alone
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_arguments_of_a_wrong_kind_of_callbacks(world: World, name: str) -> None:
+    needed, nonsense = CALLBACKS[name]
+    kind = getattr(hvd, name, None) or getattr(hvd.callbacks, name)
+    check_nonsense(lambda **wrong: kind(**(needed | wrong)), nonsense)
+
+
+@alone
+def test_arguments_of_a_wrong_kind_of_functions(world: World) -> None:
+    model = make_model()
+    check_nonsense(
+        lambda **wrong: hvd.assert_replicas_equal(**({"model": model} | wrong)),
+        {"model": [None, 1, "x", keras.Model, [model]], "optimizer": [1, "x", keras.optimizers.SGD]},
+    )
+    check_nonsense(
+        lambda **wrong: hvd.PartialDistributedOptimizer(sgd(), **wrong),
+        {"local_layers": [1, "x", [3], keras.layers.Dense]},
+    )
+    check_nonsense(hvd.flush, {"process_set": NONSENSE["process_set"]})
 
 
 @alone

@@ -202,7 +202,7 @@ def test_values(world: World) -> None:
 @alone
 def test_wrong_arguments(world: World) -> None:
     more: list[tuple[dict[str, Any], str]] = [
-        ({"replay_limit": 0, "sync": "solo"}, "replay_limit must be a number of rounds, 2 or more, not 0"),
+        ({"replay_limit": 0, "sync": "solo"}, "replay_limit must be an int, 2 or more, not 0"),
         ({"device_dense": "/cpu:0"}, "device_dense cannot be used"),
         ({"device_sparse": "/cpu:0"}, "device_sparse cannot be used"),
         ({"sync": hvd.GroupAverage(2, overlap=True)}, "overlap"),

@@ -190,7 +190,7 @@ def test_a_checkpoint(world: World, known_cost: MessageCost) -> None:
     [
         ({"sync": "group_average"}, ValueError, "fusion cannot be used with"),
         ({"groups": 2}, ValueError, "fusion or groups, not both"),
-        ({"fusion": "exact"}, TypeError, "fusion must be hvd.MergedGradients"),
+        ({"fusion": "exact"}, ValueError, "fusion must be hvd.MergedGradients"),
     ],
 )
 def test_arguments_that_do_not_fit(world: World, arguments: dict[str, Any], error: type[Exception], match: str) -> None:

@@ -403,7 +403,7 @@ def test_two_models_in_one_graph(world: World, known_cost: MessageCost) -> None:
     [
         ({"sync": "group_average"}, ValueError, "fusion cannot be used with"),
         ({"groups": 2}, ValueError, "fusion or groups, not both"),
-        ({"fusion": "exact"}, TypeError, "fusion must be hvd.MergedGradients"),
+        ({"fusion": "exact"}, ValueError, "fusion must be hvd.MergedGradients"),
         ({"op": hvd.Adasum}, ValueError, r"merged gradients reduce with op=hvd.Average or hvd.Sum"),
     ],
 )

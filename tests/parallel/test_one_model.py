@@ -411,8 +411,8 @@ def test_layers_that_change_where_ranks_would_part(world: World, before: bool) -
         ({"max_grad_norm": "1"}, "max_grad_norm must be a number above 0, not '1'"),
         ({"max_grad_value": -1.0}, "max_grad_value must be a number above 0, not -1.0"),
         ({"grad_transform": 3}, "grad_transform must be a function of a list of tensors, not 3"),
-        ({"replay_limit": 1, "sync": "solo"}, "replay_limit must be a number of rounds, 2 or more, not 1"),
-        ({"replay_limit": 2.5, "sync": "solo"}, "replay_limit must be a number of rounds, 2 or more, not 2.5"),
+        ({"replay_limit": 1, "sync": "solo"}, "replay_limit must be an int, 2 or more, not 1"),
+        ({"replay_limit": 2.5, "sync": "solo"}, "replay_limit must be an int, 2 or more, not 2.5"),
         ({"max_grad_norm": 1.0, "op": hvd.Adasum}, "op=hvd.Adasum reduces no gradients"),
         ({"replay_limit": 4, "sync": hvd.PartialReduce(2)}, "replay_limit cannot be used with PartialReduce"),
     ],
@@ -432,7 +432,7 @@ def test_schedules_that_cannot_follow(world: World) -> None:
     with pytest.raises(ValueError, match="ReduceLROnPlateau follows a metric"):
         hvd.follow_rounds(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    with pytest.raises(ValueError, match="every must be a number of rounds, 1 or more, not 0"):
+    with pytest.raises(ValueError, match="every must be an int, 1 or more, not 0"):
         hvd.follow_rounds(schedule, every=0)
     assert hvd.follow_rounds(schedule) is schedule
     with pytest.raises(ValueError, match="follows rounds already"):

@@ -233,7 +233,7 @@ def test_wrong_arguments(world: World) -> None:
     model = make_model()
     more: list[tuple[dict[str, Any], str]] = [
         ({"model_sync_every": 0}, "model_sync_every must be"),
-        ({"groups": [["x"]]}, "groups must consist of"),
+        ({"groups": [["x"]]}, "groups must be"),
         ({"groups": [[model[0].weight], [model[0].weight]]}, "only appear once"),
     ]
     check_refusals(hvd, lambda **options: hvd.DistributedOptimizer(MAKERS["momentum"](model), **options), more)

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from harness.arguments import check_refusals
+from harness.arguments import NONSENSE, check_nonsense, check_refusals
 from harness.matrix import FRONT_END, alone, scripted
 from harness.script import all_but, total, value
 from harness.world import World, delay
@@ -978,6 +978,37 @@ def test_wrapping_twice(world: World, first: str) -> None:
     for second in ("full", "solo"):
         with pytest.raises(ValueError, match="already"):
             hvd.DistributedGradientTape(tape, sync=second)
+
+
+@alone
+@pytest.mark.parametrize("policy", ["full", "solo"])
+def test_arguments_of_a_wrong_kind_of_a_tape(world: World, policy: str) -> None:
+    names = (
+        "compression device_dense device_sparse divisor fusion grace_ms gradient_predivide_factor groups max_staleness missed "
+        "num_groups op process_set scale_local_gradients sparse_as_dense sync"
+    )
+    nonsense = {name: NONSENSE[name] for name in names.split()} | {"gradtape": [None, 1, "x", tf.GradientTape]}
+    needed = {"gradtape": tf.GradientTape(), "sync": policy}
+    check_nonsense(lambda **wrong: hvd.DistributedGradientTape(**(needed | wrong)), nonsense)
+
+
+@alone
+def test_arguments_of_a_wrong_kind_of_operations(world: World) -> None:
+    numbers: list[Any] = ["1", True, None, [1], float]
+    counts: list[Any] = ["1", 1.5, True, [1], int]
+    common = {"name": NONSENSE["name"], "process_set": NONSENSE["process_set"], "return_info": ["yes", None]}
+    scales = {"prescale_factor": numbers, "postscale_factor": numbers}
+    reduced = {name: NONSENSE[name] for name in ("op", "sync", "missed", "divisor", "max_staleness", "grace_ms")}
+    cases: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
+        "partial_allreduce": ({"sync": "solo"}, reduced | scales),
+        "group_allreduce": ({}, {"op": NONSENSE["op"], "schedule": ["ring", 1], "period": counts}),
+        "partial_reduce": ({}, {"size": counts, "weights": [1, None], "alpha": numbers, "window": counts}),
+        "weighted_average": ({"steps": 1, "contraction": 0.5}, {"steps": [*counts, None], "contraction": numbers}),
+    }
+    for kind, (needed, nonsense) in cases.items():
+        options = {"tensor": tf.ones(2), "name": world.name(), **needed}
+        check_nonsense(lambda o=options, k=kind, **wrong: getattr(hvd, k)(**(o | wrong)), common | nonsense)
+    assert world.name() not in hvd.partial_stats()
 
 
 @alone

@@ -126,9 +126,12 @@ def test_a_plan_whose_parts_do_not_fit(tmp_path: Path) -> None:
     [
         ({"rule": "greedy"}, ValueError, "rule must be one of"),
         ({"warmup_steps": 1}, ValueError, "2 or more"),
-        ({"warmup_steps": 2.0}, TypeError, "warmup_steps must be an int"),
+        ({"warmup_steps": 2.0}, ValueError, "warmup_steps must be an int"),
         ({"replan_every": 10}, ValueError, "more than warmup_steps"),
-        ({"replan_every": True}, TypeError, "replan_every must be an int"),
+        ({"replan_every": True}, ValueError, "replan_every must be an int"),
+        ({"rule": None}, ValueError, "rule must be one of"),
+        ({"warmup_steps": None}, ValueError, "warmup_steps must be an int"),
+        ({"plan": 1}, ValueError, "plan must be an hvd.FusionPlan, or a file, not 1"),
         ({"plan": "/nowhere/plan.json"}, FileNotFoundError, "plan.json"),
     ],
 )

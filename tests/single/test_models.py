@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,12 @@ def test_estimate_of_gradient_descent() -> None:
 )
 def test_no_estimate_of_what_does_not_decay(losses: list[float]) -> None:
     with pytest.raises(ValueError, match="do not decay exponentially: the means of their thirds"):
+        estimate_contraction(losses)
+
+
+@pytest.mark.parametrize("losses", [None, 3, ["a"] * 7, [None] * 7, float])
+def test_no_estimate_of_what_is_no_number(losses: Any) -> None:
+    with pytest.raises(ValueError, match="losses must be a sequence of numbers, not "):
         estimate_contraction(losses)
 
 

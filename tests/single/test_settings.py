@@ -45,22 +45,26 @@ def test_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "text"),
     [
-        ("SYNC", "most"),
-        ("MAX_STALENESS", "-1"),
-        ("MAX_STALENESS", "many"),
-        ("GRACE_MS", "-2"),
-        ("GRACE_MS", "long"),
-        ("MISSED", "none"),
-        ("BUCKET_MB", "0"),
-        ("WAITING_MS", "0"),
-        ("LOG_LEVEL", "loud"),
+        ("SYNC", "most", "unknown sync policy 'most'; known are"),
+        ("SYNC", "", "unknown sync policy ''"),
+        ("SYNC", "quorum:x", "invalid sync policy 'quorum:x'"),
+        ("MAX_STALENESS", "-1", "Input should be greater than or equal to 0"),
+        ("MAX_STALENESS", "many", "Input should be a valid integer"),
+        ("MAX_STALENESS", "2147483648", "Input should be less than 2147483648"),
+        ("GRACE_MS", "-2", "must be 'auto' or a number of milliseconds, 0 or more"),
+        ("GRACE_MS", "nan", "must be 'auto' or a number of milliseconds, 0 or more"),
+        ("GRACE_MS", "long", "must be 'auto' or a number of milliseconds, 0 or more"),
+        ("MISSED", "none", "Input should be 'auto', 'sum', 'replay' or 'latest'"),
+        ("BUCKET_MB", "0", "Input should be greater than 0"),
+        ("WAITING_MS", "0", "Input should be greater than 0"),
+        ("LOG_LEVEL", "loud", "Input should be 'debug', "),
     ],
 )
-def test_wrong_values(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_wrong_values(monkeypatch: pytest.MonkeyPatch, name: str, value: str, text: str) -> None:
     monkeypatch.setenv("HOROVOD_PARTIAL_" + name, value)
-    with pytest.raises(ValueError, match=rf"^HOROVOD_PARTIAL_{name}='{value}': [^\n]*$"):
+    with pytest.raises(ValueError, match=rf"^HOROVOD_PARTIAL_{name}='{value}': {text}[^\n]*$"):
         module.settings()
 
 
