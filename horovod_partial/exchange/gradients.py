@@ -103,6 +103,7 @@ class GradientReducer(ABC):
         skips_nonfinite: rounds whose gradients are not finite are skipped by whoever applies them, on every rank. So late
             ones travel.
         owner: of the buckets, which end when it is gone; None where they are there for whoever has these variables.
+        is_flushed: whether no step has been taken since the last flush.
     """
 
     average: int  # the numbers of Horovod's operations
@@ -117,9 +118,12 @@ class GradientReducer(ABC):
         *,
         skips_nonfinite: bool = False,
         owner: _attach.Owner | None = None,
+        is_flushed: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self._owner = owner
+        self._is_flushed = is_flushed
+        self._last: Family | None = None  # whose rounds were applied last
         self.process_set: ProcessSet = arguments["process_set"]
         self._fusion: MergedGradients | None = arguments["fusion"]
         self._full = isinstance(sync, Full) and self._fusion is None
@@ -235,16 +239,17 @@ class GradientReducer(ABC):
 
         name, arrived, _ = self._arrive([gradients[i] for i in shared], trained)
         family = self._families.get(name)
-        if family is None and self._families:
+        if self._last is not None and family is not self._last and not self._is_flushed():
             warnings.warn(
-                "an optimizer applies gradients of other variables than before: these have rounds of their own, so that ranks "
-                "may apply both in different orders, and part. Use an optimizer for each set of variables, or call "
-                "optimizer.flush() on every rank between them",
+                "an optimizer applies gradients of other variables than before, as where layers are frozen: these have rounds "
+                "of their own, so that ranks may apply both in different orders, and part. Use an optimizer for each set of "
+                "variables, or call optimizer.flush() on every rank between them",
                 stacklevel=2,
             )
         if family is None:
             family = self._families[name] = self._family_of(arrived, trained, apply)
             self.runtime.take_part_in_flushes(family)
+        self._last = family
         family.thread = threading.get_ident()
         if len(shared) < len(everything):
             self._apply_first(arrived, with_local_ones)

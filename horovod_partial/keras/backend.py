@@ -7,6 +7,7 @@ and `backend_torch`:
 * `native`, the framework's `Variable` behind one of Keras's, and `number_of` it
 * `GradientReducer`
 * `uncompiled`: a function that `jit_compile=True` leaves as it is
+* `outside_graphs`: a context in which variables have values, also while a graph is made
 * `average_`, `signal`, `when_it_runs`: what averages of models are made of
 * `broadcast_variables`, `broadcast_`, `average_numbers`, `check_devices`: what callbacks need
 * `gather_bytes`: what the check of replicas needs

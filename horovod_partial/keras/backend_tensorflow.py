@@ -32,6 +32,7 @@ __all__ = [
     "native",
     "number_of",
     "operations",
+    "outside_graphs",
     "run",
     "runtime",
     "signal",
@@ -42,6 +43,7 @@ __all__ = [
 Variable = tf.Variable  # which `native` makes of Keras's
 number_of = GradientReducer.number_of
 broadcast_variables = operations.broadcast_variables
+outside_graphs = tf.init_scope
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,6 +39,7 @@ __all__ = [
     "native",
     "number_of",
     "operations",
+    "outside_graphs",
     "run",
     "runtime",
     "signal",
@@ -58,6 +60,9 @@ def uncompiled(function: _F) -> _F:
     compiler fails, and not every time.
     """
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+
+
+outside_graphs = nullcontext  # there are none
 
 
 def when_it_runs(function: Callable[[], int]) -> int:

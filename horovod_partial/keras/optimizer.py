@@ -25,7 +25,7 @@ from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelAverager
-from horovod_partial.policies import ModelPolicy, Policy
+from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
 
@@ -50,6 +50,13 @@ class _Methods:
             with keras.name_scope(self.name):  # type: ignore[attr-defined]
                 self.build(variables)  # type: ignore[attr-defined]
             self.built = True
+        known = {id(backend.native(variable)) for variable in self._trainable_variables}  # type: ignore[attr-defined]
+        unknown = [variable for variable in variables if id(backend.native(variable)) not in known]
+        if unknown:  # before anything travels
+            raise ValueError(
+                f"{getattr(unknown[0], 'path', unknown[0].name)} was not trained when the optimizer was built, so that has no "
+                "state for it: call optimizer.flush() on every rank, then wrap a new optimizer, and compile the model with it"
+            )
         return self._horovod.apply(self, list(grads), list(variables))
 
     # Where Keras accumulates gradients, an update is where their sum is: the passes before have not travelled. What belongs
@@ -120,6 +127,31 @@ class _Methods:
         self._base.save_own_variables(self, store)
 
 
+class _Progress:
+    """How far an optimizer has come, and how far it was when it was last flushed; lives on when that is gone."""
+
+    def __init__(self, iterations: Any) -> None:
+        self._iterations = iterations
+        self._flushed_at = 0
+
+    def flushed(self) -> None:
+        self._flushed_at = self._now()
+
+    def is_flushed(self) -> bool:
+        return self._flushed_at == self._now()
+
+    def _now(self) -> int:
+        with backend.outside_graphs():
+            return int(keras.ops.convert_to_numpy(self._iterations))
+
+    def follows(self, variables: Sequence[Any]) -> bool:
+        """Let variables be those that this optimizer trains; whether another one that did was flushed before."""
+        before = [getattr(variable, "_horovod_progress", self) for variable in variables]
+        for variable in variables:
+            variable._horovod_progress = self
+        return all(progress is self or progress.is_flushed() for progress in before)
+
+
 class _State:
     """What the wrapper of one optimizer knows."""
 
@@ -131,8 +163,17 @@ class _State:
         self._local: list[Any] = []
         self._made: GradientReducer | ModelAverager | None = None
         self._tenure = Tenure(backend.runtime)  # of that
-        self._flushed_at = 0  # of the optimizer's iterations
+        self._progress: _Progress | None = None  # none before the first step
         self._has_warned = False
+
+    @property
+    def _has_rounds(self) -> bool:
+        return not isinstance(self._policy, Full) and self._arguments["process_set"].size() > 1
+
+    def _progress_of(self, optimizer: Any) -> _Progress:
+        if self._progress is None:
+            self._progress = _Progress(optimizer.iterations)
+        return self._progress
 
     def register_local(self, variable: Any) -> None:
         self._local.append(variable)
@@ -163,7 +204,15 @@ class _State:
                     self._arguments,
                     skips_nonfinite=_scales_loss(optimizer),
                     owner=_attach.Owner(),
+                    is_flushed=self._progress_of(optimizer).is_flushed,
                 )
+                if self._has_rounds and not self._progress_of(optimizer).follows(optimizer._trainable_variables):
+                    warnings.warn(
+                        "an optimizer begins to train what another one has trained that was not flushed: what that has "
+                        "pending or has missed is lost, and replicas part. Call flush() of the one before on every rank, before "
+                        "the first step of the new one",
+                        stacklevel=2,
+                    )
                 for variable in self._local:
                     reducer.register_local(variable)
                 made = reducer
@@ -208,7 +257,7 @@ class _State:
         optimizer._iterations.assign_sub(passes)  # Keras counts this update's passes itself
 
     def rounds(self, optimizer: Any) -> int:
-        if isinstance(self._policy, policies.Full) or self._arguments["process_set"].size() == 1:
+        if not self._has_rounds:
             return int(optimizer.iterations)
         made = self._current()
         return made.rounds if made is not None else 0
@@ -220,7 +269,7 @@ class _State:
 
     def is_flushed(self, optimizer: Any) -> bool:
         made = self._current()
-        if made is None or self._flushed_at == int(optimizer.iterations):
+        if made is None or self._progress_of(optimizer).is_flushed():
             return True
         return made.is_settled if isinstance(made, GradientReducer) else not made.is_needed
 
@@ -237,7 +286,7 @@ class _State:
 
     def flush(self, optimizer: Any) -> None:
         self._flush(optimizer)
-        self._flushed_at = int(optimizer.iterations)
+        self._progress_of(optimizer).flushed()
 
     def _flush(self, optimizer: Any) -> None:
         made = self._current()
@@ -402,6 +451,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         check_about_rounds(sync, policy, arguments)
     check_gradient_arguments(arguments, replays=fusion is None)
+    accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
+    replays = arguments["missed"] == "replay" and not isinstance(policy, Full | ModelPolicy)
+    if replays and accumulates and getattr(optimizer, "inner_optimizer", optimizer).use_ema:
+        raise ValueError(
+            f"use_ema cannot be used with gradient accumulation under {policy!r}: Keras averages after each pass, and ranks "
+            "differ in those; use keras.callbacks.SwapEMAWeights without accumulation, or average the model yourself after a "
+            "flush"
+        )
     backend.check_devices(device_dense=device_dense, device_sparse=device_sparse)
     if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
@@ -411,12 +468,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         backend.GradientReducer(prefix, policy, arguments)
     _accumulate(optimizer, backward_passes_per_step)  # which changes it: last, when all else fits
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if arguments["missed"] == "replay" and inner.use_ema and optimizer.gradient_accumulation_steps:
-        raise ValueError(
-            "use_ema cannot be used with gradient accumulation: Keras averages after each pass, and ranks differ in those; use "
-            "keras.callbacks.SwapEMAWeights without accumulation, or average the model yourself after a flush"
-        )
     base = type(optimizer)
     # A slot is not in the `__dict__` that all wrappers of one optimizer share.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))

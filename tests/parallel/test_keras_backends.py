@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -766,7 +768,91 @@ def test_two_wrappers_of_one_optimizer(world: World) -> None:
     assert int(bare.iterations) == 2
 
 
+# --- Layers that are frozen -------------------------------------------------------------------------------------------
+
+
+class Slow(keras.callbacks.Callback):
+    """Rank 1 is slower than the others."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        time.sleep(0.01 if hvd.rank() == 1 else 0.002)
+
+
+def fit(model: keras.Model, world: World, graph: bool, optimizer: Any) -> list[str]:
+    """Compile and train for some steps, and flush; returns what was warned of."""
+    model.compile(optimizer, "mse", run_eagerly=not graph, jit_compile=False)
+    x, y = concatenated([batch(world.rank, number) for number in range(6)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0, callbacks=[Slow()])
+    return [str(one.message) for one in caught if "optimizer" in str(one.message)]
+
+
+@pytest.mark.parametrize("policy", ["majority", pytest.param("full", marks=LONG), pytest.param("solo", marks=LONG)])
+def test_layers_are_frozen_and_unfrozen(world: World, policy: str, graph: bool) -> None:
+    """After a flush. What is unfrozen needs an optimizer that has state for it."""
+    model = make_model()
+    first = model.layers[0]
+    new = lambda: hvd.DistributedOptimizer(MAKERS["Adam"](), sync=policy)
+
+    def moves(optimizer: Any) -> bool:
+        before = flat(first)
+        assert fit(model, world, graph, optimizer) == []
+        optimizer.flush()
+        hvd.assert_replicas_equal(model, optimizer)
+        return flat(first) != before
+
+    optimizer = new()
+    assert moves(optimizer)
+    first.trainable = False
+    assert not moves(optimizer)
+    first.trainable = True
+    assert moves(optimizer)
+    first.trainable = False
+    optimizer = new()
+    assert not moves(optimizer)
+    first.trainable = True
+    with pytest.raises(ValueError, match=r"kernel was not trained when the optimizer was built.* wrap a new optimizer"):
+        moves(optimizer)
+    optimizer.flush()  # which knows nothing of it
+    assert moves(new())
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["same", "new"])
+def test_layers_that_are_frozen_without_a_flush(world: World, anew: bool, graph: bool) -> None:
+    """Ranks would part in silence."""
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(), sync="majority")
+    assert fit(model, world, graph, optimizer) == []
+    model.layers[0].trainable = False
+    if anew:
+        warned = fit(model, world, graph, hvd.DistributedOptimizer(sgd(), sync="majority"))
+        assert [text.startswith("an optimizer begins to train what another one has trained") for text in warned] == [
+            True
+        ]
+    else:
+        warned = fit(model, world, graph, optimizer)
+        assert [text.startswith("an optimizer applies gradients of other variables") for text in warned] == [True]
+    hvd.flush()
+
+
 # --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+@alone
+@pytest.mark.parametrize("policy", ["full", "solo", "group"])
+def test_moving_averages_of_accumulated_gradients(world: World, policy: str) -> None:
+    """Only where rounds are replayed ranks would differ; what is refused stays as it was."""
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True)
+    wrap = lambda **more: hvd.DistributedOptimizer(optimizer, sync=sync_of(policy), backward_passes_per_step=2, **more)
+    if policy == "solo":
+        with pytest.raises(ValueError, match=r"use_ema cannot be used with gradient accumulation under Solo\(\)"):
+            wrap()
+        assert optimizer.gradient_accumulation_steps is None
+        wrap(missed="latest")
+    else:
+        wrap()
+    assert optimizer.gradient_accumulation_steps == 2
 
 
 @alone
