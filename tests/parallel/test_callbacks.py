@@ -266,7 +266,7 @@ def test_a_late_rank_leaves_an_old_average_out(world: World) -> None:
 @alone
 @pytest.mark.parametrize("arguments", [{}, {"every_n_steps": 1, "every_n_epochs": 1}, {"every_n_steps": 0}])
 def test_a_sync_needs_one_interval(world: World, arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="every_n_steps or every_n_epochs"):
+    with pytest.raises(ValueError, match="every_n_(steps|epochs)"):
         hvd.ModelSyncCallback(**arguments)
 
 
@@ -359,5 +359,5 @@ def test_local_layers_are_left_alone(world: World, sync: str) -> None:
     world.same(values(model.layers[0].weights))
     heads = world.gather(values(model.layers[-1].weights))
     assert all(head != heads[0] for head in heads[1:])
-    with pytest.raises(ValueError, match="local layers"):
+    with pytest.raises(ValueError, match="local_layers must be"):
         hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=["dense"])

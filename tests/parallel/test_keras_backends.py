@@ -836,6 +836,26 @@ def test_layers_that_are_frozen_without_a_flush(world: World, anew: bool, graph:
     hvd.flush()
 
 
+@pytest.mark.parametrize("flushes", [False, True], ids=["bare", "flushed"])
+def test_a_learning_rate_that_changes_between_epochs(world: World, flushes: bool) -> None:
+    """Ranks are in different rounds then, unless they have flushed."""
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(MAKERS["Adam"](), sync="majority")
+    model.compile(optimizer, "mse", jit_compile=False)
+    changing = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
+    x, y = concatenated([batch(world.rank, number) for number in range(6)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        callbacks = [Slow(), changing, *([hvd.FlushCallback()] if flushes else [])]
+        model.fit(x, y, batch_size=SAMPLES, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+    warned = [one for one in caught if "the learning rate was changed between two steps" in str(one.message)]
+    assert len(warned) == (0 if flushes else 1)
+    optimizer.flush()
+    optimizer.learning_rate = 0.5
+    if flushes:
+        hvd.assert_replicas_equal(model, optimizer)
+
+
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
