@@ -176,7 +176,8 @@ class _State:
 
     def _progress_of(self, optimizer: Any) -> _Progress:
         if self._progress is None:
-            self._progress = _Progress(optimizer.iterations)
+            # A variable, also where Keras accumulates gradients: `iterations` is what follows from it then.
+            self._progress = _Progress(getattr(optimizer, "inner_optimizer", optimizer)._iterations)
         return self._progress
 
     def register_local(self, variable: Any) -> None:

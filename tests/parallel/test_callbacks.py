@@ -86,7 +86,7 @@ def test_broadcast_leaves_local_variables_alone(world: World) -> None:
     fit(world, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=local), before])
     assert before.noted[0] == own
     world.same(before.noted[1])
-    with pytest.raises(ValueError, match=r"keras\.Variable"):
+    with pytest.raises(ValueError, match="local_variables must be"):
         hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["kernel"])
 
 
@@ -266,7 +266,7 @@ def test_a_late_rank_leaves_an_old_average_out(world: World) -> None:
 @alone
 @pytest.mark.parametrize("arguments", [{}, {"every_n_steps": 1, "every_n_epochs": 1}, {"every_n_steps": 0}])
 def test_a_sync_needs_one_interval(world: World, arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="every_n_(steps|epochs)"):
+    with pytest.raises(ValueError, match=r"every_n_(steps|epochs)"):
         hvd.ModelSyncCallback(**arguments)
 
 
