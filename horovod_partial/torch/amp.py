@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-
-class Scaled(Protocol):
-    """An optimizer's exchange whose contributions travel unscaled.
-
-    Attributes:
-        overflows: of each round that was applied or skipped since the scale was moved last, whether its result was not
-            finite.
-        synchronized: the results of this step are there.
-    """
-
-    overflows: list[bool]
-    synchronized: bool
+Followers: TypeAlias = "weakref.WeakSet[Any]"  # optimizers whose contributions travel unscaled
 
 
-Followers: TypeAlias = "weakref.WeakKeyDictionary[torch.optim.Optimizer, Scaled]"
-
-
-def follow_rounds(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, exchange: Scaled) -> None:
+def follow_rounds(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
     """Let a scaler leave a wrapped optimizer's gradients to its rounds.
 
     A contribution is divided by the scale with which it was made before it travels, since a late one meets another. So all
@@ -33,10 +19,10 @@ def follow_rounds(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
     """
     followers: Followers | None = getattr(scaler, "_horovod_partial_followers", None)
     if followers is None:
-        followers = weakref.WeakKeyDictionary()
+        followers = weakref.WeakSet()
         scaler._horovod_partial_followers = followers  # type: ignore[attr-defined]
         _take_over(scaler, followers)
-    followers[optimizer] = exchange
+    followers.add(optimizer)
 
 
 def _take_over(scaler: torch.amp.GradScaler, followers: Followers) -> None:
@@ -45,7 +31,7 @@ def _take_over(scaler: torch.amp.GradScaler, followers: Followers) -> None:
     def unscale_(optimizer: Any) -> None:
         if optimizer not in followers:
             unscale(optimizer)
-        elif not followers[optimizer].synchronized:
+        elif not optimizer._exchange.synchronized:
             optimizer.synchronize()
 
     def step_(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -54,8 +40,9 @@ def _take_over(scaler: torch.amp.GradScaler, followers: Followers) -> None:
         return optimizer.step(*args, **kwargs)
 
     def update_(new_scale: float | torch.Tensor | None = None) -> None:
-        rounds = [list(exchange.overflows) for exchange in followers.values()]
-        for exchange in followers.values():
+        exchanges = [optimizer._exchange for optimizer in followers]
+        rounds = [list(exchange.overflows) for exchange in exchanges]
+        for exchange in exchanges:
             exchange.overflows.clear()
         if new_scale is not None:
             update(new_scale)

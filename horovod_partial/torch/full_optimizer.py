@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -84,10 +85,17 @@ def wrap(
         require_count("passes", passes, 1)
         horovod_set_passes(self, passes)
 
+    def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+        if takes_closures:
+            raise ValueError("op=hvd.Adasum needs all parameter groups before the optimizer is wrapped")
+        base.add_param_group(self, param_group)
+        _reduce_last_group(self)
+
     def reduce(self: torch.optim.Optimizer) -> tuple[Any, ...]:
         return unwrapped(self, base)
 
     cls.step, cls.zero_grad, cls.set_backward_passes_per_step = step, zero_grad, set_backward_passes_per_step
+    cls.add_param_group = add_param_group
     cls.is_horovod_partial = True
     cls.flush = lambda self: None
     cls.flush.__doc__ = "Nothing is ever pending under `Full`."
@@ -104,6 +112,24 @@ def wrap(
         cls._step_supports_amp_scaling = False
         synchronize_before_unscaling(grad_scaler, wrapped)
     return wrapped
+
+
+def _reduce_last_group(optimizer: Any) -> None:
+    """What Horovod does when it wraps an optimizer, for parameters that are added later, and would never be reduced."""
+    number = len(optimizer.param_groups) - 1
+    reduces = optimizer.process_set.included() and (mpi_ops.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
+    for position, parameter in enumerate(optimizer.param_groups[-1]["params"]):
+        optimizer._parameter_names[parameter] = f"param_groups.{number}.{position}"
+        optimizer._allreduce_delay[parameter] = optimizer.backward_passes_per_step
+        if not reduces or not parameter.requires_grad:
+            continue
+        if optimizer._groups is not None:
+            optimizer._p_to_group[parameter] = (parameter,)
+            optimizer._group_counts[parameter,] = 0
+        optimizer._requires_update.add(parameter)
+        accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        accumulator.register_hook(optimizer._make_hook(parameter))
+        optimizer._grad_accs.append(accumulator)
 
 
 _horovods_class_is_changed = threading.Lock()  # for as long as an optimizer is wrapped

@@ -57,8 +57,6 @@ class GradientExchange(Exchange):
         ValueError: an argument does not fit.
     """
 
-    exchanged = "reduced"
-
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -453,6 +451,13 @@ class GradientExchange(Exchange):
         finally:
             for parameter, gradient in gradients.items():
                 parameter.grad = gradient
+
+    def succeed(self, before: Exchange) -> None:
+        assert isinstance(before, GradientExchange)
+        self.overflows = before.overflows
+        self.thread = before.thread
+        self._local_steps = self._flushed_at = before._local_steps
+        self.synchronizes_in_step = before.synchronizes_in_step
 
     def before_zero_grad(self) -> None:
         if any(bucket.handle is not None for bucket in self.buckets):

@@ -64,7 +64,6 @@ class ModelExchange(ModelAverager, Exchange):
     """
 
     runtime = runtime
-    exchanged = "averaged"
 
     def __init__(
         self,
@@ -154,6 +153,10 @@ class ModelExchange(ModelAverager, Exchange):
                 useful=average_is_useful(info.work, self.policy.contraction),
                 converges=average_converges(info.work, self.policy.contraction),
             )
+
+    def succeed(self, before: Exchange) -> None:
+        assert isinstance(before, ModelExchange)
+        self._local_steps = self._flushed_at = before._local_steps
 
     def _pack(self, tensors: Sequence[torch.Tensor]) -> ModelBucket:
         known = self._bucket.tensors if self._bucket is not None else []

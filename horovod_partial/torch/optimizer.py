@@ -27,7 +27,7 @@ from horovod_partial.torch import amp, full_optimizer
 from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.model_exchange import ModelExchange
 from horovod_partial.torch.round_steps import GradTransform, RoundSteps
-from horovod_partial.torch.wrapping import check_names, wrap
+from horovod_partial.torch.wrapping import check_names, with_positions, wrap
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -146,17 +146,22 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
         if "buffers" in policy.average and named_buffers is None:
             raise ValueError('average="buffers" needs named_buffers=model.named_buffers()')
-        averages = ModelExchange(
+        names = check_names(optimizer, named_parameters)
+        buffers = None if named_buffers is None else list(named_buffers)
+        return wrap(
             optimizer,
-            names=check_names(optimizer, named_parameters),
-            named_buffers=named_buffers,
-            process_set=process_set,
-            policy=policy,
-            max_staleness=max_staleness,
-            grace_ms=grace_ms,
-            round_steps=round_steps,
+            lambda optimizer: ModelExchange(
+                optimizer,
+                names=with_positions(optimizer, names),
+                named_buffers=buffers,
+                process_set=process_set,
+                policy=policy,
+                max_staleness=max_staleness,
+                grace_ms=grace_ms,
+                round_steps=round_steps,
+            ),
+            backward_passes_per_step,
         )
-        return wrap(optimizer, averages, backward_passes_per_step)
     check_about_rounds(sync, policy, arguments)
     missed = settings().missed if missed is None else missed
     if missed not in ("auto", "sum", "replay", "latest"):
@@ -176,36 +181,40 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             process_set=process_set,
             round_steps=round_steps,
         )
-    reductions = GradientExchange(
-        optimizer,
-        names=check_names(optimizer, named_parameters),
-        compression=compression,
-        backward_passes_per_step=backward_passes_per_step,
-        groups=groups,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-        model_sync_every=None if isinstance(policy, Full) else model_sync_every,  # models are equal under Full
-        grad_scaler=grad_scaler,
-        fusion=fusion,
-        round_steps=round_steps,
-        bucket_options={
-            "sync": policy,
-            "op": op,
-            "gradient_predivide_factor": gradient_predivide_factor,
-            "max_staleness": max_staleness,
-            "missed": "replay" if missed == "auto" else missed,
-            "replay_limit": replay_limit,
-            "divisor": divisor,
-            "grace_ms": grace_ms,
-        },
-    )
+    names = check_names(optimizer, named_parameters)
+
+    def make_exchange(optimizer: torch.optim.Optimizer) -> GradientExchange:
+        return GradientExchange(
+            optimizer,
+            names=with_positions(optimizer, names),
+            compression=compression,
+            backward_passes_per_step=backward_passes_per_step,
+            groups=groups,
+            sparse_as_dense=sparse_as_dense,
+            process_set=process_set,
+            model_sync_every=None if isinstance(policy, Full) else model_sync_every,  # models are equal under Full
+            grad_scaler=grad_scaler,
+            fusion=fusion,
+            round_steps=round_steps,
+            bucket_options={
+                "sync": policy,
+                "op": op,
+                "gradient_predivide_factor": gradient_predivide_factor,
+                "max_staleness": max_staleness,
+                "missed": "replay" if missed == "auto" else missed,
+                "replay_limit": replay_limit,
+                "divisor": divisor,
+                "grace_ms": grace_ms,
+            },
+        )
+
     # A fused step would unscale by itself, before the reduction and for this rank only.
     takes_scaler: Any = False
     if grad_scaler is None and not isinstance(policy, Full):
         takes_scaler = property(_refuse_unknown_scaler)
-    wrapped = wrap(optimizer, reductions, backward_passes_per_step, _step_supports_amp_scaling=takes_scaler)
-    if grad_scaler is not None and reductions.unscales:
-        amp.follow_rounds(grad_scaler, wrapped, reductions)
+    wrapped = wrap(optimizer, make_exchange, backward_passes_per_step, _step_supports_amp_scaling=takes_scaler)
+    if grad_scaler is not None and wrapped._exchange.unscales:
+        amp.follow_rounds(grad_scaler, wrapped)
     elif grad_scaler is not None:
         full_optimizer.synchronize_before_unscaling(grad_scaler, wrapped)
     return wrapped

@@ -26,7 +26,6 @@ class Exchange:
     """What a wrapped optimizer exchanges with other ranks: gradients before its own step, or its model after it.
 
     Attributes:
-        exchanged: what happens to parameters, in a word.
         process_set: the ranks that take part.
         synchronized: the results of this step are there already.
         synchronizes_in_step: `step` waits for them.
@@ -36,7 +35,6 @@ class Exchange:
         wrapped: the wrapped optimizer; None when that is gone.
     """
 
-    exchanged: str
     process_set: ProcessSet
     round_steps: RoundSteps
     wrapped: weakref.ref[Any]
@@ -76,6 +74,9 @@ class Exchange:
     def set_passes(self, passes: int) -> None:
         """So many backward passes accumulate before a step."""
 
+    def succeed(self, before: Exchange) -> None:
+        """Go on where the exchange of fewer parameters has ended, after a flush."""
+
     def before_zero_grad(self) -> None:
         """Raise AssertionError while gradients are under way."""
 
@@ -89,6 +90,8 @@ class _Methods(torch.optim.Optimizer):
     is_horovod_partial = True
     _base: Any
     _exchange: Exchange
+    _make_exchange: MakeExchange
+    _rounds_before = (0, 0)  # a generation of Horovod, and the rounds of earlier exchanges in it
     backward_passes_per_step: int
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -141,14 +144,21 @@ class _Methods(torch.optim.Optimizer):
         self._base.zero_grad(self, set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not after wrapping: the new parameters would not be exchanged.
+        """As the wrapped optimizer's, on every rank, between two steps: it flushes first.
+
+        From then on all parameters travel together, in new buckets; the new ones are named by their positions.
 
         Raises:
-            RuntimeError: always.
+            AssertionError: gradients are under way; call it after `step`.
+            ValueError: the group does not fit.
         """
-        raise RuntimeError(
-            f"add parameter groups before wrapping the optimizer: later ones would not be {self._exchange.exchanged}"
-        )
+        self._exchange.flush_optimizer(self)
+        self._base.add_param_group(self, param_group)
+        self._rounds_before = runtime.generation, self.rounds
+        before, self._exchange = self._exchange, self._make_exchange(self)
+        self._exchange.wrapped = weakref.ref(self)
+        self._exchange.set_passes(self.backward_passes_per_step)
+        self._exchange.succeed(before)
 
     @property
     def process_set(self) -> ProcessSet:
@@ -158,7 +168,8 @@ class _Methods(torch.optim.Optimizer):
     @property
     def rounds(self) -> int:
         """Rounds whose results this rank has taken: the clock that the ranks share, for stopping; equal after a flush."""
-        return self._exchange.rounds
+        generation, before = self._rounds_before
+        return self._exchange.rounds + (before if generation == runtime.generation else 0)
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
@@ -225,10 +236,14 @@ class _Methods(torch.optim.Optimizer):
 _Methods.step.hooked = True  # type: ignore[attr-defined]
 
 
+MakeExchange = Callable[[torch.optim.Optimizer], Exchange]
+
+
 def wrap(
-    optimizer: torch.optim.Optimizer, exchange: Exchange, backward_passes_per_step: int, **members: Any
-) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer, make_exchange: MakeExchange, backward_passes_per_step: int, **members: Any
+) -> Any:
     """An instance of a subclass of the optimizer's class, with `members`, that shares its state and parameter groups."""
+    exchange = make_exchange(optimizer)  # which refuses what does not fit
     base = type(optimizer)
     # Horovod's broadcast_optimizer_state knows a wrapper, whose step would reduce, by this module's name.
     body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
@@ -236,6 +251,7 @@ def wrap(
     # A scheduler that was made before has put its own `step` on the instance, and would go on calling the bare one.
     instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     instance._exchange = exchange
+    instance._make_exchange = make_exchange
     exchange.wrapped = weakref.ref(instance)
     instance.backward_passes_per_step = backward_passes_per_step
     return instance
@@ -272,6 +288,18 @@ def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
     """For `__reduce__`: the optimizer as an instance of its own class; hooks and handles do not travel."""
     state = {"defaults": optimizer.defaults, "state": optimizer.state, "param_groups": optimizer.param_groups}
     return base.__new__, (base,), state
+
+
+def with_positions(
+    optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str]
+) -> dict[torch.nn.Parameter, str]:
+    """The names of all parameters that the optimizer has now; of those that were added later, by position."""
+    positions = {
+        parameter: f"param_groups.{number}.{position}"
+        for number, group in enumerate(optimizer.param_groups)
+        for position, parameter in enumerate(group["params"])
+    }
+    return positions | names
 
 
 def check_names(

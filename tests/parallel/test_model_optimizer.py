@@ -457,13 +457,15 @@ def test_buffers_need_their_names(world: World, policy: str) -> None:
 
 
 @kinds
-def test_parameter_groups_come_before_wrapping(world: World, policy: str) -> None:
+def test_parameter_groups_that_are_added_are_averaged(world: World, policy: str) -> None:
     model = make_model()
     optimizer = wrap(model, MODELS[policy]())
-    with pytest.raises(RuntimeError, match="add parameter groups before wrapping"):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    train(world, optimizer, model, 2)
+    added = torch.nn.Parameter(torch.full((1,), float(world.rank)))
+    optimizer.add_param_group({"params": [added]})
     train(world, optimizer, model, 2)
     optimizer.flush()
+    assert added.item() == pytest.approx((world.size - 1) / 2)
 
 
 @pytest.mark.parametrize(

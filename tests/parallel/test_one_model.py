@@ -379,6 +379,39 @@ def test_layers_are_frozen_and_unfrozen(world: World) -> None:
     assert moves()
 
 
+@pytest.mark.parametrize("policy", ["full", "majority", "solo"])
+def test_parameter_groups_are_added(world: World, policy: str) -> None:
+    """A layer is trained from some step on, with a rate and a scaler, and the optimizer goes on counting."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 4) for _ in range(2)]
+    model = torch.nn.Sequential(*layers)
+    layers[1].requires_grad_(False)
+    scaler = torch.amp.GradScaler("cpu", growth_interval=4)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.AdamW(layers[0].parameters(), lr=0.01), sync=policy, grad_scaler=scaler, max_grad_norm=1.0
+    )
+
+    def train() -> None:
+        for _ in paced(world, "one is slow", ends_early=policy != "full"):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(3, 4)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    train()
+    optimizer.flush()  # adding a group does it too
+    rounds = optimizer.rounds
+    before = layers[1].weight.clone()
+    layers[1].requires_grad_(True)
+    optimizer.add_param_group({"params": list(layers[1].parameters()), "lr": 0.1})
+    assert rounds <= optimizer.rounds <= rounds + 1  # that of the flush
+    train()
+    optimizer.flush()
+    assert optimizer.rounds > rounds
+    assert not torch.equal(layers[1].weight, before)
+    hvd.assert_replicas_equal(model, optimizer)
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_layers_that_change_where_ranks_would_part(world: World, before: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
