@@ -99,6 +99,8 @@ class GradientExchange(Exchange):
         self._seen: list[torch.Tensor] = []  # what was in the buckets, if so
         self._changes_by_hand = False
         self._has_warned_of_changes = False
+        self._values: list[dict[str, Any]] = []  # of the parameter groups, after the last round that was applied
+        self._has_warned_of_values = False
         self._has_told = False  # that gradients were made again, and so were changed while they travel
         self._hooks: list[Any] = []
 
@@ -321,6 +323,7 @@ class GradientExchange(Exchange):
                 loss = closure()
         if self._hooks:
             self._check_layers(optimizer)
+            self._check_values(optimizer)
         if self.synchronizes_in_step:
             if self.synchronized and self._grad_scaler is None:
                 warnings.warn(
@@ -338,6 +341,7 @@ class GradientExchange(Exchange):
             self._apply_all(optimizer)
         self.synchronized = False
         self._local_steps += 1
+        self._values = _values_of(optimizer)
         self._maybe_sync_model()
         self._maybe_replan(optimizer)
         return loss
@@ -369,6 +373,22 @@ class GradientExchange(Exchange):
                 "optimizer.flush() on every rank before"
             )
         self._frozen = frozen
+
+    def _check_values(self, optimizer: Any) -> None:
+        """Warn of a learning rate that was changed where ranks are in different rounds."""
+        if not self._replays or self._has_warned_of_values or self._local_steps == self._flushed_at:
+            return
+        for before, now in zip(self._values, _values_of(optimizer), strict=False):
+            changed = [name for name, value in before.items() if now.get(name) != value]
+            if changed:
+                self._has_warned_of_values = True
+                warnings.warn(
+                    f"{changed[0]} of a parameter group was changed between two steps, but ranks are in different rounds then, "
+                    "so that replicas part: let the schedule follow rounds, hvd.follow_rounds(scheduler), or call "
+                    "optimizer.flush() on every rank before",
+                    stacklevel=4,
+                )
+                return
 
     def _notice_changes(self) -> bool:
         """Whether the gradients were changed by hand after `synchronize`: as other rounds then cannot be.
@@ -432,6 +452,7 @@ class GradientExchange(Exchange):
             return
         with self._gradients_kept():
             self._apply_all(optimizer)
+        self._values = _values_of(optimizer)
         if self.overflows and self._grad_scaler is not None:
             self._grad_scaler.update()
 
@@ -565,6 +586,12 @@ _CHANGED_BY_HAND = (
     "changed so: replicas may part. Let the optimizer do it for each round: "
     "hvd.DistributedOptimizer(..., max_grad_norm=1.0), or max_grad_value= or grad_transform="
 )
+
+
+def _values_of(optimizer: Any) -> list[dict[str, Any]]:
+    """The learning rates, and what else is a number, of all parameter groups."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    return [{k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in group.items()} for group in groups]
 
 
 def _remove(hooks: list[Any]) -> None:
