@@ -101,7 +101,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
             (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
         missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
-            updates.
+            updates. One step with a sum is not many steps: for one model bit for bit, wrap the optimizer
+            (`hvd.DistributedOptimizer`) and leave the tape as it is.
         divisor: of `hvd.Average`: `"ranks"` or `"contributors"`, as in `horovod_partial.torch.DistributedOptimizer`.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
 
