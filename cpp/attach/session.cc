@@ -269,7 +269,12 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       const std::vector<hvd::Request>& row = rows.emplace_back(RowOf(closing));
       std::int64_t elements = 1;
       for (const std::int64_t dimension : row[0].tensor_shape()) elements *= dimension;
-      if (!joined_[0]) PlaceZeros(closing.bucket, row[0].tensor_type(), elements, row[0].device());
+      if (joined_[0]) continue;
+      if (closing.error.empty()) {
+        PlaceZeros(closing.bucket, row[0].tensor_type(), elements, row[0].device());
+      } else {
+        PlaceZeros(closing.bucket, hvd::HOROVOD_UINT8, 0, CPU_DEVICE_ID);
+      }
     }
     // Nothing can fail any more: a row is reduced on every rank.
     hvd::Timeline& timeline = ControllerAccess::Of(controller_).timeline_;

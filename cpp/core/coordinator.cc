@@ -107,7 +107,7 @@ void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
 
 void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   ForgetEnded();
-  levels_[Index(rank)] = {report.absent.all, report.waiting.all, report.flush};
+  levels_[Index(rank)] = {report.absent.all, report.waiting.all, report.blocked, report.flush};
   for (auto& [name, bucket] : buckets_) {
     bucket.pending[Index(rank)] = 0;
     bucket.late[Index(rank)] = 0;
@@ -251,14 +251,13 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
 }
 
 // Rule 12. Each rank waits for us or for Horovod as a whole, and what waits for us will not close: round 0 of a bucket
-// that others do not use, or a flush to which others do not come.
+// that others do not use, or a flush to which others do not come. Who takes results in a flush is at work.
 bool Coordinator::RanksWaitForEachOther() const {
   if (!whole_job_ || AnythingRuns()) return false;
-  for (Rank rank = 0; rank < size_; ++rank) {
-    const RankLevel& level = levels_[Index(rank)];
-    const bool waits = level.flush != Report::Flush::kNone || level.absent || level.waiting;
-    if (!joined_[Index(rank)] && !waits) return false;
-  }
+  for (Rank rank = 0; rank < size_; ++rank)
+    if (!joined_[Index(rank)] && !levels_[Index(rank)].blocked) return false;
+  for (const auto& [name, bucket] : buckets_)
+    if (bucket.Draining()) return false;
   return flush_since_ != kNever || std::any_of(buckets_.begin(), buckets_.end(), [](const auto& item) {
            return !item.second.declaration && item.second.HasArrival();
          });
@@ -331,6 +330,24 @@ std::vector<std::string> Coordinator::DeclaredBy(Rank rank) const {
   return members;
 }
 
+// Of what the ranks have declared in rounds 0: who differs from the first of them.
+std::string Coordinator::FirstDifference() const {
+  Rank first = 0;
+  std::vector<std::string> members;
+  for (Rank rank = 0; rank < size_; ++rank) {
+    const std::vector<std::string> declared = DeclaredBy(rank);
+    if (members.empty()) {
+      first = rank;
+      members = declared;
+      continue;
+    }
+    if (declared.empty() || declared == members) continue;
+    return horovod_partial::FirstDifference("rank " + std::to_string(first), members, "rank " + std::to_string(rank),
+                                            declared);
+  }
+  return {};
+}
+
 std::string Coordinator::DescribeDeadlock() const {
   std::map<std::string, std::string> ranks;  // by what they wait for
   for (Rank rank = 0; rank < size_; ++rank)
@@ -340,14 +357,7 @@ std::string Coordinator::DescribeDeadlock() const {
     text += text.back() == ':' ? " " : "; ";
     text += (who.find(' ', 1) == std::string::npos ? "rank" + who + " waits " : "ranks" + who + " wait ") + wait;
   }
-  std::string difference;
-  for (Rank first = 0; first < size_ && difference.empty(); ++first) {
-    for (Rank second = first + 1; second < size_ && difference.empty(); ++second) {
-      const auto one = DeclaredBy(first), other = DeclaredBy(second);
-      if (one.empty() || other.empty()) continue;
-      difference = FirstDifference("rank " + std::to_string(first), one, "rank " + std::to_string(second), other);
-    }
-  }
+  const std::string difference = FirstDifference();
   if (!difference.empty()) text += ". They differ first where " + difference;
   return text +
          ". Use the same policy, layers and groups on every rank, and call flush() and other collectives on every rank";

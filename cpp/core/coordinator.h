@@ -76,6 +76,7 @@ class Coordinator {
   struct RankLevel {
     bool absent = false;   // from all buckets, also those that the rank has not used yet
     bool waiting = false;  // for a round, so that it comes to none of these buckets
+    bool blocked = false;  // for certain
     Report::Flush flush = Report::Flush::kNone;
   };
   struct Arrival {
@@ -142,6 +143,7 @@ class Coordinator {
   bool Uses(Rank rank) const;
   bool Ends(const Bucket& bucket) const;
   std::string DisagreementOf(const Bucket& bucket) const;
+  std::string FirstDifference() const;
   std::string DescribeDeadlock() const;
   std::string WaitOf(Rank rank) const;
   std::vector<std::string> DeclaredBy(Rank rank) const;

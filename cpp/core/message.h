@@ -64,10 +64,11 @@ struct Report {
   // a collective of Horovod's or a flush; or wait, for a round of this or another process set.
   BucketSet absent;
   BucketSet waiting;
+  bool blocked = false;  // all of this rank that is known waits so, for certain: not just because it has been silent
   Flush flush = Flush::kNone;
   std::vector<Item> items;
 
-  bool empty() const { return absent.empty() && waiting.empty() && flush == Flush::kNone && items.empty(); }
+  bool empty() const { return absent.empty() && waiting.empty() && !blocked && flush == Flush::kNone && items.empty(); }
 };
 
 constexpr auto NamesOf(Report::Flush /*type*/) { return std::array{"none", "flushing", "ending"}; }

@@ -311,6 +311,7 @@ Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, 
       buckets_.empty() && foreign_since != kNever && passed(foreign_since + thresholds.silence);
   cover(away.absent, (all_away && (flushes || (anybody && somebody_absent) || out_before_training)) ||
                          (all_silent && !away.absent.names.empty()));
+  away.blocked = all_away && (anybody || flushes || out_before_training);
   return away;
 }
 

@@ -58,9 +58,12 @@ class Bringers {
   struct Away {
     BucketSet absent;   // because those who bring to them are out of training: in a flush, or a collective of Horovod's
     BucketSet waiting;  // because they wait
-    Time until{0};      // it may be another answer from then on, if nothing happens before
+    bool blocked = false;      // all that bring anything wait, or are out of training; never because of silence
+    Time until{0};             // it may be another answer from then on, if nothing happens before
     std::uint64_t events = 0;  // how often something had happened
-    bool operator==(const Away& other) const { return absent == other.absent && waiting == other.waiting; }
+    bool operator==(const Away& other) const {
+      return absent == other.absent && waiting == other.waiting && blocked == other.blocked;
+    }
   };
   // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever. `flushes`: a thread
   // waits in a flush of this engine.

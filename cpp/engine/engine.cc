@@ -15,6 +15,23 @@ constexpr int kDeadWatches = 50;
 
 const char* const kShutDown = "Horovod has been shut down, by this rank or by another one that ended or failed";
 
+// Ends what RoundsToTake begins.
+class BeingTaken {
+ public:
+  explicit BeingTaken(const std::vector<std::shared_ptr<SharedBucket>>& family) : family_(family) {}
+  ~BeingTaken() {
+    for (const auto& bucket : family_) {
+      std::lock_guard<std::mutex> lock(bucket->mutex);
+      bucket->core.BeTaken(false);
+    }
+  }
+  BeingTaken(const BeingTaken&) = delete;
+  BeingTaken& operator=(const BeingTaken&) = delete;
+
+ private:
+  const std::vector<std::shared_ptr<SharedBucket>>& family_;
+};
+
 }  // namespace
 
 Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
@@ -51,6 +68,7 @@ Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresho
 std::shared_ptr<SharedBucket> Engine::Declare(const std::string& name, const BucketConfig& config) {
   std::lock_guard<std::mutex> lock(buckets_mutex_);
   if (!closed_.empty()) throw EngineError(closed_);
+  if (!lost_.empty()) throw EngineError(std::exchange(lost_, {}));
   auto& bucket = buckets_[name];
   if (bucket == nullptr) bucket = std::make_shared<SharedBucket>(name, config, bringers_, this);
   if (!(bucket->config == config)) {
@@ -238,16 +256,15 @@ std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) 
   for (const Member& member : family) names.push_back(member.bucket);
   const auto buckets = FindAll(names);
   TakenRounds taken;
+  const BeingTaken being_taken(buckets);  // also where something fails
   taken.rounds = RoundsToTake(buckets, true);
+  if (taken.rounds == 0) return std::nullopt;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     std::lock_guard<std::mutex> lock(buckets[i]->mutex);
-    buckets[i]->core.BeTaken(false);
-    if (taken.rounds == 0) continue;
     if (!buckets[i]->poison.empty()) throw EngineError(buckets[i]->poison);
     if (buckets[i]->core.full()) news_ = true;  // the others may wait for this
     taken.gradients += buckets[i]->core.TakeRounds(taken.rounds, family[i].output);
   }
-  if (taken.rounds == 0) return std::nullopt;
   if (taken.rounds > 1 && !has_warned_.exchange(true)) {
     Log(LogLevel::kWarning, rank_,
         "this rank was blocked, in a collective of Horovod's or a wait for another optimizer, while others trained: " +
@@ -329,6 +346,10 @@ void Engine::Deliver(const std::vector<Family>& families) {
 Engine::Flushing::Flushing(Engine& engine, Report::Flush kind, std::vector<Family> drained)
     : engine_(engine), kind_(kind), drained_(std::move(drained)) {
   engine.DrainOutstanding();
+  {
+    std::lock_guard<std::mutex> lock(engine.buckets_mutex_);
+    if (!engine.lost_.empty()) throw EngineError(std::exchange(engine.lost_, {}));
+  }
   {
     std::lock_guard<std::mutex> lock(engine.flush_mutex_);
     if (std::exchange(engine.flush_entered_, true))
@@ -484,6 +505,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   looked_foreign_ = foreign_since;
   report.absent = reported_.absent;
   report.waiting = reported_.waiting;
+  report.blocked = reported_.blocked;
   {
     std::lock_guard<std::mutex> lock(flush_mutex_);
     report.flush = flush_;
@@ -536,6 +558,8 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
 }
 
 void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
+  std::string lost;   // why buckets that were in use here are gone
+  bool told = false;  // some thread here gets that error
   int flush_rounds = 0;
   Report::Flush flush_over = Report::Flush::kNone;
   for (const auto& closing : closings) {
@@ -551,6 +575,8 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!closing.error.empty()) {
       if (bucket->operation == nullptr) TellOfRefusal(closing.error);
+      told = told || bucket->operation != nullptr || waits_in_ != Report::Flush::kNone;
+      if (bucket->core.declared() && !bucket->Retired()) lost = closing.error;
       Refuse(*bucket, closing.error, calls);
       continue;
     }
@@ -571,6 +597,10 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     if (entry.member) bucket->bringers.Settle();
     if (first && bucket->core.declared()) ++in_use_;
     if (closing.ends && !entry.member) End(*bucket, calls);
+  }
+  if (!lost.empty() && !told) {
+    std::lock_guard<std::mutex> lock(buckets_mutex_);
+    lost_ = lost;
   }
   if (flush_rounds > 0 || flush_over != Report::Flush::kNone) BeginFlushRounds(flush_rounds, flush_over);
   ReleaseFlush();

@@ -122,6 +122,7 @@ class GradientReducer(ABC):
     ) -> None:
         self.name = name
         self._owner = owner
+        self._skips_nonfinite = skips_nonfinite
         self._is_flushed = is_flushed
         self._last: Family | None = None  # whose rounds were applied last
         self.process_set: ProcessSet = arguments["process_set"]
@@ -280,6 +281,7 @@ class GradientReducer(ABC):
             size=self.process_set.size(),
             average=self._average,
             members=members,
+            agreed=("a loss scale",) if self._skips_nonfinite else (),
             **self._options,
         )
 

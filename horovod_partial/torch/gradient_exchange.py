@@ -106,7 +106,8 @@ class GradientExchange(Exchange):
 
         self._compression = compression
         self._bucket_options = dict(bucket_options)
-        agreed = {"model_sync_every": model_sync_every, "grad_scaler": "a scaler" if grad_scaler is not None else None}
+        scales = grad_scaler is not None and grad_scaler.is_enabled()
+        agreed = {"model_sync_every": model_sync_every, "grad_scaler": "a scaler" if scales else None}
         self._agreed = tuple(f"{name}={value}" for name, value in agreed.items() if value is not None)
         self._full = isinstance(self._bucket_options["sync"], Full)
         self._replays = not self._full and self._bucket_options["missed"] == "replay"
@@ -139,6 +140,10 @@ class GradientExchange(Exchange):
                 # Wrong settings fail here, not in the first backward.
                 self._config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self._members = {
+            bucket: tuple(bucket_config.member(self._names[p], p.shape) for p in reversed(bucket.parameters))
+            for bucket in self.buckets
+        }
 
     def _enter(self) -> None:
         """Begin anew in each generation of Horovod, as ranks that are new in it do."""
@@ -220,7 +225,7 @@ class GradientExchange(Exchange):
         if self.unscales:
             assert self._grad_scaler is not None
             self._scale = self._grad_scaler.get_scale()
-        members = tuple(bucket_config.member(self._names[p], p.shape) for p in reversed(bucket.parameters))
+        members = self._members[bucket]
         bucket.arrive(lambda wire: self._reduce(bucket.name, wire, members=members), self._scale)
 
     def _reduce(self, name: str, wire: torch.Tensor, **options: Any) -> PartialHandle | int:
@@ -477,7 +482,6 @@ class GradientExchange(Exchange):
         assert isinstance(before, GradientExchange)
         self.overflows = before.overflows
         self.thread = before.thread
-        self._local_steps = self._flushed_at = before._local_steps
         self.synchronizes_in_step = before.synchronizes_in_step
 
     def before_zero_grad(self) -> None:

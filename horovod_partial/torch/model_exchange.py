@@ -154,10 +154,6 @@ class ModelExchange(ModelAverager, Exchange):
                 converges=average_converges(info.work, self.policy.contraction),
             )
 
-    def succeed(self, before: Exchange) -> None:
-        assert isinstance(before, ModelExchange)
-        self._local_steps = self._flushed_at = before._local_steps
-
     def _pack(self, tensors: Sequence[torch.Tensor]) -> ModelBucket:
         known = self._bucket.tensors if self._bucket is not None else []
         if len(known) != len(tensors) or any(a is not b for a, b in zip(known, tensors, strict=True)):

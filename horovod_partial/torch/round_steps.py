@@ -55,8 +55,8 @@ class RoundSteps:
     def agreed(self) -> tuple[str, ...]:
         """What all ranks must have asked for alike, in words."""
         asked = {
-            "max_grad_norm": self._max_norm,
-            "max_grad_value": self._max_value,
+            "max_grad_norm": None if self._max_norm is None else float(self._max_norm),
+            "max_grad_value": None if self._max_value is None else float(self._max_value),
             "grad_transform": None if self._transform is None else "a function",
         }
         return tuple(f"{name}={value}" for name, value in asked.items() if value is not None)

@@ -154,11 +154,16 @@ class _Methods(torch.optim.Optimizer):
         """
         self._exchange.flush_optimizer(self)
         self._base.add_param_group(self, param_group)
+        try:
+            exchange = self._make_exchange(self)
+        except BaseException:
+            self.param_groups.pop()
+            raise
         self._rounds_before = runtime.generation, self.rounds
-        before, self._exchange = self._exchange, self._make_exchange(self)
-        self._exchange.wrapped = weakref.ref(self)
-        self._exchange.set_passes(self.backward_passes_per_step)
-        self._exchange.succeed(before)
+        exchange.succeed(self._exchange)
+        self._exchange = exchange
+        exchange.wrapped = weakref.ref(self)
+        exchange.set_passes(self.backward_passes_per_step)
 
     @property
     def process_set(self) -> ProcessSet:

@@ -177,6 +177,7 @@ TEST(BringersOfNothingTest, AProcessWithoutBucketsIsAbsentInAForeignCollective) 
     return bringers->Look(nullptr, since + 1s + 1ns, since, false, Bringers::Thresholds());
   };
   EXPECT_TRUE(look(5s).absent.all);
+  EXPECT_TRUE(look(5s).blocked);
   const Bringers::Bucket bucket(bringers, nullptr, "bucket");
   EXPECT_TRUE(look(5s).absent.empty()) << "some thread may be on its way there";
 }
@@ -202,6 +203,7 @@ TEST_F(BringersTest, ASilentProcessIsJudgedAsAWhole) {
   EXPECT_TRUE(Look().waiting.empty());
   now_ += 1ms;
   EXPECT_TRUE(Look().waiting.all);
+  EXPECT_FALSE(Look().blocked) << "the silent thread may compute";
 }
 
 TEST_F(BringersTest, NotBeforeTenTimesItsLongestInterval) {

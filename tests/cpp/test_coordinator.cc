@@ -89,6 +89,7 @@ class Puppets {
         if (letter == 'F' || letter == 'f') report.flush = Report::Flush::kFlushing;
         if (letter == 'E' || letter == 'e') report.flush = Report::Flush::kEnding;
         if (report.flush != Report::Flush::kNone) report.absent.all = true;
+        report.blocked = report.absent.all || report.waiting.all;
         if (letter == 'J') joined[rank] = true;
       }
       coordinator.Observe(static_cast<Rank>(rank), report, now);
@@ -859,7 +860,7 @@ TEST_F(DeadlockTest, RoundsZeroOfDifferentBucketsFail) {
 TEST_F(DeadlockTest, SaysWhatDiffersFirst) {
   const auto arrive = [this](Rank rank, const std::string& bucket, std::vector<std::string> members) {
     Report report;
-    report.waiting.all = true;
+    report.waiting.all = report.blocked = true;
     report.items.emplace_back().bucket = bucket;
     report.items.back().declaration = Declaration{Quorum(2)};
     report.items.back().declaration->members = std::move(members);

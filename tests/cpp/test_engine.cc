@@ -1383,6 +1383,7 @@ TEST_F(GroupsTest, AFlushAfterALateDisagreementEnds) {
   for (int i = 0; i < 5; ++i) Cycle();
   EXPECT_THROW(At(0).Wait(0), EngineError);
   for (const Rank rank : {0, 1, 2}) ASSERT_EQ(EngineOf(rank).Find(BucketName(0)), nullptr) << "the name is free";
+  EXPECT_THROW(EngineOf(1).Flush(), EngineError) << "it waited in nothing, and has lost what was in the bucket";
   std::vector<std::future<void>> flushes;
   for (const Rank rank : {0, 1, 2}) flushes.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
   CycleUntilDone(std::move(flushes));
@@ -1707,6 +1708,16 @@ TEST_F(OneEngineTest, AFlushFailsWithABucketThatIsRefused) {
   engine_.Begin({refused}, false);
   EXPECT_THAT([&] { flush.get(); }, ThrowsMessage<EngineError>(HasSubstr("ranks wait for each other")));
   EXPECT_NO_THROW(engine_.Flush()) << "no bucket is in use any more";
+}
+
+TEST_F(OneEngineTest, WhoWaitsInNothingIsToldOnceWhatIsLostWithARefusedBucket) {
+  RunRoundZero();
+  Closing refused;
+  refused.bucket = "bucket";
+  refused.error = "ranks wait for each other";
+  engine_.Begin({refused}, false);
+  EXPECT_THAT([&] { engine_.Flush(); }, ThrowsMessage<EngineError>(HasSubstr("ranks wait for each other")));
+  EXPECT_NO_THROW(engine_.Flush());
 }
 
 TEST_F(OneEngineTest, AnInterruptEndsAFlush) {

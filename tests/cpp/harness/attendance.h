@@ -47,7 +47,10 @@ class Attendance {
   struct Answer {
     BucketSet absent;
     BucketSet waiting;
-    bool operator==(const Answer& other) const { return absent == other.absent && waiting == other.waiting; }
+    bool blocked = false;
+    bool operator==(const Answer& other) const {
+      return absent == other.absent && waiting == other.waiting && blocked == other.blocked;
+    }
   };
 
   explicit Attendance(std::vector<Process> processes) : processes_(std::move(processes)), known_(processes_.size()) {}
@@ -113,7 +116,7 @@ class Attendance {
     }
     const Bringers::Away away = bringers->Look(engine, now, foreign_since, flush != Does::kRun, {});
     // What the engine adds, whatever its threads do.
-    return {flush == Does::kEnd ? BucketSet{true, {}} : away.absent, away.waiting};
+    return {flush == Does::kEnd ? BucketSet{true, {}} : away.absent, away.waiting, away.blocked};
   }
 
   std::vector<Process> processes_;

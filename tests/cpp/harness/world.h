@@ -1111,6 +1111,7 @@ class World {
     CheckWhereItCannotCome(turn_, answer);
     coverage_->said_of_some += answer.waiting.names.empty() ? 0 : 1;
     report.waiting = answer.waiting;
+    report.blocked = answer.blocked;
     report.absent = answer.absent;
     report.flush = rank.level;
     rank.full = 0;
@@ -1221,7 +1222,7 @@ class World {
     bool waiting = stuck;
     bool anybody_ended = false;
     for (const RankState& rank : ranks_) {
-      waiting = waiting && (rank.level != Report::Flush::kNone || CannotComeAnywhere(rank));
+      waiting = waiting && (rank.joined || rank.report->blocked);
       const bool ended = rank.level == Report::Flush::kEnding;
       anybody_ended = anybody_ended || ended;
       stuck = stuck && rank.level != Report::Flush::kFlushing && (ended || CannotComeAnywhere(rank));
