@@ -261,8 +261,8 @@ class Engine {
   Report::Flush flush_over_ = Report::Flush::kNone;  // of which kind that is, once all of them have begun
   std::optional<Report::Flush> flush_result_;
   std::string flush_error_;
-  std::string
-      flush_refusal_;  // of the flush that waits only: a bucket has failed in which something was to be delivered
+  // Of the flush that waits only: a bucket has failed in which something was to be delivered.
+  std::string flush_refusal_;
 };
 
 // A flush of this rank, from its beginning until what it has delivered has been taken. Of one thread.

@@ -122,7 +122,6 @@ class GradientReducer(ABC):
     ) -> None:
         self.name = name
         self._owner = owner
-        self._skips_nonfinite = skips_nonfinite
         self._is_flushed = is_flushed
         self._last: Family | None = None  # whose rounds were applied last
         self.process_set: ProcessSet = arguments["process_set"]
@@ -148,6 +147,7 @@ class GradientReducer(ABC):
             "divisor": arguments["divisor"],
             "replay_limit": arguments.get("replay_limit"),
             "drop_nonfinite": not skips_nonfinite,
+            "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
         self.replays = arguments["missed"] == "replay"
         self._families: dict[str, Family] = {}  # by what the names of their buckets begin with
@@ -281,7 +281,6 @@ class GradientReducer(ABC):
             size=self.process_set.size(),
             average=self._average,
             members=members,
-            agreed=("a loss scale",) if self._skips_nonfinite else (),
             **self._options,
         )
 

@@ -198,13 +198,13 @@ class GradientReducer(gradients.GradientReducer):
         if name not in self._buckets:
             parameters = [native(variable) for variable in variables]
             sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-            self._buckets[name] = [
-                (
-                    GradientBucket(f"{name}.{index}", [parameters[i] for i in members], self._arguments["compression"]),
-                    [variables[i] for i in members],
-                )
-                for index, members in enumerate(self._plan(variables, list(map(kind, parameters)), sizes))
-            ]
+            compression = self._arguments["compression"]
+            self._buckets[name] = []
+            for index, planned in enumerate(self._plan(variables, list(map(kind, parameters)), sizes)):
+                own = [variables[i] for i in planned]
+                members = self._members(own)
+                bucket = GradientBucket(f"{name}.{index}", [parameters[i] for i in planned], compression, members)
+                self._buckets[name].append((bucket, own))
             self._own(bucket.name for bucket, _ in self._buckets[name])
         return self._buckets[name]
 
@@ -224,10 +224,10 @@ class GradientReducer(gradients.GradientReducer):
             apply()
 
     def _exchange(self, name: str, gradients: dict[torch.nn.Parameter, torch.Tensor]) -> list[Any]:
-        for bucket, variables in self._buckets[name]:
+        for bucket, _ in self._buckets[name]:
             for parameter in bucket.parameters:
                 bucket.put(parameter, gradients[parameter])
-            bucket.arrive(partial(self._start, bucket.name, self._members(variables)), 1.0)
+            bucket.arrive(partial(self._start, bucket.name, bucket.members), 1.0)
         infos = []
         for bucket, _ in self._buckets[name]:
             handle: Any = bucket.handle

@@ -28,9 +28,17 @@ class GradientBucket:
 
     After `take` a parameter's `grad` is a view of the flat tensor: a round's result needs no copy back. Backward makes
     new gradients when `grad` is None, so `take` copies then, as Horovod's fusion buffer does.
+
+    Args:
+        name: of the bucket.
+        parameters: whose gradients these are.
+        compression: as in `hvd.DistributedOptimizer`.
+        members: what ranks compare in round 0, and errors name: see `bucket_config.member`.
     """
 
-    def __init__(self, name: str, parameters: Sequence[torch.nn.Parameter], compression: Any) -> None:
+    def __init__(
+        self, name: str, parameters: Sequence[torch.nn.Parameter], compression: Any, members: Sequence[str] = ()
+    ) -> None:
         first = parameters[0]
         for parameter in parameters:
             check_device(parameter.device)
@@ -41,6 +49,7 @@ class GradientBucket:
                 )
         self.name = name
         self.parameters = list(parameters)
+        self.members = tuple(members)
         self.compression = Widened if first.dtype == torch.bfloat16 else compression
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         self.views = self.views_of(self.flat)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,12 +11,14 @@ from typing import Any
 
 import horovod.torch.optimizer as horovod_optimizer
 import torch
+from horovod.common.process_sets import global_process_set
 from horovod.torch import mpi_ops
 
 from horovod_partial.checks import require_count
+from horovod_partial.runtime import is_alone
 from horovod_partial.torch.buckets import Widened
 from horovod_partial.torch.round_steps import RoundSteps
-from horovod_partial.torch.wrapping import unwrapped
+from horovod_partial.torch.wrapping import unwrapped, with_positions
 
 
 def wrap(
@@ -116,10 +117,9 @@ def wrap(
 
 def _reduce_last_group(optimizer: Any) -> None:
     """What Horovod does when it wraps an optimizer, for parameters that are added later, and would never be reduced."""
-    number = len(optimizer.param_groups) - 1
-    reduces = optimizer.process_set.included() and (mpi_ops.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
-    for position, parameter in enumerate(optimizer.param_groups[-1]["params"]):
-        optimizer._parameter_names[parameter] = f"param_groups.{number}.{position}"
+    optimizer._parameter_names = with_positions(optimizer, optimizer._parameter_names)
+    reduces = optimizer.process_set.included() and not is_alone(global_process_set)
+    for parameter in optimizer.param_groups[-1]["params"]:
         optimizer._allreduce_delay[parameter] = optimizer.backward_passes_per_step
         if not reduces or not parameter.requires_grad:
             continue

@@ -108,6 +108,7 @@ class GradientExchange(Exchange):
         self._bucket_options = dict(bucket_options)
         scales = grad_scaler is not None and grad_scaler.is_enabled()
         agreed = {"model_sync_every": model_sync_every, "grad_scaler": "a scaler" if scales else None}
+        agreed |= round_steps.agreed
         self._agreed = tuple(f"{name}={value}" for name, value in agreed.items() if value is not None)
         self._full = isinstance(self._bucket_options["sync"], Full)
         self._replays = not self._full and self._bucket_options["missed"] == "replay"
@@ -134,16 +135,19 @@ class GradientExchange(Exchange):
                 runtime.take_part_in_flushes(self)
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
-        self.buckets = [GradientBucket(name, members, self._compression) for name, members in planned.items()]
+        self.buckets = [
+            GradientBucket(name, parameters, self._compression, self._described(parameters))
+            for name, parameters in planned.items()
+        ]
         if not self._full:
             for bucket in self.buckets:
                 # Wrong settings fail here, not in the first backward.
                 self._config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self._members = {
-            bucket: tuple(bucket_config.member(self._names[p], p.shape) for p in reversed(bucket.parameters))
-            for bucket in self.buckets
-        }
+
+    def _described(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
+        """What lies in a bucket, in the order of the model: a bucket is in that of backward."""
+        return [bucket_config.member(self._names[parameter], parameter.shape) for parameter in reversed(parameters)]
 
     def _enter(self) -> None:
         """Begin anew in each generation of Horovod, as ranks that are new in it do."""
@@ -180,7 +184,7 @@ class GradientExchange(Exchange):
             postscale_factor=self._predivide,
             # With a scaler they travel: the round is skipped, and the scale lowered, on every rank.
             drop_nonfinite=not self.unscales,
-            agreed=(*self._agreed, *self.round_steps.agreed),
+            agreed=self._agreed,
             **(self._bucket_options | options),
         )
 
@@ -225,8 +229,7 @@ class GradientExchange(Exchange):
         if self.unscales:
             assert self._grad_scaler is not None
             self._scale = self._grad_scaler.get_scale()
-        members = self._members[bucket]
-        bucket.arrive(lambda wire: self._reduce(bucket.name, wire, members=members), self._scale)
+        bucket.arrive(lambda wire: self._reduce(bucket.name, wire, members=bucket.members), self._scale)
 
     def _reduce(self, name: str, wire: torch.Tensor, **options: Any) -> PartialHandle | int:
         """Start a reduction in place."""
@@ -594,8 +597,10 @@ _CHANGED_BY_HAND = (
 
 def _values_of(optimizer: Any) -> list[dict[str, Any]]:
     """The learning rates, and what else is a number, of all parameter groups."""
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    return [{k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in group.items()} for group in groups]
+    return [
+        {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 def _remove(hooks: list[Any]) -> None:

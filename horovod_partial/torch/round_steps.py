@@ -52,14 +52,13 @@ class RoundSteps:
         return not (self._transform is None and self._max_norm is None and self._max_value is None)
 
     @property
-    def agreed(self) -> tuple[str, ...]:
-        """What all ranks must have asked for alike, in words."""
-        asked = {
+    def agreed(self) -> dict[str, Any]:
+        """What all ranks must have asked for alike, by the names of the arguments."""
+        return {
             "max_grad_norm": None if self._max_norm is None else float(self._max_norm),
             "max_grad_value": None if self._max_value is None else float(self._max_value),
             "grad_transform": None if self._transform is None else "a function",
         }
-        return tuple(f"{name}={value}" for name, value in asked.items() if value is not None)
 
     def before(self, optimizer: torch.optim.Optimizer) -> None:
         """Change the gradients of a round, which are the optimizer's."""
