@@ -48,6 +48,14 @@ bool HasOurs(const hvd::ResponseList& responses) {
 
 hvd::DataType HorovodType(DataType type) { return static_cast<hvd::DataType>(type); }
 
+// Horovod's settings of its stall check hold for ranks that wait for each other too, where the user has made them.
+Time DeadlockAfter(hvd::Controller& controller) {
+  const auto& inspector = StallInspectorAccess::Of(controller);
+  if (!inspector.perform_stall_check) return kNever;
+  if (std::getenv("HOROVOD_STALL_CHECK_TIME_SECONDS") == nullptr) return Coordinator::kDeadlockAfter;
+  return std::chrono::seconds(std::max(1, inspector.stall_warning_time_seconds));
+}
+
 }  // namespace
 
 Session::Session(hvd::Controller& controller, const Options& options)
@@ -69,11 +77,12 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   process_set_id_ = process_set_id;
   process_set_ = &state.process_set_table.Get(process_set_id);
   communicators_ = std::make_unique<GroupCommunicators>(state, *process_set_, rank_, size_);
-  if (coordinator_ != nullptr) coordinator_->SetWholeJob(process_set_id == 0);
+  const Time deadlock_after = process_set_id == 0 ? DeadlockAfter(controller_) : kNever;
+  if (coordinator_ != nullptr) coordinator_->SetDeadlockAfter(deadlock_after);
   if (coordinator_ != nullptr && process_set_id == 0 && !decision_log_path_.empty()) {
     decision_file_.open(decision_log_path_);
     if (!decision_file_) Log(LogLevel::kWarning, rank_, "cannot write the decision log " + decision_log_path_);
-    decision_log_ = std::make_unique<DecisionLog>(decision_file_, size_);
+    decision_log_ = std::make_unique<DecisionLog>(decision_file_, size_, deadlock_after);
   }
   state_ = &state;
   WatchForShutdown();

@@ -253,7 +253,7 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
 // Rule 12. Each rank waits for us or for Horovod as a whole, and what waits for us will not close: round 0 of a bucket
 // that others do not use, or a flush to which others do not come. Who takes results in a flush is at work.
 bool Coordinator::RanksWaitForEachOther() const {
-  if (!whole_job_ || AnythingRuns()) return false;
+  if (deadlock_after_ == kNever || AnythingRuns()) return false;
   for (Rank rank = 0; rank < size_; ++rank)
     if (!joined_[Index(rank)] && !levels_[Index(rank)].blocked) return false;
   for (const auto& [name, bucket] : buckets_)
@@ -530,7 +530,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     stuck_since_ = kNever;
     if (!closings.empty()) return closings;
   }
-  if (deadlocked_since_ != kNever && now - deadlocked_since_ >= kDeadlockAfter) return RefuseAll(now);
+  if (deadlocked_since_ != kNever && now - deadlocked_since_ >= deadlock_after_) return RefuseAll(now);
   for (auto& [name, bucket] : buckets_) {
     const bool ready_groups = bucket.ready_groups && !bucket.WantsEverybody();
     if (ready_groups && bucket.HasArrival() && !bucket.Running()) {
@@ -592,7 +592,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
 Time Coordinator::NextDeadline() const {
   if (again_) return Time::min();
   Time earliest = stuck_since_ == kNever ? kNever : stuck_since_ + kAbandonAfter;
-  if (deadlocked_since_ != kNever) earliest = std::min(earliest, deadlocked_since_ + kDeadlockAfter);
+  if (deadlocked_since_ != kNever) earliest = std::min(earliest, deadlocked_since_ + deadlock_after_);
   for (const auto& [name, bucket] : buckets_) {
     if (bucket.declaration && bucket.satisfied != kNever)
       earliest = std::min(earliest, bucket.satisfied + bucket.Grace());

@@ -26,13 +26,14 @@ class Coordinator {
   // needs the ended ones and will never run. They leave, and Horovod fails the others, as it does without us.
   static constexpr Time kAbandonAfter = std::chrono::seconds(10);
 
-  // Ranks of which each waits for another one, for this long, will wait for ever: what waits fails on all of them.
+  // Ranks of which each waits for another one, for this long, will wait for ever, unless the user says how long.
   static constexpr Time kDeadlockAfter = std::chrono::seconds(20);
 
   explicit Coordinator(int size);
 
-  // These are all ranks of the job, so that nobody else can end a wait of theirs.
-  void SetWholeJob(bool whole_job) { whole_job_ = whole_job; }
+  // Where each rank has waited for another one for this long, what waits fails on all of them. For all ranks of a job:
+  // in a part of it others may end a wait, and kNever, as at first, says that nobody judges.
+  void SetDeadlockAfter(Time wait) { deadlock_after_ = wait; }
 
   void Observe(Rank rank, const Report& report, Time now);
   // Joined ranks (hvd.join) get no more data to send: Horovod sends zeros for them. What had arrived of them arrives
@@ -168,7 +169,7 @@ class Coordinator {
   }
 
   const int size_;
-  bool whole_job_ = false;
+  Time deadlock_after_ = kNever;
   std::vector<bool> joined_;
   std::vector<RankLevel> levels_;
   std::map<std::string, Bucket> buckets_;

@@ -11,7 +11,7 @@
 namespace horovod_partial {
 namespace {
 
-const char* const kHeader = "horovod_partial decisions 1 ranks";
+const char* const kHeader = "horovod_partial decisions 2 ranks";
 
 std::string ToHex(const std::string& bytes) {
   static const char* const digits = "0123456789abcdef";
@@ -45,8 +45,9 @@ std::string Describe(const Closing& closing) {
 
 }  // namespace
 
-DecisionLog::DecisionLog(std::ostream& out, int size) : out_(out), joined_(static_cast<std::size_t>(size), false) {
-  out_ << kHeader << ' ' << size << '\n';
+DecisionLog::DecisionLog(std::ostream& out, int size, Time deadlock_after)
+    : out_(out), joined_(static_cast<std::size_t>(size), false) {
+  out_ << kHeader << ' ' << size << " deadlocked after " << deadlock_after.count() << '\n';
 }
 
 void DecisionLog::Observe(Rank rank, const Report& report, Time now) {
@@ -73,8 +74,13 @@ Replay ReplayDecisions(std::istream& in) {
   std::string line;
   std::getline(in, line);
   if (line.compare(0, std::string(kHeader).size(), kHeader) != 0) throw std::runtime_error("not a decision log");
-  Coordinator coordinator(std::stoi(line.substr(std::string(kHeader).size())));
-  coordinator.SetWholeJob(true);
+  std::istringstream header(line.substr(std::string(kHeader).size()));
+  int size = 0;
+  std::string word;
+  Time::rep deadlock_after = 0;
+  header >> size >> word >> word >> deadlock_after;
+  Coordinator coordinator(size);
+  coordinator.SetDeadlockAfter(Time(deadlock_after));
   Replay replay;
   while (std::getline(in, line)) {
     std::istringstream words(line);

@@ -14,8 +14,8 @@ namespace horovod_partial {
 // decisions are functions of what was seen and of the time that was passed in. Not thread-safe.
 class DecisionLog {
  public:
-  // Writes to `out`, which must outlive this.
-  DecisionLog(std::ostream& out, int size);
+  // Writes to `out`, which must outlive this, what a coordinator of `size` ranks with this SetDeadlockAfter decides.
+  DecisionLog(std::ostream& out, int size, Time deadlock_after);
 
   void Observe(Rank rank, const Report& report, Time now);
   void SetJoined(const std::vector<bool>& joined);

@@ -835,7 +835,7 @@ TEST_F(AbandonTest, NobodyLeavesBeforeARankHasEnded) {
 
 class DeadlockTest : public testing::Test {
  protected:
-  DeadlockTest() { puppets_.coordinator.SetWholeJob(true); }
+  DeadlockTest() { puppets_.coordinator.SetDeadlockAfter(kPatience); }
   std::string After(Time time, const std::map<std::string, std::string>& letters) {
     puppets_.now = time;
     return puppets_.Cycle(letters);
@@ -920,7 +920,7 @@ TEST_F(DeadlockTest, HorovodsOwnCollectivesAreNotJudged) {
 }
 
 TEST_F(DeadlockTest, RanksOutsideMayEndAWaitOfAPartOfTheJob) {
-  puppets_.coordinator.SetWholeJob(false);
+  puppets_.coordinator.SetDeadlockAfter(kNever);
   puppets_.Cycle("AAA");
   EXPECT_EQ(After(1s, {{"a", "FBB"}}), "");
   EXPECT_EQ(After(1s + 2 * kPatience, {{"a", "FBB"}}), "");

@@ -473,7 +473,7 @@ class World {
     if (job.bug == Bug::kBoundIsOneTooLarge) ++policy.max_staleness;
     policy_ = std::make_shared<const Policy>(policy);
     auto coordinator = std::make_shared<Coordinator>(size_);
-    coordinator->SetWholeJob(true);
+    coordinator->SetDeadlockAfter(Coordinator::kDeadlockAfter);
     coordinator_ = std::move(coordinator);
     Handling handling;
     if (job.bug == Bug::kResultsAreOverwritten || policy.grouped()) handling.missed = Missed::kLatest;
