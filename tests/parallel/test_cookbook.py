@@ -14,7 +14,7 @@ from harness.world import World
 
 import horovod_partial.torch as hvd
 
-pytestmark = [pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)}), pytest.mark.one_in(2)]
+pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)})
 
 COOKBOOK = Path(__file__).resolve().parents[2] / "examples" / "torch" / "cookbook"
 RECIPES = sorted(path.stem for path in COOKBOOK.glob("*.py") if path.stem != "data")

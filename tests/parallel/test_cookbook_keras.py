@@ -54,7 +54,6 @@ def test_recipe_on_tensorflow(world: World, monkeypatch: pytest.MonkeyPatch, rec
 
 
 @keras_on_torch
-@pytest.mark.one_in(4)
 @policies
 @recipes
 def test_recipe_on_torch(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: str) -> None:

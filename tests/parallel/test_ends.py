@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from harness.matrix import FRONT_END
 from harness.world import World
 
 import horovod_partial.torch as hvd
 
 # A launch of its own: buckets of tests elsewhere would keep flushes busy that here must have nothing to do.
-pytestmark = pytest.mark.launch(ranks=[4], label="ends")
+pytestmark = pytest.mark.launch(**FRONT_END, label="ends")
 
 POLICIES = {
     "solo": hvd.Solo(),

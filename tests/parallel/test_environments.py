@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from harness.buckets import collect
-from harness.matrix import OVER_MPI, TRANSPORTS
+from harness.matrix import TRANSPORTS, WITH_TWO_RANKS
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -28,9 +26,8 @@ ENVIRONMENTS = {
 }
 
 
-def launch(label: str, **options: Any) -> pytest.MarkDecorator:
-    options |= {"ranks": (2,), "full_ranks": (2, 4)}
-    return pytest.mark.launch(label=label, environment=ENVIRONMENTS[label], **options)
+def launch(label: str) -> pytest.MarkDecorator:
+    return pytest.mark.launch(label=label, environment=ENVIRONMENTS[label], **WITH_TWO_RANKS)
 
 
 def partial_rounds_beside_horovods_collectives(world: World) -> None:
@@ -95,7 +92,7 @@ def test_without_the_response_cache(world: World) -> None:
     uneven_ranks(world)
 
 
-@launch("observed", **OVER_MPI)
+@launch("observed")
 def test_with_a_timeline_and_every_line_of_the_log_and_without_group_fusion(world: World) -> None:
     partial_rounds_beside_horovods_collectives(world)
     training(world, "majority")

@@ -174,6 +174,7 @@ def test_a_rank_that_is_far_behind(world: World, policy: str) -> None:
 
 
 @every_policy
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("busy", [0, 1])
 def test_ranks_take_unequal_numbers_of_steps(world: World, policy: str, busy: int) -> None:
     model, optimizer = make(policy)
@@ -191,6 +192,7 @@ def test_join_of_an_optimizer(world: World, policy: str) -> None:
 
 
 @every_policy
+@pytest.mark.one_in(2)
 def test_a_barrier_after_every_epoch(world: World, policy: str) -> None:
     """Ranks that wait in a collective of Horovod cannot come to a round: it closes without them."""
     model, optimizer = make(policy)
