@@ -11,7 +11,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import bucket_config, policies
 from horovod_partial.checks import is_flag, is_int, is_number, require
 from horovod_partial.fusion import MergedGradients
-from horovod_partial.policies import Full, GradientPolicy, GroupAverage, ModelPolicy, Policy
+from horovod_partial.policies import Full, GradientPolicy, GroupAverage, ModelPolicy, Policy, Quorum
 from horovod_partial.settings import settings
 
 
@@ -185,10 +185,13 @@ def with_num_groups(groups: Any, num_groups: int) -> Any:
     return num_groups if groups is None else groups
 
 
-def check_gradient_arguments(arguments: dict[str, Any], *, replays: bool) -> None:
+def check_gradient_arguments(policy: Policy, arguments: dict[str, Any], *, replays: bool) -> None:
     """Horovod's checks of the arguments of an optimizer of Keras or a tape, with its messages; settles `missed`.
 
+    Warns where missed results are added up although nobody has asked for it.
+
     Args:
+        policy: of the user's choice.
         arguments: as the user gave them.
         replays: missed rounds can be applied one by one, which is the default then.
 
@@ -210,6 +213,13 @@ def check_gradient_arguments(arguments: dict[str, Any], *, replays: bool) -> Non
         )
     if missed in ("auto", "replay"):
         missed = "replay" if replays else "sum"
+        if not replays and policy not in (Full(), Quorum(1.0)):
+            warnings.warn(
+                "what a late rank has missed is added up, in a tape, or with fusion in TensorFlow, so that replicas part with any "
+                "optimizer but plain SGD: leave the tape as it is, and use hvd.DistributedOptimizer without fusion; or pass "
+                "missed='sum' if sums are wanted",
+                stacklevel=3,
+            )
     arguments["missed"] = missed
 
 

@@ -476,7 +476,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
     else:
         check_about_rounds(sync, policy, arguments)
-    check_gradient_arguments(arguments, replays=fusion is None)
+    check_gradient_arguments(policy, arguments, replays=fusion is None)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
     replays = arguments["missed"] == "replay" and not isinstance(policy, Full | ModelPolicy)
     if replays and accumulates and getattr(optimizer, "inner_optimizer", optimizer).use_ema:

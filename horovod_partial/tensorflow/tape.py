@@ -102,7 +102,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
         missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
             updates. One step with a sum is not many steps: for one model bit for bit, wrap the optimizer
-            (`hvd.DistributedOptimizer`) and leave the tape as it is.
+            (`hvd.DistributedOptimizer`) and leave the tape as it is. Where nothing is given, a warning says so.
         divisor: of `hvd.Average`: `"ranks"` or `"contributors"`, as in `horovod_partial.torch.DistributedOptimizer`.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
 
@@ -134,7 +134,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     }
     check_kinds(arguments)
     check_about_rounds(sync, policy, arguments)
-    check_gradient_arguments(arguments, replays=False)
+    check_gradient_arguments(policy, arguments, replays=False)
     # A slot is not in the `__dict__` that all wrappers of one tape share.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_reducer",)))
     tape.__dict__ = gradtape.__dict__

@@ -6,6 +6,7 @@ import importlib
 import random
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -1019,6 +1020,26 @@ def test_wrong_arguments_of_a_tape(world: World) -> None:
         ({"missed": "replay"}, "missed='replay' cannot be used with a tape"),
     ]
     check_refusals(hvd, lambda **options: hvd.DistributedGradientTape(tf.GradientTape(), **options), more)
+
+
+@alone
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"sync": "solo"}, True),
+        ({"sync": "solo", "missed": "sum"}, False),
+        ({"sync": "quorum:1.0"}, False),
+        ({"sync": "full"}, False),
+    ],
+)
+def test_sums_that_nobody_asked_for_are_told(world: World, options: dict[str, Any], warns: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hvd.DistributedGradientTape(tf.GradientTape(), **options)
+        hvd.DistributedOptimizer(keras.optimizers.Adam(), fusion=hvd.MergedGradients(), **options)
+        hvd.DistributedOptimizer(keras.optimizers.Adam(), **options)
+    told = [one for one in caught if "so that replicas part" in str(one.message)]
+    assert len(told) == (2 if warns else 0)
 
 
 @alone
