@@ -61,7 +61,7 @@ def wrap(
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         if closure is None or takes_closures or not self._should_synchronize:
-            if round_steps.changes_gradients and self._should_synchronize and not self._synchronized:
+            if round_steps.changes_gradients and self._should_synchronize and not _is_synchronized(self):
                 self.synchronize()
             round_steps.before(self)
             with self.skip_synchronize() if round_steps.changes_gradients else nullcontext():
@@ -132,6 +132,11 @@ def _reduce_last_group(optimizer: Any) -> None:
         optimizer._grad_accs.append(accumulator)
 
 
+def _is_synchronized(optimizer: Any) -> bool:
+    """Whether the gradients are reduced. Horovod's own flag stays up where a scaler has skipped the step before."""
+    return optimizer._synchronized and not optimizer._handles
+
+
 _horovods_class_is_changed = threading.Lock()  # for as long as an optimizer is wrapped
 
 
@@ -184,7 +189,7 @@ def synchronize_before_unscaling(scaler: torch.amp.GradScaler, wrapped: Any) -> 
     unscale = scaler.unscale_
 
     def synchronize_and_unscale(optimizer: Any) -> None:
-        if optimizer is wrapped and not wrapped._synchronized:
+        if optimizer is wrapped and not _is_synchronized(wrapped):
             wrapped.synchronize()
         unscale(optimizer)
 

@@ -54,6 +54,31 @@ def test_i5_full_equals_horovod(world: World, sync: str) -> None:
     world.same(ours.tolist())
 
 
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.5}, {"backward_passes_per_step": 2}], ids=str)
+def test_steps_that_a_scaler_skips(world: World, options: dict[str, Any]) -> None:
+    """Horovod's flag of reduced gradients stays up behind them, so that the next ones would not be reduced."""
+    model = torch.nn.Linear(4, 2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=100)
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), grad_scaler=scaler, **options
+    )
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    skipped = (2, 3, 6)
+    for step in range(8):
+        optimizer.zero_grad()
+        for _ in range(optimizer.backward_passes_per_step):
+            huge = step in skipped and world.rank == 1
+            scaler.scale(
+                model(torch.full((3, 4), 1e38 if huge else float(world.rank + step))).square().mean()
+            ).backward()
+        before = model.weight.clone()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(model.weight, before) is (step in skipped)
+        world.same(model.weight.tolist())
+    assert scaler.get_scale() == 2.0 ** (8 - len(skipped))
+
+
 @pytest.mark.full_matrix
 @pytest.mark.launch(ranks=(2,))
 def test_i5_full_equals_horovod_with_2_ranks(world: World) -> None:
