@@ -112,6 +112,9 @@ class ModelAverager(ABC):
             self.runtime.clear(process_set, [self.name])  # an average that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
         else:
+            if isinstance(self.policy, GroupAverage):
+                # Older models, which would stand in for ranks that are late, and sums of them; so the next round is a full one.
+                self.runtime.clear(process_set, [self.name])
             iteration = self.runtime.catch_up(process_set, self.name, 0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)
             self.runtime.catch_up(process_set, self.name, max(iterations))
