@@ -41,12 +41,24 @@ class ModelAverager(models.ModelAverager):
                 "hvd.ModelSyncCallback, which averages the whole model"
             )
         self._is_local = is_local
+        self._trained: list[int] | None = None  # the numbers of what the first step has trained
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def average(self, optimizer: Any, variables: list[Any]) -> None:
-        """The average that the policy asks for after a step, in eager code or in a graph."""
+        """The average that the policy asks for after a step, in eager code or in a graph.
+
+        Raises:
+            ValueError: the step has trained other variables than the first one.
+        """
         if not self.is_needed:
             return
+        trained = [backend.number_of(variable) for variable in variables]
+        if self._trained not in (None, trained):
+            raise ValueError(
+                f"an optimizer under {self.policy!r} trains other variables than in its first step, as where layers are frozen or "
+                "unfrozen: call optimizer.flush(), then wrap a new optimizer for what is trained from now on"
+            )
+        self._trained = trained
         model = self._averaged(optimizer, variables)
         if not isinstance(self.policy, WeightedAverage):
             self._average(model, 0)

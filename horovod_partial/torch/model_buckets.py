@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,8 @@ class ModelBucket:
 
 
 def averaged_tensors(
-    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.nn.Parameter],
+    state: Mapping[Any, dict[str, Any]],
     average: tuple[str, ...],
     named_buffers: Iterable[tuple[str, torch.Tensor]],
 ) -> list[torch.Tensor]:
@@ -55,12 +56,12 @@ def averaged_tensors(
     stay each rank's own. A parameter without state on this rank, because it has had no gradient yet, counts with zeros,
     which is what its state begins with.
 
-    Raises:
-        ValueError: no parameter requires a gradient.
+    Args:
+        parameters: that are trained.
+        state: of the optimizer.
+        average: as in the policy.
+        named_buffers: of the model.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if not parameters:
-        raise ValueError("there is nothing to average: no parameter of the optimizer requires a gradient")
     tensors: list[torch.Tensor] = list(parameters)
     if "buffers" in average:
         tensors += [buffer for _, buffer in named_buffers if buffer.dtype.is_floating_point]
@@ -68,7 +69,7 @@ def averaged_tensors(
         states: list[dict[str, Any]] = [
             {
                 key: value
-                for key, value in optimizer.state.get(parameter, {}).items()
+                for key, value in state.get(parameter, {}).items()
                 if key != "step"
                 and isinstance(value, torch.Tensor)
                 and value.dtype.is_floating_point
@@ -76,7 +77,7 @@ def averaged_tensors(
             }
             for parameter in parameters
         ]
-        for key in sorted({key for state in states for key in state}):
-            for parameter, state in zip(parameters, states, strict=True):
-                tensors.append(state[key] if key in state else torch.zeros_like(parameter))
+        for key in sorted({key for own in states for key in own}):
+            for parameter, own in zip(parameters, states, strict=True):
+                tensors.append(own[key] if key in own else torch.zeros_like(parameter))
     return tensors

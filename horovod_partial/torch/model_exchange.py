@@ -82,10 +82,14 @@ class ModelExchange(ModelAverager, Exchange):
         self._named_buffers = list(named_buffers or ())
         fits = all(isinstance(pair, tuple) for pair in self._named_buffers)
         require(fits, "named_buffers", "model.named_buffers()", self._named_buffers)
-        self._tensors(optimizer)  # what does not fit fails here, not in the first step
+        self._names = names
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._trained = [p for p in parameters if p.requires_grad]
+        self._frozen = [p for p in parameters if not p.requires_grad]
+        if not self._trained:
+            raise ValueError("there is nothing to average: no parameter of the optimizer requires a gradient")
         self._name = Name(process_set, [names[p] for p in parameters])
-        self._members = tuple(bucket_config.member(names[p], p.shape) for p in parameters)
+        self._members = tuple(bucket_config.member(names[p], p.shape) for p in self._trained)
         self._tenure = Tenure(runtime)  # of the buckets
         self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
         self._in_flight: PartialHandle | None = None
@@ -97,12 +101,22 @@ class ModelExchange(ModelAverager, Exchange):
         if self._tenure.enter():
             self.use_name(self._name.current())
 
-    def _tensors(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        return averaged_tensors(optimizer, self.policy.average, self._named_buffers)
+    def _tensors(self, optimizer: torch.optim.Optimizer, *, with_state: bool = True) -> list[torch.Tensor]:
+        average = self.policy.average if with_state else tuple(set(self.policy.average) - {"state"})
+        return averaged_tensors(self._trained, optimizer.state, average, self._named_buffers)
+
+    def _refuse_other_layers(self) -> None:
+        changed = [p for p in self._trained if not p.requires_grad] + [p for p in self._frozen if p.requires_grad]
+        if changed:
+            raise RuntimeError(
+                f"{self._names[changed[0]]} was frozen or unfrozen after the optimizer was wrapped, and {self.policy!r} averages "
+                "what was trained then: call optimizer.flush(), then wrap an optimizer of what is trained from now on"
+            )
 
     # --- Steps ---------------------------------------------------------------------------------------------------
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
+        self._refuse_other_layers()
         self.synchronize()
         loss = optimizer._base.step(optimizer, self._prepared(optimizer, closure))
         self.round_steps.after(optimizer)
@@ -194,10 +208,8 @@ class ModelExchange(ModelAverager, Exchange):
         self.synchronize()
         if self.is_needed:
             self._enter()
-            average = self.policy.average
-            if not self.rounds:  # some rank may not have stepped yet, and then has no state
-                average = tuple(what for what in average if what != "state")
-            self.flush(averaged_tensors(optimizer, average, self._named_buffers))
+            # Before the first round some rank may not have stepped yet, and then has no state.
+            self.flush(self._tensors(optimizer, with_state=self.rounds > 0))
         self._flushed_at = self._local_steps
 
     @property

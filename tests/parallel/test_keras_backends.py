@@ -818,6 +818,24 @@ def test_layers_are_frozen_and_unfrozen(world: World, policy: str, graph: bool) 
     assert moves(new())
 
 
+@pytest.mark.parametrize("policy", MODELS)
+def test_layers_that_are_frozen_under_policies_of_models(world: World, policy: str) -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(), sync=sync_of(policy))
+    assert fit(model, world, False, optimizer) == []
+    optimizer.flush()
+    model.layers[0].trainable = False
+    with pytest.raises(ValueError, match=r"other variables than in its first step.* then wrap a new optimizer"):
+        fit(model, world, False, optimizer)
+    optimizer.flush()
+    before = flat(model.layers[0])
+    optimizer = hvd.DistributedOptimizer(sgd(), sync=sync_of(policy))
+    assert fit(model, world, False, optimizer) == []
+    optimizer.flush()
+    world.same(flat(model))
+    assert flat(model.layers[0]) == before
+
+
 @pytest.mark.parametrize("anew", [False, True], ids=["same", "new"])
 def test_layers_that_are_frozen_without_a_flush(world: World, anew: bool, graph: bool) -> None:
     """Ranks would part in silence."""

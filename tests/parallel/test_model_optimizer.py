@@ -5,6 +5,7 @@ Forms of training that all policies have are in `test_optimizer.py`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -454,6 +455,51 @@ def test_buffers_need_their_names(world: World, policy: str) -> None:
         wrap(model, sync)
     wrap(model, sync, named_buffers=model.named_buffers())
     wrap(model, sync, named_buffers=[])  # there may be none
+
+
+@kinds
+@pytest.mark.parametrize("freezes", [True, False])
+def test_layers_that_change(world: World, policy: str, freezes: bool) -> None:
+    model = make_model()
+    model[0].weight.requires_grad_(freezes)
+    optimizer = wrap(model, MODELS[policy]())
+    train(world, optimizer, model, 4)
+    optimizer.flush()
+    model[0].weight.requires_grad_(not freezes)
+    model[0].weight.grad = None
+    with pytest.raises(
+        RuntimeError, match=r"0.weight was frozen or unfrozen .* then wrap an optimizer of what is trained"
+    ):
+        train(world, optimizer, model, 1)
+    before = model[0].weight.clone()
+    optimizer = wrap(model, MODELS[policy]())
+    train(world, optimizer, model, 4)
+    optimizer.flush()
+    world.same(weights(model))
+    assert torch.equal(model[0].weight, before) is freezes
+
+
+def test_after_a_flush_no_older_model_stands_in(world: World) -> None:
+    model = make_model()
+    optimizer = wrap(model, hvd.GroupAverage(2, period=None), "sgd")
+    train(world, optimizer, model, 1)
+    world.barrier()
+    if world.rank == 1:
+        world.until(lambda: completed(bucket_of(optimizer)) >= 4, "the others' rounds have ended here")
+    else:
+        train(world, optimizer, model, 3, first=1)
+    optimizer.flush()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(4.0)
+    if world.rank == 1:
+        time.sleep(0.2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (loss_of(model, world.rank, 0) * 0.0).backward()
+        optimizer.step()
+        assert set(weights(model)) == {4.0}
+    world.barrier()
 
 
 @kinds
