@@ -64,7 +64,8 @@ def wrap(
             if round_steps.changes_gradients and self._should_synchronize and not _is_synchronized(self):
                 self.synchronize()
             round_steps.before(self)
-            with self.skip_synchronize() if round_steps.changes_gradients else nullcontext():
+            scaler_has_reduced = grad_scaler is not None and _is_synchronized(self)
+            with self.skip_synchronize() if round_steps.changes_gradients or scaler_has_reduced else nullcontext():
                 result = horovod_step(self, closure)
         else:
             if self._handles:  # the caller has made gradients already, as for the first of the two steps of SAM

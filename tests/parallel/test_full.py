@@ -63,6 +63,9 @@ def test_steps_that_a_scaler_skips(world: World, options: dict[str, Any]) -> Non
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), grad_scaler=scaler, **options
     )
     hvd.broadcast_parameters(model.state_dict(), 0)
+    reductions = []
+    synchronize = optimizer.synchronize
+    optimizer.synchronize = lambda: (reductions.append(1), synchronize())
     skipped = (2, 3, 6)
     for step in range(8):
         optimizer.zero_grad()
@@ -77,6 +80,7 @@ def test_steps_that_a_scaler_skips(world: World, options: dict[str, Any]) -> Non
         assert torch.equal(model.weight, before) is (step in skipped)
         world.same(model.weight.tolist())
     assert scaler.get_scale() == 2.0 ** (8 - len(skipped))
+    assert len(reductions) == 8, "one in each step"
 
 
 @pytest.mark.full_matrix
