@@ -109,7 +109,9 @@ def wrap(
     cls.fusion_plan = cls.last_round = cls.last_average = None  # there are none under `Full`
     cls.__reduce__ = reduce
     wrapped._rounds = 0
-    if grad_scaler is not None:
+    if grad_scaler is None:
+        cls._step_supports_amp_scaling = property(_refuse_scaler_of_local_gradients)
+    else:
         # Unscaled twice, or never, if a fused step met the scaler alone: see DistributedOptimizer.
         cls._step_supports_amp_scaling = False
         synchronize_before_unscaling(grad_scaler, wrapped)
@@ -183,6 +185,16 @@ def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps
     return mpi_ops.allreduce(
         torch.as_tensor(loss).detach(), name=name, op=optimizer.op, process_set=optimizer.process_set
     )
+
+
+def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
+    """What `GradScaler.step` asks first. Horovod's own recipe has called `synchronize` by then."""
+    if optimizer._handles:
+        raise RuntimeError(
+            "a GradScaler steps an optimizer that was wrapped without it, while gradients are under way: each rank would skip "
+            "steps by itself. Pass it: hvd.DistributedOptimizer(..., grad_scaler=scaler), or call optimizer.synchronize() first"
+        )
+    return False
 
 
 def synchronize_before_unscaling(scaler: torch.amp.GradScaler, wrapped: Any) -> None:

@@ -83,6 +83,33 @@ def test_steps_that_a_scaler_skips(world: World, options: dict[str, Any]) -> Non
     assert len(reductions) == 8, "one in each step"
 
 
+@pytest.mark.parametrize("recipe", ["PyTorch's", "Horovod's"])
+@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=["plain", "fused"])
+def test_a_scaler_that_the_optimizer_does_not_know(world: World, recipe: str, options: dict[str, Any]) -> None:
+    model = torch.nn.Linear(4, 2)
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), lr=0.1, **options), model.named_parameters()
+    )
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((3, 4), 1e38 if step == world.rank == 1 else 1.0)).square().mean()).backward()
+        if recipe == "PyTorch's":
+            with pytest.raises(RuntimeError, match=r"a GradScaler steps an optimizer that was wrapped without it"):
+                scaler.step(optimizer)
+            optimizer.synchronize()
+            break
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+    assert torch.isfinite(model.weight).all()
+    world.same(model.weight.tolist())
+
+
 @pytest.mark.full_matrix
 @pytest.mark.launch(ranks=(2,))
 def test_i5_full_equals_horovod_with_2_ranks(world: World) -> None:
