@@ -1,6 +1,6 @@
 """Partial collectives inside the coordination cycle of an installed Horovod."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from horovod_partial._core import BucketSpec
@@ -38,6 +38,13 @@ class Flush:
     def __init__(self, library: str, process_set: int, drained: Sequence[Sequence[str]], ends: bool) -> None: ...
     def wait(self) -> bool: ...
     def end(self) -> None: ...
+
+class Monitor:
+    endpoint: str
+    @staticmethod
+    def listen(size: int, seconds: float, neighbours: Mapping[int, int]) -> Monitor: ...
+    @staticmethod
+    def join(rank: int, seconds: float, neighbours: Mapping[int, int], endpoint: str) -> Monitor: ...
 
 class BucketConfig:
     def __init__(self, spec: BucketSpec, *, dtype: int, shape: list[int], device: int) -> None: ...

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial import _attach, failure, log
+from horovod_partial import _attach, failure, heartbeat, log
 from horovod_partial.settings import adopt, settings, shared
 
 HANDLE = Any  # _attach.Handle
@@ -73,6 +73,7 @@ class Runtime:
         self._begun = Tenure(self)
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by what follows
         self._appliers_lock = threading.Lock()
+        self._monitor: _attach.Monitor | None = None  # of the ranks' signs of life
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
         log.start()
@@ -96,16 +97,21 @@ class Runtime:
 
         Raises:
             ImportError: the hooks do not run on every rank.
-            ValueError: the ranks' settings contradict each other; the same error on every rank.
+            ValueError: the ranks' settings contradict each other, or signs of life were asked for and cannot be given; the
+                same error on every rank.
         """
         self._mpi_ops.init(*args, **kwargs)
         self._begin()
         self._guarded(_attach.shake_hands, self._library)
         self._agree_on_settings()
+        self._monitor = None  # where Horovod was up already
+        self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
+
+    def _gather(self, text: str) -> list[str]:
+        return self._guarded(_attach.gather, self._library, text)
 
     def _agree_on_settings(self) -> None:
-        texts = self._guarded(_attach.gather, self._library, json.dumps(shared()))
-        taken = adopt([json.loads(text) for text in texts], self._mpi_ops.rank())
+        taken = adopt([json.loads(text) for text in self._gather(json.dumps(shared()))], self._mpi_ops.rank())
         if taken:
             log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
 
@@ -117,9 +123,11 @@ class Runtime:
         """
         self._warn_of_unsettled(self._end_unless_failing())
         self._mpi_ops.shutdown()
+        self._monitor = None
 
     def restart(self) -> None:
         """`shutdown`, whatever has become of the other ranks, then `init`: for elastic jobs."""
+        self._monitor = None  # each rank comes here in its own time, and some do not
         try:
             self._end_unless_failing()
         except HorovodInternalError as error:

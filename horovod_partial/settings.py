@@ -39,6 +39,12 @@ class Settings(BaseSettings):
     parked_ms: float = Field(
         default=100.0, gt=0, description="A full collective outstanding this long counts as blocked."
     )
+    abort_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="End the job when a rank has given no sign of life for so long; 0 for never.",
+    )
     decision_log: str = Field(
         default="", description="File to which rank 0 records what it saw and decided; empty for none."
     )

@@ -2,8 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdlib>
 #include <map>
 #include <optional>
+#include <sstream>
 
 #include "attach/attachment.h"
 #include "attach/device.h"
@@ -13,6 +15,8 @@
 #include "engine/engine.h"
 #include "engine/log.h"
 #include "engine/owner.h"
+#include "heartbeat/monitor.h"
+#include "heartbeat/neighbour.h"
 
 namespace py = pybind11;
 using namespace horovod_partial;
@@ -199,6 +203,22 @@ void Clear(const std::string& library, std::int32_t process_set, const Family& n
   if (const auto session = attach::FindSession(library, process_set)) session->engine().Clear(names);
 }
 
+// Ends this process at once: where a rank is missing, Horovod's thread is blocked for good, and so are all ends in
+// order. A missing process on this host is ended first, since a stopped one does not hear whoever has started it.
+heartbeat::OnMissing EndWithoutRank(Rank rank, double seconds, const std::map<Rank, pid_t>& neighbours) {
+  auto processes = std::make_shared<std::map<Rank, heartbeat::Neighbour>>();
+  for (const auto& [of, number] : neighbours) processes->emplace(of, number);
+  return [rank, seconds, processes](Rank missing) {
+    std::ostringstream text;
+    text << "rank " << missing << " has given no sign of life for " << seconds
+         << " s (HOROVOD_PARTIAL_ABORT_SECONDS): it is stopped, or its host or its network is down. This rank ends. "
+            "Start the job again from its last checkpoint";
+    Log(LogLevel::kError, rank, text.str());
+    if (const auto found = processes->find(missing); found != processes->end() && missing != rank) found->second.Kill();
+    std::_Exit(EXIT_FAILURE);
+  };
+}
+
 void Deliver(const std::string& library, std::int32_t process_set, const std::vector<Family>& families) {
   py::gil_scoped_release release;
   if (const auto session = attach::FindSession(library, process_set)) session->engine().Deliver(families);
@@ -246,6 +266,24 @@ PYBIND11_MODULE(_attach, m) {
              return BucketConfig{spec, &attach::MemoryOf(device), static_cast<DataType>(type), std::move(shape)};
            }),
            py::arg("spec"), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("device"));
+
+  using heartbeat::Monitor;
+  py::class_<Monitor>(m, "Monitor")
+      .def_static(
+          "listen",
+          [](int size, double seconds, const std::map<Rank, pid_t>& neighbours) {
+            return Monitor::Listen(size, heartbeat::Seconds(seconds), EndWithoutRank(0, seconds, neighbours));
+          },
+          py::call_guard<py::gil_scoped_release>(), py::arg("size"), py::arg("seconds"), py::arg("neighbours"))
+      .def_static(
+          "join",
+          [](Rank rank, double seconds, const std::map<Rank, pid_t>& neighbours, const std::string& endpoint) {
+            return Monitor::Join(rank, heartbeat::Seconds(seconds), endpoint,
+                                 EndWithoutRank(rank, seconds, neighbours));
+          },
+          py::call_guard<py::gil_scoped_release>(), py::arg("rank"), py::arg("seconds"), py::arg("neighbours"),
+          py::arg("endpoint"))
+      .def_property_readonly("endpoint", &Monitor::endpoint);
 
   using attach::SharedSteps;
   py::class_<SharedSteps, std::shared_ptr<SharedSteps>>(m, "SharedSteps")

@@ -106,6 +106,14 @@ class Processes:
             return False
         return state != "Z" and f"PARTIAL_TEST_FOLDER={self.folder}".encode() in variables
 
+    def left(self) -> list[int]:
+        """All processes of the job that are still there, the launcher's own included."""
+        return [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and self._is_ours(int(entry.name))
+        ]
+
     def dump(self) -> str:
         """The stacks of all ranks' threads, from faulthandler and, where there is one, from gdb."""
         pids = self.rank_pids()

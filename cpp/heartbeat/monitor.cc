@@ -1,0 +1,267 @@
+#include "heartbeat/monitor.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/heartbeats.h"
+#include "heartbeat/socket.h"
+
+namespace horovod_partial::heartbeat {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr int kBeatsInLimit = 10;
+constexpr char kBeat = 1, kMissing = 2;
+constexpr milliseconds kAnswerTimeout(3000), kPartingTimeout(1000);
+// Connections that have not said yet who they are: more than these are refused, and none is kept for longer.
+constexpr std::size_t kMostStrangers = 64;
+constexpr milliseconds kStrangerTimeout(10000);
+
+milliseconds IntervalOf(Seconds limit) {
+  return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(limit / kBeatsInLimit));
+}
+
+std::string Hex(const std::string& bytes) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    text += digits[byte >> 4];
+    text += digits[byte & 15];
+  }
+  return text;
+}
+
+std::string Unhex(const std::string& text) {
+  std::string bytes;
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+// Calls `hear` whenever something may have come, and `pass` after each interval, until one of them returns false or the
+// file says that it is over. What has come is always heard before an interval passes: also what came while this process
+// was stopped.
+template <class Files, class Hear, class Pass>
+void Loop(int stop_file, milliseconds interval, Files files, Hear hear, Pass pass) {
+  auto next = Clock::now() + interval;
+  while (true) {
+    std::vector<pollfd> polled{{stop_file, POLLIN, 0}};
+    files(polled);
+    const auto left = std::chrono::ceil<milliseconds>(next - Clock::now());
+    const int timeout = static_cast<int>(std::max<milliseconds::rep>(left.count(), 0));
+    if (poll(polled.data(), polled.size(), timeout) < 0 && errno != EINTR) return;
+    if ((polled.front().revents & POLLIN) != 0 || !hear()) return;
+    if (Clock::now() < next) continue;
+    if (!pass()) return;
+    next = Clock::now() + interval;  // one interval at most, however long this process was stopped
+  }
+}
+
+// Rank 0's part.
+class Center final : public Monitor::Watch {
+ public:
+  Center(int size, Seconds limit, OnMissing on_missing)
+      : size_(size), interval_(IntervalOf(limit)), on_missing_(std::move(on_missing)) {}
+
+  std::string Endpoint() const {
+    std::ostringstream text;
+    text << listener_.port() << ' ' << Hex(secret_);
+    for (const auto& address : OwnAddresses()) text << ' ' << address;
+    return text.str();
+  }
+
+  void Run(int stop_file) override {
+    std::optional<Rank> missing;
+    Loop(
+        stop_file, interval_,
+        [this](std::vector<pollfd>& polled) {
+          polled.push_back({listener_.number(), POLLIN, 0});
+          for (const auto& peer : peers_) polled.push_back({peer.connection.number(), POLLIN, 0});
+        },
+        [this] {
+          Hear();
+          return true;
+        },
+        [&] {
+          for (const auto& peer : peers_)
+            if (peer.rank) peer.connection.Send({&kBeat, 1});
+          missing = heartbeats_.Pass();
+          return !missing;
+        });
+    if (!missing) return;
+    Tell(*missing);
+    on_missing_(*missing);
+  }
+
+ private:
+  struct Peer {
+    Connection connection;
+    std::string said;          // until it is a whole hello
+    std::optional<Rank> rank;  // once it has said so
+    Clock::time_point since = Clock::now();
+  };
+
+  void Hear() {
+    while (auto connection = listener_.Accept()) {
+      const auto strangers = std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.rank; });
+      if (static_cast<std::size_t>(strangers) < kMostStrangers) peers_.push_back({std::move(*connection), {}, {}});
+    }
+    std::vector<Peer> kept;
+    for (auto& peer : peers_)
+      if (HearFrom(peer)) kept.push_back(std::move(peer));
+    peers_ = std::move(kept);
+  }
+
+  // Whether the connection stays.
+  bool HearFrom(Peer& peer) {
+    const auto bytes = peer.connection.Receive();
+    if (peer.rank) {
+      if (!bytes) heartbeats_.Gone(*peer.rank);
+      if (bytes && !bytes->empty()) heartbeats_.Heard(*peer.rank);
+      return bytes.has_value();
+    }
+    if (!bytes || Clock::now() - peer.since > kStrangerTimeout) return false;
+    peer.said += *bytes;
+    if (peer.said.size() < Hello::kBytes) return true;
+    const auto hello = Hello::Decode(std::string_view(peer.said).substr(0, Hello::kBytes), secret_, size_);
+    const auto is_known = [&](const Peer& other) { return hello && other.rank == hello->rank; };
+    if (!hello || std::any_of(peers_.begin(), peers_.end(), is_known)) return false;
+    peer.rank = hello->rank;
+    heartbeats_.Heard(hello->rank);
+    peer.connection.Send({&kBeat, 1});  // which tells the other end that it has found its rank 0
+    return true;
+  }
+
+  // Sends the notice, and waits a moment until it has been read: closing would overtake it.
+  void Tell(Rank missing) const {
+    const std::string notice = std::string(1, kMissing) + MissingNotice{missing}.Encode();
+    for (const auto& peer : peers_) {
+      peer.connection.Send(notice);
+      peer.connection.CloseSending();
+    }
+    const auto end = Clock::now() + kPartingTimeout;
+    for (const auto& peer : peers_) {
+      if (peer.rank == missing) continue;
+      while (Clock::now() < end && IsReadable(peer.connection.number(), milliseconds(50)))
+        if (!peer.connection.Receive()) break;
+    }
+  }
+
+  const int size_;
+  const milliseconds interval_;
+  const OnMissing on_missing_;
+  const std::string secret_ = RandomBytes(Hello::kSecretBytes);
+  const Listener listener_;
+  std::vector<Peer> peers_;
+  Heartbeats heartbeats_{kBeatsInLimit};
+};
+
+// Any other rank's part.
+class Outer final : public Monitor::Watch {
+ public:
+  Outer(Connection center, Seconds limit, OnMissing on_missing)
+      : center_(std::move(center)), interval_(IntervalOf(limit)), on_missing_(std::move(on_missing)) {
+    heartbeats_.Heard(0);
+  }
+
+  void Run(int stop_file) override {
+    std::optional<Rank> missing;
+    Loop(
+        stop_file, interval_, [this](std::vector<pollfd>& polled) { polled.push_back({center_.number(), POLLIN, 0}); },
+        [&] {
+          const auto bytes = center_.Receive();
+          if (!bytes) return false;  // rank 0 has ended; that is no news for Horovod
+          if (!bytes->empty()) heartbeats_.Heard(0);
+          missing = Read(*bytes);
+          return !missing;
+        },
+        [&] {
+          center_.Send({&kBeat, 1});
+          missing = heartbeats_.Pass();
+          return !missing;
+        });
+    if (missing) on_missing_(*missing);
+  }
+
+ private:
+  // The rank that a notice names, once it has come whole.
+  std::optional<Rank> Read(const std::string& bytes) {
+    for (const char byte : bytes) {
+      if (notice_) *notice_ += byte;
+      if (!notice_ && byte == kMissing) notice_.emplace();
+      if (notice_ && notice_->size() == MissingNotice::kBytes) return MissingNotice::Decode(*notice_).rank;
+    }
+    return std::nullopt;
+  }
+
+  const Connection center_;
+  const milliseconds interval_;
+  const OnMissing on_missing_;
+  std::optional<std::string> notice_;  // what has come of it
+  Heartbeats heartbeats_{kBeatsInLimit};
+};
+
+// A connection on which rank 0 of this job has answered.
+std::optional<Connection> Reach(const std::string& address, std::uint16_t port, const std::string& hello) {
+  auto connection = Connect(address, port, kAnswerTimeout);
+  if (!connection) return std::nullopt;
+  connection->Send(hello);
+  if (!IsReadable(connection->number(), kAnswerTimeout)) return std::nullopt;
+  const auto answer = connection->Receive();
+  if (!answer || answer->empty() || answer->front() != kBeat) return std::nullopt;
+  return connection;
+}
+
+}  // namespace
+
+std::unique_ptr<Monitor> Monitor::Listen(int size, Seconds limit, OnMissing on_missing) {
+  auto center = std::make_unique<Center>(size, limit, std::move(on_missing));
+  std::string endpoint = center->Endpoint();
+  return std::unique_ptr<Monitor>(new Monitor(std::move(center), std::move(endpoint)));
+}
+
+std::unique_ptr<Monitor> Monitor::Join(Rank rank, Seconds limit, const std::string& endpoint, OnMissing on_missing) {
+  std::istringstream text(endpoint);
+  int port = 0;
+  std::string secret, address, tried;
+  text >> port >> secret;
+  const std::string hello = Hello{Unhex(secret), rank}.Encode();
+  while (text >> address) {
+    if (auto center = Reach(address, static_cast<std::uint16_t>(port), hello))
+      return std::unique_ptr<Monitor>(
+          new Monitor(std::make_unique<Outer>(std::move(*center), limit, std::move(on_missing)), {}));
+    tried += (tried.empty() ? "" : ", ") + address;
+  }
+  throw std::runtime_error("rank 0 does not answer on port " + std::to_string(port) + " of " + tried);
+}
+
+Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint)
+    : process_(getpid()), stop_file_(eventfd(0, EFD_CLOEXEC)), endpoint_(std::move(endpoint)) {
+  if (stop_file_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  // The thread owns its part: where the process ends without stopping it, it runs on beside static objects' ends.
+  thread_ = std::thread([watch = std::move(watch), stop = stop_file_] { watch->Run(stop); });
+}
+
+Monitor::~Monitor() {
+  if (getpid() != process_) {  // forked: the thread is the parent's
+    thread_.detach();
+    return;
+  }
+  eventfd_write(stop_file_, 1);
+  thread_.join();
+  close(stop_file_);
+}
+
+}  // namespace horovod_partial::heartbeat

@@ -1,0 +1,150 @@
+#include "heartbeat/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+namespace horovod_partial::heartbeat {
+namespace {
+
+[[noreturn]] void Throw(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+
+File StreamSocket(int family) { return File(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }
+
+// On all addresses, of version 6 and 4 where there is 6, else of 4.
+File BoundToAnyAddress() {
+  if (File file = StreamSocket(AF_INET6); file.is_open()) {
+    const int no = 0;
+    sockaddr_in6 any{};
+    any.sin6_family = AF_INET6;
+    any.sin6_addr = in6addr_any;
+    if (setsockopt(file.number(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no) == 0 &&
+        bind(file.number(), reinterpret_cast<sockaddr*>(&any), sizeof any) == 0)
+      return file;
+  }
+  File file = StreamSocket(AF_INET);
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  any.sin_addr.s_addr = htonl(INADDR_ANY);
+  if (!file.is_open() || bind(file.number(), reinterpret_cast<sockaddr*>(&any), sizeof any) != 0) Throw("bind");
+  return file;
+}
+
+std::uint16_t PortOf(int number) {
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  if (getsockname(number, reinterpret_cast<sockaddr*>(&bound), &length) != 0) Throw("getsockname");
+  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
+                                           : reinterpret_cast<sockaddr_in&>(bound).sin_port);
+}
+
+bool IsWritable(int number, std::chrono::milliseconds timeout) {
+  pollfd file{number, POLLOUT, 0};
+  return poll(&file, 1, static_cast<int>(timeout.count())) == 1;
+}
+
+}  // namespace
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(number_, other.number_);
+  return *this;
+}
+
+File::~File() {
+  if (number_ >= 0) close(number_);
+}
+
+int File::Release() { return std::exchange(number_, -1); }
+
+void Connection::Send(std::string_view bytes) const {
+  send(number(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+std::optional<std::string> Connection::Receive() const {
+  std::string bytes(4096, '\0');
+  const ssize_t count = recv(number(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  const bool later = count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+  if (count <= 0 && !later) return std::nullopt;
+  bytes.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
+  return bytes;
+}
+
+void Connection::CloseSending() const { shutdown(number(), SHUT_WR); }
+
+Listener::Listener() : file_(BoundToAnyAddress()), port_(PortOf(file_.number())) {
+  if (listen(file_.number(), SOMAXCONN) != 0) Throw("listen");
+}
+
+std::optional<Connection> Listener::Accept() const {
+  File file(accept4(number(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!file.is_open()) return std::nullopt;
+  return Connection(std::move(file));
+}
+
+std::vector<std::string> OwnAddresses() {
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) Throw("getifaddrs");
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> guard(first, &freeifaddrs);
+  std::vector<std::string> addresses, loopback;
+  for (const ifaddrs* own = first; own != nullptr; own = own->ifa_next) {
+    if (own->ifa_addr == nullptr || (own->ifa_flags & IFF_UP) == 0) continue;
+    const int family = own->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    // An address that holds on one link only means nothing on another host.
+    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(own->ifa_addr)->sin6_addr))
+      continue;
+    std::array<char, NI_MAXHOST> text{};
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (getnameinfo(own->ifa_addr, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    ((own->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : addresses).emplace_back(text.data());
+  }
+  addresses.insert(addresses.end(), loopback.begin(), loopback.end());
+  return addresses;
+}
+
+std::optional<Connection> Connect(const std::string& address, std::uint16_t port, std::chrono::milliseconds timeout) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return std::nullopt;
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, &freeaddrinfo);
+  File file = StreamSocket(found->ai_family);
+  if (!file.is_open()) return std::nullopt;
+  if (connect(file.number(), found->ai_addr, found->ai_addrlen) != 0) {
+    if (errno != EINPROGRESS || !IsWritable(file.number(), timeout)) return std::nullopt;
+    int error = 0;
+    socklen_t length = sizeof error;
+    if (getsockopt(file.number(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) return std::nullopt;
+  }
+  const int yes = 1;
+  setsockopt(file.number(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  return Connection(std::move(file));
+}
+
+std::string RandomBytes(std::size_t count) {
+  std::string bytes(count, '\0');
+  if (getrandom(bytes.data(), count, 0) != static_cast<ssize_t>(count)) Throw("getrandom");
+  return bytes;
+}
+
+bool IsReadable(int number, std::chrono::milliseconds timeout) {
+  pollfd file{number, POLLIN, 0};
+  return poll(&file, 1, static_cast<int>(timeout.count())) == 1;
+}
+
+}  // namespace horovod_partial::heartbeat

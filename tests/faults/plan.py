@@ -1,0 +1,184 @@
+"""What happens in a job with faults: a function of the seed and the transport.
+
+A job has a *load*, which all ranks do, and *faults*, each of one rank at one moment. Faults of `PASSING` kinds end by
+themselves, and the job must go on to its end with nothing lost. Those of `LEAVING` kinds end a rank in good order, and the
+others go on. Those of `FATAL` kinds end the job: within `BOUND_SECONDS` no process may be left, and the job has failed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PASSING = ("sleep", "stop", "starts late", "clock jumps", "disk full", "exception caught")
+LEAVING = ("sys.exit(0)",)
+FATAL = (
+    "SIGKILL",
+    "sys.exit(1)",
+    "os._exit(0)",
+    "os._exit(3)",
+    "exception in forward",
+    "exception in backward",
+    "exception in hook",
+    "exception in loader",
+    "exception in callback",
+    "MemoryError in arriving",
+    "stop for good",
+)
+# When a fault comes: before a step, while a flush waits, while communicators of groups are made, while the rank ends.
+MOMENTS = {"SIGKILL": ("step", "flush", "groups", "exit")}
+# After a stop of so many seconds the job ends, where HOROVOD_PARTIAL_ABORT_SECONDS is set; and by when no process is left.
+ABORT_SECONDS, ABORTED_SECONDS = 5.0, 15.0
+# Within this time after the fault's end the job has ended, or goes on (docs/reliability.md).
+BOUND_SECONDS = 60.0
+
+POLICIES = ("solo", "majority", "majority:random", "quorum:0.75", "full")
+STEPS = 40
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One rank's.
+
+    Attributes:
+        kind: of those above.
+        rank: whose.
+        step: of the rank's load, before which or in which it comes.
+        moment: of `MOMENTS`; for most kinds it is always `"step"`.
+        seconds: how long it lasts, where it passes.
+    """
+
+    kind: str
+    rank: int
+    step: int
+    moment: str = "step"
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job.
+
+    Attributes:
+        seed, transport: what it was drawn from.
+        ranks: how many.
+        load: `"operations"`, single arrivals; or `"optimizer"`, the steps of one.
+        policy: of gradients.
+        buckets: how many, in an optimizer the number of parameters.
+        steps: of each rank, with a flush after every `flush_every`.
+        pace_ms: how long each rank takes for a step, at most.
+        faults: in the order of their steps.
+    """
+
+    seed: int
+    transport: str
+    ranks: int
+    load: str
+    policy: str
+    buckets: int
+    steps: int
+    flush_every: int
+    pace_ms: tuple[float, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def aborts(self) -> bool:
+        """Whether ranks give each other signs of life, so that one that is stopped for long ends the job."""
+        return any(fault.kind == "stop for good" for fault in self.faults)
+
+    @property
+    def bound_seconds(self) -> float:
+        """How long after a fatal fault the last process may be there."""
+        return ABORTED_SECONDS if self.aborts else BOUND_SECONDS
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether a fault ends the job."""
+        return any(fault.kind in FATAL for fault in self.faults)
+
+    @property
+    def seconds(self) -> float:
+        """How long its passing faults last, all together."""
+        return sum(fault.seconds for fault in self.faults)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Plan:
+        faults = tuple(Fault(**fault) for fault in values["faults"])
+        return Plan(**{**values, "pace_ms": tuple(values["pace_ms"]), "faults": faults})
+
+
+def draw(seed: int, transport: str, longest_seconds: float = 30.0) -> Plan:
+    """The job of a seed. Consecutive seeds go through all kinds of faults, and through the moments of each.
+
+    Args:
+        seed: 0 or more.
+        transport: `"gloo"` or `"mpi"`.
+        longest_seconds: of a fault that passes.
+    """
+    rng = random.Random(f"{transport} {seed}")
+    kinds = (*PASSING, *LEAVING, *FATAL, "none")
+    last, rest = kinds[seed % len(kinds)], seed // len(kinds)
+    ranks = rng.choice((2, 3, 3, 4))
+    moments = MOMENTS.get(last, ("step",))
+    moment = moments[rest % len(moments)]
+    faults = []
+    for _ in range(rng.randrange(3)):  # before the fault that the seed is about
+        kind = rng.choice(("sleep", "stop"))
+        faults.append(Fault(kind, rng.randrange(ranks), rng.randrange(2, STEPS // 2), seconds=rng.uniform(0.2, 1.0)))
+    if last in PASSING:
+        seconds = min(longest_seconds, rng.choice((0.2, 1.0, 3.0, 10.0, 30.0)) * rng.uniform(0.8, 1.2))
+        faults.append(Fault(last, rng.randrange(ranks), rng.randrange(STEPS), seconds=seconds))
+    elif last != "none":
+        rank = rest % ranks if last == "SIGKILL" else rng.randrange(ranks)
+        faults.append(Fault(last, rank, rng.randrange(STEPS // 2, STEPS), moment))
+    load, policy = rng.choice(("operations", "optimizer")), rng.choice(POLICIES)
+    if "exception" in last:
+        load = "optimizer"
+    if moment == "groups":
+        load = "models"
+    if last in LEAVING and policy == "full":
+        policy = "solo"  # under Full the others cannot go on
+    return Plan(
+        seed=seed,
+        transport=transport,
+        ranks=ranks,
+        load=load,
+        policy=policy,
+        buckets=rng.randint(1, 4),
+        steps=STEPS,
+        flush_every=rng.choice((7, 13, 100)),
+        pace_ms=tuple(rng.choice((1.0, 1.0, 5.0, 20.0)) for _ in range(ranks)),
+        faults=tuple(sorted(faults, key=lambda fault: fault.step)),
+    )
+
+
+# What is promised of single faults, each to be tried many times: see docs/reliability.md.
+SCENARIOS = ("asleep", "stopped", "aborted")
+
+
+def scenario(name: str, seed: int, transport: str) -> Plan:
+    """A job of four ranks, one of which sleeps for 10 s, is stopped for 10 s, or is stopped for good.
+
+    Args:
+        name: of `SCENARIOS`.
+        seed: draws the policy, the rank and the step.
+        transport: `"gloo"` or `"mpi"`.
+    """
+    rng = random.Random(f"{name} {seed}")
+    kind, seconds = {"asleep": ("sleep", 10.0), "stopped": ("stop", 10.0), "aborted": ("stop for good", 60.0)}[name]
+    return Plan(
+        seed=seed,
+        transport=transport,
+        ranks=4,
+        load="operations",
+        policy=("solo", "majority")[seed % 2],
+        buckets=2,
+        steps=60,
+        flush_every=100,
+        pace_ms=(5.0,) * 4,
+        faults=(Fault(kind, rng.randrange(4), rng.randrange(10, 30), seconds=seconds),),
+    )

@@ -1,0 +1,165 @@
+"""Runs the jobs of some seeds, and says what is wrong with each.
+
+    .venv/bin/python tests/faults/run.py --transport gloo --seeds 0:150 [--results FILE]
+
+With a file of results, seeds that are in it are not run again, so that a long run can be resumed. What a job has left is
+kept where something was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "parallel")]
+
+import checker
+from harness.job import PYTHON_PATH
+from harness.launch import Processes, build_double
+from harness.matrix import TRANSPORTS, Setup
+from history import Event, read
+from plan import ABORT_SECONDS, BOUND_SECONDS, FATAL, SCENARIOS, Plan, draw, scenario
+
+START_SECONDS = 90.0  # for a job to start and to do its load, on a busy machine
+# Over either transport Horovod's launcher may report success after a rank was killed or has left with status 0.
+WITHOUT_STATUS = ("SIGKILL", "os._exit(0)")
+
+
+def run(plan: Plan, folder: Path) -> list[str]:
+    """What is wrong with a job: that it hangs, leaves processes, ends otherwise than it should; and the checker's findings."""
+    (folder / "plan.json").write_text(json.dumps(plan.as_json()))
+    variables = {
+        "PYTHONPATH": f"{HERE}:{PYTHON_PATH}",
+        "LD_PRELOAD": str(build_double("clock_double", folder)),
+        "HOROVOD_PARTIAL_BUCKET_MB": "1e-6",  # a bucket for each parameter
+    }
+    if any(fault.kind == "disk full" for fault in plan.faults):
+        variables["HOROVOD_PARTIAL_DECISION_LOG"] = "/dev/full"
+    if plan.aborts:
+        variables["HOROVOD_PARTIAL_ABORT_SECONDS"] = str(ABORT_SECONDS)
+    command = [sys.executable, str(HERE / "worker.py"), str(folder)]
+    job = Processes(Setup(plan.transport, plan.ranks), command, folder, **variables)
+    try:
+        hang = wait(job, plan, folder)
+        status = job.popen.poll()
+    finally:
+        job.kill()
+    problems = [hang] if hang else []
+    histories = read(folder)
+    return problems + (ends(plan, histories, status) if not hang else []) + checker.check(histories)
+
+
+def wait(job: Processes, plan: Plan, folder: Path) -> str | None:
+    """Wait until the launcher and all that it has started have ended. What is wrong if they do not."""
+    limit = time.monotonic() + START_SECONDS + plan.seconds + BOUND_SECONDS
+    fatal: float | None = None
+    while True:
+        ended, left = job.popen.poll() is not None, job.left()
+        if ended and not left:
+            return None
+        if plan.is_fatal and fatal is None:
+            fatal = min((event["t"] for event in faults(read(folder)) if event["kind"] in FATAL), default=None)
+        now = time.monotonic()
+        if now > limit or (fatal is not None and now > fatal + plan.bound_seconds):
+            return f"hangs: the launcher has {'' if ended else 'not '}ended, processes {left} are left\n{job.dump()}"
+        time.sleep(0.05)
+
+
+def ends(plan: Plan, histories: dict[int, list[Event]], status: int | None) -> list[str]:
+    """Whether a job has ended as it should."""
+    if not plan.is_fatal:
+        over = {rank for rank, events in histories.items() if any(event["e"] in ("end", "leave") for event in events)}
+        unfinished = sorted(set(range(plan.ranks)) - over)
+        wrong = f"the job ended with status {status}; rank(s) {unfinished} have not come to their end"
+        return [wrong] if status or unfinished else []
+    fatal = [fault for fault in plan.faults if fault.kind in FATAL]
+    if all(fault.moment == "exit" for fault in fatal) and not status:
+        return []  # the rank was gone before it could be killed
+    if not any(event["kind"] in FATAL for event in faults(histories)):
+        return [f"the job ended with status {status} before the fault came"]
+    silent = all(fault.kind in WITHOUT_STATUS for fault in fatal)
+    return [] if status or silent else ["a rank has failed, and the job reports success"]
+
+
+def went_on(plan: Plan, histories: dict[int, list[Event]]) -> list[str]:
+    """Whether the other ranks went on while one was asleep: for as many rounds as they may."""
+    (slept,) = faults(histories)
+    rounds = {
+        event["round"]
+        for events in histories.values()
+        for event in events
+        if event["e"] == "result" and slept["t"] < event["t"] < slept["t"] + slept["seconds"] and event["round"]
+    }
+    bound = next(event for events in histories.values() for event in events if event["e"] == "bucket")["staleness"]
+    return (
+        [] if len(rounds) >= bound else [f"while a rank slept, the others got {len(rounds)} rounds; {bound} they may"]
+    )
+
+
+def faults(histories: dict[int, list[Event]]) -> list[Event]:
+    return [event for events in histories.values() for event in events if event["e"] == "fault"]
+
+
+def run_here(plan: Plan, name: str = "drawn") -> dict[str, Any]:
+    """Run a job in a folder of its own, which stays if something is wrong; what there is to tell of it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"faults-{plan.transport}-{plan.seed}-"))
+    began = time.monotonic()
+    problems = run(plan, folder)
+    histories = read(folder)
+    if name == "asleep" and not problems:
+        problems = went_on(plan, histories)
+    told = {event["kind"] for event in faults(histories)}
+    if not problems:
+        shutil.rmtree(folder)
+    return {
+        "scenario": name,
+        "seed": plan.seed,
+        "transport": plan.transport,
+        "load": f"{plan.load}, {plan.policy}, {plan.ranks} ranks",
+        "faults": [f"{fault.kind} at a {fault.moment}, rank {fault.rank}" for fault in plan.faults],
+        "came": sorted(told),
+        "seconds": round(time.monotonic() - began, 1),
+        "problems": problems,
+        "folder": str(folder) if problems else None,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transport", choices=TRANSPORTS, required=True)
+    parser.add_argument("--seeds", default="0:18", help="FIRST:BEHIND_THE_LAST, or a single one")
+    parser.add_argument("--scenario", choices=("drawn", *SCENARIOS), default="drawn", help="what happens")
+    parser.add_argument("--longest-seconds", type=float, default=30.0, help="of faults that pass")
+    parser.add_argument("--results", type=Path, help="file to which a line is added for each seed")
+    options = parser.parse_args()
+    first, _, behind = options.seeds.partition(":")
+    seeds = range(int(first), int(behind) if behind else int(first) + 1)
+    before = options.results.read_text().splitlines() if options.results and options.results.exists() else []
+    done = {(line["scenario"], line["transport"], line["seed"]) for line in map(json.loads, before)}
+    failed = 0
+    for seed in seeds:
+        if (options.scenario, options.transport, seed) in done:
+            continue
+        if options.scenario == "drawn":
+            plan = draw(seed, options.transport, options.longest_seconds)
+        else:
+            plan = scenario(options.scenario, seed, options.transport)
+        result = run_here(plan, options.scenario)
+        failed += bool(result["problems"])
+        print(json.dumps(result), flush=True)
+        if options.results:
+            with options.results.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+    print(f"{failed} with problems")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
