@@ -261,7 +261,8 @@ std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) 
   if (taken.rounds == 0) return std::nullopt;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     std::lock_guard<std::mutex> lock(buckets[i]->mutex);
-    if (!buckets[i]->poison.empty()) throw EngineError(buckets[i]->poison);
+    // What a flush has brought stays this rank's: one that has come to its end before may have shut Horovod down since.
+    if (!buckets[i]->poison.empty() && !flush_bounds_) throw EngineError(buckets[i]->poison);
     if (buckets[i]->core.full()) news_ = true;  // the others may wait for this
     taken.gradients += buckets[i]->core.TakeRounds(taken.rounds, family[i].output);
   }

@@ -661,6 +661,35 @@ TEST_F(FamilyTest, AFlushTakesNothingThatComesBehindIt) {
   EXPECT_EQ(Take(1), -1) << "this rank is still in its flush";
 }
 
+// A rank whose end is over may shut Horovod down at once, for all ranks: what the others' last flush has brought is
+// theirs.
+TEST_F(FamilyTest, WhatTheLastFlushHasBroughtIsTakenAlsoAfterAShutdown) {
+  StartFamily();
+  for (const int bucket : {0, 1}) At(0).Arrive(bucket);
+  Cycle();
+  Engine::Flushing flushing(EngineOf(1), Report::Flush::kEnding, {});
+  auto other = Begin([&] { EngineOf(0).End(); });
+  auto own = Begin([&] {
+    while (flushing.Wait()) {
+    }
+  });
+  CycleUntilDone(std::move(other));
+  CycleUntilDone(std::move(own));
+  EngineOf(1).Close("shut down");
+  EXPECT_EQ(Take(1), 2);
+  EXPECT_EQ(first_, Contribution(0, 0, 1));
+  EXPECT_EQ(Take(1), 0) << "nothing was pending in the flush's own round";
+  EXPECT_EQ(Take(1), -1);
+}
+
+TEST_F(FamilyTest, AfterAShutdownNothingElseIsTaken) {
+  StartFamily();
+  for (const int bucket : {0, 1}) At(0).Arrive(bucket);
+  Cycle();
+  EngineOf(1).Close("shut down");
+  EXPECT_THAT([&] { Take(1); }, ThrowsMessage<EngineError>(HasSubstr("shut down")));
+}
+
 TEST_F(FamilyTest, ADeliveryLeavesTheMembersTogether) {
   StartFamily();
   At(0).Arrive(0);

@@ -205,7 +205,11 @@ def quorum(job: Job) -> Iterator[str]:
         arrived: Counter[int] = Counter()
         for told in job.told[bucket].values():
             arrived.update(event["round"] for _, event, _ in told.results if event.get("late") is False)
-        short = [number for number in range(max(arrived, default=-1) + 1) if arrived[number] < needed]
+        short = [
+            number
+            for number in range(min(arrived, default=0), max(arrived, default=-1) + 1)
+            if arrived[number] < needed
+        ]
         if len(short) > job.excused[bucket]:
             yield f"I3 {bucket}: rounds {short} closed with fewer than {needed} arrivals, {job.excused[bucket]} may"
 

@@ -60,6 +60,9 @@ class Writer:
         line = json.dumps({"e": kind, "t": round(time.monotonic(), 6), **fields}, separators=(",", ":"))
         os.write(self._file, line.encode() + b"\n")
 
+    def close(self) -> None:
+        os.close(self._file)
+
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Around a call that waits for other ranks."""

@@ -30,6 +30,7 @@ FATAL = (
 MOMENTS = {"SIGKILL": ("step", "flush", "groups", "exit")}
 # After a stop of so many seconds the job ends, where HOROVOD_PARTIAL_ABORT_SECONDS is set; and by when no process is left.
 ABORT_SECONDS, ABORTED_SECONDS = 5.0, 15.0
+STOPPED_SECONDS = 60.0  # for good, but for a machine that is to be used again
 # Within this time after the fault's end the job has ended, or goes on (docs/reliability.md).
 BOUND_SECONDS = 60.0
 
@@ -134,7 +135,8 @@ def draw(seed: int, transport: str, longest_seconds: float = 30.0) -> Plan:
         faults.append(Fault(last, rng.randrange(ranks), rng.randrange(STEPS), seconds=seconds))
     elif last != "none":
         rank = rest % ranks if last == "SIGKILL" else rng.randrange(ranks)
-        faults.append(Fault(last, rank, rng.randrange(STEPS // 2, STEPS), moment))
+        seconds = STOPPED_SECONDS if last == "stop for good" else 0.0
+        faults.append(Fault(last, rank, rng.randrange(STEPS // 2, STEPS), moment, seconds))
     load, policy = rng.choice(("operations", "optimizer")), rng.choice(POLICIES)
     if "exception" in last:
         load = "optimizer"
@@ -169,7 +171,11 @@ def scenario(name: str, seed: int, transport: str) -> Plan:
         transport: `"gloo"` or `"mpi"`.
     """
     rng = random.Random(f"{name} {seed}")
-    kind, seconds = {"asleep": ("sleep", 10.0), "stopped": ("stop", 10.0), "aborted": ("stop for good", 60.0)}[name]
+    kind, seconds = {
+        "asleep": ("sleep", 10.0),
+        "stopped": ("stop", 10.0),
+        "aborted": ("stop for good", STOPPED_SECONDS),
+    }[name]
     return Plan(
         seed=seed,
         transport=transport,

@@ -6,7 +6,6 @@ It does its load, lets happen to itself what the plan says, and writes its histo
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import queue
@@ -17,14 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from harness.buckets import collect
 from harness.rank import rank_of_environment, register
-from history import COPIES, Writer, contribution
+from history import Writer
+from loads import LOADS, Scene
 from plan import Fault, Plan
 
 import horovod_partial.torch as hvd
@@ -34,160 +32,12 @@ PLAN = Plan.from_json(json.loads((FOLDER / "plan.json").read_text()))
 RANK = rank_of_environment()
 HISTORY = Writer(FOLDER, RANK)
 
-# Arrivals that close a round, by policy and number of ranks; the replay limit and the bound of staleness are the defaults.
-QUORUM: dict[str, Callable[[int], int]] = {
-    "solo": lambda size: 1,
-    "majority": lambda size: -(-size // 2),
-    "majority:random": lambda size: 1,
-    "quorum:0.75": lambda size: -(-3 * size // 4),
-    "full": lambda size: size,
-}
-STALENESS = REPLAY_LIMIT = 8
 SPARE_MEMORY = 4 << 20  # that is left to a rank which is to run out of it
 BIG = 64 << 20  # bytes of the bucket for which it has no memory
 
 
-def describe(bucket: str, *, optimizer: bool) -> None:
-    """Say what is promised of a bucket."""
-    needed = QUORUM[PLAN.policy](PLAN.ranks)
-    bounds = {"quorum": needed, "staleness": STALENESS, "limit": REPLAY_LIMIT}
-    HISTORY.write("bucket", b=bucket, policy=PLAN.policy, optimizer=optimizer, **bounds)
-
-
-def tell_result(bucket: str, result: torch.Tensor, round: int | None, **more: Any) -> None:
-    copies = result.reshape(COPIES, -1)
-    low, high = ([int(x) for x in bound.tolist()] for bound in (copies.amin(0), copies.amax(0)))
-    HISTORY.write("result", b=bucket, round=round, low=low, high=high, **more)
-
-
 class PlannedError(RuntimeError):
     """A planned failure."""
-
-
-class Operations:
-    """Arrivals at single buckets, whose results are collected after a flush."""
-
-    def __init__(self, faults: Faults) -> None:
-        self._rng = random.Random(f"{PLAN.seed} {RANK}")
-        self._names = [f"bucket.{index}" for index in range(PLAN.buckets)]
-        self._faults = faults
-        for name in self._names:
-            describe(name, optimizer=False)
-
-    def step(self, number: int) -> None:
-        values = contribution(RANK, number, PLAN.ranks) * COPIES
-        handles = []
-        for name in self._names:
-            tensor = torch.tensor(values, dtype=torch.int64)
-            HISTORY.write("submit", b=name, s=number)
-            start = self._rng.choice((hvd.partial_allreduce_async_, hvd.partial_allreduce_async))
-            handles.append(start(tensor, name=name, op=hvd.Sum, sync=PLAN.policy))
-        for name, handle in zip(self._names, handles, strict=True):
-            with HISTORY.waiting("round"):
-                result = hvd.synchronize(handle)
-            info = hvd.round_info(handle)
-            round = number if PLAN.policy == "full" else info.round
-            tell_result(name, result, round, s=number, late=info.late, missed=info.staleness)
-
-    def flush(self) -> None:
-        with HISTORY.waiting("flush"):
-            hvd.flush()
-        if PLAN.policy != "full":
-            for name in self._names:
-                like = torch.zeros(2 * PLAN.ranks * COPIES, dtype=torch.int64)
-                tell_result(name, collect(name, like), None)
-        HISTORY.write("flushed")
-
-
-class Optimizer:
-    """Steps of an optimizer whose parameters fall by the results of their rounds: SGD with a rate of 1."""
-
-    def __init__(self, faults: Faults) -> None:
-        size = 2 * PLAN.ranks * COPIES
-        self._faults = faults
-        self._parameters = [torch.nn.Parameter(torch.zeros(size, dtype=torch.float64)) for _ in range(PLAN.buckets)]
-        self._names = [f"parameter.{index}" for index in range(PLAN.buckets)]
-        self._before = [parameter.detach().clone() for parameter in self._parameters]
-        self._optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(self._parameters, lr=1.0),
-            zip(self._names, self._parameters, strict=True),
-            op=hvd.Sum,
-            sync=PLAN.policy,
-        )
-        self._optimizer.register_round_hook(self._tell_round)
-        self._rounds = 0
-        for name in self._names:
-            describe(name, optimizer=True)
-
-    def step(self, number: int) -> None:
-        values = torch.tensor(contribution(RANK, number, PLAN.ranks) * COPIES, dtype=torch.float64)
-        for name in self._names:
-            HISTORY.write("submit", b=name, s=number)
-        self._optimizer.zero_grad()
-        self._faults.within("forward")
-        hooks = [p.register_hook(lambda _: self._faults.within("hook")) for p in self._parameters]
-        loss = sum((parameter * values).sum() for parameter in self._parameters)
-        if self._faults.comes("exception in backward"):
-            loss = _FailsInBackward.apply(loss)
-        loss.backward()
-        for hook in hooks:
-            hook.remove()
-        with HISTORY.waiting("round"):
-            self._optimizer.step()
-
-    def _tell_round(self, _: Any) -> None:
-        for name, parameter, before in zip(self._names, self._parameters, self._before, strict=True):
-            tell_result(name, before - parameter.detach(), self._rounds)
-            before.copy_(parameter.detach())
-        self._rounds += 1
-        self._faults.within("callback")
-
-    def flush(self) -> None:
-        with HISTORY.waiting("flush"):
-            self._optimizer.flush()
-        HISTORY.write("flushed")
-        tell_model(self._parameters)
-
-
-class Models:
-    """Averages of models in groups, whose communicators are made on the way. Only their ends and replicas are told."""
-
-    def __init__(self, faults: Faults) -> None:
-        torch.manual_seed(0)
-        self._parameter = torch.nn.Parameter(torch.randn(1000))
-        self._optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([self._parameter], lr=0.01), sync=hvd.GroupAverage(2, period=5)
-        )
-
-    def step(self, number: int) -> None:
-        self._optimizer.zero_grad()
-        (self._parameter * (RANK + number)).sum().backward()
-        with HISTORY.waiting("round"):
-            self._optimizer.step()
-
-    def flush(self) -> None:
-        with HISTORY.waiting("flush"):
-            self._optimizer.flush()
-        HISTORY.write("flushed")
-        tell_model([self._parameter])
-
-
-LOADS: dict[str, Callable[[Faults], Any]] = {"operations": Operations, "optimizer": Optimizer, "models": Models}
-
-
-def tell_model(parameters: list[torch.nn.Parameter]) -> None:
-    digest = hashlib.sha256(b"".join(parameter.detach().numpy().tobytes() for parameter in parameters)).hexdigest()
-    HISTORY.write("replica", digest=digest[:16])
-
-
-class _FailsInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        raise PlannedError("in backward")
 
 
 class Faults:
@@ -325,22 +175,6 @@ HAPPENINGS: dict[str, Callable[[Fault], None]] = {
 }
 
 
-def rounds_closed() -> Iterator[tuple[str, dict[str, int]]]:
-    """Why the rounds of each bucket have closed; in an optimizer buckets stand for parameters in their order."""
-    for name, of in sorted(hvd.partial_stats().items()):
-        yield name, of["closed_by"]
-
-
-def tell_closings() -> None:
-    closings = list(rounds_closed())
-    excuses = {
-        reason: max((of.get(reason, 0) for _, of in closings), default=0) for reason in ("liveness", "flush", "end")
-    }
-    names = [f"{'bucket' if PLAN.load == 'operations' else 'parameter'}.{index}" for index in range(PLAN.buckets)]
-    for name in names:
-        HISTORY.write("closed", b=name, by=dict(closings).get(name, excuses))
-
-
 def main() -> None:
     register(FOLDER, RANK)
     torch.set_num_threads(1)
@@ -349,7 +183,9 @@ def main() -> None:
     faults.at_start()
     with HISTORY.waiting("init"):
         hvd.init()
-    load = LOADS[PLAN.load](faults)
+    policy = "group_average" if PLAN.load == "models" else PLAN.policy
+    scene = Scene(HISTORY, RANK, PLAN.ranks, policy, PLAN.buckets, f"{PLAN.seed} {RANK}", within=faults.within)
+    load = LOADS[PLAN.load](scene)
     rng = random.Random(f"{PLAN.seed} {RANK} pace")
     needs_big = [fault for fault in PLAN.faults if fault.kind == "MemoryError in arriving"]
     for step in range(PLAN.steps):
@@ -363,7 +199,7 @@ def main() -> None:
             load.flush()
     faults.before("flush")
     load.flush()
-    tell_closings()
+    load.tell_closings()
     faults.before("exit")
     with HISTORY.waiting("shutdown"):
         hvd.shutdown()

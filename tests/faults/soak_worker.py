@@ -1,0 +1,106 @@
+"""One rank of a soak: `soak_worker.py FOLDER`. It goes through windows of load until it is told to stop, see `soak.py`.
+
+What a window is follows from its number alone, so that all ranks do the same.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness.rank import rank_of_environment, register
+from history import Writer
+from loads import LOADS, MODELS, QUORUM, Scene
+
+import horovod_partial.torch as hvd
+
+FOLDER = Path(sys.argv[1])
+SEED, FIRST_WINDOW = json.loads((FOLDER / "soak.json").read_text())
+RANK = rank_of_environment()
+STEPS = 60
+SCENES = [("operations", policy) for policy in QUORUM] + [("optimizer", policy) for policy in QUORUM]
+SCENES += [("models", policy) for policy in MODELS]
+
+
+def measure(window: int) -> None:
+    """Append what this process uses, after the window."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    line = {
+        "window": window,
+        "resident": pages * os.sysconf("SC_PAGE_SIZE"),
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+    with (FOLDER / f"use.{RANK}").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def stop_for(seconds: float) -> None:
+    pid = os.getpid()
+    script = f"kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}"
+    subprocess.run(["sh", "-c", f"({script}) & "], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def run_window(window: int, process_sets: list[Any]) -> None:
+    """One load of one policy, on all ranks or in two process sets side by side."""
+    rng = random.Random(f"{SEED} {window}")  # the same on all ranks
+    own = random.Random(f"{SEED} {window} {RANK}")
+    load_name, policy = SCENES[window % len(SCENES)]
+    chosen = rng.choice((hvd.global_process_set, None))
+    process_set = chosen or next(of for of in process_sets if of.included())
+    folder = FOLDER / f"window.{window}.{process_set.process_set_id}"
+    folder.mkdir(exist_ok=True)
+    history = Writer(folder, process_set.rank())
+    history.write("begin", rank=process_set.rank(), size=process_set.size(), seed=SEED)
+    scene = Scene(
+        history,
+        process_set.rank(),
+        process_set.size(),
+        policy,
+        rng.randint(1, 4),
+        f"{SEED} {window} {RANK}",
+        process_set=process_set,
+    )
+    load = LOADS[load_name](scene)
+    slow, pace = own.random() < 0.3, rng.uniform(0.5, 4.0)
+    stops = own.randrange(STEPS) if own.random() < 0.05 else None
+    beside = rng.randrange(STEPS)
+    for step in range(STEPS):
+        time.sleep(own.uniform(0, pace * (4 if slow else 1)) / 1e3)
+        if step == stops:
+            stop_for(own.uniform(0.1, 0.5))
+        load.step(step)
+        if step == beside:
+            with history.waiting("collective"):
+                hvd.allreduce(torch.ones(100), name="beside", process_set=process_set)
+    load.flush()
+    load.tell_closings()
+    history.write("end")
+    history.close()
+
+
+def main() -> None:
+    register(FOLDER, RANK)
+    torch.set_num_threads(1)
+    size = int(os.environ.get("HOROVOD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1")))
+    halves = [hvd.ProcessSet(range(start, size, 2)) for start in range(2)]
+    hvd.init(process_sets=halves)
+    window = FIRST_WINDOW
+    while not hvd.broadcast_object((FOLDER / "stop").exists() if RANK == 0 else None, root_rank=0, name="goes on"):
+        run_window(window, halves)
+        measure(window)
+        window += 1
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
