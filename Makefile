@@ -66,11 +66,23 @@ check-gpu: $(SETUP_STAMP) ## Compile the attachment for CUDA and NCCL; needs no 
 
 .PHONY: test
 test: build ctest-release ## Set up, build and run the tests with up to 8 ranks
-	@$(BIN)/python -m pytest tests/single tests/parallel
+	@$(BIN)/python -m pytest tests/single tests/parallel tests/faults
 
 .PHONY: test-all
 test-all: build ctest-release ctest-tsan ctest-asan check-gpu ## Run the whole matrix, and the C++ tests under sanitizers
-	@$(BIN)/python -m pytest --matrix=full tests/single tests/parallel
+	@$(BIN)/python -m pytest --matrix=full tests/single tests/parallel tests/faults
+
+MINUTES ?= 60
+TRANSPORT ?= mpi
+SEEDS ?= 0:150
+
+.PHONY: soak
+soak: build ## Train under all policies for MINUTES over TRANSPORT, with stops; again goes on where it ended
+	@$(BIN)/python tests/faults/soak.py --minutes $(MINUTES) --transport $(TRANSPORT) --results build/soak.jsonl
+
+.PHONY: faults
+faults: build ## Run the jobs of SEEDS over TRANSPORT, each with faults of its own; again runs those that are left
+	@$(BIN)/python tests/faults/run.py --seeds $(SEEDS) --transport $(TRANSPORT) --results build/faults.jsonl
 
 # In an environment of its own, into which the package is installed as by users: nothing of the normal build is touched.
 # `python -m pytest` would find the package of this folder first.

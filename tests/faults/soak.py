@@ -32,8 +32,9 @@ from harness.matrix import TRANSPORTS, Setup
 from history import Event, read
 
 GROWTH = 0.01  # of memory, from the third quarter of a soak to the last
+WARM_WINDOWS = 52  # four times each load with each policy; in less there is no half without a first time
 END_SECONDS = 120.0  # for the last window, and the end
-STANDSTILL_SECONDS = 120.0  # without a window's end
+STANDSTILL_SECONDS = 180.0  # from a window's end to the next
 
 
 class Soak:
@@ -64,7 +65,7 @@ class Soak:
                     (self.folder / "stop").touch()
                 if self._job.popen.poll() is not None and not self._job.left():
                     break
-                if now > max(end + END_SECONDS, moved + STANDSTILL_SECONDS) or now > moved + STANDSTILL_SECONDS:
+                if now > min(end + END_SECONDS, moved + STANDSTILL_SECONDS):
                     self.problems.append(f"hangs in window {self.next_window}\n{self._job.dump()}")
                 time.sleep(0.1)
         finally:
@@ -114,10 +115,10 @@ def rounds_in(histories: dict[int, list[Event]]) -> int:
 
 
 def ratios(uses: dict[int, list[dict[str, Any]]], what: str) -> Iterator[float]:
-    """Of each rank, what it used on average in the last quarter to that in the third."""
+    """Of each rank, what it used on average in the last quarter to that in the third; none in a short soak."""
     for of_rank in uses.values():
         quarter = len(of_rank) // 4
-        if quarter:
+        if len(of_rank) >= WARM_WINDOWS:
             third, last = of_rank[2 * quarter : 3 * quarter], of_rank[3 * quarter :]
             yield statistics.fmean(use[what] for use in last) / statistics.fmean(use[what] for use in third)
 

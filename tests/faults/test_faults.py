@@ -7,10 +7,11 @@ import shutil
 import pytest
 from plan import FATAL, LEAVING, PASSING, draw
 from run import run_here
+from soak import Soak
 
 KINDS = (*PASSING, *LEAVING, *FATAL, "none")
-# Of each seed's job one kind of fault is the last: 7 kills at a step, 25 in a flush, 43 while groups are made.
-DEFAULT = {"gloo": (25, 1, 6, 15), "mpi": (43, 0, 16, 11)}
+# A rank is killed in a flush, leaves, is stopped for good; sleeps, has no memory left.
+DEFAULT = {"gloo": (26, 25, 17), "mpi": (0, 16)}
 FULL = range(3 * len(KINDS))
 
 
@@ -40,3 +41,12 @@ def test_a_job_with_faults(transport: str, seed: int) -> None:
         pytest.skip("no mpirun was found")
     result = run_here(draw(seed, transport, longest_seconds=2.0))
     assert not result["problems"], result
+
+
+@pytest.mark.timeout(300)
+def test_a_short_soak() -> None:
+    transport = "gloo" if shutil.which("mpirun") is None else "mpi"
+    soak = Soak(transport, ranks=4, seed=0, first_window=0)
+    soak.run(seconds=20)
+    assert not soak.problems, soak.problems
+    assert soak.rounds > 100

@@ -27,17 +27,6 @@ _launches = pytest.StashKey[dict[Setup, Launch]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
-        "launch(ranks, full_ranks, transports, full_transports, environment, label, double, framework): how a parallel "
-        "test is launched",
-    )
-    config.addinivalue_line(
-        "markers", "full_matrix(*transports): runs over these, or over all, with --matrix=full only"
-    )
-    config.addinivalue_line(
-        "markers", "one_in(n): the default run has the first case of each test and every n-th after it"
-    )
     config.stash[_launches] = {}
 
 
