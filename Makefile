@@ -41,6 +41,7 @@ build/info/stamp: $(SETUP_STAMP) tools/horovod_info.py tools/horovod_source.py
 
 build/tsan/build.ninja: EXTRA := -DHOROVOD_PARTIAL_SANITIZE=thread
 build/asan/build.ninja: EXTRA := -DHOROVOD_PARTIAL_SANITIZE=address
+build/fuzz/build.ninja: EXTRA := -DHOROVOD_PARTIAL_SANITIZE=fuzzer -DCMAKE_CXX_COMPILER=$(CLANGXX)
 build/gpu/build.ninja: EXTRA := -DHOROVOD_PARTIAL_GPU_CHECK=ON
 build/%/build.ninja: build/info/stamp Makefile
 	@$(BIN)/cmake -S . -B build/$* -G Ninja -DPython_EXECUTABLE=$(BIN)/python -DHOROVOD_PARTIAL_INFO=$(CURDIR)/build/info \
@@ -71,6 +72,18 @@ test: build ctest-release ## Set up, build and run the tests with up to 8 ranks
 .PHONY: test-all
 test-all: build ctest-release ctest-tsan ctest-asan check-gpu ## Run the whole matrix, and the C++ tests under sanitizers
 	@$(BIN)/python -m pytest --matrix=full tests/single tests/parallel tests/faults
+
+CLANGXX ?= clang++
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS := $(basename $(notdir $(wildcard tests/fuzz/fuzz_*.cc)))
+
+.PHONY: fuzz
+fuzz: build/fuzz/build.ninja ## Feed damaged messages and files to the decoders, FUZZ_SECONDS each; needs Clang with libFuzzer
+	@$(BIN)/cmake --build build/fuzz -j $(JOBS) --target fuzz_targets
+	@for name in $(FUZZ_TARGETS); do \
+		mkdir -p build/fuzz/found/$$name && build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=1024 \
+			-artifact_prefix=build/fuzz/$$name. build/fuzz/found/$$name tests/fuzz/corpus/$$name || exit; \
+	done
 
 MINUTES ?= 60
 TRANSPORT ?= mpi

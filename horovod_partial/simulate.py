@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_partial import _core, fusion, policies
+from horovod_partial import _core, documents, fusion, policies
 from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.fusion import FusionPlan, MessageCost
 from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WeightedAverage
@@ -260,13 +260,10 @@ class Trace:
         Raises:
             ValueError: the file is something else.
         """
-        try:
-            values = json.loads(Path(path).read_text())
-            if "messages" in values:
-                return cls.recorded(FusionPlan.load(path))
-            return cls(values["name"], values["forward"], tuple(Gradient(**item) for item in values["gradients"]))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} holds no trace: {error}") from None
+        document = documents.load(path, "trace")
+        if isinstance(document, dict) and "messages" in document:
+            return cls.recorded(FusionPlan.load(path))
+        return documents.read_as(cls, document, path, "trace")
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the trace as JSON."""

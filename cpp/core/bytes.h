@@ -24,7 +24,7 @@ class Writer {
   template <class Value>
   void Put(const Value& value) {
     if constexpr (kHasFields<Value>) {
-      std::apply([this](const auto&... field) { (Put(field.value), ...); }, Value::Fields(value));
+      std::apply([this](const auto&... field) { (this->Put(field.value), ...); }, Value::Fields(value));
     } else {
       static_assert(std::is_arithmetic_v<Value> || std::is_enum_v<Value>);
       bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -65,7 +65,7 @@ class Reader {
   template <class Value>
   void Read(Value& value) {
     if constexpr (kHasFields<Value>) {
-      std::apply([this](const auto&... field) { (Read(field.value), ...); }, Value::Fields(value));
+      std::apply([this](const auto&... field) { (this->Read(field.value), ...); }, Value::Fields(value));
     } else if constexpr (std::is_enum_v<Value>) {
       value = FromNumber<Value>(Get<std::underlying_type_t<Value>>());
     } else if constexpr (std::is_same_v<Value, bool>) {
@@ -114,7 +114,7 @@ class Format {
   void Add(const Value* /*type*/) {
     if constexpr (kHasFields<Value>) {
       const Value value{};
-      std::apply([this](const auto&... field) { (AddField(field), ...); }, Value::Fields(value));
+      std::apply([this](const auto&... field) { (this->AddField(field), ...); }, Value::Fields(value));
     } else if constexpr (std::is_enum_v<Value>) {
       for (const char* name : NamesOf(Value{})) AddText(name);
     } else {

@@ -106,6 +106,7 @@ void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
 }
 
 void Coordinator::Observe(Rank rank, const Report& report, Time now) {
+  Check(report, size_);
   ForgetEnded();
   levels_[Index(rank)] = {report.absent.all, report.waiting.all, report.blocked, report.flush};
   for (auto& [name, bucket] : buckets_) {

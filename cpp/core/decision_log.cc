@@ -1,6 +1,7 @@
 #include "core/decision_log.h"
 
 #include <istream>
+#include <limits>
 #include <memory>
 #include <ostream>
 #include <sstream>
@@ -12,6 +13,7 @@ namespace horovod_partial {
 namespace {
 
 const char* const kHeader = "horovod_partial decisions 2 ranks";
+constexpr int kMostRanks = 1 << 16;
 
 std::string ToHex(const std::string& bytes) {
   static const char* const digits = "0123456789abcdef";
@@ -24,13 +26,49 @@ std::string ToHex(const std::string& bytes) {
   return hex.empty() ? "-" : hex;
 }
 
+int DigitOf(char character) {
+  if (character >= '0' && character <= '9') return character - '0';
+  if (character >= 'a' && character <= 'f') return character - 'a' + 10;
+  throw std::runtime_error("a decision log has a character where a digit should be");
+}
+
 std::string FromHex(const std::string& hex) {
   std::string bytes;
   if (hex == "-") return bytes;
-  for (std::size_t i = 0; i + 1 < hex.size(); i += 2)
-    bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  if (hex.size() % 2 == 1) throw std::runtime_error("a decision log has half a byte");
+  for (std::size_t i = 0; i < hex.size(); i += 2)
+    bytes += static_cast<char>(DigitOf(hex[i]) * 16 + DigitOf(hex[i + 1]));
   return bytes;
 }
+
+// The words of one line.
+class Line {
+ public:
+  explicit Line(const std::string& text) : text_(text), words_(text) {}
+
+  std::string Word() {
+    std::string word;
+    Require(static_cast<bool>(words_ >> word));
+    return word;
+  }
+  // From `least` to `most`.
+  template <class Number>
+  Number Get(Number least, Number most) {
+    Number number{};
+    Require(static_cast<bool>(words_ >> number) && number >= least && number <= most);
+    return number;
+  }
+  Time GetTime() { return Time(Get<Time::rep>(0, kLatest.count())); }
+  void Require(bool holds) const {
+    if (!holds) throw std::runtime_error("a decision log cannot hold: " + text_);
+  }
+
+ private:
+  static constexpr Time kLatest = std::chrono::hours(24 * 365 * 100);
+
+  const std::string text_;
+  std::istringstream words_;
+};
 
 // A closing in words: what the log holds, and what a difference shows.
 std::string Describe(const Closing& closing) {
@@ -74,42 +112,34 @@ Replay ReplayDecisions(std::istream& in) {
   std::string line;
   std::getline(in, line);
   if (line.compare(0, std::string(kHeader).size(), kHeader) != 0) throw std::runtime_error("not a decision log");
-  std::istringstream header(line.substr(std::string(kHeader).size()));
-  int size = 0;
-  std::string word;
-  Time::rep deadlock_after = 0;
-  header >> size >> word >> word >> deadlock_after;
+  Line header(line.substr(std::string(kHeader).size()));
+  const int size = header.Get(1, kMostRanks);
+  header.Require(header.Word() == "deadlocked" && header.Word() == "after");
   Coordinator coordinator(size);
-  coordinator.SetDeadlockAfter(Time(deadlock_after));
+  // Never, where the stall check is off.
+  coordinator.SetDeadlockAfter(Time(header.Get<Time::rep>(0, kNever.count())));
   Replay replay;
   while (std::getline(in, line)) {
-    std::istringstream words(line);
-    std::string event;
-    words >> event;
+    Line words(line);
+    const std::string event = words.Word();
     if (event == "observe") {
-      Time::rep now = 0;
-      Rank rank = 0;
-      std::string report;
-      words >> now >> rank >> report;
-      coordinator.Observe(rank, DecodeReport(FromHex(report)), Time(now));
+      const Time now = words.GetTime();
+      const Rank rank = words.Get(0, size - 1);
+      coordinator.Observe(rank, DecodeReport(FromHex(words.Word())), now);
     } else if (event == "joined") {
-      std::string bits;
-      words >> bits;
       std::vector<bool> joined;
-      for (const char bit : bits) joined.push_back(bit == '1');
+      for (const char bit : words.Word()) joined.push_back(bit == '1');
+      words.Require(joined.size() == static_cast<std::size_t>(size));
       coordinator.SetJoined(joined);
     } else if (event == "forget") {
-      std::string bucket;
-      words >> bucket;
-      coordinator.Forget(FromHex(bucket));
+      coordinator.Forget(FromHex(words.Word()));
     } else if (event == "decide") {
-      Time::rep now = 0;
-      std::size_t count = 0;
-      words >> now >> count;
+      const Time now = words.GetTime();
+      const auto count = words.Get<std::size_t>(0, std::numeric_limits<std::size_t>::max());
       std::string recorded;
       for (std::size_t i = 0; i < count && std::getline(in, line); ++i) recorded += line + '\n';
       std::string decided;
-      for (const auto& closing : coordinator.Decide(Time(now))) {
+      for (const auto& closing : coordinator.Decide(now)) {
         decided += Describe(closing) + '\n';
         ++replay.rounds;
       }
@@ -119,7 +149,7 @@ Replay ReplayDecisions(std::istream& in) {
         return replay;
       }
     } else {
-      throw std::runtime_error("a decision log cannot hold: " + line);
+      words.Require(false);
     }
   }
   return replay;

@@ -1,12 +1,16 @@
 #include "core/message.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 #include "core/bytes.h"
 
 namespace horovod_partial {
 namespace {
+
+constexpr int kMostGradients = 1 << 30;  // a closing has two bits beside them
+constexpr Time kLongest = std::chrono::hours(24 * 365);
 
 // Without a list of the members: it would be made for every arrival.
 bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
@@ -54,6 +58,15 @@ bool Closing::Includes(Rank rank) const {
 }
 
 const char* NameOf(Closing::Reason reason) { return NamesOf(reason)[static_cast<std::size_t>(reason)]; }
+
+void Check(const Report& report, int size) {
+  const auto is_count = [](int count) { return count >= 0 && count < kMostGradients; };
+  for (const auto& item : report.items) {
+    if (!is_count(item.gradients) || !is_count(item.late) || item.age < Time(0) || item.age > kLongest)
+      throw std::runtime_error("a report of bucket " + item.bucket + " has numbers that no rank can have");
+    if (item.declaration) Check(item.declaration->policy, size);
+  }
+}
 
 std::string Encode(const Report& report) {
   Writer out;
@@ -143,9 +156,16 @@ Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
   std::int32_t partitions = next();
   const bool grouped = next() != 0;
   if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");
+  // Before anything is allocated by what these numbers say.
+  const auto needed = (std::uint64_t{2} + static_cast<std::uint64_t>(partitions)) * static_cast<std::uint64_t>(ranks);
+  if (needed > words.size() - at || (ranks == 0 && partitions > 0)) throw std::runtime_error("a closing is cut short");
+  std::uint64_t gradients = 0;
   for (std::int32_t rank = 0; rank < ranks; ++rank) {
     const auto word = static_cast<std::uint32_t>(next());
     const std::int32_t work = next();
+    gradients += word >> 2;
+    if (gradients > std::numeric_limits<int>::max())
+      throw std::runtime_error("a closing counts more gradients than there can be");
     closing.contributions.push_back({static_cast<int>(word >> 2), (word & 1u) != 0, (word & 2u) != 0, work});
   }
   const auto partition = [&] {

@@ -120,6 +120,8 @@ const char* NameOf(Closing::Reason reason);
 // A report travels as a string of bytes; decoding a damaged one throws std::runtime_error.
 std::string Encode(const Report& report);
 Report DecodeReport(const std::string& bytes);
+// Throws std::runtime_error if no rank of `size` can have sent this.
+void Check(const Report& report, int size);
 
 // A closing travels as 32-bit integers (Horovod's responses have room for those), without its name and error, which
 // the response holds already. DecodeClosing reads one from `at`, and moves `at` behind it.

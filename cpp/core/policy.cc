@@ -1,6 +1,45 @@
 #include "core/policy.h"
 
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
 namespace horovod_partial {
+namespace {
+
+constexpr Round kMostRounds = std::numeric_limits<std::int32_t>::max();
+constexpr Time kLongest = std::chrono::hours(24 * 365);
+
+void Require(bool holds, const char* what) {
+  if (!holds) throw std::runtime_error(std::string("no policy can have such a ") + what);
+}
+
+// Each rank in one of as many groups as there are ranks at most.
+bool IsPartition(const Partition& partition, int size) {
+  return partition.size() == static_cast<std::size_t>(size) &&
+         std::all_of(partition.begin(), partition.end(), [&](int group) { return group >= 0 && group < size; });
+}
+
+}  // namespace
+
+void Check(const Policy& policy, int size) {
+  const Schedule& schedule = policy.schedule;
+  const auto is_partition = [&](const Partition& partition) { return IsPartition(partition, size); };
+  Require(policy.quorum >= 1, "quorum");
+  Require(policy.max_staleness >= 0 && policy.max_staleness <= kMostRounds, "bound of staleness");
+  Require(policy.grace >= Policy::kAutomaticGrace && policy.grace <= kLongest, "grace period");
+  Require(policy.period >= 0 && policy.period <= kMostRounds, "period");
+  Require(policy.rule != Policy::Rule::kReady || policy.group_size >= 1, "size of groups");
+  Require(policy.rule != Policy::Rule::kReady || policy.window >= 1, "window");
+  switch (schedule.kind) {
+    case Schedule::Kind::kNone: break;
+    case Schedule::Kind::kButterfly:
+    case Schedule::Kind::kRing: Require(schedule.group_size >= 1, "size of groups"); break;
+    case Schedule::Kind::kTable:
+      Require(!schedule.table.empty() && std::all_of(schedule.table.begin(), schedule.table.end(), is_partition),
+              "table of groups");
+  }
+}
 
 bool IsFullRound(const Policy& policy, Round round) { return policy.period > 0 && (round + 1) % policy.period == 0; }
 

@@ -50,6 +50,9 @@ struct Policy {
 
 constexpr auto NamesOf(Policy::Rule /*type*/) { return std::array{"quorum", "initiator", "ready"}; }
 
+// Throws std::runtime_error if no policy among `size` ranks can have these values.
+void Check(const Policy& policy, int size);
+
 // A round for all ranks together, which does not close before every one has arrived.
 bool IsFullRound(const Policy& policy, Round round);
 

@@ -222,13 +222,20 @@ void Engine::WaitFor(SharedBucket& bucket, Operation& operation, bool collects) 
 }
 
 std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& bucket, void* output) {
-  Calls calls;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
-  if (!bucket->poison.empty()) throw EngineError(bucket->poison);
-  if (bucket->core.state() != Bucket::State::kIdle || !bucket->core.HasMissed()) return nullptr;
   auto operation = std::make_shared<Operation>();
   operation->arrival.input = operation->arrival.output = output;
-  Complete(*bucket, *operation, true, calls);
+  Calls calls;
+  {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (!bucket->poison.empty()) throw EngineError(bucket->poison);
+    if (bucket->operation != nullptr || !bucket->core.HasMissed()) return nullptr;
+    if (bucket->core.state() == Bucket::State::kIdle) {
+      Complete(*bucket, *operation, true, calls);
+      return operation;
+    }
+    bucket->operation = operation;  // another rank has begun the next round already: its end completes this
+  }
+  WaitFor(*bucket, *operation, false);
   return operation;
 }
 

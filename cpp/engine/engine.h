@@ -149,7 +149,8 @@ class Engine {
   // Blocks until the operation is done; throws EngineError.
   void Wait(SharedBucket& bucket, Operation& operation) { WaitFor(bucket, operation, true); }
 
-  // The results that this rank has missed, without an arrival; null if there are none, or a round is under way.
+  // The results that this rank has missed, without an arrival; null if there are none, or an arrival is under way.
+  // Blocks while a round is reduced.
   std::shared_ptr<Operation> Collect(const std::shared_ptr<SharedBucket>& bucket, void* output);
 
   // The oldest round that has ended in all members of a family on this rank, and that it has not taken. Its results go

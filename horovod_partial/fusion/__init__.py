@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 
-from horovod_partial import _core
+from horovod_partial import _core, documents
 from horovod_partial.checks import require, require_count
 
 RULES = ("exact", "paper", "wait_free", "single", "threshold")
@@ -132,14 +132,10 @@ class FusionPlan:
         Raises:
             ValueError: the file is something else.
         """
-        try:
-            values = json.loads(Path(path).read_text())
-            cost = values.pop("cost")
-            lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-            plan = cls(**{**values, **lists, "cost": None if cost is None else MessageCost(**cost)})
-        except (KeyError, TypeError, json.JSONDecodeError, AttributeError) as error:
-            raise ValueError(f"{path} holds no fusion plan: {error}") from None
-        if not len(plan.gradients) == len(plan.nbytes) == len(plan.ready) == sum(plan.messages):
+        what = "fusion plan"
+        plan = documents.read_as(cls, documents.load(path, what), path, what)
+        fits = len(plan.gradients) == len(plan.nbytes) == len(plan.ready) == sum(plan.messages)
+        if not fits or any(count < 1 for count in plan.messages) or any(nbytes < 0 for nbytes in plan.nbytes):
             raise ValueError(f"{path} holds no fusion plan: its parts do not fit each other")
         return plan
 

@@ -1105,12 +1105,30 @@ TEST(DisagreementTest, NamesBothRanksAndBothPolicies) {
 TEST(DisagreementTest, EverySettingCounts) {
   const Policy agreed = Quorum(1);
   const std::vector<Policy> others = test::Others(agreed);
-  for (const Policy& other : others) {
+  for (const Policy& other : others)
+    EXPECT_THAT(Disagreement("rank 0", {agreed}, "rank 1", {other}), HasSubstr("rank 1")) << &other - others.data();
+}
+
+TEST(ReportTest, NumbersThatNoRankCanHaveAreRefused) {
+  const auto observe = [](const auto& spoil) {
     Coordinator coordinator(2);
-    Declare(coordinator, 0, {agreed});
-    Declare(coordinator, 1, {other});
-    EXPECT_THAT(coordinator.Decide(Time(0)).at(0).error, HasSubstr("rank 1")) << &other - others.data();
-  }
+    Report report;
+    report.items.resize(1);
+    report.items[0].declaration = Declaration{Quorum(1)};
+    spoil(report.items[0]);
+    coordinator.Observe(1, report, Time(0));
+  };
+  observe([](Report::Item&) {});
+  EXPECT_THROW(observe([](Report::Item& item) { item.gradients = -1; }), std::runtime_error);
+  EXPECT_THROW(observe([](Report::Item& item) { item.late = -1; }), std::runtime_error);
+  EXPECT_THROW(observe([](Report::Item& item) { item.age = Time(-1); }), std::runtime_error);
+  EXPECT_THROW(observe([](Report::Item& item) { item.age = kNever; }), std::runtime_error);
+  EXPECT_THROW(observe([](Report::Item& item) { item.declaration->policy.quorum = 0; }), std::runtime_error);
+  EXPECT_THROW(observe([](Report::Item& item) {
+                 item.declaration->policy.schedule.kind = Schedule::Kind::kTable;
+                 item.declaration->policy.schedule.table = {{0, 7}};
+               }),
+               std::runtime_error);
 }
 
 TEST(DisagreementTest, WhatTravelsMustBeTheSame) {

@@ -313,6 +313,34 @@ TEST_F(RanksTest, AFlushWhileOthersEndDoesNotEndThem) {
   CycleUntilDone(std::move(threads));
 }
 
+// Behind a flush, where a faster rank trains again: what was missed is not left for the next arrival.
+TEST_F(RanksTest, CollectingWaitsForARoundThatRuns) {
+  Start(2, {Config(1)});
+  RunRoundZero();
+  At(0).Arrive(0);
+  Cycle();
+  At(0).Wait(0);
+  At(0).Arrive(0);
+  const auto runs_at_rank_1 = [&] {
+    const auto handle = EngineOf(1).Find(BucketName(0));
+    std::lock_guard<std::mutex> lock(handle->mutex);
+    return handle->core.state() == Bucket::State::kRunning;
+  };
+  std::future<void> collecting;
+  Cycle([&] {
+    if (collecting.valid() || !runs_at_rank_1()) return;
+    collecting = Begin([&] { At(1).Collect(); });
+    EXPECT_EQ(collecting.wait_for(20ms), std::future_status::timeout);
+  });
+  ASSERT_TRUE(collecting.valid());
+  CycleUntilDone(std::move(collecting));
+  Floats expected = Contribution(0, 0, 1);
+  for (const Rank rank : {0, 1}) AddTo(expected, Contribution(rank, 0, 0));
+  AddTo(expected, Contribution(0, 0, 2));
+  EXPECT_EQ(At(1).Total(0), expected);
+  At(0).Wait(0);
+}
+
 TEST_F(RanksTest, DeliverSendsWhatIsPendingAndKeepsTheResults) {
   Start(2, {Config(1)});
   RunRoundZero();

@@ -12,7 +12,18 @@ import horovod_partial
 
 PACKAGE = Path(horovod_partial.__file__).parent
 FRONT_ENDS = {"torch", "tensorflow", "keras"}
-PURE = {"policies", "settings", "checks", "bucket_config", "round_stats", "wp_sgd", "fusion", "simulate", "plots"}
+PURE = {
+    "policies",
+    "settings",
+    "checks",
+    "documents",
+    "bucket_config",
+    "round_stats",
+    "wp_sgd",
+    "fusion",
+    "simulate",
+    "plots",
+}
 # For each room, the rooms that it must not import.
 FORBIDDEN = {
     **{room: {"exchange", "runtime", "_attach", *FRONT_ENDS} for room in PURE},

@@ -1,0 +1,38 @@
+"""JSON files of ours, read back into what was written."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+Kind = TypeVar("Kind")
+
+
+def load(path: str | PathLike[str], what: str) -> Any:
+    """What a file holds; `what` names in errors what it should hold.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} holds no {what}: {error}") from None
+
+
+def read_as(kind: type[Kind], document: Any, path: str | PathLike[str], what: str) -> Kind:
+    """A dataclass from what `load` has returned.
+
+    Raises:
+        ValueError: something is missing there, of another type, or refused by the class itself.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path} holds no {what}: {place + ': ' if place else ''}{first['msg']}") from None

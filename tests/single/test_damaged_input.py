@@ -1,0 +1,77 @@
+"""Texts and files that users write, or that something has damaged: what cannot be read is a ValueError, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod_partial import policies
+from horovod_partial.fusion import FusionPlan, MessageCost
+from horovod_partial.settings import Settings
+from horovod_partial.simulate import Trace, parse_delays
+
+# Texts near what can be read, and any other.
+WORDS = ["solo", "majority", "quorum", "random", "full", "group_average", "partial_reduce", "weighted_average", "ranks"]
+near = st.lists(st.one_of(st.sampled_from([*WORDS, ":", "0.5", "3", "-1", "nan", "inf", "1e400", " "])), max_size=6)
+texts = st.one_of(st.text(max_size=40), near.map("".join), near.map(":".join))
+values: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=10)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=10), inner, max_size=4)),
+    max_leaves=12,
+)
+PLAN = FusionPlan("exact", ("a", "b"), (4, 8), (0.0, 0.1), (1, 1), MessageCost(1e-4, 1e-9), around=0.2, measured=0.3)
+DOCUMENTS = [asdict(PLAN), asdict(Trace.even(2, 4, 0.1, 0.2))]
+
+
+@given(texts)
+def test_policies(text: str) -> None:
+    with suppress(ValueError):
+        policy = policies.parse(text)
+        assert isinstance(policy, policies._Policy)
+
+
+@given(texts)
+def test_delays(text: str) -> None:
+    with suppress(ValueError):
+        parse_delays(text)
+
+
+@given(st.sampled_from(sorted(Settings.model_fields)), texts)
+def test_settings(name: str, text: str) -> None:
+    with suppress(ValueError):  # which pydantic's error is
+        Settings(**{name: text})
+
+
+def spoiled(document: Any, draw: Any) -> Any:
+    """A document in which one thing is another."""
+    if isinstance(document, dict) and document and draw(st.booleans()):
+        key = draw(st.sampled_from(sorted(document)))
+        return {**document, key: spoiled(document[key], draw)}
+    if isinstance(document, (list, tuple)) and document and draw(st.booleans()):
+        return [spoiled(document[0], draw), *document[1:]]
+    return draw(values)
+
+
+@settings(deadline=None)
+@given(data=st.data(), raw=st.one_of(st.none(), st.binary(max_size=60)))
+def test_files_of_plans_and_traces(tmp_path_factory: Any, data: st.DataObject, raw: bytes | None) -> None:
+    file: Path = tmp_path_factory.mktemp("damaged") / "file.json"
+    document = spoiled(data.draw(st.sampled_from(DOCUMENTS)), data.draw)
+    file.write_bytes(raw if raw is not None else json.dumps(document).encode())
+    for load in (FusionPlan.load, Trace.load):
+        with suppress(ValueError):
+            load(file)
+
+
+def test_sound_files_are_read(tmp_path: Path) -> None:
+    PLAN.save(tmp_path / "plan")
+    assert FusionPlan.load(tmp_path / "plan") == PLAN
+    trace = Trace.even(2, 4, 0.1, 0.2)
+    trace.save(tmp_path / "trace")
+    assert Trace.load(tmp_path / "trace") == trace
