@@ -111,6 +111,7 @@ def check(histories: Mapping[int, list[Event]]) -> list[str]:
         one_result,
         quorum,
         staleness,
+        untaken,
         full,
         every_wait_ends,
         nothing_after_an_error,
@@ -229,6 +230,22 @@ def staleness(job: Job) -> Iterator[str]:
                 run = rounds[-1] - rounds[0]
                 if 0 < count < len(told.submitted) and run > bound and not was_exempt(job, bucket, rank, count):
                     yield f"I4 {bucket}: {run} rounds after round {rounds[0]} have nothing of rank {rank}, {bound} may"
+
+
+def untaken(job: Job) -> Iterator[str]:
+    """I4: an optimizer never takes more results in a step than may wait for it, beside that of its own round."""
+    if not job.whole:
+        return
+    for bucket in job.of_rounds():
+        of = job.buckets[bucket]
+        if not of["optimizer"]:
+            continue
+        most = of["limit"] + 1 + job.excused[bucket]
+        for rank, told in job.told[bucket].items():
+            for count, (begin, end) in enumerate(itertools.pairwise(told.submitted), start=1):
+                taken = sum(begin < index < end for index, _, _ in told.results)
+                if taken > most and not was_exempt(job, bucket, rank, count):
+                    yield f"I4 {bucket}: rank {rank} had {taken} results to take at once, {most} may"
 
 
 def was_exempt(job: Job, bucket: str, rank: int, count: int) -> bool:

@@ -213,6 +213,21 @@ def leave_out(histories: Histories) -> None:
     histories.update(scene.histories)
 
 
+def pile_up(histories: Histories) -> None:
+    """A rank of an optimizer takes many results in one step."""
+    for events in histories.values():
+        for event in events:
+            if event["e"] == "bucket":
+                event["optimizer"] = True
+                event["limit"] = 0
+                event["staleness"] = 1000
+    events = histories[0]
+    index = next(index for index, event in enumerate(events) if event["e"] == "submit" and event["s"] == 3)
+    following = next(index for index in range(index + 1, len(events)) if events[index]["e"] == "submit")
+    empty = {"e": "result", "t": 0.0, "b": BUCKET, "low": [0] * (2 * SIZE), "high": [0] * (2 * SIZE), "round": None}
+    events[following:following] = [dict(empty) for _ in range(5)]
+
+
 def break_full(histories: Histories) -> None:
     for events in histories.values():
         for event in events:
@@ -253,6 +268,7 @@ VIOLATIONS: list[tuple[str, Callable[[Histories], None]]] = [
     ("I2", reorder),
     ("I3", close_early),
     ("I4", leave_out),
+    ("I4", pile_up),
     ("I5", break_full),
     ("I6", wait_for_ever),
     ("I6", deliver_after_an_error),
