@@ -8,7 +8,7 @@ from typing import Any
 from horovod_partial import _core, policies
 from horovod_partial.checks import is_number, require, require_count
 from horovod_partial.policies import ModelPolicy, Policy, Quorum, Solo
-from horovod_partial.settings import settings
+from horovod_partial.settings import LONGEST_GRACE_MS, settings
 
 REPLAY_LIMIT = 8  # untaken results of an optimizer's buckets
 FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
@@ -96,8 +96,8 @@ def check_rounds(
     staleness = settings().max_staleness if max_staleness is None else max_staleness
     require_count("max_staleness", staleness, 0)
     grace = settings().grace_ms if grace_ms is None else grace_ms
-    fits = grace == "auto" if isinstance(grace, str) else is_number(grace) and grace >= 0
-    require(fits, "grace_ms", "'auto' or a number of milliseconds, 0 or more", grace)
+    fits = grace == "auto" if isinstance(grace, str) else is_number(grace) and 0 <= grace <= LONGEST_GRACE_MS
+    require(fits, "grace_ms", f"'auto' or a number of milliseconds, 0 to {LONGEST_GRACE_MS}", grace)
     limit = REPLAY_LIMIT if replay_limit is None else replay_limit
     require_count("replay_limit", limit, 2)
     return staleness, grace, limit

@@ -49,9 +49,12 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
 
 def _neighbours(rank: int, gather: Gather) -> dict[int, int]:
     """The numbers of the processes of the other ranks that this one sees under the same numbers."""
-    place = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    try:
+        place = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:  # not told here, as in some sandboxes
+        place = None
     others = enumerate(map(json.loads, gather(json.dumps([place, os.getpid()]))))
-    return {of: number for of, (its_place, number) in others if its_place == place and of != rank}
+    return {of: number for of, (its_place, number) in others if its_place == place is not None and of != rank}
 
 
 def _attempt(make: Callable[[], _attach.Monitor]) -> tuple[_attach.Monitor | None, str]:

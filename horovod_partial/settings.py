@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ PREFIX = "HOROVOD_PARTIAL_"
 # Read by the build, not here: where an offline build finds Horovod's source archive.
 BUILD_VARIABLES = {PREFIX + "HOROVOD_SOURCE", PREFIX + "CACHE"}
 # What each rank may set for itself: what it logs, and when it counts as waiting. All else must be the same on all ranks.
+LONGEST_GRACE_MS = 86_400_000  # a day
 OF_EACH_RANK = {"log_level", "decision_log", "waiting_ms", "parked_ms"}
 
 
@@ -41,8 +41,6 @@ class Settings(BaseSettings):
     )
     abort_seconds: float = Field(
         default=0.0,
-        ge=0,
-        allow_inf_nan=False,
         description="End the job when a rank has given no sign of life for so long; 0 for never.",
     )
     decision_log: str = Field(
@@ -66,9 +64,16 @@ class Settings(BaseSettings):
     def _auto_or_milliseconds(cls, value: Any, convert: Callable[[Any], float | str]) -> float | str:
         with suppress(ValidationError):
             grace = convert(value)
-            if isinstance(grace, str) or 0 <= grace < math.inf:
+            if isinstance(grace, str) or 0 <= grace <= LONGEST_GRACE_MS:
                 return grace
-        raise ValueError("must be 'auto' or a number of milliseconds, 0 or more")
+        raise ValueError(f"must be 'auto' or a number of milliseconds, 0 to {LONGEST_GRACE_MS}")
+
+    @field_validator("abort_seconds")
+    @classmethod
+    def _never_or_a_while(cls, value: float) -> float:
+        if value == 0 or 1 <= value <= 86400:
+            return value
+        raise ValueError("must be 0, for never, or 1 to 86400 seconds")
 
 
 @functools.cache

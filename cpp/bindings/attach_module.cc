@@ -1,6 +1,7 @@
 // horovod_partial._attach: partial collectives on an installed Horovod. Frameworks pass pointers, sizes and types.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <map>
@@ -213,8 +214,9 @@ heartbeat::OnMissing EndWithoutRank(Rank rank, double seconds, const std::map<Ra
     text << "rank " << missing << " has given no sign of life for " << seconds
          << " s (HOROVOD_PARTIAL_ABORT_SECONDS): it is stopped, or its host or its network is down. This rank ends. "
             "Start the job again from its last checkpoint";
-    Log(LogLevel::kError, rank, text.str());
     if (const auto found = processes->find(missing); found != processes->end() && missing != rank) found->second.Kill();
+    // A launcher that is stopped too may not read what is said.
+    if (heartbeat::IsWritable(STDERR_FILENO, std::chrono::seconds(1))) Log(LogLevel::kError, rank, text.str());
     std::_Exit(EXIT_FAILURE);
   };
 }

@@ -235,7 +235,13 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
     }
     bucket->operation = operation;  // another rank has begun the next round already: its end completes this
   }
-  WaitFor(*bucket, *operation, false);
+  try {
+    WaitFor(*bucket, *operation, false);
+  } catch (...) {  // interrupted: the results stay, and `output` may be gone when the round ends
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (bucket->operation == operation) bucket->operation = nullptr;
+    throw;
+  }
   return operation;
 }
 
@@ -269,7 +275,8 @@ std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) 
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     std::lock_guard<std::mutex> lock(buckets[i]->mutex);
     // What a flush has brought stays this rank's: one that has come to its end before may have shut Horovod down since.
-    if (!buckets[i]->poison.empty() && !flush_bounds_) throw EngineError(buckets[i]->poison);
+    const bool is_flushed = flush_bounds_ && buckets[i]->flush_end != kForEver;
+    if (!buckets[i]->poison.empty() && !is_flushed) throw EngineError(buckets[i]->poison);
     if (buckets[i]->core.full()) news_ = true;  // the others may wait for this
     taken.gradients += buckets[i]->core.TakeRounds(taken.rounds, family[i].output);
   }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <list>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -25,8 +26,9 @@ using std::chrono::milliseconds;
 constexpr int kBeatsInLimit = 10;
 constexpr char kBeat = 1, kMissing = 2;
 constexpr milliseconds kAnswerTimeout(3000), kPartingTimeout(1000);
-// Connections that have not said yet who they are: more than these are refused, and none is kept for longer.
-constexpr std::size_t kMostStrangers = 64;
+// Connections that have not said yet who they are: more than these wait until they are heard, and none is kept for
+// longer.
+constexpr std::ptrdiff_t kMostStrangers = 64;
 constexpr milliseconds kStrangerTimeout(10000);
 
 milliseconds IntervalOf(Seconds limit) {
@@ -87,7 +89,7 @@ class Center final : public Monitor::Watch {
     Loop(
         stop_file, interval_,
         [this](std::vector<pollfd>& polled) {
-          polled.push_back({listener_.number(), POLLIN, 0});
+          if (Accepts()) polled.push_back({listener_.number(), POLLIN, 0});
           for (const auto& peer : peers_) polled.push_back({peer.connection.number(), POLLIN, 0});
         },
         [this] {
@@ -98,6 +100,7 @@ class Center final : public Monitor::Watch {
           for (const auto& peer : peers_)
             if (peer.rank) peer.connection.Send({&kBeat, 1});
           missing = heartbeats_.Pass();
+          out_of_files_ = false;  // perhaps
           return !missing;
         });
     if (!missing) return;
@@ -113,27 +116,35 @@ class Center final : public Monitor::Watch {
     Clock::time_point since = Clock::now();
   };
 
+  bool Accepts() const {
+    const auto is_stranger = [](const Peer& peer) { return !peer.rank; };
+    return !out_of_files_ && std::count_if(peers_.begin(), peers_.end(), is_stranger) < kMostStrangers;
+  }
+
   void Hear() {
-    while (auto connection = listener_.Accept()) {
-      const auto strangers = std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.rank; });
-      if (static_cast<std::size_t>(strangers) < kMostStrangers) peers_.push_back({std::move(*connection), {}, {}});
+    while (Accepts()) {
+      if (auto connection = listener_.Accept()) {
+        peers_.push_back({std::move(*connection), {}, {}});
+      } else {
+        out_of_files_ = IsReadable(listener_.number(), milliseconds(0));
+        break;
+      }
     }
-    std::vector<Peer> kept;
-    for (auto& peer : peers_)
-      if (HearFrom(peer)) kept.push_back(std::move(peer));
-    peers_ = std::move(kept);
+    for (auto peer = peers_.begin(); peer != peers_.end();)
+      peer = HearFrom(*peer) ? std::next(peer) : peers_.erase(peer);
   }
 
   // Whether the connection stays.
   bool HearFrom(Peer& peer) {
-    const auto bytes = peer.connection.Receive();
+    const auto [state, bytes] = peer.connection.Receive();
+    const bool is_open = state == Connection::Received::State::kOpen;
     if (peer.rank) {
-      if (!bytes) heartbeats_.Gone(*peer.rank);
-      if (bytes && !bytes->empty()) heartbeats_.Heard(*peer.rank);
-      return bytes.has_value();
+      if (state == Connection::Received::State::kEnded) heartbeats_.Gone(*peer.rank);
+      if (!bytes.empty()) heartbeats_.Heard(*peer.rank);
+      return is_open;
     }
-    if (!bytes || Clock::now() - peer.since > kStrangerTimeout) return false;
-    peer.said += *bytes;
+    if (!is_open || Clock::now() - peer.since > kStrangerTimeout) return false;
+    peer.said += bytes;
     if (peer.said.size() < Hello::kBytes) return true;
     const auto hello = Hello::Decode(std::string_view(peer.said).substr(0, Hello::kBytes), secret_, size_);
     const auto is_known = [&](const Peer& other) { return hello && other.rank == hello->rank; };
@@ -145,17 +156,18 @@ class Center final : public Monitor::Watch {
   }
 
   // Sends the notice, and waits a moment until it has been read: closing would overtake it.
-  void Tell(Rank missing) const {
+  void Tell(Rank missing) {
     const std::string notice = std::string(1, kMissing) + MissingNotice{missing}.Encode();
     for (const auto& peer : peers_) {
       peer.connection.Send(notice);
       peer.connection.CloseSending();
     }
     const auto end = Clock::now() + kPartingTimeout;
-    for (const auto& peer : peers_) {
-      if (peer.rank == missing) continue;
-      while (Clock::now() < end && IsReadable(peer.connection.number(), milliseconds(50)))
-        if (!peer.connection.Receive()) break;
+    peers_.remove_if([&](const Peer& peer) { return !peer.rank || peer.rank == missing; });
+    while (!peers_.empty() && Clock::now() < end) {
+      std::this_thread::sleep_for(milliseconds(5));
+      peers_.remove_if(
+          [](const Peer& peer) { return peer.connection.Receive().state != Connection::Received::State::kOpen; });
     }
   }
 
@@ -164,7 +176,8 @@ class Center final : public Monitor::Watch {
   const OnMissing on_missing_;
   const std::string secret_ = RandomBytes(Hello::kSecretBytes);
   const Listener listener_;
-  std::vector<Peer> peers_;
+  std::list<Peer> peers_;
+  bool out_of_files_ = false;  // somebody waits to be accepted, until the next interval
   Heartbeats heartbeats_{kBeatsInLimit};
 };
 
@@ -179,16 +192,21 @@ class Outer final : public Monitor::Watch {
   void Run(int stop_file) override {
     std::optional<Rank> missing;
     Loop(
-        stop_file, interval_, [this](std::vector<pollfd>& polled) { polled.push_back({center_.number(), POLLIN, 0}); },
-        [&] {
-          const auto bytes = center_.Receive();
-          if (!bytes) return false;  // rank 0 has ended; that is no news for Horovod
-          if (!bytes->empty()) heartbeats_.Heard(0);
-          missing = Read(*bytes);
-          return !missing;
+        stop_file, interval_,
+        [this](std::vector<pollfd>& polled) {
+          if (center_) polled.push_back({center_->number(), POLLIN, 0});
         },
         [&] {
-          center_.Send({&kBeat, 1});
+          if (!center_) return true;
+          const auto [state, bytes] = center_->Receive();
+          if (!bytes.empty()) heartbeats_.Heard(0);
+          missing = Read(bytes);
+          if (state == Connection::Received::State::kLost) center_.reset();  // from now on rank 0 is silent
+          // A rank 0 that has ended is no news: Horovod and the launcher notice that.
+          return !missing && state != Connection::Received::State::kEnded;
+        },
+        [&] {
+          if (center_) center_->Send({&kBeat, 1});
           missing = heartbeats_.Pass();
           return !missing;
         });
@@ -206,7 +224,7 @@ class Outer final : public Monitor::Watch {
     return std::nullopt;
   }
 
-  const Connection center_;
+  std::optional<Connection> center_;
   const milliseconds interval_;
   const OnMissing on_missing_;
   std::optional<std::string> notice_;  // what has come of it
@@ -219,8 +237,8 @@ std::optional<Connection> Reach(const std::string& address, std::uint16_t port, 
   if (!connection) return std::nullopt;
   connection->Send(hello);
   if (!IsReadable(connection->number(), kAnswerTimeout)) return std::nullopt;
-  const auto answer = connection->Receive();
-  if (!answer || answer->empty() || answer->front() != kBeat) return std::nullopt;
+  const std::string answer = connection->Receive().bytes;
+  if (answer.empty() || answer.front() != kBeat) return std::nullopt;
   return connection;
 }
 
@@ -249,19 +267,18 @@ std::unique_ptr<Monitor> Monitor::Join(Rank rank, Seconds limit, const std::stri
 
 Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint)
     : process_(getpid()), stop_file_(eventfd(0, EFD_CLOEXEC)), endpoint_(std::move(endpoint)) {
-  if (stop_file_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  if (!stop_file_.is_open()) throw std::system_error(errno, std::generic_category(), "eventfd");
   // The thread owns its part: where the process ends without stopping it, it runs on beside static objects' ends.
-  thread_ = std::thread([watch = std::move(watch), stop = stop_file_] { watch->Run(stop); });
+  thread_ = std::make_unique<std::thread>([watch = std::move(watch), stop = stop_file_.number()] { watch->Run(stop); });
 }
 
 Monitor::~Monitor() {
-  if (getpid() != process_) {  // forked: the thread is the parent's
-    thread_.detach();
+  if (getpid() != process_) {  // forked: the thread is the parent's, and its number may be another one's here
+    static_cast<void>(thread_.release());
     return;
   }
-  eventfd_write(stop_file_, 1);
-  thread_.join();
-  close(stop_file_);
+  eventfd_write(stop_file_.number(), 1);
+  thread_->join();
 }
 
 }  // namespace horovod_partial::heartbeat

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/types.h"
+#include "heartbeat/socket.h"
 
 namespace horovod_partial::heartbeat {
 
@@ -48,9 +49,9 @@ class Monitor {
   Monitor(std::unique_ptr<Watch> watch, std::string endpoint);
 
   pid_t process_;  // that the thread is in
-  int stop_file_;
+  File stop_file_;
   std::string endpoint_;
-  std::thread thread_;
+  std::unique_ptr<std::thread> thread_;
 };
 
 }  // namespace horovod_partial::heartbeat

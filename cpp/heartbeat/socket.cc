@@ -8,18 +8,53 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <system_error>
 #include <utility>
 
 namespace horovod_partial::heartbeat {
 namespace {
+
+// The files that are open in this process. A forked one closes its copies, of which it knows no owner.
+class OpenFiles {
+ public:
+  OpenFiles() {
+    pthread_atfork([] { All().mutex_.lock(); }, [] { All().mutex_.unlock(); }, [] { All().CloseInChild(); });
+  }
+  static OpenFiles& All() {
+    static auto* all = new OpenFiles;  // files are closed after static objects' ends too
+    return *all;
+  }
+  void Add(int number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    numbers_.insert(number);
+  }
+  void Close(int number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (numbers_.erase(number) == 1) close(number);
+  }
+
+ private:
+  // With the lock that the fork has taken.
+  void CloseInChild() {
+    for (const int number : numbers_) close(number);
+    numbers_.clear();
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;  // guards the numbers
+  std::set<int> numbers_;
+};
 
 [[noreturn]] void Throw(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
@@ -52,12 +87,23 @@ std::uint16_t PortOf(int number) {
                                            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
 }
 
-bool IsWritable(int number, std::chrono::milliseconds timeout) {
-  pollfd file{number, POLLOUT, 0};
-  return poll(&file, 1, static_cast<int>(timeout.count())) == 1;
+// Whether one of these events comes before so much time is over; signals do not shorten it.
+bool Await(int number, short events, std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + timeout;
+  while (true) {
+    pollfd file{number, events, 0};
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+    const int ready = poll(&file, 1, static_cast<int>(std::max<std::chrono::milliseconds::rep>(left.count(), 0)));
+    if (ready >= 0 || errno != EINTR) return ready == 1;
+  }
 }
 
 }  // namespace
+
+File::File(int number) : number_(number) {
+  if (number >= 0) OpenFiles::All().Add(number);
+}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(number_, other.number_);
@@ -65,22 +111,36 @@ File& File::operator=(File&& other) noexcept {
 }
 
 File::~File() {
-  if (number_ >= 0) close(number_);
+  if (number_ >= 0) OpenFiles::All().Close(number_);
 }
 
 int File::Release() { return std::exchange(number_, -1); }
+
+Connection::Connection(File file) : file_(std::move(file)) {
+  const int yes = 1;
+  setsockopt(number(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  // After an outage the next try comes soon: else the pause would be twice as long as the outage.
+  setsockopt(number(), IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &yes, sizeof yes);
+}
+
+Connection::~Connection() {
+  if (file_.is_open()) shutdown(number(), SHUT_RDWR);
+}
 
 void Connection::Send(std::string_view bytes) const {
   send(number(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-std::optional<std::string> Connection::Receive() const {
-  std::string bytes(4096, '\0');
-  const ssize_t count = recv(number(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-  const bool later = count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
-  if (count <= 0 && !later) return std::nullopt;
-  bytes.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
-  return bytes;
+Connection::Received Connection::Receive() const {
+  Received received;
+  received.bytes.resize(4096);
+  const ssize_t count = recv(number(), received.bytes.data(), received.bytes.size(), MSG_DONTWAIT);
+  received.bytes.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
+  if (count > 0 || (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return received;
+  // A process that has not read everything when it ends resets its connections.
+  const bool ended = count == 0 || errno == ECONNRESET || errno == EPIPE;
+  received.state = ended ? Received::State::kEnded : Received::State::kLost;
+  return received;
 }
 
 void Connection::CloseSending() const { shutdown(number(), SHUT_WR); }
@@ -131,8 +191,6 @@ std::optional<Connection> Connect(const std::string& address, std::uint16_t port
     socklen_t length = sizeof error;
     if (getsockopt(file.number(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) return std::nullopt;
   }
-  const int yes = 1;
-  setsockopt(file.number(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   return Connection(std::move(file));
 }
 
@@ -142,9 +200,8 @@ std::string RandomBytes(std::size_t count) {
   return bytes;
 }
 
-bool IsReadable(int number, std::chrono::milliseconds timeout) {
-  pollfd file{number, POLLIN, 0};
-  return poll(&file, 1, static_cast<int>(timeout.count())) == 1;
-}
+bool IsReadable(int number, std::chrono::milliseconds timeout) { return Await(number, POLLIN, timeout); }
+
+bool IsWritable(int number, std::chrono::milliseconds timeout) { return Await(number, POLLOUT, timeout); }
 
 }  // namespace horovod_partial::heartbeat

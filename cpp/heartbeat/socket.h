@@ -10,10 +10,11 @@
 
 namespace horovod_partial::heartbeat {
 
-// An open file that is closed with its owner.
+// An open file that is closed with its owner, and at once in a forked process: a child that lives on would keep the
+// connections of a process that has ended.
 class File {
  public:
-  explicit File(int number = -1) : number_(number) {}
+  explicit File(int number = -1);
   File(File&& other) noexcept : number_(other.Release()) {}
   File& operator=(File&& other) noexcept;
   ~File();
@@ -30,12 +31,24 @@ class File {
 // A connection. What cannot be sent at once is dropped: signs of life go on.
 class Connection {
  public:
-  explicit Connection(File file) : file_(std::move(file)) {}
+  explicit Connection(File file);
+  Connection(Connection&&) = default;
+  Connection& operator=(Connection&&) = default;
+  ~Connection();
 
   int number() const { return file_.number(); }
   void Send(std::string_view bytes) const;
-  // What has come, at most 4 KiB; nothing when the other end is closed or broken.
-  std::optional<std::string> Receive() const;
+  struct Received {
+    enum class State {
+      kOpen,
+      kEnded,  // the process at the other end has ended, or wants no more
+      kLost,   // the way there is
+    };
+    State state = State::kOpen;
+    std::string bytes;  // at most 4 KiB
+  };
+  // What has come.
+  Received Receive() const;
   // Nothing is sent any more; the other end sees that when it has read all.
   void CloseSending() const;
 
@@ -51,7 +64,7 @@ class Listener {
 
   int number() const { return file_.number(); }
   std::uint16_t port() const { return port_; }
-  // A new connection, if one has come.
+  // A new connection, if one has come and this process may have one more open file.
   std::optional<Connection> Accept() const;
 
  private:
@@ -68,7 +81,9 @@ std::optional<Connection> Connect(const std::string& address, std::uint16_t port
 // Random bytes that nobody can guess.
 std::string RandomBytes(std::size_t count);
 
-// Whether there is something to read, or the other end is closed, before so much time is over.
+// Whether there is something to read, or the other end is closed, before so much time is over; and whether something
+// can be written.
 bool IsReadable(int number, std::chrono::milliseconds timeout);
+bool IsWritable(int number, std::chrono::milliseconds timeout);
 
 }  // namespace horovod_partial::heartbeat
