@@ -73,7 +73,8 @@ def run_window(window: int, process_sets: list[Any]) -> None:
     load = LOADS[load_name](scene)
     slow, pace = own.random() < 0.3, rng.uniform(0.5, 4.0)
     stops = own.randrange(STEPS) if own.random() < 0.05 else None
-    beside = rng.randrange(STEPS)
+    # A rank of an optimizer that waits there while others train adds up what it has no room for, and its model parts.
+    beside = rng.randrange(STEPS) if load_name != "optimizer" or policy == "full" else None
     for step in range(STEPS):
         time.sleep(own.uniform(0, pace * (4 if slow else 1)) / 1e3)
         if step == stops:
