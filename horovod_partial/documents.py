@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Kind = TypeVar("Kind")
+
+
+def save(instance: DataclassInstance, path: str | PathLike[str]) -> None:
+    """Write a dataclass as JSON."""
+    Path(path).write_text(json.dumps(asdict(instance), indent=1) + "\n")
 
 
 def load(path: str | PathLike[str], what: str) -> Any:

@@ -7,13 +7,11 @@ messages cost what a `Cluster` says. What is modelled, and what is not: `docs/si
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -262,12 +260,12 @@ class Trace:
         """
         document = documents.load(path, "trace")
         if isinstance(document, dict) and "messages" in document:
-            return cls.recorded(FusionPlan.load(path))
+            return cls.recorded(FusionPlan.of_document(document, path))
         return documents.read_as(cls, document, path, "trace")
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the trace as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n")
+        documents.save(self, path)
 
     def scaled(self, backward: float) -> Trace:
         """The same model on a machine on which backward takes that many seconds, and all else in proportion."""

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "core/coordinator.h"
+#include "core/hex.h"
 
 namespace horovod_partial {
 namespace {
@@ -15,31 +16,10 @@ namespace {
 const char* const kHeader = "horovod_partial decisions 2 ranks";
 constexpr int kMostRanks = 1 << 16;
 
-std::string ToHex(const std::string& bytes) {
-  static const char* const digits = "0123456789abcdef";
-  std::string hex;
-  for (const char byte : bytes) {
-    const auto value = static_cast<unsigned char>(byte);
-    hex += digits[value / 16];
-    hex += digits[value % 16];
-  }
-  return hex.empty() ? "-" : hex;
-}
+// A word for some bytes: there is one for none too.
+std::string ToWord(const std::string& bytes) { return bytes.empty() ? "-" : ToHex(bytes); }
 
-int DigitOf(char character) {
-  if (character >= '0' && character <= '9') return character - '0';
-  if (character >= 'a' && character <= 'f') return character - 'a' + 10;
-  throw std::runtime_error("a decision log has a character where a digit should be");
-}
-
-std::string FromHex(const std::string& hex) {
-  std::string bytes;
-  if (hex == "-") return bytes;
-  if (hex.size() % 2 == 1) throw std::runtime_error("a decision log has half a byte");
-  for (std::size_t i = 0; i < hex.size(); i += 2)
-    bytes += static_cast<char>(DigitOf(hex[i]) * 16 + DigitOf(hex[i + 1]));
-  return bytes;
-}
+std::string FromWord(const std::string& word) { return word == "-" ? "" : FromHex(word, "a decision log"); }
 
 // The words of one line.
 class Line {
@@ -89,7 +69,7 @@ DecisionLog::DecisionLog(std::ostream& out, int size, Time deadlock_after)
 }
 
 void DecisionLog::Observe(Rank rank, const Report& report, Time now) {
-  out_ << "observe " << now.count() << ' ' << rank << ' ' << ToHex(Encode(report)) << '\n';
+  out_ << "observe " << now.count() << ' ' << rank << ' ' << ToWord(Encode(report)) << '\n';
 }
 
 void DecisionLog::SetJoined(const std::vector<bool>& joined) {
@@ -106,7 +86,7 @@ void DecisionLog::Decide(Time now, const std::vector<Closing>& closings) {
   if (!closings.empty()) out_.flush();
 }
 
-void DecisionLog::Forget(const std::string& bucket) { out_ << "forget " << ToHex(bucket) << '\n'; }
+void DecisionLog::Forget(const std::string& bucket) { out_ << "forget " << ToWord(bucket) << '\n'; }
 
 Replay ReplayDecisions(std::istream& in) {
   std::string line;
@@ -125,14 +105,14 @@ Replay ReplayDecisions(std::istream& in) {
     if (event == "observe") {
       const Time now = words.GetTime();
       const Rank rank = words.Get(0, size - 1);
-      coordinator.Observe(rank, DecodeReport(FromHex(words.Word())), now);
+      coordinator.Observe(rank, DecodeReport(FromWord(words.Word())), now);
     } else if (event == "joined") {
       std::vector<bool> joined;
       for (const char bit : words.Word()) joined.push_back(bit == '1');
       words.Require(joined.size() == static_cast<std::size_t>(size));
       coordinator.SetJoined(joined);
     } else if (event == "forget") {
-      coordinator.Forget(FromHex(words.Word()));
+      coordinator.Forget(FromWord(words.Word()));
     } else if (event == "decide") {
       const Time now = words.GetTime();
       const auto count = words.Get<std::size_t>(0, std::numeric_limits<std::size_t>::max());

@@ -1,26 +1,15 @@
 #include "core/heartbeats.h"
 
-#include <stdexcept>
+#include <cstdint>
+#include <sstream>
+
+#include "core/bytes.h"
+#include "core/hex.h"
 
 namespace horovod_partial {
 namespace {
 
 constexpr std::string_view kMagic = "HPhb";
-
-std::string Number(std::uint32_t value) {
-  std::string bytes(4, '\0');
-  for (char& byte : bytes) {
-    byte = static_cast<char>(value & 0xff);
-    value >>= 8;
-  }
-  return bytes;
-}
-
-std::uint32_t NumberIn(std::string_view bytes) {
-  std::uint32_t value = 0;
-  for (std::size_t i = 4; i-- > 0;) value = value << 8 | static_cast<unsigned char>(bytes[i]);
-  return value;
-}
 
 // Takes as long for each pair of texts of one length, so that nobody can guess a secret byte by byte.
 bool AreEqual(std::string_view left, std::string_view right) {
@@ -39,21 +28,48 @@ std::optional<Rank> Heartbeats::Pass() {
   return missing;
 }
 
-std::string Hello::Encode() const { return std::string(kMagic) + secret + Number(static_cast<std::uint32_t>(rank)); }
+std::string Hello::Encode() const {
+  Writer rank_bytes;
+  rank_bytes.Put(rank);
+  return std::string(kMagic) + secret + rank_bytes.Take();
+}
 
 std::optional<Hello> Hello::Decode(std::string_view bytes, std::string_view secret, int size) {
   if (bytes.size() != kBytes || bytes.substr(0, kMagic.size()) != kMagic) return std::nullopt;
   if (!AreEqual(bytes.substr(kMagic.size(), kSecretBytes), secret)) return std::nullopt;
-  const std::uint32_t rank = NumberIn(bytes.substr(kMagic.size() + kSecretBytes));
-  if (rank < 1 || rank >= static_cast<std::uint32_t>(size)) return std::nullopt;
-  return Hello{std::string(secret), static_cast<Rank>(rank)};
+  const std::string rank_bytes(bytes.substr(kMagic.size() + kSecretBytes));
+  const auto rank = Reader(rank_bytes, "a hello").Get<Rank>();
+  if (rank < 1 || rank >= size) return std::nullopt;
+  return Hello{std::string(secret), rank};
 }
 
-std::string MissingNotice::Encode() const { return Number(static_cast<std::uint32_t>(rank)); }
+std::string MissingNotice::Encode() const {
+  Writer bytes;
+  bytes.Put(rank);
+  return bytes.Take();
+}
 
-MissingNotice MissingNotice::Decode(std::string_view bytes) {
-  if (bytes.size() != kBytes) throw std::invalid_argument("a notice of a missing rank has another length");
-  return {static_cast<Rank>(NumberIn(bytes))};
+MissingNotice MissingNotice::Decode(const std::string& bytes) {
+  Reader reader(bytes, "a notice of a missing rank");
+  const MissingNotice notice{reader.Get<Rank>()};
+  reader.ExpectEnd();
+  return notice;
+}
+
+std::string Endpoint::Encode() const {
+  std::string text = std::to_string(port) + ' ' + ToHex(secret);
+  for (const auto& address : addresses) text += ' ' + address;
+  return text;
+}
+
+Endpoint Endpoint::Decode(const std::string& text) {
+  std::istringstream words(text);
+  Endpoint endpoint;
+  std::string secret, address;
+  words >> endpoint.port >> secret;
+  endpoint.secret = FromHex(secret, "the endpoint of rank 0");
+  while (words >> address) endpoint.addresses.push_back(address);
+  return endpoint;
 }
 
 }  // namespace horovod_partial

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/types.h"
 
@@ -51,7 +52,19 @@ struct MissingNotice {
   Rank rank = 0;
 
   std::string Encode() const;
-  static MissingNotice Decode(std::string_view bytes);
+  // Throws std::runtime_error where the bytes are not those of a notice.
+  static MissingNotice Decode(const std::string& bytes);
+};
+
+// Where rank 0 is reached, as text that the ranks gather.
+struct Endpoint {
+  std::uint16_t port = 0;
+  std::string secret;
+  std::vector<std::string> addresses;
+
+  std::string Encode() const;
+  // Throws std::runtime_error where the secret is not one.
+  static Endpoint Decode(const std::string& text);
 };
 
 }  // namespace horovod_partial

@@ -10,7 +10,6 @@ namespace horovod_partial {
 namespace {
 
 constexpr int kMostGradients = 1 << 30;  // a closing has two bits beside them
-constexpr Time kLongest = std::chrono::hours(24 * 365);
 
 // Without a list of the members: it would be made for every arrival.
 bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {

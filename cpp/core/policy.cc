@@ -8,7 +8,6 @@ namespace horovod_partial {
 namespace {
 
 constexpr Round kMostRounds = std::numeric_limits<std::int32_t>::max();
-constexpr Time kLongest = std::chrono::hours(24 * 365);
 
 void Require(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(std::string("no policy can have such a ") + what);

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <list>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -33,23 +32,6 @@ constexpr milliseconds kStrangerTimeout(10000);
 
 milliseconds IntervalOf(Seconds limit) {
   return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(limit / kBeatsInLimit));
-}
-
-std::string Hex(const std::string& bytes) {
-  constexpr std::string_view digits = "0123456789abcdef";
-  std::string text;
-  for (const unsigned char byte : bytes) {
-    text += digits[byte >> 4];
-    text += digits[byte & 15];
-  }
-  return text;
-}
-
-std::string Unhex(const std::string& text) {
-  std::string bytes;
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2)
-    bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
-  return bytes;
 }
 
 // Calls `hear` whenever something may have come, and `pass` after each interval, until one of them returns false or the
@@ -77,12 +59,7 @@ class Center final : public Monitor::Watch {
   Center(int size, Seconds limit, OnMissing on_missing)
       : size_(size), interval_(IntervalOf(limit)), on_missing_(std::move(on_missing)) {}
 
-  std::string Endpoint() const {
-    std::ostringstream text;
-    text << listener_.port() << ' ' << Hex(secret_);
-    for (const auto& address : OwnAddresses()) text << ' ' << address;
-    return text.str();
-  }
+  Endpoint endpoint() const { return {listener_.port(), secret_, OwnAddresses()}; }
 
   void Run(int stop_file) override {
     std::optional<Rank> missing;
@@ -246,18 +223,16 @@ std::optional<Connection> Reach(const std::string& address, std::uint16_t port, 
 
 std::unique_ptr<Monitor> Monitor::Listen(int size, Seconds limit, OnMissing on_missing) {
   auto center = std::make_unique<Center>(size, limit, std::move(on_missing));
-  std::string endpoint = center->Endpoint();
+  std::string endpoint = center->endpoint().Encode();
   return std::unique_ptr<Monitor>(new Monitor(std::move(center), std::move(endpoint)));
 }
 
 std::unique_ptr<Monitor> Monitor::Join(Rank rank, Seconds limit, const std::string& endpoint, OnMissing on_missing) {
-  std::istringstream text(endpoint);
-  int port = 0;
-  std::string secret, address, tried;
-  text >> port >> secret;
-  const std::string hello = Hello{Unhex(secret), rank}.Encode();
-  while (text >> address) {
-    if (auto center = Reach(address, static_cast<std::uint16_t>(port), hello))
+  const auto [port, secret, addresses] = Endpoint::Decode(endpoint);
+  const std::string hello = Hello{secret, rank}.Encode();
+  std::string tried;
+  for (const auto& address : addresses) {
+    if (auto center = Reach(address, port, hello))
       return std::unique_ptr<Monitor>(
           new Monitor(std::make_unique<Outer>(std::move(*center), limit, std::move(on_missing)), {}));
     tried += (tried.empty() ? "" : ", ") + address;

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
+from typing import Any
 
 from horovod_partial import _core, documents
 from horovod_partial.checks import require, require_count
@@ -123,7 +122,7 @@ class FusionPlan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n")
+        documents.save(self, path)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> FusionPlan:
@@ -132,8 +131,12 @@ class FusionPlan:
         Raises:
             ValueError: the file is something else.
         """
-        what = "fusion plan"
-        plan = documents.read_as(cls, documents.load(path, what), path, what)
+        return cls.of_document(documents.load(path, "fusion plan"), path)
+
+    @classmethod
+    def of_document(cls, document: Any, path: str | PathLike[str]) -> FusionPlan:
+        """What the file at `path` holds. Raises as `load` does."""
+        plan = documents.read_as(cls, document, path, "fusion plan")
         fits = len(plan.gradients) == len(plan.nbytes) == len(plan.ready) == sum(plan.messages)
         if not fits or any(count < 1 for count in plan.messages) or any(nbytes < 0 for nbytes in plan.nbytes):
             raise ValueError(f"{path} holds no fusion plan: its parts do not fit each other")

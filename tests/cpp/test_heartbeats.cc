@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <vector>
+#include <stdexcept>
 
 #include "core/heartbeats.h"
 
@@ -139,7 +139,17 @@ TEST(HelloTest, OthersAreRefused) {
 
 TEST(MissingNoticeTest, IsReadAsItWasWritten) {
   EXPECT_EQ(MissingNotice::Decode(MissingNotice{70000}.Encode()).rank, 70000);
-  EXPECT_THROW(MissingNotice::Decode("123"), std::invalid_argument);
+  EXPECT_THROW(MissingNotice::Decode("123"), std::runtime_error);
+  EXPECT_THROW(MissingNotice::Decode("12345"), std::runtime_error);
+}
+
+TEST(EndpointTest, IsReadAsItWasWritten) {
+  const Endpoint endpoint{4711, std::string("\0\x7f\xff", 3), {"10.0.0.1", "fe80::1"}};
+  const Endpoint read = Endpoint::Decode(endpoint.Encode());
+  EXPECT_EQ(read.port, endpoint.port);
+  EXPECT_EQ(read.secret, endpoint.secret);
+  EXPECT_EQ(read.addresses, endpoint.addresses);
+  EXPECT_THROW(Endpoint::Decode("4711 no-secret 10.0.0.1"), std::runtime_error);
 }
 
 }  // namespace

@@ -7,10 +7,14 @@
 #include <csignal>
 #include <future>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/heartbeats.h"
 #include "heartbeat/monitor.h"
@@ -52,55 +56,59 @@ class Verdicts {
   std::map<Rank, Rank> said_;
 };
 
-struct Address {
-  explicit Address(const std::string& endpoint) {
-    std::istringstream text(endpoint);
-    int number = 0;
-    text >> number >> secret >> address;
-    port = static_cast<std::uint16_t>(number);
+void ExpectEndsWell(pid_t child) {
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+Endpoint LocalEndpoint(std::uint16_t port) { return {port, std::string(Hello::kSecretBytes, 'x'), {"127.0.0.1"}}; }
+
+// Rank 0's monitor, the others', and what they say.
+class MonitorTest : public testing::Test {
+ protected:
+  void Listen(int size, Seconds limit) {
+    limit_ = limit;
+    center_ = Monitor::Listen(size, limit, verdicts_.Of(0));
   }
-  std::uint16_t port;
-  std::string secret, address;
+  std::unique_ptr<Monitor> Join(Rank rank) {
+    return Monitor::Join(rank, limit_, center_->endpoint(), verdicts_.Of(rank));
+  }
+  Endpoint endpoint() const { return Endpoint::Decode(center_->endpoint()); }
+  Connection Reach() const {
+    const Endpoint at = endpoint();
+    auto connection = Connect(at.addresses.front(), at.port, 3000ms);
+    if (!connection) throw std::runtime_error("rank 0 cannot be reached");
+    return std::move(*connection);
+  }
+  void ExpectNobodyMissed() {
+    std::this_thread::sleep_for(1.5 * limit_);
+    EXPECT_TRUE(verdicts_.IsEmpty());
+  }
+
+  Verdicts verdicts_;
+  Seconds limit_{0};
+  std::unique_ptr<Monitor> center_;
 };
 
-std::string Unhexed(const std::string& text) {
-  std::string bytes;
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2)
-    bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
-  return bytes;
+TEST_F(MonitorTest, NobodyIsMissedWhileAllLive) {
+  Listen(3, kLongLimit);
+  const auto first = Join(1), second = Join(2);
+  ExpectNobodyMissed();
 }
 
-// A rank that has said who it is, and then nothing: as one whose process is stopped.
-Connection Stopped(const std::string& endpoint, Rank rank) {
-  const Address address(endpoint);
-  auto connection = Connect(address.address, address.port, 3000ms);
-  if (!connection) throw std::runtime_error("rank 0 cannot be reached");
-  connection->Send(Hello{Unhexed(address.secret), rank}.Encode());
-  return std::move(*connection);
+TEST_F(MonitorTest, AllHearThatARankIsMissing) {
+  Listen(4, kLimit);
+  const auto first = Join(1), third = Join(3);
+  // It says who it is, and then nothing: as one whose process is stopped.
+  const Connection stopped = Reach();
+  stopped.Send(Hello{endpoint().secret, 2}.Encode());
+  for (const Rank rank : {0, 1, 3}) EXPECT_EQ(verdicts_.Await(rank), 2) << "on rank " << rank;
 }
 
-TEST(MonitorTest, NobodyIsMissedWhileAllLive) {
-  Verdicts verdicts;
-  const auto center = Monitor::Listen(3, kLongLimit, verdicts.Of(0));
-  const auto first = Monitor::Join(1, kLongLimit, center->endpoint(), verdicts.Of(1));
-  const auto second = Monitor::Join(2, kLongLimit, center->endpoint(), verdicts.Of(2));
-  std::this_thread::sleep_for(1.5 * kLongLimit);
-  EXPECT_TRUE(verdicts.IsEmpty());
-}
-
-TEST(MonitorTest, AllHearThatARankIsMissing) {
-  Verdicts verdicts;
-  const auto center = Monitor::Listen(4, kLimit, verdicts.Of(0));
-  const auto first = Monitor::Join(1, kLimit, center->endpoint(), verdicts.Of(1));
-  const auto third = Monitor::Join(3, kLimit, center->endpoint(), verdicts.Of(3));
-  const Connection stopped = Stopped(center->endpoint(), 2);
-  for (const Rank rank : {0, 1, 3}) EXPECT_EQ(verdicts.Await(rank), 2) << "on rank " << rank;
-}
-
-TEST(MonitorTest, AMissingRankZeroIsNoticedByEachRank) {
-  Verdicts verdicts;
+TEST_F(MonitorTest, AMissingRankZeroIsNoticedByEachRank) {
   const Listener listener;
-  const std::string endpoint = std::to_string(listener.port()) + " " + std::string(32, '0') + " 127.0.0.1";
+  const std::string endpoint = LocalEndpoint(listener.port()).Encode();
   // Answers a rank, and stops.
   std::vector<Connection> answered;
   std::thread center([&] {
@@ -110,108 +118,88 @@ TEST(MonitorTest, AMissingRankZeroIsNoticedByEachRank) {
         answered.push_back(std::move(*connection));
       }
   });
-  const auto first = Monitor::Join(1, kLimit, endpoint, verdicts.Of(1));
-  const auto second = Monitor::Join(2, kLimit, endpoint, verdicts.Of(2));
+  const auto first = Monitor::Join(1, kLimit, endpoint, verdicts_.Of(1));
+  const auto second = Monitor::Join(2, kLimit, endpoint, verdicts_.Of(2));
   center.join();
-  for (const Rank rank : {1, 2}) EXPECT_EQ(verdicts.Await(rank), 0) << "on rank " << rank;
+  for (const Rank rank : {1, 2}) EXPECT_EQ(verdicts_.Await(rank), 0) << "on rank " << rank;
 }
 
-TEST(MonitorTest, WhoHasEndedIsNotMissed) {
-  Verdicts verdicts;
-  const auto center = Monitor::Listen(3, kLongLimit, verdicts.Of(0));
-  const auto first = Monitor::Join(1, kLongLimit, center->endpoint(), verdicts.Of(1));
-  {
-    const auto second = Monitor::Join(2, kLongLimit, center->endpoint(), verdicts.Of(2));
+TEST_F(MonitorTest, WhoHasEndedIsNotMissed) {
+  Listen(3, kLongLimit);
+  const auto first = Join(1);
+  Join(2).reset();
+  ExpectNobodyMissed();
+}
+
+TEST_F(MonitorTest, StrangersAreNotHeard) {
+  Listen(3, kLongLimit);
+  const auto first = Join(1);
+  const std::string secret = endpoint().secret, other_secret(Hello::kSecretBytes, 'x');
+  for (const std::string& said :
+       {std::string("GET /index.html HTTP/1.0\r\n\r\n"), std::string(100'000, 'x'), Hello{other_secret, 2}.Encode(),
+        Hello{secret, 7}.Encode(), Hello{secret, 1}.Encode()}) {  // rank 1 is there already
+    const Connection stranger = Reach();
+    stranger.Send(said);
+    ASSERT_TRUE(IsReadable(stranger.number(), 10s)) << "it is closed";
+    EXPECT_EQ(stranger.Receive().bytes, "");
   }
-  std::this_thread::sleep_for(1.5 * kLongLimit);
-  EXPECT_TRUE(verdicts.IsEmpty());
+  ExpectNobodyMissed();
 }
 
-TEST(MonitorTest, StrangersAreNotHeard) {
-  Verdicts verdicts;
-  const auto center = Monitor::Listen(3, kLongLimit, verdicts.Of(0));
-  const auto first = Monitor::Join(1, kLongLimit, center->endpoint(), verdicts.Of(1));
-  const Address address(center->endpoint());
-  const std::string other_secret(Hello::kSecretBytes, 'x');
-  for (const std::string& said : {std::string("GET /index.html HTTP/1.0\r\n\r\n"), std::string(100'000, 'x'),
-                                  Hello{other_secret, 2}.Encode(), Hello{Unhexed(address.secret), 7}.Encode(),
-                                  Hello{Unhexed(address.secret), 1}.Encode()}) {  // rank 1 is there already
-    const auto stranger = Connect(address.address, address.port, 3000ms);
-    ASSERT_TRUE(stranger);
-    stranger->Send(said);
-    ASSERT_TRUE(IsReadable(stranger->number(), 10s)) << "it is closed";
-    EXPECT_EQ(stranger->Receive().bytes, "");
-  }
-  std::this_thread::sleep_for(1.5 * kLongLimit);
-  EXPECT_TRUE(verdicts.IsEmpty());
-}
-
-TEST(MonitorTest, JoiningWhereNobodyAnswersFails) {
+TEST_F(MonitorTest, JoiningWhereNobodyAnswersFails) {
   std::uint16_t port = 0;
   {
     const Listener gone;
     port = gone.port();
   }
-  const std::string endpoint = std::to_string(port) + " " + std::string(32, '0') + " 127.0.0.1";
-  EXPECT_THROW(Monitor::Join(1, kLimit, endpoint, [](Rank) {}), std::runtime_error);
+  EXPECT_THROW(Monitor::Join(1, kLimit, LocalEndpoint(port).Encode(), [](Rank) {}), std::runtime_error);
 }
 
-TEST(MonitorTest, MoreRanksThanMayBeUnknownAtOnceFindTheirWay) {
+TEST_F(MonitorTest, MoreRanksThanMayBeUnknownAtOnceFindTheirWay) {
   constexpr int kSize = 100;
-  constexpr Seconds kLong(20);
-  Verdicts verdicts;
-  const auto center = Monitor::Listen(kSize, kLong, verdicts.Of(0));
+  Listen(kSize, Seconds(20));
   std::vector<std::future<std::unique_ptr<Monitor>>> others;
   for (Rank rank = 1; rank < kSize; ++rank)
-    others.push_back(std::async(
-        std::launch::async, [&, rank] { return Monitor::Join(rank, kLong, center->endpoint(), verdicts.Of(rank)); }));
+    others.push_back(std::async(std::launch::async, [&, rank] { return Join(rank); }));
   for (auto& other : others) EXPECT_NE(other.get(), nullptr);
-  EXPECT_TRUE(verdicts.IsEmpty());
+  EXPECT_TRUE(verdicts_.IsEmpty());
 }
 
-TEST(MonitorTest, ARankEndsAlsoWhereItsChildrenLiveOn) {
-  Verdicts verdicts;
-  const auto center = Monitor::Listen(2, kLongLimit, verdicts.Of(0));
-  auto first = Monitor::Join(1, kLongLimit, center->endpoint(), verdicts.Of(1));
+TEST_F(MonitorTest, ARankEndsAlsoWhereItsChildrenLiveOn) {
+  Listen(2, kLongLimit);
+  auto first = Join(1);
   const pid_t child = fork();
   if (child == 0) {
     pause();
     _exit(0);
   }
   first.reset();
-  std::this_thread::sleep_for(1.5 * kLongLimit);
-  EXPECT_TRUE(verdicts.IsEmpty());
+  ExpectNobodyMissed();
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
 }
 
 // The connections of a process that was killed, seen from a child of it: none are left there.
-TEST(MonitorTest, AForkedProcessHasNoConnection) {
+TEST_F(MonitorTest, AForkedProcessHasNoConnection) {
   const Listener listener;
   const auto connection = Connect("127.0.0.1", listener.port(), 3000ms);
   ASSERT_TRUE(connection);
   const pid_t child = fork();
   if (child == 0) _exit(fcntl(connection->number(), F_GETFD) == -1 && fcntl(listener.number(), F_GETFD) == -1 ? 0 : 1);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  ExpectEndsWell(child);
 }
 
-TEST(MonitorTest, AForkedProcessLeavesItAlone) {
-  Verdicts verdicts;
-  auto center = Monitor::Listen(2, kLongLimit, verdicts.Of(0));
-  auto first = Monitor::Join(1, kLongLimit, center->endpoint(), verdicts.Of(1));
+TEST_F(MonitorTest, AForkedProcessLeavesItAlone) {
+  Listen(2, kLongLimit);
+  auto first = Join(1);
   const pid_t child = fork();
   if (child == 0) {
-    center.reset();
+    center_.reset();
     first.reset();
     _exit(0);
   }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  std::this_thread::sleep_for(1.5 * kLongLimit);
-  EXPECT_TRUE(verdicts.IsEmpty());
+  ExpectEndsWell(child);
+  ExpectNobodyMissed();
 }
 
 }  // namespace

@@ -21,12 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from history import Event, mark, read
+from history import WITHOUT_QUORUM, Event, mark, read
 
 # While a rank is in one of these, and after its last contribution, rounds do not wait for it.
 EXEMPTING = {"flush", "collective", "join", "shutdown"}
-# Reasons for which a round closes without its quorum, or without a rank that has been away for long.
-WITHOUT_QUORUM = ("liveness", "flush", "end")
 
 
 class Account(NamedTuple):
@@ -34,6 +32,10 @@ class Account(NamedTuple):
 
     counts: tuple[int, ...]
     marks: tuple[int, ...]
+
+    @classmethod
+    def of_nothing(cls, size: int) -> Account:
+        return cls((0,) * size, (0,) * size)
 
     def plus(self, result: Sequence[int]) -> Account:
         size = len(self.counts)
@@ -48,9 +50,8 @@ class Told:
     """What one rank tells of one bucket."""
 
     submitted: list[int] = field(default_factory=list)  # the index of the event, by number of the contribution
-    results: list[tuple[int, Event, Account]] = field(
-        default_factory=list
-    )  # the event's index, it, the account after it
+    # The event's index, the event, and the account after it.
+    results: list[tuple[int, Event, Account]] = field(default_factory=list)
 
 
 class Job:
@@ -78,7 +79,7 @@ class Job:
             self.told[event["b"]][rank].submitted.append(index)
         elif event["e"] == "result":
             told = self.told[event["b"]][rank]
-            before = told.results[-1][2] if told.results else Account((0,) * self.size, (0,) * self.size)
+            before = told.results[-1][2] if told.results else Account.of_nothing(self.size)
             told.results.append((index, event, before.plus(event["low"])))
 
     def marks_of_first(self, rank: int, count: int) -> int:
@@ -174,7 +175,7 @@ def submitted_before_flushes(events: Sequence[Event], bucket: str) -> list[int]:
 
 def last_account(job: Job, told: Told, end: int) -> Account:
     accounts = [account for index, _, account in told.results if index < end]
-    return accounts[-1] if accounts else Account((0,) * job.size, (0,) * job.size)
+    return accounts[-1] if accounts else Account.of_nothing(job.size)
 
 
 def one_result(job: Job) -> Iterator[str]:

@@ -32,6 +32,8 @@ from typing import Any
 Event = dict[str, Any]
 
 COPIES = 64  # of a contribution in its bucket; torn data shows in their differences
+# Reasons for which a round closes without its quorum, or without a rank that has been away for long.
+WITHOUT_QUORUM = ("liveness", "flush", "end")
 _MARK_BITS = 31  # so that a float64 sums them exactly for 4 million contributions
 
 

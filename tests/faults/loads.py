@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from harness.buckets import collect
-from history import COPIES, Writer, contribution
+from history import COPIES, WITHOUT_QUORUM, Writer, contribution
 
 import horovod_partial.torch as hvd
 
@@ -28,7 +28,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "weighted_average": lambda: hvd.WeightedAverage(3, 0.95),
 }
 STALENESS = REPLAY_LIMIT = 8
-REASONS = ("liveness", "flush", "end")  # for which a round closes without its quorum
 
 
 def nothing(_: str) -> None:
@@ -75,7 +74,9 @@ class Scene:
     def closings(self) -> dict[str, dict[str, int]]:
         """How many rounds of each bucket have closed so far, by reason."""
         stats = hvd.partial_stats(process_set=self.process_set)
-        return {name: {reason: of["closed_by"].get(reason, 0) for reason in REASONS} for name, of in stats.items()}
+        return {
+            name: {reason: of["closed_by"].get(reason, 0) for reason in WITHOUT_QUORUM} for name, of in stats.items()
+        }
 
 
 class Operations:
@@ -177,7 +178,7 @@ class Optimizer:
     def tell_closings(self) -> None:
         """Nobody tells which parameter is in which bucket: for each, the most that any bucket of the optimizer has."""
         own = [of for name, of in self._scene.closings().items() if name not in self._others]
-        most = {reason: max((of[reason] for of in own), default=0) for reason in REASONS}
+        most = {reason: max((of[reason] for of in own), default=0) for reason in WITHOUT_QUORUM}
         for name in self._names:
             self._scene.history.write("closed", b=name, by=most)
 

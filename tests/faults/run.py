@@ -17,14 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "parallel")]
-
 import checker
-from harness.job import PYTHON_PATH
-from harness.launch import Processes, build_double
-from harness.matrix import TRANSPORTS, Setup
 from history import Event, read
+from jobs import TRANSPORTS, Processes, Results, Setup, build_double, start
 from plan import ABORT_SECONDS, BOUND_SECONDS, FATAL, SCENARIOS, Plan, draw, scenario
 
 START_SECONDS = 90.0  # for a job to start and to do its load, on a busy machine
@@ -35,17 +30,12 @@ WITHOUT_STATUS = ("SIGKILL", "os._exit(0)")
 def run(plan: Plan, folder: Path) -> list[str]:
     """What is wrong with a job: that it hangs, leaves processes, ends otherwise than it should; and the checker's findings."""
     (folder / "plan.json").write_text(json.dumps(plan.as_json()))
-    variables = {
-        "PYTHONPATH": f"{HERE}:{PYTHON_PATH}",
-        "LD_PRELOAD": str(build_double("clock_double", folder)),
-        "HOROVOD_PARTIAL_BUCKET_MB": "1e-6",  # a bucket for each parameter
-    }
+    variables = {"LD_PRELOAD": str(build_double("clock_double", folder))}
     if any(fault.kind == "disk full" for fault in plan.faults):
         variables["HOROVOD_PARTIAL_DECISION_LOG"] = "/dev/full"
     if plan.aborts:
         variables["HOROVOD_PARTIAL_ABORT_SECONDS"] = str(ABORT_SECONDS)
-    command = [sys.executable, str(HERE / "worker.py"), str(folder)]
-    job = Processes(Setup(plan.transport, plan.ranks), command, folder, **variables)
+    job = start("worker.py", Setup(plan.transport, plan.ranks), folder, **variables)
     try:
         hang = wait(job, plan, folder)
         status = job.popen.poll()
@@ -88,7 +78,7 @@ def ends(plan: Plan, histories: dict[int, list[Event]], status: int | None) -> l
     return [] if status or silent else ["a rank has failed, and the job reports success"]
 
 
-def went_on(plan: Plan, histories: dict[int, list[Event]]) -> list[str]:
+def went_on(histories: dict[int, list[Event]]) -> list[str]:
     """Whether the other ranks went on while one was asleep: for as many rounds as they may."""
     (slept,) = faults(histories)
     rounds = {
@@ -114,7 +104,7 @@ def run_here(plan: Plan, name: str = "drawn") -> dict[str, Any]:
     problems = run(plan, folder)
     histories = read(folder)
     if name == "asleep" and not problems:
-        problems = went_on(plan, histories)
+        problems = went_on(histories)
     told = {event["kind"] for event in faults(histories)}
     if not problems:
         shutil.rmtree(folder)
@@ -141,8 +131,8 @@ def main() -> int:
     options = parser.parse_args()
     first, _, behind = options.seeds.partition(":")
     seeds = range(int(first), int(behind) if behind else int(first) + 1)
-    before = options.results.read_text().splitlines() if options.results and options.results.exists() else []
-    done = {(line["scenario"], line["transport"], line["seed"]) for line in map(json.loads, before)}
+    results = Results(options.results)
+    done = {(result["scenario"], result["transport"], result["seed"]) for result in results.read()}
     failed = 0
     for seed in seeds:
         if (options.scenario, options.transport, seed) in done:
@@ -153,10 +143,7 @@ def main() -> int:
             plan = scenario(options.scenario, seed, options.transport)
         result = run_here(plan, options.scenario)
         failed += bool(result["problems"])
-        print(json.dumps(result), flush=True)
-        if options.results:
-            with options.results.open("a") as file:
-                file.write(json.dumps(result) + "\n")
+        results.add(result)
     print(f"{failed} with problems")
     return bool(failed)
 

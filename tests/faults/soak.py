@@ -22,14 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "parallel")]
-
 import checker
-from harness.job import PYTHON_PATH
-from harness.launch import Processes
-from harness.matrix import TRANSPORTS, Setup
 from history import Event, read
+from jobs import TRANSPORTS, Results, Setup, start
 
 GROWTH = 0.01  # of memory, from the third quarter of a soak to the last
 WARM_WINDOWS = 52  # four times each load with each policy; in less there is no half without a first time
@@ -46,10 +41,8 @@ class Soak:
         self.rounds = 0
         self.problems: list[str] = []
         self._ranks = ranks
-        (self.folder / "soak.json").write_text(json.dumps([seed, first_window]))
-        command = [sys.executable, str(HERE / "soak_worker.py"), str(self.folder)]
-        variables = {"PYTHONPATH": f"{HERE}:{PYTHON_PATH}", "HOROVOD_PARTIAL_BUCKET_MB": "1e-6"}
-        self._job = Processes(Setup(transport, ranks), command, self.folder, **variables)
+        (self.folder / "soak.json").write_text(json.dumps([ranks, seed, first_window]))
+        self._job = start("soak_worker.py", Setup(transport, ranks), self.folder)
 
     def run(self, seconds: float) -> None:
         """Let it go on for so long, or until something is wrong; then end it."""
@@ -140,19 +133,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, help="file to which a line is added")
     options = parser.parse_args()
-    lines = options.results.read_text().splitlines() if options.results and options.results.exists() else []
-    own = [
-        line
-        for line in map(json.loads, lines)
-        if (line["transport"], line["seed"]) == (options.transport, options.seed)
-    ]
+    results = Results(options.results)
+    key = {"transport": options.transport, "seed": options.seed}
+    own = [line for line in results.read() if key.items() <= line.items()]
     first = max((line["windows"][1] for line in own), default=0)
     soak = Soak(options.transport, options.ranks, options.seed, first)
     began = time.monotonic()
     soak.run(60 * options.minutes)
     result = {
-        "transport": options.transport,
-        "seed": options.seed,
+        **key,
         "ranks": options.ranks,
         "windows": [first, soak.next_window],
         "minutes": round((time.monotonic() - began) / 60, 2),
@@ -161,10 +150,7 @@ def main() -> int:
         "problems": soak.problems,
         "folder": str(soak.folder) if soak.problems else None,
     }
-    print(json.dumps(result))
-    if options.results:
-        with options.results.open("a") as file:
-            file.write(json.dumps(result) + "\n")
+    results.add(result)
     if not soak.problems:
         shutil.rmtree(soak.folder)
     return bool(soak.problems)

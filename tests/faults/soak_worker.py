@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,11 +18,12 @@ import torch
 from harness.rank import rank_of_environment, register
 from history import Writer
 from loads import LOADS, MODELS, QUORUM, Scene
+from stops import stop_for
 
 import horovod_partial.torch as hvd
 
 FOLDER = Path(sys.argv[1])
-SEED, FIRST_WINDOW = json.loads((FOLDER / "soak.json").read_text())
+RANKS, SEED, FIRST_WINDOW = json.loads((FOLDER / "soak.json").read_text())
 RANK = rank_of_environment()
 STEPS = 60
 SCENES = [("operations", policy) for policy in QUORUM] + [("optimizer", policy) for policy in QUORUM]
@@ -42,12 +42,6 @@ def measure(window: int) -> None:
     }
     with (FOLDER / f"use.{RANK}").open("a") as file:
         file.write(json.dumps(line) + "\n")
-
-
-def stop_for(seconds: float) -> None:
-    pid = os.getpid()
-    script = f"kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}"
-    subprocess.run(["sh", "-c", f"({script}) & "], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def run_window(window: int, process_sets: list[Any]) -> None:
@@ -92,8 +86,7 @@ def run_window(window: int, process_sets: list[Any]) -> None:
 def main() -> None:
     register(FOLDER, RANK)
     torch.set_num_threads(1)
-    size = int(os.environ.get("HOROVOD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1")))
-    halves = [hvd.ProcessSet(range(start, size, 2)) for start in range(2)]
+    halves = [hvd.ProcessSet(range(start, RANKS, 2)) for start in range(2)]
     hvd.init(process_sets=halves)
     window = FIRST_WINDOW
     while not hvd.broadcast_object((FOLDER / "stop").exists() if RANK == 0 else None, root_rank=0, name="goes on"):

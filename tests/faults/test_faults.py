@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
+from jobs import Setup
 from plan import FATAL, LEAVING, PASSING, draw
 from run import run_here
 from soak import Soak
@@ -37,15 +36,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_job_with_faults(transport: str, seed: int) -> None:
-    if transport == "mpi" and shutil.which("mpirun") is None:
-        pytest.skip("no mpirun was found")
+    if reason := Setup(transport, 1).unavailable:
+        pytest.skip(reason)
     result = run_here(draw(seed, transport, longest_seconds=2.0))
     assert not result["problems"], result
 
 
 @pytest.mark.timeout(300)
 def test_a_short_soak() -> None:
-    transport = "gloo" if shutil.which("mpirun") is None else "mpi"
+    transport = "gloo" if Setup("mpi", 1).unavailable else "mpi"
     soak = Soak(transport, ranks=4, seed=0, first_window=0)
     soak.run(seconds=20)
     assert not soak.problems, soak.problems

@@ -12,7 +12,6 @@ import queue
 import random
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from harness.rank import rank_of_environment, register
 from history import Writer
 from loads import LOADS, Scene
 from plan import Fault, Plan
+from stops import stop_for
 
 import horovod_partial.torch as hvd
 
@@ -103,18 +103,6 @@ def happen(fault: Fault) -> None:
         HAPPENINGS[fault.kind](fault)
 
 
-def stop(fault: Fault) -> None:
-    pid = os.getpid()
-    script = f"kill -STOP {pid}; sleep {fault.seconds}; kill -CONT {pid}"
-    subprocess.Popen(
-        ["sh", "-c", script],
-        env={"PATH": os.environ["PATH"]},
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
 def jump(fault: Fault) -> None:
     """The clock on the wall jumps a day, and back after a while."""
     clock = ctypes.CDLL(None)
@@ -145,24 +133,27 @@ def leave(_: Fault) -> None:
 
 
 def run_out_of_memory(_: Fault) -> None:
-    tensor = torch.ones(BIG // 8, dtype=torch.float64)
+    tensor = big_tensor()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + SPARE_MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    arrive_at_the_big_bucket(tensor)
+
+
+def big_tensor() -> torch.Tensor:
+    return torch.ones(BIG // 8, dtype=torch.float64)
+
+
+def arrive_at_the_big_bucket(tensor: torch.Tensor) -> None:
+    """All others can bring to it what one rank cannot."""
     with HISTORY.waiting("round"):
         hvd.partial_allreduce_(tensor, name="big", op=hvd.Sum, sync="solo")
 
 
-def meet_the_big_bucket() -> None:
-    """All others bring to it what one rank cannot."""
-    with HISTORY.waiting("round"):
-        hvd.partial_allreduce_(torch.ones(BIG // 8, dtype=torch.float64), name="big", op=hvd.Sum, sync="solo")
-
-
 HAPPENINGS: dict[str, Callable[[Fault], None]] = {
     "sleep": lambda fault: time.sleep(fault.seconds),
-    "stop": stop,
-    "stop for good": stop,
+    "stop": lambda fault: stop_for(fault.seconds),
+    "stop for good": lambda fault: stop_for(fault.seconds),
     "clock jumps": jump,
     "exception caught": catch,
     "sys.exit(0)": leave,
@@ -191,7 +182,7 @@ def main() -> None:
     for step in range(PLAN.steps):
         faults.before_step(step)
         if any(fault.step == step and fault.rank != RANK for fault in needs_big):
-            meet_the_big_bucket()
+            arrive_at_the_big_bucket(big_tensor())
         time.sleep(rng.uniform(0, PLAN.pace_ms[RANK]) / 1e3)
         load.step(step)
         if (step + 1) % PLAN.flush_every == 0:
