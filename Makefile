@@ -73,6 +73,14 @@ test: build ctest-release ## Set up, build and run the tests with up to 8 ranks
 test-all: build ctest-release ctest-tsan ctest-asan check-gpu ## Run the whole matrix, and the C++ tests under sanitizers
 	@$(BIN)/python -m pytest --matrix=full tests/single tests/parallel tests/faults
 
+# Besides these, tests/parallel/test_hosts.py in `make test-all`.
+.PHONY: test-hosts
+test-hosts: build ## Run the tests of operations, optimizers and groups over two and three hosts, as root
+	@for hosts in 2 3; do for transport in gloo mpi; do \
+		$(BIN)/python -m pytest --hosts=$$hosts --transport=$$transport \
+			$(addprefix tests/parallel/test_,operations.py optimizer.py groups.py) || exit; \
+	done; done
+
 CLANGXX ?= clang++
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS := $(basename $(notdir $(wildcard tests/fuzz/fuzz_*.cc)))

@@ -26,6 +26,10 @@ FATAL = (
     "MemoryError in arriving",
     "stop for good",
 )
+# What happens to the cable of a rank's host, where there are several: `run.py` does it when the rank has told of it.
+LINK = ("link cut", "link slow", "link lossy")
+# Gloo waits so long for another rank by default; over MPI nobody minds.
+GLOO_TIMEOUT_SECONDS = 30.0
 # When a fault comes: before a step, while a flush waits, while communicators of groups are made, while the rank ends.
 MOMENTS = {"SIGKILL": ("step", "flush", "groups", "exit")}
 # After a stop of so many seconds the job ends, where HOROVOD_PARTIAL_ABORT_SECONDS is set; and by when no process is left.
@@ -64,6 +68,7 @@ class Plan:
     Attributes:
         seed, transport: what it was drawn from.
         ranks: how many.
+        hosts: how many, with as many ranks each.
         load: `"operations"`, single arrivals; or `"optimizer"`, the steps of one.
         policy: of gradients.
         buckets: how many, in an optimizer the number of parameters.
@@ -82,6 +87,7 @@ class Plan:
     flush_every: int
     pace_ms: tuple[float, ...]
     faults: tuple[Fault, ...]
+    hosts: int = 1
 
     @property
     def aborts(self) -> bool:
@@ -90,13 +96,22 @@ class Plan:
 
     @property
     def bound_seconds(self) -> float:
-        """How long after a fatal fault the last process may be there."""
-        return ABORTED_SECONDS if self.aborts else BOUND_SECONDS
+        """How long after a fatal fault has begun the last process may be there."""
+        if self.aborts:
+            return ABORTED_SECONDS
+        return BOUND_SECONDS + sum(fault.seconds for fault in self.fatal if fault.kind in LINK)
 
     @property
-    def is_fatal(self) -> bool:
-        """Whether a fault ends the job."""
-        return any(fault.kind in FATAL for fault in self.faults)
+    def fatal(self) -> list[Fault]:
+        """The faults that end the job."""
+        return [fault for fault in self.faults if fault.kind in FATAL or self._outlasts_gloo(fault)]
+
+    def _outlasts_gloo(self, fault: Fault) -> bool:
+        return self.transport == "gloo" and fault.kind == "link cut" and fault.seconds > GLOO_TIMEOUT_SECONDS
+
+    def host_of(self, rank: int) -> int:
+        """The number of the host that a rank is on."""
+        return rank * self.hosts // self.ranks
 
     @property
     def seconds(self) -> float:
@@ -158,12 +173,20 @@ def draw(seed: int, transport: str, longest_seconds: float = 30.0) -> Plan:
     )
 
 
-# What is promised of single faults, each to be tried many times: see docs/reliability.md.
-SCENARIOS = ("asleep", "stopped", "aborted")
+# What is promised of single faults, each to be tried many times: see docs/reliability.md. By name the fault, and how long
+# it lasts: the seed chooses among several.
+SCENARIOS = {
+    "asleep": ("sleep", (10.0,)),
+    "stopped": ("stop", (10.0,)),
+    "aborted": ("stop for good", (STOPPED_SECONDS,)),
+    "cut": ("link cut", (1.0, 10.0, 60.0)),
+    "slow": ("link slow", (10.0,)),
+    "lossy": ("link lossy", (10.0,)),
+}
 
 
 def scenario(name: str, seed: int, transport: str) -> Plan:
-    """A job of four ranks, one of which sleeps for 10 s, is stopped for 10 s, or is stopped for good.
+    """A job of four ranks, with one fault; on two hosts if it is one of their cables.
 
     Args:
         name: of `SCENARIOS`.
@@ -171,11 +194,8 @@ def scenario(name: str, seed: int, transport: str) -> Plan:
         transport: `"gloo"` or `"mpi"`.
     """
     rng = random.Random(f"{name} {seed}")
-    kind, seconds = {
-        "asleep": ("sleep", 10.0),
-        "stopped": ("stop", 10.0),
-        "aborted": ("stop for good", STOPPED_SECONDS),
-    }[name]
+    kind, seconds = SCENARIOS[name]
+    fault = Fault(kind, rng.randrange(4), rng.randrange(10, 30), seconds=seconds[seed % len(seconds)])
     return Plan(
         seed=seed,
         transport=transport,
@@ -186,5 +206,6 @@ def scenario(name: str, seed: int, transport: str) -> Plan:
         steps=60,
         flush_every=100,
         pace_ms=(5.0,) * 4,
-        faults=(Fault(kind, rng.randrange(4), rng.randrange(10, 30), seconds=seconds),),
+        faults=(fault,),
+        hosts=2 if kind in LINK else 1,
     )

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import checker
 from history import Event, read
 from jobs import TRANSPORTS, Processes, Results, Setup, build_double, start
-from plan import ABORT_SECONDS, BOUND_SECONDS, FATAL, SCENARIOS, Plan, draw, scenario
+from plan import ABORT_SECONDS, BOUND_SECONDS, LINK, SCENARIOS, Fault, Plan, draw, scenario
 
 START_SECONDS = 90.0  # for a job to start and to do its load, on a busy machine
 # Over either transport Horovod's launcher may report success after a rank was killed or has left with status 0.
@@ -35,7 +37,7 @@ def run(plan: Plan, folder: Path) -> list[str]:
         variables["HOROVOD_PARTIAL_DECISION_LOG"] = "/dev/full"
     if plan.aborts:
         variables["HOROVOD_PARTIAL_ABORT_SECONDS"] = str(ABORT_SECONDS)
-    job = start("worker.py", Setup(plan.transport, plan.ranks), folder, **variables)
+    job = start("worker.py", Setup(plan.transport, plan.ranks, hosts=plan.hosts), folder, **variables)
     try:
         hang = wait(job, plan, folder)
         status = job.popen.poll()
@@ -50,31 +52,50 @@ def wait(job: Processes, plan: Plan, folder: Path) -> str | None:
     """Wait until the launcher and all that it has started have ended. What is wrong if they do not."""
     limit = time.monotonic() + START_SECONDS + plan.seconds + BOUND_SECONDS
     fatal: float | None = None
-    while True:
-        ended, left = job.popen.poll() is not None, job.left()
-        if ended and not left:
-            return None
-        if plan.is_fatal and fatal is None:
-            fatal = min((event["t"] for event in faults(read(folder)) if event["kind"] in FATAL), default=None)
-        now = time.monotonic()
-        if now > limit or (fatal is not None and now > fatal + plan.bound_seconds):
-            return f"hangs: the launcher has {'' if ended else 'not '}ended, processes {left} are left\n{job.dump()}"
-        time.sleep(0.05)
+    with ExitStack() as disturbed:
+        links = [fault for fault in plan.faults if fault.kind in LINK]
+        restored = math.inf
+        while True:
+            ended, left = job.popen.poll() is not None, job.left()
+            if ended and not left:
+                return None
+            now = time.monotonic()
+            came = {event["kind"]: event["t"] for event in faults(read(folder))}
+            if links and links[0].kind in came:
+                disturbed.enter_context(disturb(job, plan, links[0]))
+                restored = now + links.pop(0).seconds
+            if now > restored:
+                disturbed.close()
+                restored = math.inf
+            if fatal is None:
+                fatal = min((came[fault.kind] for fault in plan.fatal if fault.kind in came), default=None)
+            if now > limit or (fatal is not None and now > fatal + plan.bound_seconds):
+                return (
+                    f"hangs: the launcher has {'' if ended else 'not '}ended, processes {left} are left\n{job.dump()}"
+                )
+            time.sleep(0.05)
+
+
+def disturb(job: Processes, plan: Plan, fault: Fault) -> AbstractContextManager[None]:
+    """With this fault of the cable of a rank's host."""
+    assert job.hosts is not None
+    host = job.hosts.all[plan.host_of(fault.rank)]
+    return {"link cut": host.cut, "link slow": host.slow, "link lossy": host.lossy}[fault.kind]()
 
 
 def ends(plan: Plan, histories: dict[int, list[Event]], status: int | None) -> list[str]:
     """Whether a job has ended as it should."""
-    if not plan.is_fatal:
+    if not plan.fatal:
         over = {rank for rank, events in histories.items() if any(event["e"] in ("end", "leave") for event in events)}
         unfinished = sorted(set(range(plan.ranks)) - over)
         wrong = f"the job ended with status {status}; rank(s) {unfinished} have not come to their end"
         return [wrong] if status or unfinished else []
-    fatal = [fault for fault in plan.faults if fault.kind in FATAL]
-    if all(fault.moment == "exit" for fault in fatal) and not status:
+    if all(fault.moment == "exit" for fault in plan.fatal) and not status:
         return []  # the rank was gone before it could be killed
-    if not any(event["kind"] in FATAL for event in faults(histories)):
+    kinds = {fault.kind for fault in plan.fatal}
+    if not any(event["kind"] in kinds for event in faults(histories)):
         return [f"the job ended with status {status} before the fault came"]
-    silent = all(fault.kind in WITHOUT_STATUS for fault in fatal)
+    silent = all(fault.kind in WITHOUT_STATUS for fault in plan.fatal)
     return [] if status or silent else ["a rank has failed, and the job reports success"]
 
 

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness import world as ranks_world
 from harness.fronts import FRONTS, MARKS, Front, front_of
+from harness.job import Job
 from harness.launch import Launch
 from harness.matrix import Setup, setups_of
 from harness.merging import known_cost  # noqa: F401 (a fixture)
@@ -66,6 +67,17 @@ def world(request: pytest.FixtureRequest) -> Iterator[World | None]:
     world.barrier()  # all ranks begin together
     ranks_world.reporter.write(request.node.nodeid, "running")
     yield world
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
+    """A job of whole programs, which ends with the test."""
+    setup: Setup = request.param
+    if setup.unavailable:
+        pytest.skip(setup.unavailable)
+    job = Job(setup, tmp_path)
+    yield job
+    job.close()
 
 
 def _setup_of(item: pytest.Item) -> Setup | None:
@@ -121,7 +133,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         runs = all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))
         if setup is not None and setup.unavailable is None and runs:
             tests.setdefault(setup, []).append(item.nodeid)
-    given = {name: session.config.getoption(name) for name in ("matrix", "transport")}
+    given = {name: session.config.getoption(name) for name in ("matrix", "transport", "hosts")}
     arguments = [f"--{name}={value}" for name, value in given.items() if value]
     for setup, node_ids in tests.items():
         session.config.stash[_launches][setup] = Launch(setup, node_ids, session.config.rootpath, arguments)

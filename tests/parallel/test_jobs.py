@@ -7,12 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.job import HandStarted, Job
-from harness.matrix import Setup
 
 # Each test here is a launch of its own, so the default run has few of them, with few ranks.
 pytestmark = pytest.mark.launch(ranks=(2,))
@@ -35,16 +33,6 @@ ELASTIC_PROGRAMS = pytest.mark.parametrize(
 )
 # What the specification allows, for a machine that does nothing else.
 END_AFTER_KILL_SECONDS = 10.0
-
-
-@pytest.fixture
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    setup: Setup = request.param
-    if setup.unavailable:
-        pytest.skip(setup.unavailable)
-    job = Job(setup, tmp_path)
-    yield job
-    job.close()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -173,24 +161,13 @@ def test_merged_gradients_are_measured_anew_after_shutdown_then_init(job: Job) -
     assert set(job.notes("results").values()) == {repr((plans, [weight] * 3))}
 
 
-def start_elastic(job: Job, program: str, *arguments: str, hosts: str, **variables: str) -> Path:
-    """Start an elastic job of up to 3 ranks. Returns the file of its hosts, which may be changed."""
-    file, script = job.folder / "hosts", job.folder / "discover"
-    file.write_text(hosts)
-    script.write_text(f"#!/bin/sh\ncat {file}\n")
-    script.chmod(0o755)
-    options = ["--min-np", "1", "--max-np", "3", "--host-discovery-script", str(script), "--network-interfaces", "lo"]
-    job.start(program, *arguments, options=options, **variables)
-    return file
-
-
 # Horovod's elastic jobs run over Gloo.
 @pytest.mark.launch(transports=("gloo",), ranks=(2,))
 @pytest.mark.full_matrix  # in the default run the next test adds one
 @pytest.mark.parametrize("policy", ["full", "majority"])
 @ELASTIC_PROGRAMS
 def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, backend: str, policy: str) -> None:
-    hosts = start_elastic(job, program, policy, "3", hosts="localhost:2\n", KERAS_BACKEND=backend)
+    hosts = job.start_elastic(program, policy, "3", hosts="localhost:2\n", KERAS_BACKEND=backend)
     job.wait_for_notes("running")
     hosts.write_text("localhost:3\n")
     assert job.wait() == 0, job.output()
@@ -201,7 +178,7 @@ def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, backend: str,
 @pytest.mark.parametrize("policy", [pytest.param("majority", marks=LONG), "group_average"])
 def test_an_elastic_function_that_wraps_its_optimizer(job: Job, policy: str) -> None:
     """A worker that joins has wrapped once, the others twice: their buckets have the same names all the same."""
-    hosts = start_elastic(job, "elastic", policy, "3", "inside", hosts="localhost:2\n")
+    hosts = job.start_elastic("elastic", policy, "3", "inside", hosts="localhost:2\n")
     job.wait_for_notes("running")
     hosts.write_text("localhost:3\n")
     assert job.wait() == 0, job.output()
@@ -213,7 +190,7 @@ def test_an_elastic_function_that_wraps_its_optimizer(job: Job, policy: str) -> 
     "policy", ["group_average", *(pytest.param(p, marks=LONG) for p in ("partial_reduce:2", "solo"))]
 )
 def test_an_elastic_job_shrinks_to_one_rank(job: Job, policy: str) -> None:
-    hosts = start_elastic(job, "elastic", policy, "1", hosts="localhost:1\n127.0.0.1:1\n")
+    hosts = job.start_elastic("elastic", policy, "1", hosts="localhost:1\n127.0.0.1:1\n")
     job.wait_for_notes("running")
     hosts.write_text("localhost:1\n")
     assert job.wait() == 0, job.output()
@@ -227,7 +204,7 @@ def test_an_elastic_job_shrinks_to_one_rank(job: Job, policy: str) -> None:
 def test_a_rank_of_an_elastic_job_is_killed(job: Job, program: str, backend: str, policy: str) -> None:
     """It dies with several buckets under way; the others restore the last commit and go on."""
     variables = {"KERAS_BACKEND": backend, "HOROVOD_PARTIAL_BUCKET_MB": "0.001"}
-    start_elastic(job, program, policy, "2", hosts="localhost:2\n127.0.0.1:1\n", **variables)
+    job.start_elastic(program, policy, "2", hosts="localhost:2\n127.0.0.1:1\n", **variables)
     job.wait()
     assert list(job.notes("ended").values()) == ["2 True True"] * 2, job.output()
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from harness.hosts import Host
 from harness.launch import Processes, environment
 from harness.matrix import Setup
 
@@ -35,6 +36,22 @@ class Job:
         """Start `programs/<program>.py` under `horovodrun`, with more options of that."""
         command = [sys.executable, str(PROGRAMS / f"{program}.py"), *arguments]
         self._processes = Processes(self.setup, command, self.folder, options, **self._variables(variables))
+
+    def start_elastic(self, program: str, *arguments: str, hosts: str, interface: str = "lo", **variables: str) -> Path:
+        """Start an elastic job of 1 to 4 ranks. Returns the file of its hosts, which may be changed."""
+        file, script = self.folder / "hosts", self.folder / "discover"
+        file.write_text(hosts)
+        script.write_text(f"#!/bin/sh\ncat {file}\n")
+        script.chmod(0o755)
+        options = ["--min-np", "1", "--max-np", "4", "--host-discovery-script", str(script)]
+        self.start(program, *arguments, options=[*options, "--network-interfaces", interface], **variables)
+        return file
+
+    @property
+    def hosts(self) -> list[Host]:
+        """That it runs on."""
+        assert self._running.hosts is not None, "this setup has one host"
+        return self._running.hosts.all
 
     def run(self, program: str, *arguments: str, **variables: str) -> int:
         """Start a program, wait for its end, and return the exit status of `horovodrun`."""

@@ -13,12 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed
 
+from harness.hosts import Hosts, slots
 from harness.matrix import Setup
 
 HERE = Path(__file__).resolve().parent
@@ -50,6 +51,9 @@ def horovodrun(setup: Setup, command: Sequence[str], options: Sequence[str] = ()
         return list(command)
     run = [sys.executable, str(HERE / "horovodrun.py"), "-np", str(setup.ranks)]
     run += ["--mpi", f"--mpi-args={MPI_ARGUMENTS}"] if setup.transport == "mpi" else ["--gloo"]
+    if setup.hosts > 1:
+        run.append("--disable-cache")  # which remembers hosts of other tests
+        run += [] if "--host-discovery-script" in options else ["-H", slots(setup.hosts, setup.ranks)]
     return [*run, *options, *command]
 
 
@@ -70,7 +74,13 @@ def build_double(name: str, folder: Path) -> Path:
 
 
 class Processes:
-    """A running `horovodrun` and its ranks, each of which writes `rank.<n>.pid` into the folder."""
+    """A running `horovodrun` and its ranks, each of which writes `rank.<n>.pid` into the folder.
+
+    The ranks find this process at the address `PARTIAL_TEST_HOST` of their environment.
+
+    Attributes:
+        hosts: that it runs on, where those are several. They live as long as the job.
+    """
 
     def __init__(
         self, setup: Setup, command: Sequence[str], folder: Path, options: Sequence[str] = (), **variables: str
@@ -78,10 +88,20 @@ class Processes:
         self.setup = setup
         self.folder = folder
         self.log = folder / "log"
+        variables |= {"PARTIAL_TEST_FOLDER": str(folder), "PARTIAL_TEST_HOST": "127.0.0.1"}
+        run = horovodrun(setup, command, options)
+        self.hosts: Hosts | None = None
+        if setup.hosts > 1:
+            self.hosts = Hosts(setup.hosts)
+            run = self.hosts.all[0].command(run)
+            variables |= {
+                "PARTIAL_TEST_HOST": self.hosts.own_address,
+                "PATH": f"{self.hosts.path}:{os.environ['PATH']}",
+            }
         with self.log.open("wb") as log:
             self.popen = subprocess.Popen(
-                horovodrun(setup, command, options),
-                env=environment(setup, PARTIAL_TEST_FOLDER=str(folder), **variables),
+                run,
+                env=environment(setup, **variables),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -149,6 +169,9 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
             self.popen.wait()
+        if self.hosts:
+            self.hosts.remove()
+            self.hosts = None
 
     def tail(self, lines: int = 40) -> str:
         """The end of what the job has printed."""
@@ -232,12 +255,7 @@ class Launch:
         plan = {
             "arguments": [*self._arguments, *self._left],
             "root": str(self._root),
-            "transport": self._setup.transport,
-            "ranks": self._setup.ranks,
-            "label": self._setup.label,
-            "environment": dict(self._setup.environment),
-            "double": self._setup.double,
-            "framework": self._setup.framework,
+            "setup": asdict(self._setup),
             "store_port": self._store.port,
         }
         (folder / "plan.json").write_text(json.dumps(plan))

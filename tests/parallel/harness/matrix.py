@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness import hosts
+
 TRANSPORTS = ("gloo", "mpi")
 DEFAULT_RANKS = (4,)
 FULL_RANKS = (2, 4, 8)
@@ -41,17 +43,19 @@ class Setup:
     environment: tuple[tuple[str, str], ...] = ()
     double: str = ""  # a library of `doubles/` that is preloaded into the ranks
     framework: str = "torch"  # whose Horovod is initialised
+    hosts: int = 1  # see `hosts.py`
     usual: bool = field(default=True, compare=False)  # part of the default run
 
     def __str__(self) -> str:
-        return "-".join(filter(None, [self.transport, str(self.ranks), self.label]))
+        hosts = f"{self.hosts}hosts" if self.hosts > 1 else ""
+        return "-".join(filter(None, [self.transport, str(self.ranks), hosts, self.label]))
 
     @property
     def unavailable(self) -> str | None:
         """Why this cannot run here, or None."""
         if self.transport == "mpi" and shutil.which("mpirun") is None:
             return "no mpirun was found, so the MPI paths are not tested"
-        return None
+        return hosts.unavailable() if self.hosts > 1 else None
 
 
 def setups_of(definition: pytest.Item | Any, config: pytest.Config, **defaults: Any) -> list[Setup]:
@@ -59,8 +63,8 @@ def setups_of(definition: pytest.Item | Any, config: pytest.Config, **defaults: 
 
     `ranks` and `transports` are tuples; with `--matrix=full` `full_ranks` and `full_transports` are used, which are
     `ranks` and `transports` where only those are given. `--transport` chooses among `full_transports`. `environment` is
-    a dictionary, and `label` names it. `double` names a file of `doubles/`. `framework` is `"torch"`, or `"tensorflow"`
-    for Keras too.
+    a dictionary, and `label` names it. With `hosts` of 2 or more the ranks are spread over so many. `double` names a
+    file of `doubles/`. `framework` is `"torch"`, or `"tensorflow"` for Keras too.
     """
     options = dict(defaults)
     for mark in reversed(list(definition.iter_markers("launch"))):
@@ -79,11 +83,12 @@ def setups_of(definition: pytest.Item | Any, config: pytest.Config, **defaults: 
         options[kind] = for_full if full or (kind == "transports" and config.getoption("transport")) else usual[kind]
     ranks, transports = options.pop("ranks"), options.pop("transports")
     chosen = config.getoption("transport")
+    options["hosts"] = config.getoption("hosts") or options.get("hosts", 1)
     options["environment"] = tuple(sorted(options.get("environment", {}).items()))
     return [
         Setup(transport, count, **options, usual=transport in usual["transports"] and count in usual["ranks"])
         for transport in transports
         if transport in (chosen, "none") or chosen is None
         for count in ranks
-        if count <= MOST_RANKS[options.get("framework", "torch")]
+        if options["hosts"] <= count <= MOST_RANKS[options.get("framework", "torch")]
     ]

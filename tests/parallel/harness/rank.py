@@ -84,7 +84,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     world.connect(plan, rank)
-    importlib.import_module(f"horovod_partial.{plan['framework']}").init()
+    importlib.import_module(f"horovod_partial.{plan['setup']['framework']}").init()
     reporter = Reporter(folder / f"rank.{rank}.events")
     world.reporter = reporter
     options = ["--rootdir", plan["root"], "--runxfail", "--capture=sys", "-qq", "--no-summary", "--tb=short"]

@@ -6,6 +6,7 @@ Arrivals are scripted with it: a rank says that it has done something, another w
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import random
 import time
@@ -29,11 +30,13 @@ _rank = 0
 def connect(plan: dict[str, Any], rank: int) -> None:
     """Join the side channel of a launch."""
     global setup, _store, _rank
-    environment = tuple(sorted(plan["environment"].items()))
-    setup = Setup(plan["transport"], plan["ranks"], plan["label"], environment, plan["double"], plan["framework"])
+    environment = tuple((name, value) for name, value in plan["setup"]["environment"])
+    setup = Setup(**plan["setup"] | {"environment": environment})
     _rank = rank
     timeout = timedelta(seconds=PATIENCE_SECONDS)
-    _store = torch.distributed.TCPStore("127.0.0.1", plan["store_port"], is_master=False, timeout=timeout)
+    _store = torch.distributed.TCPStore(
+        os.environ["PARTIAL_TEST_HOST"], plan["store_port"], is_master=False, timeout=timeout
+    )
 
 
 def delay(rng: random.Random) -> None:

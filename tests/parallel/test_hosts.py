@@ -1,0 +1,50 @@
+"""Jobs on several hosts. `--hosts` spreads other tests over hosts too: `make test-hosts`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness.job import Job
+from harness.world import World
+
+import horovod_partial.torch as hvd
+
+
+@pytest.mark.launch(hosts=2, transports=("gloo",), full_transports=("gloo", "mpi"))
+def test_policies_on_two_hosts(world: World) -> None:
+    assert hvd.local_size() == 2
+    for sync in ("solo", "majority", "full", hvd.GroupAverage(2)):
+        model = torch.nn.Linear(3, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sync=sync)
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(torch.randn(16, 3)).square().mean().backward()
+            optimizer.step()
+        optimizer.flush()
+        weights = hvd.allgather(model.weight.detach(), name=world.name("weights"))
+        assert (weights - weights[0]).abs().max() == 0
+
+
+# Horovod's elastic jobs run over Gloo.
+@pytest.mark.full_matrix
+@pytest.mark.launch(hosts=2, transports=("gloo",), ranks=(2,))
+@pytest.mark.parametrize("policy", ["majority", "full"])
+def test_a_host_of_an_elastic_job_is_lost(job: Job, policy: str) -> None:
+    hosts = job.start_elastic("elastic", policy, "1", hosts="host1:1\nhost2:1\n", interface="eth0")
+    job.wait_for_notes("running")
+    job.hosts[1].lose()
+    hosts.write_text("host1:1\n")
+    assert job.wait() == 0, job.output()
+    assert job.notes("ended")[0] == "1 True True", job.output()
+
+
+@pytest.mark.full_matrix
+@pytest.mark.launch(hosts=3, transports=("gloo",), ranks=(3,))
+@pytest.mark.parametrize("policy", ["majority", "full"])
+def test_a_host_is_added_to_an_elastic_job(job: Job, policy: str) -> None:
+    hosts = job.start_elastic("elastic", policy, "4", hosts="host1:2\nhost2:1\n", interface="eth0")
+    job.wait_for_notes("running")
+    hosts.write_text("host1:2\nhost2:1\nhost3:1\n")
+    assert job.wait() == 0, job.output()
+    assert job.notes("ended") == dict.fromkeys(range(4), "4 True True"), job.output()
