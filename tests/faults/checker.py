@@ -234,19 +234,28 @@ def staleness(job: Job) -> Iterator[str]:
 
 
 def untaken(job: Job) -> Iterator[str]:
-    """I4: an optimizer never takes more results in a step than may wait for it, beside that of its own round."""
+    """I4: no more rounds of an optimizer wait for a rank than may, when it begins a step."""
     if not job.whole:
         return
     for bucket in job.of_rounds():
         of = job.buckets[bucket]
         if not of["optimizer"]:
             continue
-        most = of["limit"] + 1 + job.excused[bucket]
+        most = of["limit"] + job.excused[bucket]
         for rank, told in job.told[bucket].items():
-            for count, (begin, end) in enumerate(itertools.pairwise(told.submitted), start=1):
-                taken = sum(begin < index < end for index, _, _ in told.results)
-                if taken > most and not was_exempt(job, bucket, rank, count):
-                    yield f"I4 {bucket}: rank {rank} had {taken} results to take at once, {most} may"
+            closed = sorted(
+                (event["t"], event["round"])
+                for other, of_other in job.told[bucket].items()
+                for _, event, _ in of_other.results
+                if other != rank and event["round"] is not None
+            )
+            for count, begin in enumerate(told.submitted):
+                now = job.events[rank][begin]["t"]
+                newest = max((number for at, number in closed if at <= now), default=-1)
+                taken = max((event["round"] for index, event, _ in told.results if index < begin), default=-1)
+                if newest - taken > most and not (count and was_exempt(job, bucket, rank, count)):
+                    yield f"I4 {bucket}: {newest - taken} rounds wait for rank {rank} at contribution {count}, {most} may"
+                    break
 
 
 def was_exempt(job: Job, bucket: str, rank: int, count: int) -> bool:

@@ -10,7 +10,7 @@ from checker import check
 from history import Event, contribution
 
 Histories = dict[int, list[Event]]
-SIZE, STEPS, QUORUM, STALENESS = 3, 30, 2, 3
+SIZE, STEPS, QUORUM, STALENESS, LIMIT = 3, 30, 2, 3, 8
 BUCKET = "bucket"
 
 
@@ -33,7 +33,7 @@ class Scene:
         self.rounds = self.flushes = 0
 
     def begin(self, seed: int) -> None:
-        bounds = {"quorum": QUORUM, "staleness": STALENESS, "limit": 8}
+        bounds = {"quorum": QUORUM, "staleness": STALENESS, "limit": LIMIT}
         for rank in range(SIZE):
             self.write(rank, "begin", rank=rank, size=SIZE, seed=seed)
             self.write(rank, "bucket", b=BUCKET, policy="majority", optimizer=False, **bounds)
@@ -201,33 +201,32 @@ def close_early(histories: Histories) -> None:
             event["late"] = True
 
 
-def leave_out(histories: Histories) -> None:
-    """A rank that is there contributes nothing for longer than it may: its contributions come later, all at once."""
+def absence(rounds: int) -> Histories:
+    """Rank 2 is there, and contributes nothing for so many rounds: its contributions come later, all at once."""
     scene = Scene(0)
     scene.begin(0)
     scene.round({0, 1, 2})
-    for _ in range(STALENESS + 3):
+    for _ in range(rounds):
         scene.round({0, 1})
     scene.late(2)
     scene.round({0, 1})
     scene.flush()
     scene.end()
-    histories.update(scene.histories)
+    return scene.histories
+
+
+def leave_out(histories: Histories) -> None:
+    """A rank contributes nothing for longer than it may."""
+    histories.update(absence(STALENESS + 3))
 
 
 def pile_up(histories: Histories) -> None:
-    """A rank of an optimizer takes many results in one step."""
+    """More rounds wait for a rank of an optimizer than may."""
+    histories.update(absence(LIMIT + 2))
     for events in histories.values():
         for event in events:
             if event["e"] == "bucket":
-                event["optimizer"] = True
-                event["limit"] = 0
-                event["staleness"] = 1000
-    events = histories[0]
-    index = next(index for index, event in enumerate(events) if event["e"] == "submit" and event["s"] == 3)
-    following = next(index for index in range(index + 1, len(events)) if events[index]["e"] == "submit")
-    empty = {"e": "result", "t": 0.0, "b": BUCKET, "low": [0] * (2 * SIZE), "high": [0] * (2 * SIZE), "round": None}
-    events[following:following] = [dict(empty) for _ in range(5)]
+                event |= {"optimizer": True, "staleness": 1000}
 
 
 def break_full(histories: Histories) -> None:
