@@ -73,6 +73,19 @@ test: build ctest-release ## Set up, build and run the tests with up to 8 ranks
 test-all: build ctest-release ctest-tsan ctest-asan check-gpu ## Run the whole matrix, and the C++ tests under sanitizers
 	@$(BIN)/python -m pytest --matrix=full tests/single tests/parallel tests/faults
 
+# Ranks with a sanitized extension, whose runtime must be there before Python. It wants to see the C++ library, too.
+SANITIZED := $(addprefix tests/parallel/test_,rounds.py operations.py groups.py optimizer.py ends.py)
+SANITIZED_asan := ASAN_OPTIONS=detect_leaks=0
+SANITIZED_tsan := TSAN_OPTIONS=suppressions=$(CURDIR)/tests/sanitizers/thread.supp
+.PHONY: test-sanitized test-sanitized-asan test-sanitized-tsan
+test-sanitized: test-sanitized-asan test-sanitized-tsan ## Run the tests of operations and optimizers under sanitizers
+test-sanitized-%: build build/%/build.ninja
+	@$(BIN)/cmake --build build/$* -j $(JOBS) --target attach _attach _core
+	@rm -rf build/$*/package && mkdir build/$*/package && cp -r horovod_partial build/$*/package
+	@cp build/$*/*.so build/$*/package/horovod_partial
+	@env $(SANITIZED_$*) PYTHONPATH=$(CURDIR)/build/$*/package \
+		LD_PRELOAD="$$(g++ -print-file-name=lib$*.so) $$(g++ -print-file-name=libstdc++.so.6)" $(BIN)/pytest $(SANITIZED)
+
 # Besides these, tests/parallel/test_hosts.py in `make test-all`.
 .PHONY: test-hosts
 test-hosts: build ## Run the tests of operations, optimizers and groups over two and three hosts, as root

@@ -6,10 +6,12 @@ import builtins
 import functools
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
-_failed = False
+MOST_CHARACTERS = 400  # of what other ranks are told of a failure
+_failure: str | None = None  # what ends this process
 
 
 def is_failure(exception: BaseException | None) -> bool:
@@ -20,9 +22,22 @@ def is_failure(exception: BaseException | None) -> bool:
     return exception is not None
 
 
-def has_failed() -> bool:
-    """Whether this process ends by a failure; for exit handlers."""
-    return _failed or getattr(sys, "last_value", None) is not None  # set whatever the excepthook is
+def of_process() -> str | None:
+    """By what failure this process ends, or None; for exit handlers."""
+    last = getattr(sys, "last_value", None)  # set whatever the excepthook is
+    return _failure or (describe(last) if last is not None else None)
+
+
+def describe(exception: BaseException) -> str:
+    """An exception in one line of valid UTF-8, of a long one the beginning and the end."""
+    if isinstance(exception, SystemExit):
+        text = f"it exits with status {exception.code}"
+    else:
+        text = "".join(traceback.format_exception_only(exception))
+    text = " ".join(text.encode(errors="replace").decode().split())
+    return (
+        text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS // 2]} ... {text[-MOST_CHARACTERS // 2 :]}"
+    )
 
 
 @functools.cache
@@ -35,15 +50,15 @@ def watch() -> None:
         quitter.__call__ = _noticed(quitter.__call__)
 
 
-def _fail() -> None:
-    global _failed
-    _failed = True
+def _fail(exception: BaseException) -> None:
+    global _failure
+    _failure = describe(exception)
 
 
 def _noticing(previous: Callable[..., Any]) -> Callable[..., Any]:
-    def hook(*exception: Any) -> None:
-        _fail()
-        previous(*exception)
+    def hook(kind: type[BaseException], exception: BaseException, trace: Any) -> None:
+        _fail(exception)
+        previous(kind, exception, trace)
 
     return hook
 
@@ -57,8 +72,8 @@ class _Exit(SystemExit):
 
     @property
     def code(self) -> Any:
-        if sys._getframe().f_back is None and is_failure(SystemExit(super().code)):
-            _fail()
+        if sys._getframe().f_back is None and is_failure(exit := SystemExit(super().code)):
+            _fail(exit)
         return super().code
 
     @code.setter

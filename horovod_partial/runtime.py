@@ -151,7 +151,16 @@ class Runtime:
         return self._mpi_ops.join(*args, **kwargs)
 
     def _end_unless_failing(self) -> set[str]:
-        return set() if failure.is_failure(sys.exc_info()[1]) or self.failed else self._end(applies=True)
+        exception = sys.exc_info()[1]
+        if exception is not None and failure.is_failure(exception):
+            self._say_farewell(failure.describe(exception))
+            return set()
+        return set() if self.failed else self._end(applies=True)
+
+    def _say_farewell(self, why: str) -> None:
+        """The other ranks are about to fail: let them tell their users why."""
+        for process_set in {0, *self._process_sets}:
+            _attach.say_farewell(self._library, process_set, why)
 
     def _end(self, *, applies: bool) -> set[str]:
         """Waits for the others. Returns what is unsettled then; with nothing applied, also what was so before."""
@@ -178,7 +187,8 @@ class Runtime:
             )
 
     def _at_exit(self) -> None:
-        if failure.has_failed():  # the others must not wait: Horovod's own handler shuts everybody down at once
+        if (why := failure.of_process()) is not None:
+            self._say_farewell(why)  # and the others must not wait: Horovod's own handler shuts everybody down at once
             return
         try:
             self._warn_of_unsettled(self._end(applies=False))

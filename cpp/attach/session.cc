@@ -7,6 +7,7 @@
 #include "attach/device.h"
 #include "attach/envelope.h"
 #include "attach/tensors.h"
+#include "engine/farewell.h"
 #include "engine/log.h"
 
 namespace horovod_partial::attach {
@@ -97,9 +98,9 @@ void Session::WatchForShutdown() {
   entry.tensor = entry.output =
       std::make_shared<TensorView>(nullptr, hvd::HOROVOD_UINT8, std::vector<std::int64_t>{0}, 0);
   entry.process_set_id = process_set_id_;
-  entry.callback = [session = weak_from_this()](const hvd::Status&) {
-    if (const auto self = session.lock())
-      std::thread([self] { self->engine_.Close(hvd::SHUT_DOWN_ERROR.reason()); }).detach();
+  entry.callback = [session = weak_from_this()](const hvd::Status& status) {
+    if (const auto self = session.lock())  // nothing global may be read there: the process may be about to end
+      std::thread([self, reason = status.reason()] { self->engine_.Close(reason); }).detach();
   };
   auto& queue = QueueAccess::Of(controller_);
   std::lock_guard<std::mutex> lock(queue.mutex_);
@@ -263,6 +264,11 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       decision_log_->SetJoined(joined_);
       decision_log_->Decide(now, closings);
     }
+    if (!failure_.empty()) {
+      Closing& farewell = closings.emplace_back();
+      farewell.bucket = Farewell::kBucket;
+      farewell.error = std::exchange(failure_, "");
+    }
     // Horovod is asked only where something closes: most cycles close nothing.
     const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
     for (auto& closing : closings) {
@@ -305,6 +311,7 @@ void Session::Observe(Rank rank, const Report& report, Time now) {
     timeline.NegotiateStart(WireName(item.bucket), hvd::Request::ALLREDUCE);
     timeline.NegotiateRankReady(WireName(item.bucket), rank);
   }
+  if (!report.failure.empty()) failure_ = "rank " + std::to_string(rank) + " has failed: " + report.failure;
   coordinator_->Observe(rank, report, now);
   if (decision_log_ != nullptr) decision_log_->Observe(rank, report, now);
 }
@@ -312,7 +319,8 @@ void Session::Observe(Rank rank, const Report& report, Time now) {
 // What Horovod makes a response of: a request for each rank, joined ones too, for it finds a rank's device by the rank.
 // They never differ, so Horovod never refuses them.
 std::vector<hvd::Request> Session::RowOf(const Closing& closing) const {
-  const Declaration& declaration = coordinator_->declaration(closing.bucket);
+  const bool bids_farewell = closing.bucket == Farewell::kBucket;  // of which the coordinator knows nothing
+  const Declaration declaration = bids_farewell ? Declaration() : coordinator_->declaration(closing.bucket);
   hvd::Request request;
   request.set_request_type(hvd::Request::ALLREDUCE);
   request.set_tensor_name(WireName(closing.bucket));
@@ -324,7 +332,8 @@ std::vector<hvd::Request> Session::RowOf(const Closing& closing) const {
   std::vector<hvd::Request> row(static_cast<std::size_t>(size_), request);
   for (Rank rank = 0; rank < size_; ++rank) {
     row[static_cast<std::size_t>(rank)].set_request_rank(rank);
-    row[static_cast<std::size_t>(rank)].set_device(coordinator_->device(closing.bucket, rank));
+    row[static_cast<std::size_t>(rank)].set_device(bids_farewell ? CPU_DEVICE_ID
+                                                                 : coordinator_->device(closing.bucket, rank));
   }
   return row;
 }

@@ -86,6 +86,7 @@ std::string Encode(const Report& report) {
     out.Put(item.declaration.has_value());
     if (item.declaration) out.Put(*item.declaration);
   }
+  out.Put(report.failure);
   return out.Take();
 }
 
@@ -110,6 +111,7 @@ Report DecodeReport(const std::string& bytes) {
     if (in.Get<bool>()) item.declaration = in.Get<Declaration>();
     report.items.push_back(std::move(item));
   }
+  report.failure = in.Get<std::string>();
   in.ExpectEnd();
   return report;
 }

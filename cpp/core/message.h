@@ -67,8 +67,11 @@ struct Report {
   bool blocked = false;  // all of this rank that is known waits so, for certain: not just because it has been silent
   Flush flush = Flush::kNone;
   std::vector<Item> items;
+  std::string failure;  // this rank's application ends by it; an event. No decision depends on it
 
-  bool empty() const { return absent.empty() && waiting.empty() && !blocked && flush == Flush::kNone && items.empty(); }
+  bool empty() const {
+    return absent.empty() && waiting.empty() && !blocked && flush == Flush::kNone && items.empty() && failure.empty();
+  }
 };
 
 constexpr auto NamesOf(Report::Flush /*type*/) { return std::array{"none", "flushing", "ending"}; }

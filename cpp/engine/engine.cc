@@ -12,6 +12,7 @@ namespace {
 constexpr auto kWatch = std::chrono::milliseconds(100);
 
 constexpr int kDeadWatches = 50;
+constexpr std::chrono::milliseconds kFarewellPatience(1000);  // a cycle takes milliseconds, unless some rank is stopped
 
 const char* const kShutDown = "Horovod has been shut down, by this rank or by another one that ended or failed";
 
@@ -106,7 +107,7 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
   Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   if (!bucket->poison.empty()) throw EngineError(bucket->poison);
-  if (!collectives_.Alive()) throw EngineError(kShutDown);
+  if (!collectives_.Alive()) ThrowShutDown();
   if (bucket->operation != nullptr) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + bucket->core.name() +
                                 " is in use by an operation that has not been synchronized; use another name");
@@ -208,7 +209,7 @@ void Engine::WaitFor(SharedBucket& bucket, Operation& operation, bool collects) 
         dead = collectives_.Alive() ? 0 : dead + 1;
         lock.lock();
         const bool has_entry = bucket.core.state() == Bucket::State::kRunning;
-        if (!operation.done && dead > (has_entry ? kDeadWatches : 0)) throw EngineError(kShutDown);
+        if (!operation.done && dead > (has_entry ? kDeadWatches : 0)) ThrowShutDown();
       }
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
@@ -431,7 +432,7 @@ bool Engine::Flushing::Wait() {
     lock.lock();
     const auto changed = [&] { return engine_.flush_events_ != seen; };
     if (engine_.flush_changed_.wait_for(lock, kWatch, changed)) continue;
-    if (!engine_.collectives_.Alive()) throw EngineError(kShutDown);
+    if (!engine_.collectives_.Alive()) engine_.ThrowShutDown();
     lock.unlock();
     engine_.collectives_.Interrupt();
     lock.lock();
@@ -515,6 +516,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
     for (auto it = owners_.begin(); it != owners_.end();) it = it->second->gone() ? owners_.erase(it) : std::next(it);
   }
   Report report;
+  report.failure = farewell_.TakeUnsaid();
   // Before the arrivals: who waits has arrived, and nobody shall be said to wait for what has not been reported.
   reported_ = looked_ = Away(now, foreign_since);
   looked_foreign_ = foreign_since;
@@ -583,6 +585,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     if (round && closing.flush_over != Report::Flush::kNone) flush_over = closing.flush_over;
     const auto bucket = Find(closing.bucket);
     if (bucket == nullptr) {
+      if (closing.bucket == Farewell::kBucket) farewell_.Hear(closing.error);
       TellOfRefusal(closing.error);
       continue;
     }
@@ -767,7 +770,8 @@ void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::st
 
 // --- Any thread
 
-void Engine::Close(const std::string& reason) {
+void Engine::Close(const std::string& shut_down) {
+  const std::string reason = farewell_.Explain(shut_down);
   {
     std::lock_guard<std::mutex> lock(buckets_mutex_);
     closed_ = reason;
@@ -781,6 +785,15 @@ void Engine::Close(const std::string& reason) {
   flush_error_ = reason;
   TellFlush();
 }
+
+void Engine::SayFarewell(const std::string& failure) {
+  if (!collectives_.Alive()) return;
+  farewell_.Say(failure);
+  news_ = true;
+  farewell_.AwaitSaid(kFarewellPatience);
+}
+
+void Engine::ThrowShutDown() const { throw EngineError(farewell_.Explain(kShutDown)); }
 
 std::vector<std::shared_ptr<SharedBucket>> Engine::Buckets() const {
   std::lock_guard<std::mutex> lock(buckets_mutex_);

@@ -19,6 +19,7 @@
 #include "core/statistics.h"
 #include "engine/bringers.h"
 #include "engine/collectives.h"
+#include "engine/farewell.h"
 #include "engine/owner.h"
 #include "engine/ready_event.h"
 
@@ -166,6 +167,8 @@ class Engine {
   void Flush();
   // The same, until every rank has come to its end.
   void End();
+  // The application ends by this failure, of which the other ranks are told. Blocks for a moment at most.
+  void SayFarewell(const std::string& failure);
   // Forgets what is pending and missed on this rank in the buckets of that name; of several, which are a family, by
   // whole rounds.
   void Clear(const Family& names);
@@ -221,6 +224,7 @@ class Engine {
   void StopFlushing();
   void EndFlushRound(const std::string& error);
   void DrainOutstanding();
+  [[noreturn]] void ThrowShutDown() const;
 
   Collectives& collectives_;
   const Rank rank_;
@@ -248,6 +252,8 @@ class Engine {
   Time looked_foreign_ = kNever;
   std::uint64_t departures_ = 0;  // of owners, when the last report was made
   std::string told_;              // the last error of a bucket in which nobody waits here
+
+  Farewell farewell_;  // has a lock of its own
 
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;

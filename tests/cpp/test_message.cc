@@ -68,6 +68,7 @@ Report FullReport() {
   pending.late = 3;
   pending.age = std::chrono::hours(1);
   report.items = {declaring, pending, Report::Item{}};
+  report.failure = "RuntimeError: no memory";
   return report;
 }
 

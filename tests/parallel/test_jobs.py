@@ -126,11 +126,15 @@ def test_a_signal_ends_the_job(job: Job, program: str, policy: str, number: sign
 
 
 @pytest.mark.parametrize("what", ["backward", *(pytest.param(what, marks=LONG) for what in ("raise", "caught"))])
+@pytest.mark.parametrize("policy", ["solo", pytest.param("full", marks=LONG)])
 @pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
-def test_an_exception_on_one_rank_ends_the_job(job: Job, program: str, what: str) -> None:
-    job.start(program, "solo", what)
+def test_an_exception_on_one_rank_ends_the_job(job: Job, program: str, policy: str, what: str) -> None:
+    """The others are told of it, and by whom."""
+    job.start(program, policy, what)
     assert job.wait(60) != 0
+    told = r"horovod_partial\[0\] ERROR: rank 1 has failed: \S*Error: "  # TensorFlow's own, around what was raised
+    assert re.search(told, job.output()), job.output()
     assert "planned failure" in job.output(), job.output()
 
 
@@ -140,7 +144,8 @@ def test_an_exit_status_on_one_rank_ends_the_job(job: Job, program: str) -> None
     """The others get an error, while the process of that rank is still there: not its launcher ends them."""
     job.start(program, "solo", "sys.exit")
     assert job.wait() != 0
-    assert "shut down" in job.notes("internal-error")[0], job.output()
+    why = "rank 1 has failed: it exits with status 7. Horovod has been shut down"
+    assert why in job.notes("internal-error")[0], job.output()
 
 
 @pytest.mark.full_matrix  # Horovod's start-up over Gloo aborts now and then when it is repeated in one launch

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from horovod_partial import failure
+
 PROGRAM = """
 import argparse, atexit, sys, threading
 from horovod_partial import failure
 
 failure.watch()
-atexit.register(lambda: print("failed" if failure.has_failed() else "normal", flush=True))
+atexit.register(lambda: print("failed" if failure.of_process() else "normal", flush=True))
 
 
 def caught(code):
@@ -111,3 +113,25 @@ def test_shutdown_delivers_on_the_way_to_a_normal_end(
         finally:
             runtime.shutdown()
     assert done == ["delivered", "down"][not delivers :]
+
+
+@pytest.mark.parametrize(
+    ("exception", "text"),
+    [
+        (RuntimeError("no memory\n  left"), "RuntimeError: no memory left"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (ValueError(), "ValueError"),
+        (SystemExit(3), "it exits with status 3"),
+        (SystemExit("bad input"), "it exits with status bad input"),
+        (OSError("\udcff"), "OSError: ?"),
+    ],
+)
+def test_a_failure_is_described_in_a_line(exception: BaseException, text: str) -> None:
+    assert failure.describe(exception) == text
+
+
+def test_of_a_long_description_beginning_and_end_are_left() -> None:
+    text = failure.describe(RuntimeError("a" * 10**6 + "b"))
+    assert len(text) < 2 * failure.MOST_CHARACTERS
+    assert text.startswith("RuntimeError: aaa")
+    assert text.endswith("ab")

@@ -1,0 +1,33 @@
+#include "engine/farewell.h"
+
+#include <utility>
+
+namespace horovod_partial {
+
+void Farewell::Say(const std::string& failure) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  unsaid_ = failure;
+}
+
+void Farewell::AwaitSaid(std::chrono::milliseconds patience) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  said_.wait_for(lock, patience, [this] { return unsaid_.empty(); });
+}
+
+std::string Farewell::TakeUnsaid() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  said_.notify_all();
+  return std::exchange(unsaid_, "");
+}
+
+void Farewell::Hear(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (heard_.empty()) heard_ = text;
+}
+
+std::string Farewell::Explain(const std::string& reason) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return heard_.empty() ? reason : heard_ + ". " + reason;
+}
+
+}  // namespace horovod_partial
