@@ -30,11 +30,15 @@ def of_process() -> str | None:
 
 def describe(exception: BaseException) -> str:
     """An exception in one line of valid UTF-8, of a long one the beginning and the end."""
-    if isinstance(exception, SystemExit):
-        text = f"it exits with status {exception.code}"
-    else:
-        text = "".join(traceback.format_exception_only(exception))
-    text = " ".join(text.encode(errors="replace").decode().split())
+    try:
+        if isinstance(exception, SystemExit):
+            text = f"it exits with status {exception.code}"
+        else:
+            text = "".join(traceback.format_exception_only(exception))
+    except Exception:  # noqa: BLE001 (a program's own `__str__` may raise anything)
+        text = type(exception).__name__
+    text = " ".join(text.split())
+    text = "".join(character if character.isprintable() else "?" for character in text)
     return (
         text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS // 2]} ... {text[-MOST_CHARACTERS // 2 :]}"
     )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach, failure, heartbeat, log
@@ -153,14 +153,14 @@ class Runtime:
     def _end_unless_failing(self) -> set[str]:
         exception = sys.exc_info()[1]
         if exception is not None and failure.is_failure(exception):
-            self._say_farewell(failure.describe(exception))
+            if not isinstance(exception, HostsUpdatedInterrupt):  # by which an elastic job goes on
+                self._say_farewell(failure.describe(exception))
             return set()
         return set() if self.failed else self._end(applies=True)
 
     def _say_farewell(self, why: str) -> None:
         """The other ranks are about to fail: let them tell their users why."""
-        for process_set in {0, *self._process_sets}:
-            _attach.say_farewell(self._library, process_set, why)
+        _attach.say_farewell(self._library, why)
 
     def _end(self, *, applies: bool) -> set[str]:
         """Waits for the others. Returns what is unsettled then; with nothing applied, also what was so before."""

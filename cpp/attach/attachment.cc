@@ -255,7 +255,7 @@ void PrepareOperation(std::vector<Prepared>& prepared, const Library& library, c
 std::timed_mutex handshake_mutex;
 
 // Raise this where messages between ranks change in other ways than the fields of a policy.
-constexpr std::int64_t kMessages = 6;
+constexpr std::int64_t kMessages = 7;
 
 // Of what must be the same on all ranks, which add it up: the format of our messages.
 std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Declaration>()} << 8); }

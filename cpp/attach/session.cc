@@ -42,6 +42,11 @@ const std::shared_ptr<Bringers>& ProcessBringers() {
   return *bringers;
 }
 
+const std::shared_ptr<FirstFailure>& ProcessFirstFailure() {
+  static const auto* failure = new std::shared_ptr<FirstFailure>(std::make_shared<FirstFailure>());
+  return *failure;
+}
+
 bool HasOurs(const hvd::ResponseList& responses) {
   return std::any_of(responses.responses().begin(), responses.responses().end(),
                      [](const hvd::Response& response) { return IsOurs(response); });
@@ -67,7 +72,7 @@ Session::Session(hvd::Controller& controller, const Options& options)
       joined_(static_cast<std::size_t>(size_), false),
       coordinator_(controller.IsCoordinator() ? std::make_unique<Coordinator>(size_) : nullptr),
       decision_log_path_(options.decision_log),
-      engine_(*this, rank_, size_, options.thresholds, ProcessBringers()) {}
+      engine_(*this, rank_, size_, options.thresholds, ProcessBringers(), ProcessFirstFailure()) {}
 
 void Session::Retire() {
   retired_ = true;
@@ -76,6 +81,7 @@ void Session::Retire() {
 
 void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id) {
   process_set_id_ = process_set_id;
+  if (process_set_id == 0) ProcessFirstFailure()->Forget();
   process_set_ = &state.process_set_table.Get(process_set_id);
   communicators_ = std::make_unique<GroupCommunicators>(state, *process_set_, rank_, size_);
   const Time deadlock_after = process_set_id == 0 ? DeadlockAfter(controller_) : kNever;
@@ -264,10 +270,10 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       decision_log_->SetJoined(joined_);
       decision_log_->Decide(now, closings);
     }
-    if (!failure_.empty()) {
+    if (!failures_.empty()) {
       Closing& farewell = closings.emplace_back();
       farewell.bucket = Farewell::kBucket;
-      farewell.error = std::exchange(failure_, "");
+      farewell.error = std::exchange(failures_, "");
     }
     // Horovod is asked only where something closes: most cycles close nothing.
     const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
@@ -311,7 +317,13 @@ void Session::Observe(Rank rank, const Report& report, Time now) {
     timeline.NegotiateStart(WireName(item.bucket), hvd::Request::ALLREDUCE);
     timeline.NegotiateRankReady(WireName(item.bucket), rank);
   }
-  if (!report.failure.empty()) failure_ = "rank " + std::to_string(rank) + " has failed: " + report.failure;
+  if (!report.failure.empty()) {
+    if (failures_.empty()) {
+      failures_ = "rank " + std::to_string(rank) + " has failed: " + report.failure;
+    } else {
+      failures_ += "; so has rank " + std::to_string(rank);
+    }
+  }
   coordinator_->Observe(rank, report, now);
   if (decision_log_ != nullptr) decision_log_->Observe(rank, report, now);
 }
@@ -319,8 +331,10 @@ void Session::Observe(Rank rank, const Report& report, Time now) {
 // What Horovod makes a response of: a request for each rank, joined ones too, for it finds a rank's device by the rank.
 // They never differ, so Horovod never refuses them.
 std::vector<hvd::Request> Session::RowOf(const Closing& closing) const {
-  const bool bids_farewell = closing.bucket == Farewell::kBucket;  // of which the coordinator knows nothing
-  const Declaration declaration = bids_farewell ? Declaration() : coordinator_->declaration(closing.bucket);
+  static const auto* const no_declaration = new Declaration;
+  // The coordinator knows nothing of a farewell.
+  const bool bids_farewell = closing.bucket == Farewell::kBucket && !closing.error.empty();
+  const Declaration& declaration = bids_farewell ? *no_declaration : coordinator_->declaration(closing.bucket);
   hvd::Request request;
   request.set_request_type(hvd::Request::ALLREDUCE);
   request.set_tensor_name(WireName(closing.bucket));

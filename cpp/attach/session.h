@@ -115,7 +115,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   std::map<std::string, Closing> grouped_;  // rounds with groups, now or later, that have not been executed yet
   std::unique_ptr<GroupCommunicators> communicators_;
   std::vector<bool> joined_;  // coordinator
-  std::string failure_;       // coordinator: which rank has failed, and why, until all have been told
+  std::string failures_;      // coordinator: which rank has failed, and why, until all have been told
   Time last_watch_{0};
   const bool keeps_cycle_time_ = std::getenv("HOROVOD_CYCLE_TIME") != nullptr;
   int short_cycles_ = 0;  // how many more there shall be

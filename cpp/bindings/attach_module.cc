@@ -226,10 +226,10 @@ void Deliver(const std::string& library, std::int32_t process_set, const std::ve
   if (const auto session = attach::FindSession(library, process_set)) session->engine().Deliver(families);
 }
 
-// Horovod may be down, or this rank in no session of that process set: then there is nobody to tell.
-void SayFarewell(const std::string& library, std::int32_t process_set, const std::string& failure) {
+// Horovod may be down: then there is nobody to tell.
+void SayFarewell(const std::string& library, const std::string& failure) {
   py::gil_scoped_release release;
-  if (const auto session = attach::FindSession(library, process_set)) session->engine().SayFarewell(failure);
+  if (const auto session = attach::FindSession(library, 0)) session->engine().SayFarewell(failure);
 }
 
 }  // namespace
@@ -365,7 +365,7 @@ PYBIND11_MODULE(_attach, m) {
   m.def("take_round", &TakeRound, py::arg("library"), py::arg("process_set"), py::arg("names"), py::arg("pointers"));
   m.def("has_round", &HasRound, py::arg("library"), py::arg("process_set"), py::arg("names"));
   m.def("deliver", &Deliver, py::arg("library"), py::arg("process_set"), py::arg("families"));
-  m.def("say_farewell", &SayFarewell, py::arg("library"), py::arg("process_set"), py::arg("failure"));
+  m.def("say_farewell", &SayFarewell, py::arg("library"), py::arg("failure"));
   m.def("clear", &Clear, py::arg("library"), py::arg("process_set"), py::arg("names"));
   m.def("statistics", &Statistics, py::arg("library"), py::arg("process_set"));
 }

@@ -61,8 +61,14 @@ Declaration SharedBucket::declaration() const {
           config.spec.members};
 }
 
-Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds, std::shared_ptr<Bringers> bringers)
-    : collectives_(collectives), rank_(rank), size_(size), thresholds_(thresholds), bringers_(std::move(bringers)) {}
+Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds, std::shared_ptr<Bringers> bringers,
+               std::shared_ptr<FirstFailure> first_failure)
+    : collectives_(collectives),
+      rank_(rank),
+      size_(size),
+      thresholds_(thresholds),
+      bringers_(std::move(bringers)),
+      first_failure_(std::move(first_failure)) {}
 
 // --- Application's threads
 
@@ -585,7 +591,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     if (round && closing.flush_over != Report::Flush::kNone) flush_over = closing.flush_over;
     const auto bucket = Find(closing.bucket);
     if (bucket == nullptr) {
-      if (closing.bucket == Farewell::kBucket) farewell_.Hear(closing.error);
+      if (closing.bucket == Farewell::kBucket && !closing.error.empty()) first_failure_->Hear(closing.error);
       TellOfRefusal(closing.error);
       continue;
     }
@@ -771,7 +777,7 @@ void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::st
 // --- Any thread
 
 void Engine::Close(const std::string& shut_down) {
-  const std::string reason = farewell_.Explain(shut_down);
+  const std::string reason = first_failure_->Explain(shut_down);
   {
     std::lock_guard<std::mutex> lock(buckets_mutex_);
     closed_ = reason;
@@ -793,7 +799,7 @@ void Engine::SayFarewell(const std::string& failure) {
   farewell_.AwaitSaid(kFarewellPatience);
 }
 
-void Engine::ThrowShutDown() const { throw EngineError(farewell_.Explain(kShutDown)); }
+void Engine::ThrowShutDown() const { throw EngineError(first_failure_->Explain(kShutDown)); }
 
 std::vector<std::shared_ptr<SharedBucket>> Engine::Buckets() const {
   std::lock_guard<std::mutex> lock(buckets_mutex_);

@@ -132,7 +132,8 @@ class Engine {
   class Flushing;
 
   Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds,
-         std::shared_ptr<Bringers> bringers = std::make_shared<Bringers>());
+         std::shared_ptr<Bringers> bringers = std::make_shared<Bringers>(),
+         std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
 
   // --- Application's threads
   // Throws std::invalid_argument if the name is bound to another declaration or in use, EngineError if the library
@@ -253,7 +254,8 @@ class Engine {
   std::uint64_t departures_ = 0;  // of owners, when the last report was made
   std::string told_;              // the last error of a bucket in which nobody waits here
 
-  Farewell farewell_;  // has a lock of its own
+  Farewell farewell_;  // which has a lock of its own, and so has what follows
+  const std::shared_ptr<FirstFailure> first_failure_;
 
   std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;

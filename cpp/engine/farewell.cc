@@ -20,12 +20,17 @@ std::string Farewell::TakeUnsaid() {
   return std::exchange(unsaid_, "");
 }
 
-void Farewell::Hear(const std::string& text) {
+void FirstFailure::Hear(const std::string& text) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (heard_.empty()) heard_ = text;
 }
 
-std::string Farewell::Explain(const std::string& reason) const {
+void FirstFailure::Forget() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  heard_.clear();
+}
+
+std::string FirstFailure::Explain(const std::string& reason) const {
   std::lock_guard<std::mutex> lock(mutex_);
   return heard_.empty() ? reason : heard_ + ". " + reason;
 }

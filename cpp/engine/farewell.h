@@ -8,10 +8,10 @@
 
 namespace horovod_partial {
 
-// One rank's part, in one process set.
+// What this rank has to say. Only the process set of all ranks is told: there each rank has the number that users know.
 class Farewell {
  public:
-  // In closings that bring a farewell: no bucket has this name.
+  // In closings with an error that bring a farewell. What users do in a bucket of this name is no farewell.
   static constexpr const char* kBucket = "horovod_partial.farewell";
 
   // The application's thread, on the rank that fails: the next report is to say why.
@@ -20,15 +20,25 @@ class Farewell {
   void AwaitSaid(std::chrono::milliseconds patience);
   // The background thread: what has not been said yet.
   std::string TakeUnsaid();
-  // The background thread: which rank has failed, and why.
+
+ private:
+  std::mutex mutex_;  // guards all that follows, and is held for no longer than a copy takes
+  std::condition_variable said_;
+  std::string unsaid_;
+};
+
+// What this process has heard: for the engines of all process sets, whose operations all fail.
+class FirstFailure {
+ public:
+  // The background thread: which rank has failed, and why. What comes later is a consequence.
   void Hear(const std::string& text);
+  // Horovod is initialised anew.
+  void Forget();
   // Any thread: why Horovod has shut down, with what was heard.
   std::string Explain(const std::string& reason) const;
 
  private:
-  mutable std::mutex mutex_;  // guards all that follows, and is held for no longer than a copy takes
-  std::condition_variable said_;
-  std::string unsaid_;
+  mutable std::mutex mutex_;  // guards heard_
   std::string heard_;
 };
 

@@ -27,12 +27,14 @@ TEST(FarewellTest, NobodyWaitsForLongWhereNoReportIsMade) {
   EXPECT_EQ(farewell.TakeUnsaid(), "out of memory");
 }
 
-TEST(FarewellTest, TheFirstFailureExplainsTheEnd) {
-  Farewell farewell;
-  EXPECT_EQ(farewell.Explain("It is over"), "It is over");
-  farewell.Hear("rank 2 has failed: no memory");
-  farewell.Hear("rank 1 has failed: rank 2 is gone");
-  EXPECT_EQ(farewell.Explain("It is over"), "rank 2 has failed: no memory. It is over");
+TEST(FirstFailureTest, ExplainsTheEndUntilTheNextBeginning) {
+  FirstFailure failure;
+  EXPECT_EQ(failure.Explain("It is over"), "It is over");
+  failure.Hear("rank 2 has failed: no memory");
+  failure.Hear("rank 1 has failed: rank 2 is gone");
+  EXPECT_EQ(failure.Explain("It is over"), "rank 2 has failed: no memory. It is over");
+  failure.Forget();
+  EXPECT_EQ(failure.Explain("It is over"), "It is over");
 }
 
 }  // namespace

@@ -99,7 +99,7 @@ class Plan:
         """How long after a fatal fault has begun the last process may be there."""
         if self.aborts:
             return ABORTED_SECONDS
-        return BOUND_SECONDS + sum(fault.seconds for fault in self.fatal if fault.kind in LINK)
+        return BOUND_SECONDS + sum(fault.seconds for fault in self.fatal if self._outlasts_gloo(fault))
 
     @property
     def fatal(self) -> list[Fault]:
@@ -107,7 +107,8 @@ class Plan:
         return [fault for fault in self.faults if fault.kind in FATAL or self._outlasts_gloo(fault)]
 
     def _outlasts_gloo(self, fault: Fault) -> bool:
-        return self.transport == "gloo" and fault.kind == "link cut" and fault.seconds > GLOO_TIMEOUT_SECONDS
+        silent = fault.kind in ("stop", "starts late", "link cut")
+        return self.transport == "gloo" and silent and fault.seconds > GLOO_TIMEOUT_SECONDS
 
     def host_of(self, rank: int) -> int:
         """The number of the host that a rank is on."""
@@ -179,6 +180,7 @@ SCENARIOS = {
     "asleep": ("sleep", (10.0,)),
     "stopped": ("stop", (10.0,)),
     "aborted": ("stop for good", (STOPPED_SECONDS,)),
+    "late": ("starts late", (60.0,)),
     "cut": ("link cut", (1.0, 10.0, 60.0)),
     "slow": ("link slow", (10.0,)),
     "lossy": ("link lossy", (10.0,)),

@@ -37,7 +37,10 @@ def run(plan: Plan, folder: Path) -> list[str]:
         variables["HOROVOD_PARTIAL_DECISION_LOG"] = "/dev/full"
     if plan.aborts:
         variables["HOROVOD_PARTIAL_ABORT_SECONDS"] = str(ABORT_SECONDS)
-    job = start("worker.py", Setup(plan.transport, plan.ranks, hosts=plan.hosts), folder, **variables)
+    setup = Setup(plan.transport, plan.ranks, hosts=plan.hosts)
+    if setup.unavailable:
+        raise SystemExit(setup.unavailable)
+    job = start("worker.py", setup, folder, **variables)
     try:
         hang = wait(job, plan, folder)
         status = job.popen.poll()

@@ -107,12 +107,20 @@ def test_shutdown_delivers_on_the_way_to_a_normal_end(
     done = []
     monkeypatch.setattr(runtime, "_end", lambda **_: done.append("delivered"))
     monkeypatch.setattr(runtime, "_mpi_ops", SimpleNamespace(shutdown=lambda: done.append("down")))
+    monkeypatch.setattr(runtime, "_say_farewell", lambda why: done.append(why))
     with contextlib.suppress(SystemExit):
         try:
             sys.exit(code)
         finally:
             runtime.shutdown()
-    assert done == ["delivered", "down"][not delivers :]
+    assert done == ["delivered" if delivers else f"it exits with status {code}", "down"]
+
+
+class Unprintable:
+    """A program's own."""
+
+    def __str__(self) -> str:
+        raise ValueError
 
 
 @pytest.mark.parametrize(
@@ -123,7 +131,8 @@ def test_shutdown_delivers_on_the_way_to_a_normal_end(
         (ValueError(), "ValueError"),
         (SystemExit(3), "it exits with status 3"),
         (SystemExit("bad input"), "it exits with status bad input"),
-        (OSError("\udcff"), "OSError: ?"),
+        (OSError("\udcff \x1b[31m\0"), "OSError: ? ?[31m?"),
+        (SystemExit(Unprintable()), "SystemExit"),
     ],
 )
 def test_a_failure_is_described_in_a_line(exception: BaseException, text: str) -> None:

@@ -20,8 +20,9 @@ from typing import BinaryIO
 
 SSHD = "/usr/sbin/sshd"  # which wants to be called by its whole path
 START_SECONDS = 20.0
-# Addresses for tests of networks (RFC 2544), of which each `Hosts` takes a hundredth.
-_NETWORKS = [f"198.18.{number}" for number in range(100)]
+KILL_SECONDS = 20.0
+# Addresses for tests of networks (RFC 2544), of which each `Hosts` takes the next number.
+_NETWORK, _NETWORKS = "198.18", 100
 
 
 def unavailable() -> str | None:
@@ -48,17 +49,21 @@ class Host:
         address: its IPv4 address.
     """
 
-    def __init__(self, name: str, namespace: str, bridge: str, address: str) -> None:
+    def __init__(self, name: str, namespace: str, address: str) -> None:
         self.name = name
         self.address = address
         self._namespace = namespace
         self._port = f"{namespace}p"  # the end of its cable that is in the switch
-        _run("ip", "netns", "add", namespace)
-        _run("ip", "link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def connect(self, bridge: str) -> None:
+        """Make it, with a cable to the switch."""
+        _run("ip", "netns", "add", self._namespace)
+        _run("ip", "link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", self._namespace)
         _run("ip", "link", "set", self._port, "master", bridge, "up")
-        _run("ip", "-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
+        _run("ip", "-n", self._namespace, "address", "add", f"{self.address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
-            _run("ip", "-n", namespace, "link", "set", device, "up")
+            _run("ip", "-n", self._namespace, "link", "set", device, "up")
 
     def serve(self, folder: Path) -> None:
         """Start its SSH server, with what is in this folder. The server's process keeps the namespaces of this host."""
@@ -75,6 +80,7 @@ class Host:
 
     def command(self, command: Sequence[str]) -> list[str]:
         """The command line that runs `command` there."""
+        assert self._server is not None, "serve first"
         return ["nsenter", f"--target={self._server.pid}", "--net", "--uts", "--mount", f"--wd={os.getcwd()}", *command]
 
     def pids(self) -> list[int]:
@@ -127,18 +133,23 @@ class Host:
         self.kill()
 
     def kill(self) -> None:
-        with contextlib.suppress(subprocess.CalledProcessError):  # it has been removed
-            while pids := self.pids():
-                for pid in pids:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.01)
-        self._server.wait()
+        """End its processes."""
+        end = time.monotonic() + KILL_SECONDS
+        while (pids := self.pids()) and time.monotonic() < end:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        if self._server is not None:
+            self._server.wait(KILL_SECONDS)
 
     def remove(self) -> None:
-        self.kill()
-        _run("ip", "link", "delete", self._port)  # here and now, where the namespace would take a while
-        _run("ip", "netns", "delete", self._namespace)
+        """End its processes, and forget it, however far its making has come."""
+        if Path(f"/sys/class/net/{self._port}").exists():
+            _run("ip", "link", "delete", self._port)  # here and now, where the namespace would take a while
+        if Path(f"/run/netns/{self._namespace}").exists():
+            self.kill()
+            _run("ip", "netns", "delete", self._namespace)
 
 
 class Hosts:
@@ -151,23 +162,27 @@ class Hosts:
     """
 
     def __init__(self, count: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="hosts-"))
-        self._lock, number = _claim()
-        network = _NETWORKS[number]
-        self.own_address = f"{network}.254"
-        self._bridge = f"hvd{number}"
-        self.all: list[Host] = []
-        _run("ip", "link", "add", self._bridge, "type", "bridge")
-        _run("ip", "address", "add", f"{self.own_address}/24", "dev", self._bridge)
-        _run("ip", "link", "set", self._bridge, "up")
-        self._prepare_ssh()
-        for index in range(count):
-            host = Host(f"host{index + 1}", f"hvd{number}h{index}", self._bridge, f"{network}.{index + 1}")
-            self.all.append(host)
-        names = [f"{host.address} {host.name}" for host in self.all]
-        (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
-        for host in self.all:
-            host.serve(self.folder)
+        with contextlib.ExitStack() as made:
+            self.folder = Path(tempfile.mkdtemp(prefix="hosts-"))
+            made.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            lock, number = _claim()
+            made.enter_context(lock)
+            network, bridge = f"{_NETWORK}.{number}", _bridge(number)
+            self.own_address = f"{network}.254"
+            _run("ip", "link", "add", bridge, "type", "bridge")
+            made.callback(_run, "ip", "link", "delete", bridge)
+            _run("ip", "address", "add", f"{self.own_address}/24", "dev", bridge)
+            _run("ip", "link", "set", bridge, "up")
+            self.all = [Host(f"host{i + 1}", f"{bridge}h{i}", f"{network}.{i + 1}") for i in range(count)]
+            self._prepare_ssh()
+            for host in self.all:
+                made.callback(host.remove)
+                host.connect(bridge)
+                host.serve(self.folder)
+            self._await_servers()
+            self._made = made.pop_all()
+
+    def _await_servers(self) -> None:
         end = time.monotonic() + START_SECONDS
         for host in self.all:
             while not host.is_serving():
@@ -186,6 +201,7 @@ class Hosts:
             "PidFile none",
             "StrictModes no",
             "UsePAM no",
+            "PasswordAuthentication no",
             "PermitRootLogin prohibit-password",
             "MaxStartups 100",
         ]
@@ -200,6 +216,8 @@ class Hosts:
             "ServerAliveCountMax 2",
         ]
         (self.folder / "ssh_config").write_text("\n".join(client) + "\n")
+        names = [f"{host.address} {host.name}" for host in self.all]
+        (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
         self.path = self.folder / "bin"
         self.path.mkdir()
         ssh = self.path / "ssh"
@@ -207,38 +225,34 @@ class Hosts:
         ssh.chmod(0o755)
 
     def remove(self) -> None:
-        """End all that runs there, and leave nothing behind."""
-        for host in self.all:
-            host.remove()
-        _run("ip", "link", "delete", self._bridge)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.close()
+        """End all that runs there, and leave nothing behind. A second call does nothing."""
+        self._made.close()
 
 
 def _claim() -> tuple[BinaryIO, int]:
     """The number of a network that no other process has, and what keeps it. What an owner has left that was killed goes."""
-    for number in range(len(_NETWORKS)):
-        file = (Path(tempfile.gettempdir()) / f"horovod-partial-hosts.{number}").open("ab")
+    for number in range(_NETWORKS):
+        # Not in /tmp, where somebody else may have made it.
+        file = Path(f"/run/horovod-partial-hosts.{number}").open("ab")  # noqa: SIM115 (its owner closes it)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             continue
-        _sweep(number)
+        _sweep(_bridge(number))
         return file, number
     raise RuntimeError("all networks are in use")
 
 
-def _sweep(number: int) -> None:
-    for line in _run("ip", "netns", "list").splitlines():
-        name = line.split()[0]
-        if name.startswith(f"hvd{number}h"):
-            for pid in _run("ip", "netns", "pids", name).split():
-                os.kill(int(pid), signal.SIGKILL)
-            _run("ip", "netns", "delete", name)
-    for link in Path("/sys/class/net").glob(f"hvd{number}*"):
-        if link.name == f"hvd{number}" or link.name.startswith(f"hvd{number}h"):
-            _run("ip", "link", "delete", link.name)
+def _bridge(number: int) -> str:
+    return f"hvd{number}"
+
+
+def _sweep(bridge: str) -> None:
+    for namespace in Path("/run/netns").glob(f"{bridge}h*"):
+        Host("", namespace.name, "").remove()
+    if Path(f"/sys/class/net/{bridge}").exists():
+        _run("ip", "link", "delete", bridge)
 
 
 def _run(*command: str) -> str:

@@ -98,15 +98,19 @@ class Processes:
                 "PARTIAL_TEST_HOST": self.hosts.own_address,
                 "PATH": f"{self.hosts.path}:{os.environ['PATH']}",
             }
-        with self.log.open("wb") as log:
-            self.popen = subprocess.Popen(
-                run,
-                env=environment(setup, **variables),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        try:
+            with self.log.open("wb") as log:
+                self.popen = subprocess.Popen(
+                    run,
+                    env=environment(setup, **variables),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._remove_hosts()
+            raise
 
     def rank_pids(self) -> dict[int, int]:
         """The ranks' processes that are still there."""
@@ -157,6 +161,17 @@ class Processes:
 
     def kill(self) -> None:
         """End `horovodrun` and every rank."""
+        try:
+            self._kill()
+        finally:
+            self._remove_hosts()
+
+    def _remove_hosts(self) -> None:
+        if self.hosts:
+            self.hosts.remove()
+            self.hosts = None
+
+    def _kill(self) -> None:
         if self.popen.poll() is None:
             # The whole group: over MPI horovodrun has become a shell, with mpirun below it.
             os.killpg(self.popen.pid, signal.SIGTERM)
@@ -169,9 +184,6 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
             self.popen.wait()
-        if self.hosts:
-            self.hosts.remove()
-            self.hosts = None
 
     def tail(self, lines: int = 40) -> str:
         """The end of what the job has printed."""

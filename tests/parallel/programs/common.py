@@ -26,6 +26,11 @@ def run_at_exit() -> None:
         function()
 
 
+def at_the_end(function: Callable[[], None]) -> None:
+    """Call a function when the process ends, after Horovod has shut down."""
+    _at_exit.append(function)
+
+
 def note(name: str, text: str = "") -> None:
     """Leave a note that the test reads."""
     file = FOLDER / f"note.{name}.{RANK}"
@@ -67,7 +72,7 @@ def is_over(what: str, number: int, shutdown: Callable[[], None]) -> bool:
         if what == "raise":
             raise RuntimeError("planned failure")
         if what == "sys.exit":
-            _at_exit.append(lambda: wait_for_note("internal-error", 0))
+            at_the_end(lambda: wait_for_note("internal-error", 0))
             sys.exit(7)
         if what == "stop":  # computes no more, and is killed by the test
             note("stopped")
