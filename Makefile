@@ -77,9 +77,10 @@ test-all: build ctest-release ctest-tsan ctest-asan check-gpu ## Run the whole m
 SANITIZED := $(addprefix tests/parallel/test_,rounds.py operations.py groups.py optimizer.py ends.py)
 SANITIZED_asan := ASAN_OPTIONS=detect_leaks=0
 SANITIZED_tsan := TSAN_OPTIONS=suppressions=$(CURDIR)/tests/sanitizers/thread.supp
-.PHONY: test-sanitized test-sanitized-asan test-sanitized-tsan
-test-sanitized: test-sanitized-asan test-sanitized-tsan ## Run the tests of operations and optimizers under sanitizers
-test-sanitized-%: build build/%/build.ninja
+SANITIZED_RUNS := test-sanitized-asan test-sanitized-tsan
+.PHONY: test-sanitized $(SANITIZED_RUNS)
+test-sanitized: $(SANITIZED_RUNS) ## Run the tests of operations and optimizers under sanitizers
+$(SANITIZED_RUNS): test-sanitized-%: build build/%/build.ninja
 	@$(BIN)/cmake --build build/$* -j $(JOBS) --target attach _attach _core
 	@rm -rf build/$*/package && mkdir build/$*/package && cp -r horovod_partial build/$*/package
 	@cp build/$*/*.so build/$*/package/horovod_partial
@@ -139,7 +140,7 @@ demo: build ## Set up, build and train on digits under each policy
 .PHONY: bench
 bench: build ## Run the benchmarks; their figures go to build/bench
 	@mkdir -p build/bench
-	@for name in overhead latency straggler memory group weighted fusion simulator; do \
+	@for name in overhead latency straggler memory group weighted fusion simulator goodput; do \
 		$(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit; \
 	done
 

@@ -14,9 +14,9 @@ without the rank and one with it. The three policies run side by side, so that t
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -33,7 +33,7 @@ import horovod_partial.torch as hvd
 POLICIES = ("full", "majority", "solo")
 COMPUTE_MS, COMMIT_EVERY, STOP_SECONDS = 50, 25, 5.0
 RANKS, HOSTS, VICTIM = 4, "localhost:3\n127.0.0.1:1\n", "127.0.0.1"
-EVERY_SECONDS = {"none": None, "kill": 120.0, "stop": 60.0}
+EVERY_SECONDS = {"none": math.inf, "kill": 120.0, "stop": 60.0}
 
 
 def train(policy: str, seconds: float, folder: str) -> dict[str, float]:
@@ -67,11 +67,11 @@ def train(policy: str, seconds: float, folder: str) -> dict[str, float]:
 
 def disturb(fault: str, seconds: float, folder: Path) -> None:
     """Let the fault happen, as often as it fits."""
-    every = EVERY_SECONDS[fault]
     while not (folder / "begun").exists():
         time.sleep(0.1)
-    for _ in range(int(seconds // every) if every else 0):
-        time.sleep(every / 2 if every else 0)
+    begin = time.monotonic()
+    for number in range(occasions(fault, seconds)):
+        time.sleep(max(0.0, begin + (number + 0.5) * EVERY_SECONDS[fault] - time.monotonic()))
         victim = int((folder / VICTIM).read_text())
         if fault == "kill":
             os.kill(victim, signal.SIGKILL)
@@ -79,7 +79,11 @@ def disturb(fault: str, seconds: float, folder: Path) -> None:
             os.kill(victim, signal.SIGSTOP)
             time.sleep(STOP_SECONDS)
             os.kill(victim, signal.SIGCONT)
-        time.sleep(every / 2 - (STOP_SECONDS if fault == "stop" else 0) if every else 0)
+
+
+def occasions(fault: str, seconds: float) -> int:
+    """How often a fault happens in a job."""
+    return int(seconds // EVERY_SECONDS[fault])
 
 
 def run(policy: str, fault: str, seconds: float) -> dict[str, float]:
@@ -89,12 +93,11 @@ def run(policy: str, fault: str, seconds: float) -> dict[str, float]:
         script = folder / "discover"
         script.write_text(f"#!/bin/sh\nprintf '{HOSTS}'\n")
         script.chmod(0o755)
-        command = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "--network-interfaces", "lo"]
-        command += ["-np", str(RANKS), "--min-np", "1", "--max-np", str(RANKS), "--host-discovery-script", str(script)]
-        command += ["--blacklist-cooldown-range", "5", "10"]
+        options = ["--network-interfaces", "lo", "--min-np", "1", "--max-np", str(RANKS)]
+        options += ["--host-discovery-script", str(script), "--blacklist-cooldown-range", "5", "10"]
         threading.Thread(target=disturb, args=(fault, seconds, folder), daemon=True).start()
-        job: dict[str, Any] = {"ranks": RANKS, "transport": "gloo", "command": command}
-        return harness.launch(train, **job, policy=policy, seconds=seconds, folder=name)
+        arguments = {"policy": policy, "seconds": seconds, "folder": name}
+        return harness.launch(train, ranks=RANKS, transport="gloo", options=options, **arguments)
 
 
 def main() -> None:
@@ -108,11 +111,11 @@ def main() -> None:
             jobs = {policy: pool.submit(run, policy, fault, options.seconds) for policy in POLICIES}
             figures["runs"][fault] = {policy: job.result() for policy, job in jobs.items()}
     rows = []
-    for fault, every in EVERY_SECONDS.items():
+    for fault in EVERY_SECONDS:
+        count = occasions(fault, options.seconds)
         for policy in POLICIES:
             found, free = figures["runs"][fault][policy], figures["runs"]["none"][policy]
             found["goodput"] = found["steps"] / found["seconds"] * free["seconds"] / free["steps"]
-            count = int(options.seconds // every) if every else 0
             found["lost_seconds"] = (1 - found["goodput"]) * found["seconds"] / count if count else 0.0
             row = [fault, policy, f"{found['steps']:.0f}", f"{found['seconds']:.0f}", f"{found['goodput']:.1%}"]
             rows.append([*row, f"{found['lost_seconds']:.1f}" if count else ""])

@@ -42,6 +42,7 @@ def launch(
     environment: Mapping[str, str] | None = None,
     process_sets: Sequence[Sequence[int]] = (),
     command: Sequence[str] | None = None,
+    options: Sequence[str] = (),
     framework: Framework = "torch",
     **arguments: Any,
 ) -> Any:
@@ -55,6 +56,7 @@ def launch(
         environment: variables that the ranks get beside ours.
         process_sets: the ranks of each; if there are any, the function gets them, made by `init`, as `process_sets`.
         command: what starts the ranks, if not `horovodrun`; their program is added to it.
+        options: more of that command's own.
         framework: whose Horovod is initialised.
         arguments: for the function; they travel as JSON, and so does its result.
 
@@ -74,7 +76,7 @@ def launch(
         output = channel / "output.txt"
         with output.open("wb") as sink:
             process = subprocess.Popen(
-                [*(command or _horovodrun(ranks, transport)), sys.executable, "-m", "harness.rank"],
+                [*(command or _horovodrun(ranks, transport)), *options, sys.executable, "-m", "harness.rank"],
                 env=_environment(channel, environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,

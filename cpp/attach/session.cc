@@ -331,10 +331,10 @@ void Session::Observe(Rank rank, const Report& report, Time now) {
 // What Horovod makes a response of: a request for each rank, joined ones too, for it finds a rank's device by the rank.
 // They never differ, so Horovod never refuses them.
 std::vector<hvd::Request> Session::RowOf(const Closing& closing) const {
-  static const auto* const no_declaration = new Declaration;
-  // The coordinator knows nothing of a farewell.
-  const bool bids_farewell = closing.bucket == Farewell::kBucket && !closing.error.empty();
-  const Declaration& declaration = bids_farewell ? *no_declaration : coordinator_->declaration(closing.bucket);
+  // A refused round is an error on every rank, and reduces nothing; the coordinator may not know its bucket.
+  static const auto* const nothing = new Declaration;
+  const bool refused = !closing.error.empty();
+  const Declaration& declaration = refused ? *nothing : coordinator_->declaration(closing.bucket);
   hvd::Request request;
   request.set_request_type(hvd::Request::ALLREDUCE);
   request.set_tensor_name(WireName(closing.bucket));
@@ -346,8 +346,8 @@ std::vector<hvd::Request> Session::RowOf(const Closing& closing) const {
   std::vector<hvd::Request> row(static_cast<std::size_t>(size_), request);
   for (Rank rank = 0; rank < size_; ++rank) {
     row[static_cast<std::size_t>(rank)].set_request_rank(rank);
-    row[static_cast<std::size_t>(rank)].set_device(bids_farewell ? CPU_DEVICE_ID
-                                                                 : coordinator_->device(closing.bucket, rank));
+    row[static_cast<std::size_t>(rank)].set_device(refused ? CPU_DEVICE_ID
+                                                           : coordinator_->device(closing.bucket, rank));
   }
   return row;
 }

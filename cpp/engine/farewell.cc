@@ -16,7 +16,7 @@ void Farewell::AwaitSaid(std::chrono::milliseconds patience) {
 
 std::string Farewell::TakeUnsaid() {
   std::lock_guard<std::mutex> lock(mutex_);
-  said_.notify_all();
+  if (!unsaid_.empty()) said_.notify_all();
   return std::exchange(unsaid_, "");
 }
 

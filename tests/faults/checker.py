@@ -243,12 +243,12 @@ def untaken(job: Job) -> Iterator[str]:
             continue
         most = of["limit"] + job.excused[bucket]
         for rank, told in job.told[bucket].items():
-            closed = sorted(
+            closed = [
                 (event["t"], event["round"])
                 for other, of_other in job.told[bucket].items()
                 for _, event, _ in of_other.results
                 if other != rank and event["round"] is not None
-            )
+            ]
             for count, begin in enumerate(told.submitted):
                 now = job.events[rank][begin]["t"]
                 newest = max((number for at, number in closed if at <= now), default=-1)

@@ -10,11 +10,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "parallel"))
 
+from harness.hosts import Host
 from harness.job import PYTHON_PATH
 from harness.launch import Processes, build_double
 from harness.matrix import TRANSPORTS, Setup
 
-__all__ = ["TRANSPORTS", "Processes", "Results", "Setup", "build_double", "start"]
+__all__ = ["TRANSPORTS", "Host", "Processes", "Results", "Setup", "build_double", "start"]
 
 
 def start(program: str, setup: Setup, folder: Path, **variables: str) -> Processes:

@@ -68,7 +68,7 @@ class Plan:
     Attributes:
         seed, transport: what it was drawn from.
         ranks: how many.
-        hosts: how many, with as many ranks each.
+        hosts: over which the ranks are spread.
         load: `"operations"`, single arrivals; or `"optimizer"`, the steps of one.
         policy: of gradients.
         buckets: how many, in an optimizer the number of parameters.
@@ -109,10 +109,6 @@ class Plan:
     def _outlasts_gloo(self, fault: Fault) -> bool:
         silent = fault.kind in ("stop", "starts late", "link cut")
         return self.transport == "gloo" and silent and fault.seconds > GLOO_TIMEOUT_SECONDS
-
-    def host_of(self, rank: int) -> int:
-        """The number of the host that a rank is on."""
-        return rank * self.hosts // self.ranks
 
     @property
     def seconds(self) -> float:

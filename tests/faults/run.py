@@ -15,13 +15,14 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import checker
 from history import Event, read
-from jobs import TRANSPORTS, Processes, Results, Setup, build_double, start
+from jobs import TRANSPORTS, Host, Processes, Results, Setup, build_double, start
 from plan import ABORT_SECONDS, BOUND_SECONDS, LINK, SCENARIOS, Fault, Plan, draw, scenario
 
 START_SECONDS = 90.0  # for a job to start and to do its load, on a busy machine
@@ -37,10 +38,7 @@ def run(plan: Plan, folder: Path) -> list[str]:
         variables["HOROVOD_PARTIAL_DECISION_LOG"] = "/dev/full"
     if plan.aborts:
         variables["HOROVOD_PARTIAL_ABORT_SECONDS"] = str(ABORT_SECONDS)
-    setup = Setup(plan.transport, plan.ranks, hosts=plan.hosts)
-    if setup.unavailable:
-        raise SystemExit(setup.unavailable)
-    job = start("worker.py", setup, folder, **variables)
+    job = start("worker.py", setup_of(plan), folder, **variables)
     try:
         hang = wait(job, plan, folder)
         status = job.popen.poll()
@@ -51,38 +49,39 @@ def run(plan: Plan, folder: Path) -> list[str]:
     return problems + (ends(plan, histories, status) if not hang else []) + checker.check(histories)
 
 
+def setup_of(plan: Plan) -> Setup:
+    return Setup(plan.transport, plan.ranks, hosts=plan.hosts)
+
+
 def wait(job: Processes, plan: Plan, folder: Path) -> str | None:
     """Wait until the launcher and all that it has started have ended. What is wrong if they do not."""
     limit = time.monotonic() + START_SECONDS + plan.seconds + BOUND_SECONDS
+    links = [fault for fault in plan.faults if fault.kind in LINK]
     fatal: float | None = None
+    restored = math.inf
     with ExitStack() as disturbed:
-        links = [fault for fault in plan.faults if fault.kind in LINK]
-        restored = math.inf
         while True:
             ended, left = job.popen.poll() is not None, job.left()
             if ended and not left:
                 return None
             now = time.monotonic()
-            came = {event["kind"]: event["t"] for event in faults(read(folder))}
-            if links and links[0].kind in came:
-                disturbed.enter_context(disturb(job, plan, links[0]))
-                restored = now + links.pop(0).seconds
+            if links and first(read(folder), links[:1]) is not None:
+                link = links.pop(0)
+                disturbed.enter_context(disturb(job.host_of(link.rank), link))
+                restored = now + link.seconds
             if now > restored:
                 disturbed.close()
                 restored = math.inf
-            if fatal is None:
-                fatal = min((came[fault.kind] for fault in plan.fatal if fault.kind in came), default=None)
+            if plan.fatal and fatal is None:
+                fatal = first(read(folder), plan.fatal)
             if now > limit or (fatal is not None and now > fatal + plan.bound_seconds):
-                return (
-                    f"hangs: the launcher has {'' if ended else 'not '}ended, processes {left} are left\n{job.dump()}"
-                )
+                launcher = f"the launcher has {'' if ended else 'not '}ended"
+                return f"hangs: {launcher}, processes {left} are left\n{job.dump()}"
             time.sleep(0.05)
 
 
-def disturb(job: Processes, plan: Plan, fault: Fault) -> AbstractContextManager[None]:
-    """With this fault of the cable of a rank's host."""
-    assert job.hosts is not None
-    host = job.hosts.all[plan.host_of(fault.rank)]
+def disturb(host: Host, fault: Fault) -> AbstractContextManager[None]:
+    """With this fault of the cable of a host."""
     return {"link cut": host.cut, "link slow": host.slow, "link lossy": host.lossy}[fault.kind]()
 
 
@@ -95,8 +94,7 @@ def ends(plan: Plan, histories: dict[int, list[Event]], status: int | None) -> l
         return [wrong] if status or unfinished else []
     if all(fault.moment == "exit" for fault in plan.fatal) and not status:
         return []  # the rank was gone before it could be killed
-    kinds = {fault.kind for fault in plan.fatal}
-    if not any(event["kind"] in kinds for event in faults(histories)):
+    if first(histories, plan.fatal) is None:
         return [f"the job ended with status {status} before the fault came"]
     silent = all(fault.kind in WITHOUT_STATUS for fault in plan.fatal)
     return [] if status or silent else ["a rank has failed, and the job reports success"]
@@ -119,6 +117,12 @@ def went_on(histories: dict[int, list[Event]]) -> list[str]:
 
 def faults(histories: dict[int, list[Event]]) -> list[Event]:
     return [event for events in histories.values() for event in events if event["e"] == "fault"]
+
+
+def first(histories: dict[int, list[Event]], planned: Sequence[Fault]) -> float | None:
+    """When the first fault of these kinds came, if one has."""
+    kinds = {fault.kind for fault in planned}
+    return min((event["t"] for event in faults(histories) if event["kind"] in kinds), default=None)
 
 
 def run_here(plan: Plan, name: str = "drawn") -> dict[str, Any]:
@@ -165,6 +169,8 @@ def main() -> int:
             plan = draw(seed, options.transport, options.longest_seconds)
         else:
             plan = scenario(options.scenario, seed, options.transport)
+        if reason := setup_of(plan).unavailable:
+            parser.exit(1, f"{reason}\n")
         result = run_here(plan, options.scenario)
         failed += bool(result["problems"])
         results.add(result)

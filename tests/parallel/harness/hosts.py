@@ -14,6 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -35,10 +36,15 @@ def unavailable() -> str | None:
     return None
 
 
+def host_of(rank: int, hosts: int, ranks: int) -> int:
+    """The number of the host that a rank is on, where `ranks` are on so many hosts."""
+    return rank * hosts // ranks
+
+
 def slots(hosts: int, ranks: int) -> str:
     """`ranks` on so many hosts, as `horovodrun -H` takes them."""
-    shares = [ranks // hosts + (index < ranks % hosts) for index in range(hosts)]
-    return ",".join(f"host{index + 1}:{share}" for index, share in enumerate(shares))
+    shares = Counter(host_of(rank, hosts, ranks) for rank in range(ranks))
+    return ",".join(f"host{number + 1}:{share}" for number, share in shares.items())
 
 
 class Host:
@@ -83,8 +89,7 @@ class Host:
         assert self._server is not None, "serve first"
         return ["nsenter", f"--target={self._server.pid}", "--net", "--uts", "--mount", f"--wd={os.getcwd()}", *command]
 
-    def pids(self) -> list[int]:
-        """Its processes."""
+    def _pids(self) -> list[int]:
         return [int(pid) for pid in _run("ip", "netns", "pids", self._namespace).split()]
 
     def is_serving(self) -> bool:
@@ -104,11 +109,11 @@ class Host:
             _run("ip", "link", "set", self._port, "up")
 
     @contextlib.contextmanager
-    def slow(self, mbit: int = 1) -> Iterator[None]:
-        """With a cable of so many Mbit/s, in each direction."""
+    def slow(self) -> Iterator[None]:
+        """With a cable of 1 Mbit/s, in each direction."""
         here, there = ("tc", "qdisc"), ("tc", "-n", self._namespace, "qdisc")
         for tc, device in ((here, self._port), (there, "eth0")):
-            _run(*tc, "add", "dev", device, "root", "tbf", "rate", f"{mbit}mbit", "burst", "32kb", "latency", "400ms")
+            _run(*tc, "add", "dev", device, "root", "tbf", "rate", "1mbit", "burst", "32kb", "latency", "400ms")
         try:
             yield
         finally:
@@ -116,10 +121,10 @@ class Host:
                 _run(*tc, "del", "dev", device, "root")
 
     @contextlib.contextmanager
-    def lossy(self, percent: int = 5) -> Iterator[None]:
-        """With a cable that loses so many of a hundred packets, in each direction."""
+    def lossy(self) -> Iterator[None]:
+        """With a cable that loses 5 % of all packets, in each direction."""
         nft = ("ip", "netns", "exec", self._namespace, "nft")
-        drop = f"numgen random mod 100 < {percent} drop;"
+        drop = "numgen random mod 100 < 5 drop;"
         chains = [f"chain {hook} {{ type filter hook {hook} priority 0; {drop} }};" for hook in ("input", "output")]
         _run(*nft, f"table inet lossy {{ {' '.join(chains)} }}")
         try:
@@ -130,12 +135,11 @@ class Host:
     def lose(self) -> None:
         """The host is no more: its processes end without a word to anybody."""
         _run("ip", "link", "set", self._port, "down")
-        self.kill()
+        self._kill()
 
-    def kill(self) -> None:
-        """End its processes."""
+    def _kill(self) -> None:
         end = time.monotonic() + KILL_SECONDS
-        while (pids := self.pids()) and time.monotonic() < end:
+        while (pids := self._pids()) and time.monotonic() < end:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -148,7 +152,7 @@ class Host:
         if Path(f"/sys/class/net/{self._port}").exists():
             _run("ip", "link", "delete", self._port)  # here and now, where the namespace would take a while
         if Path(f"/run/netns/{self._namespace}").exists():
-            self.kill()
+            self._kill()
             _run("ip", "netns", "delete", self._namespace)
 
 

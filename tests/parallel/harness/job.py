@@ -50,8 +50,7 @@ class Job:
     @property
     def hosts(self) -> list[Host]:
         """That it runs on."""
-        assert self._running.hosts is not None, "this setup has one host"
-        return self._running.hosts.all
+        return self._running.hosts
 
     def run(self, program: str, *arguments: str, **variables: str) -> int:
         """Start a program, wait for its end, and return the exit status of `horovodrun`."""

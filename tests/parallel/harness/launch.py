@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed
 
-from harness.hosts import Hosts, slots
+from harness.hosts import Host, Hosts, host_of, slots
 from harness.matrix import Setup
 
 HERE = Path(__file__).resolve().parent
@@ -79,7 +79,7 @@ class Processes:
     The ranks find this process at the address `PARTIAL_TEST_HOST` of their environment.
 
     Attributes:
-        hosts: that it runs on, where those are several. They live as long as the job.
+        hosts: that it runs on, where those are several; else empty. They live until `kill`.
     """
 
     def __init__(
@@ -90,15 +90,17 @@ class Processes:
         self.log = folder / "log"
         variables |= {"PARTIAL_TEST_FOLDER": str(folder), "PARTIAL_TEST_HOST": "127.0.0.1"}
         run = horovodrun(setup, command, options)
-        self.hosts: Hosts | None = None
-        if setup.hosts > 1:
-            self.hosts = Hosts(setup.hosts)
-            run = self.hosts.all[0].command(run)
-            variables |= {
-                "PARTIAL_TEST_HOST": self.hosts.own_address,
-                "PATH": f"{self.hosts.path}:{os.environ['PATH']}",
-            }
-        try:
+        self.hosts: list[Host] = []
+        with contextlib.ExitStack() as made:
+            if setup.hosts > 1:
+                hosts = Hosts(setup.hosts)
+                made.callback(hosts.remove)
+                self.hosts = hosts.all
+                run = self.hosts[0].command(run)
+                variables |= {
+                    "PARTIAL_TEST_HOST": hosts.own_address,
+                    "PATH": f"{hosts.path}:{os.environ['PATH']}",
+                }
             with self.log.open("wb") as log:
                 self.popen = subprocess.Popen(
                     run,
@@ -108,9 +110,11 @@ class Processes:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-        except BaseException:
-            self._remove_hosts()
-            raise
+            self._made = made.pop_all()
+
+    def host_of(self, rank: int) -> Host:
+        """The host that a rank is on."""
+        return self.hosts[host_of(rank, self.setup.hosts, self.setup.ranks)]
 
     def rank_pids(self) -> dict[int, int]:
         """The ranks' processes that are still there."""
@@ -160,18 +164,11 @@ class Processes:
         return "\n".join(text)
 
     def kill(self) -> None:
-        """End `horovodrun` and every rank."""
-        try:
-            self._kill()
-        finally:
-            self._remove_hosts()
+        """End `horovodrun` and every rank, and remove the hosts."""
+        with self._made:
+            self._end()
 
-    def _remove_hosts(self) -> None:
-        if self.hosts:
-            self.hosts.remove()
-            self.hosts = None
-
-    def _kill(self) -> None:
+    def _end(self) -> None:
         if self.popen.poll() is None:
             # The whole group: over MPI horovodrun has become a shell, with mpirun below it.
             os.killpg(self.popen.pid, signal.SIGTERM)
