@@ -102,7 +102,7 @@ class Runtime:
         """
         self._mpi_ops.init(*args, **kwargs)
         self._begin()
-        self._guarded(_attach.shake_hands, self._library)
+        self._guarded(_attach.require_process_set, self._library, 0)  # all ranks shake hands
         self._agree_on_settings()
         self._monitor = None  # where Horovod was up already
         self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
@@ -303,6 +303,24 @@ class Runtime:
         """Forgets what this rank has pending and has missed in a bucket, or in those of a family."""
         self._guarded(_attach.clear, self._library, process_set, names)
 
+    def size_of(self, process_set: ProcessSet) -> int:
+        """How many ranks are in a process set.
+
+        Raises:
+            HorovodInternalError: Horovod has shut down, and its process sets with it; another rank has failed, say.
+            ValueError: there is no such process set, or Horovod has not been initialised.
+        """
+        try:
+            return process_set.size()
+        except ValueError:
+            if self.is_initialized():
+                self._guarded(_attach.require_process_set, self._library, process_set.process_set_id)
+            raise
+
+    def is_alone(self, process_set: ProcessSet) -> bool:
+        """Whether this rank has nobody to exchange with; False in an elastic job, where others may come."""
+        return self.size_of(process_set) == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
+
     def is_initialized(self) -> bool:
         """Whether Horovod is up."""
         return self._mpi_ops.is_initialized()
@@ -338,11 +356,6 @@ class Tenure:
         """Belong to the present generation from now on. Whether that is new."""
         before, self._generation = self._generation, self._runtime.generation
         return before != self._generation
-
-
-def is_alone(process_set: ProcessSet) -> bool:
-    """Whether this rank has nobody to exchange with; False in an elastic job, where others may come."""
-    return process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
 
 
 def _check_build(framework: str, version: str, mpi_ops: ModuleType) -> None:

@@ -382,14 +382,16 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   auto global = FindIntroduced(*attached);
   if (global == nullptr) global = Introduce(*attached);
   if (process_set_id == 0) return global;
-  if (!attached->state.load()->process_set_table.Contains(process_set_id))
+  if (!attached->state.load()->process_set_table.Contains(process_set_id)) {
+    if (!global->Alive()) global->engine().ThrowShutDown();  // Horovod takes its process sets with it
     throw std::invalid_argument("process set " + std::to_string(process_set_id) + " does not exist");
+  }
   const auto session = Lookup(*attached, process_set_id);
   if (session == nullptr)
     throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
   // A process set that was added later learns its state in its first cycle.
   while (!session->ready()) {
-    if (!global->Alive()) throw EngineError(hvd::SHUT_DOWN_ERROR.reason());
+    if (!global->Alive()) global->engine().ThrowShutDown();
     Session::CheckInterrupt();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -335,12 +335,12 @@ PYBIND11_MODULE(_attach, m) {
 
   m.def("attach", &attach::Attach, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
   m.def(
-      "shake_hands",
-      [](const std::string& library) {
+      "require_process_set",
+      [](const std::string& library, std::int32_t process_set) {
         py::gil_scoped_release release;
-        attach::SessionOf(library, 0);
+        attach::SessionOf(library, process_set);
       },
-      py::arg("library"));
+      py::arg("library"), py::arg("process_set"));
   m.def("gather", &attach::Gather, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("text"));
   m.def(
       "set_options",

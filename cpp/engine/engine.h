@@ -188,6 +188,8 @@ class Engine {
   void Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error);
 
   // --- Any thread
+  // Horovod has shut down; throws EngineError that says why, as far as this rank has heard.
+  [[noreturn]] void ThrowShutDown() const;
   // The generation has ended: every wait ends with `reason`, nothing new is accepted.
   void Close(const std::string& reason);
   std::vector<std::shared_ptr<SharedBucket>> Buckets() const;
@@ -225,7 +227,6 @@ class Engine {
   void StopFlushing();
   void EndFlushRound(const std::string& error);
   void DrainOutstanding();
-  [[noreturn]] void ThrowShutDown() const;
 
   Collectives& collectives_;
   const Rank rank_;

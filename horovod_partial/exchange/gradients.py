@@ -20,7 +20,7 @@ from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full, Policy, Quorum
-from horovod_partial.runtime import Runtime, Tenure, is_alone
+from horovod_partial.runtime import Runtime, Tenure
 from horovod_partial.settings import settings
 
 
@@ -225,7 +225,9 @@ class GradientReducer(ABC):
         """
         everything = list(variables)
         shared = [i for i, each in enumerate(everything) if gradients[i] is not None and not self.is_local(each)]
-        travels = not self._full and shared and self.process_set.included() and not is_alone(self.process_set)
+        travels = (
+            not self._full and shared and self.process_set.included() and not self.runtime.is_alone(self.process_set)
+        )
         if not travels or not self.replays:
             combined, infos = self(gradients, everything)
             self._unless_empty(infos, lambda: apply(combined, everything))
@@ -261,13 +263,13 @@ class GradientReducer(ABC):
         if self._arguments["scale_local_gradients"]:
             for i in set(range(len(combined))) - set(shared):
                 if combined[i] is not None:
-                    combined[i] = self._divided(combined[i], self.process_set.size())
+                    combined[i] = self._divided(combined[i], self.runtime.size_of(self.process_set))
         return combined
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
         if self._full:
             return self._reduce_fully(gradients, variables), []
-        if is_alone(self.process_set):
+        if self.runtime.is_alone(self.process_set):
             return gradients, []
         return self._reduce_partially(gradients, variables)
 
@@ -278,7 +280,7 @@ class GradientReducer(ABC):
     def _bucket_spec(self, members: Sequence[str] = ()) -> _core.BucketSpec:
         return bucket_config.arguments(
             sync=self._sync,
-            size=self.process_set.size(),
+            size=self.runtime.size_of(self.process_set),
             average=self._average,
             members=members,
             **self._options,
@@ -337,7 +339,7 @@ class GradientReducer(ABC):
     @property
     def is_settled(self) -> bool:
         """Whether this rank has nothing pending in these buckets, and has missed nothing. In eager code."""
-        if self._full or is_alone(self.process_set):
+        if self._full or self.runtime.is_alone(self.process_set):
             return True
         names = self.runtime.unsettled(self.process_set.process_set_id)
         return not any(name.startswith(f"{self.name}.") for name in names)

@@ -12,7 +12,7 @@ from horovod_partial import _attach, bucket_config
 from horovod_partial._core import Periods
 from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Quorum, WeightedAverage
-from horovod_partial.runtime import Runtime, is_alone
+from horovod_partial.runtime import Runtime
 
 
 def takes_late(policy: ModelPolicy | Quorum) -> bool:
@@ -77,7 +77,7 @@ class ModelAverager(ABC):
     @property
     def is_needed(self) -> bool:
         """Whether there are other ranks to average with, or may be some time."""
-        return self.process_set.included() and not is_alone(self.process_set)
+        return self.process_set.included() and not self.runtime.is_alone(self.process_set)
 
     @property
     def rounds(self) -> int:

@@ -130,5 +130,5 @@ def average_(
 
 def signal(name: str, process_set: ProcessSet) -> None:
     """Tell in a round of a bucket that this rank has come here. In eager code."""
-    spec = bucket_config.arguments(size=process_set.size(), average=True, **bucket_config.of_signals())
+    spec = bucket_config.arguments(size=runtime.size_of(process_set), average=True, **bucket_config.of_signals())
     arrive([tf.zeros([1])], name, process_set, spec)

@@ -243,7 +243,7 @@ class GradientReducer(gradients.GradientReducer):
             shape=tuple(wire.shape),
             device=device_number(wire.device),
             sync=self._sync,
-            size=self.process_set.size(),
+            size=self.runtime.size_of(self.process_set),
             op=self._arguments["op"],
             members=members,
             **self._options,

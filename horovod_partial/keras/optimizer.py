@@ -172,7 +172,7 @@ class _State:
 
     @property
     def _has_rounds(self) -> bool:
-        return not isinstance(self._policy, Full) and self._arguments["process_set"].size() > 1
+        return not isinstance(self._policy, Full) and backend.runtime.size_of(self._arguments["process_set"]) > 1
 
     def _progress_of(self, optimizer: Any) -> _Progress:
         if self._progress is None:

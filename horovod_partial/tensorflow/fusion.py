@@ -192,7 +192,7 @@ class _Collectives:
 
     def everybody_is_here(self, name: str) -> bool:
         _, info = average(tf.zeros([1]), name, Quorum(1.0), self._process_set, return_info=True)
-        return not info.late and int(info.fresh) == self._process_set.size()
+        return not info.late and int(info.fresh) == runtime.size_of(self._process_set)
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
         tensor = tf.zeros([nbytes // 4])

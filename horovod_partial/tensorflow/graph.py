@@ -145,7 +145,7 @@ def _destination(process_set: ProcessSet, spec: _core.BucketSpec) -> dict[str, A
     """The attributes that say where a message goes."""
     runtime.use(process_set.process_set_id)
     refuse_xla()
-    return {"process_set": process_set.process_set_id, "size": process_set.size(), "spec": spec.encode()}
+    return {"process_set": process_set.process_set_id, "size": runtime.size_of(process_set), "spec": spec.encode()}
 
 
 def _round_info(numbers: tf.Tensor, members: tf.Tensor, work: tf.Tensor) -> RoundInfo:

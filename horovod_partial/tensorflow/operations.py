@@ -265,7 +265,7 @@ def _reduce(
         raise ValueError(f"tensors that travel together must have one dtype, not {sorted(d.name for d in dtypes)}")
     dtype = dtypes.pop()
     wire = wire_dtype(dtype)
-    spec = bucket_config.arguments(sync=policy, size=process_set.size(), average=divides, **options)
+    spec = bucket_config.arguments(sync=policy, size=runtime.size_of(process_set), average=divides, **options)
     results, info = arrive([tf.cast(one, wire) for one in tensors], name, process_set, spec, work=work)
     results = [tf.cast(one, dtype) for one in results]
     result = results if several else results[0]

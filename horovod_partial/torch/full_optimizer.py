@@ -15,8 +15,8 @@ from horovod.common.process_sets import global_process_set
 from horovod.torch import mpi_ops
 
 from horovod_partial.checks import require_count
-from horovod_partial.runtime import is_alone
 from horovod_partial.torch.buckets import Widened
+from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import unwrapped, with_positions
 
@@ -121,7 +121,7 @@ def wrap(
 def _reduce_last_group(optimizer: Any) -> None:
     """What Horovod does when it wraps an optimizer, for parameters that are added later, and would never be reduced."""
     optimizer._parameter_names = with_positions(optimizer, optimizer._parameter_names)
-    reduces = optimizer.process_set.included() and not is_alone(global_process_set)
+    reduces = optimizer.process_set.included() and not runtime.is_alone(global_process_set)
     for parameter in optimizer.param_groups[-1]["params"]:
         optimizer._allreduce_delay[parameter] = optimizer.backward_passes_per_step
         if not reduces or not parameter.requires_grad:

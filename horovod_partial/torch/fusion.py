@@ -91,7 +91,7 @@ class Collectives:
 
     def everybody_is_here(self, name: str) -> bool:
         info = average_over_all_(torch.zeros(1), name, self._process_set).info()
-        return not info.late and info.fresh == self._process_set.size()
+        return not info.late and info.fresh == runtime.size_of(self._process_set)
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
         tensor = torch.zeros(nbytes // 4, device=self._device)

@@ -21,7 +21,7 @@ from horovod.torch.mpi_ops import Average
 from horovod_partial import _attach, bucket_config
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full
-from horovod_partial.runtime import Tenure, is_alone
+from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
@@ -128,7 +128,7 @@ class GradientExchange(Exchange):
         if model_sync_every is not None and parameters:
             ModelBucket(parameters)  # what does not fit fails here, not in the first step
         self._name = Name(process_set, [[names[p] for p in members] for members in planned])
-        if process_set.included() and not is_alone(process_set):
+        if process_set.included() and not runtime.is_alone(process_set):
             self._register_hooks()
             self.unscales = not self._full and grad_scaler is not None and grad_scaler.is_enabled()
             if self._replays:
@@ -179,7 +179,7 @@ class GradientExchange(Exchange):
             dtype=wire.dtype,
             shape=tuple(wire.shape),
             device=device_number(wire.device),
-            size=self.process_set.size(),
+            size=runtime.size_of(self.process_set),
             prescale_factor=1.0 / self._predivide,
             postscale_factor=self._predivide,
             # With a scaler they travel: the round is skipped, and the scale lowered, on every rank.

@@ -28,6 +28,7 @@ from horovod_partial.torch.operations import (
     device_number,
     empty_like,
     make_config,
+    runtime,
     submit,
     synchronize,
     wire_dtype,
@@ -260,7 +261,7 @@ def signal(name: str, process_set: ProcessSet) -> None:
     """Tell in a round that some rank has come here; waits for nobody, but for all in the first round."""
     nothing = torch.zeros(1)
     config = make_config(
-        dtype=nothing.dtype, shape=tuple(nothing.shape), size=process_set.size(), **bucket_config.of_signals()
+        dtype=nothing.dtype, shape=tuple(nothing.shape), size=runtime.size_of(process_set), **bucket_config.of_signals()
     )
     submit(nothing, nothing, name, process_set, config).synchronize()
 
@@ -279,7 +280,7 @@ def _config(
         shape=tuple(tensor.shape),
         device=device_number(tensor.device),
         sync=policy,
-        size=process_set.size(),
+        size=runtime.size_of(process_set),
         op=op,
         max_staleness=max_staleness,
         grace_ms=grace_ms,

@@ -282,7 +282,7 @@ def _submit(
         shape=tuple(tensor.shape),
         device=device_number(tensor.device),
         sync=policy,
-        size=process_set.size(),
+        size=runtime.size_of(process_set),
         op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
