@@ -76,7 +76,8 @@ test-all: build ctest-release ctest-tsan ctest-asan check-gpu ## Run the whole m
 # Ranks with a sanitized extension, whose runtime must be there before Python. It wants to see the C++ library, too.
 SANITIZED := $(addprefix tests/parallel/test_,rounds.py operations.py groups.py optimizer.py ends.py)
 SANITIZED_asan := ASAN_OPTIONS=detect_leaks=0
-SANITIZED_tsan := TSAN_OPTIONS=suppressions=$(CURDIR)/tests/sanitizers/thread.supp
+# Open MPI follows the memory that threads give back, and takes a lock for it when ThreadSanitizer has done with the thread.
+SANITIZED_tsan := TSAN_OPTIONS=suppressions=$(CURDIR)/tests/sanitizers/thread.supp OMPI_MCA_memory=^patcher
 SANITIZED_RUNS := test-sanitized-asan test-sanitized-tsan
 .PHONY: test-sanitized $(SANITIZED_RUNS)
 test-sanitized: $(SANITIZED_RUNS) ## Run the tests of operations and optimizers under sanitizers

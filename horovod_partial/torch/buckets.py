@@ -137,6 +137,10 @@ class GradientBucket:
         """Whether the parameters' `grad` are still what `show` has put there; sparse ones may be others."""
         return all(p.grad is None or p.grad is view or p.grad.is_sparse for p, view in self.views.items())
 
+    def holds(self, seen: torch.Tensor) -> bool:
+        """Whether a copy that was made has the same bits still: what is not a number never equals itself."""
+        return torch.equal(self.flat.view(torch.uint8), seen.view(torch.uint8))
+
     @property
     def is_begun(self) -> bool:
         """Whether gradients of a step have been taken, but not all of them yet."""

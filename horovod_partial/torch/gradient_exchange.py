@@ -409,7 +409,7 @@ class GradientExchange(Exchange):
         if not shown:
             return False
         same = shown == [bucket.flat._version for bucket in self.buckets] and all(b.is_shown() for b in self.buckets)
-        if same and all(torch.equal(bucket.flat, before) for bucket, before in zip(self.buckets, seen, strict=False)):
+        if same and all(bucket.holds(before) for bucket, before in zip(self.buckets, seen, strict=False)):
             return False
         self._changes_by_hand = True
         if self._missed_more:

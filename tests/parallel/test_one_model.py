@@ -348,6 +348,19 @@ def test_clipping_by_hand_raises_where_rounds_were_missed(world: World, changes:
     world.barrier()
 
 
+def test_unscaling_where_a_missed_round_has_overflowed(world: World) -> None:
+    """What is not a number differs from itself, and has not been changed by hand for that."""
+    training = Training(world, "AdamW", PLAIN | {"policy": "quorum:2", "precision": "float16"})
+    late_rank(world, training, 2)
+    if world.rank == 1:
+        training.backward()
+        training.scaler.unscale_(training.optimizer)
+        assert any(parameter.grad.isnan().any() for parameter in training.model.parameters())
+        training.scaler.step(training.optimizer)
+        training.scaler.update()
+    training.check()
+
+
 def test_clipping_gradients_that_travel_raises(world: World) -> None:
     """PyTorch's own order, without `synchronize`: what is clipped is neither this rank's part nor the result."""
     training = Training(world, "SGD", PLAIN | {"policy": "quorum:3"})
