@@ -12,7 +12,7 @@ import horovod_partial.torch as hvd
 
 @pytest.mark.launch(hosts=2, transports=("gloo",), full_transports=("gloo", "mpi"))
 def test_policies_on_two_hosts(world: World) -> None:
-    assert hvd.local_size() == 2
+    assert hvd.local_size() == world.size // 2
     for sync in ("solo", "majority", "full", hvd.GroupAverage(2)):
         model = torch.nn.Linear(3, 1)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sync=sync)
@@ -28,15 +28,18 @@ def test_policies_on_two_hosts(world: World) -> None:
 
 # Horovod's elastic jobs run over Gloo.
 @pytest.mark.full_matrix
+@pytest.mark.timeout(240)  # what is left may seek the lost host once more, for as long as Gloo likes
 @pytest.mark.launch(hosts=2, transports=("gloo",), ranks=(2,))
 @pytest.mark.parametrize("policy", ["majority", "full"])
 def test_a_host_of_an_elastic_job_is_lost(job: Job, policy: str) -> None:
-    hosts = job.start_elastic("elastic", policy, "1", hosts="host1:1\nhost2:1\n", interface="eth0")
+    notices = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}  # what is left of the job
+    hosts = job.start_elastic("elastic", policy, "1", hosts="host1:1\nhost2:1\n", interface="eth0", **notices)
     job.wait_for_notes("running")
     job.hosts[1].lose()
     hosts.write_text("host1:1\n")
-    assert job.wait() == 0, job.output()
-    assert job.notes("ended")[0] == "1 True True", job.output()
+    assert job.wait(seconds=200) == 0, job.output()
+    # Horovod numbers hosts in no order, so the rank that is left may be any.
+    assert list(job.notes("ended").values()) == ["1 True True"], job.output()
 
 
 @pytest.mark.full_matrix
