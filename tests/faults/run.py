@@ -101,18 +101,19 @@ def ends(plan: Plan, histories: dict[int, list[Event]], status: int | None) -> l
 
 
 def went_on(histories: dict[int, list[Event]]) -> list[str]:
-    """Whether the other ranks went on while one was asleep: for as many rounds as they may."""
+    """Whether the others went on while a rank was asleep: until it had missed as many rounds as it may."""
     (slept,) = faults(histories)
-    rounds = {
-        event["round"]
-        for events in histories.values()
-        for event in events
-        if event["e"] == "result" and slept["t"] < event["t"] < slept["t"] + slept["seconds"] and event["round"]
-    }
-    bound = next(event for events in histories.values() for event in events if event["e"] == "bucket")["staleness"]
-    return (
-        [] if len(rounds) >= bound else [f"while a rank slept, the others got {len(rounds)} rounds; {bound} they may"]
-    )
+    events = next(events for events in histories.values() if slept in events)
+    after: dict[str, Event] = {}
+    for event in events:
+        if event["e"] == "result" and event["t"] > slept["t"]:
+            after.setdefault(event["b"], event)
+    bounds = {event["b"]: event["staleness"] for event in events if event["e"] == "bucket"}
+    return [
+        f"while a rank slept, the others got {after[name]['missed']} rounds of {name}; {bound} they may"
+        for name, bound in bounds.items()
+        if after[name]["missed"] < bound
+    ]
 
 
 def faults(histories: dict[int, list[Event]]) -> list[Event]:
