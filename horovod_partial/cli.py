@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
@@ -37,6 +39,10 @@ assert x.numpy().tolist() == [hvd.size()] * 3, x
 hvd.shutdown()
 """,
 }
+
+
+# What `run` is asked for. It begins outside of the command line's library, which has its own ways with some exceptions.
+_programs: list[Callable[[], None]] = []
 
 
 @app.callback(invoke_without_command=True)
@@ -229,6 +235,32 @@ def simulate(
         typer.echo(f"plots: {folder / 'scaling.png'}, {folder / 'gantt.png'}")
 
 
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def run(
+    program: str = typer.Argument(help="A script that imports Horovod; with -m, a module."),
+    arguments: list[str] | None = typer.Argument(None, help="Of the program."),  # noqa: B008 (typer's way)
+    is_module: bool = typer.Option(False, "-m", help="The program is the name of a module."),
+    sync: str | None = typer.Option(
+        None, help="Sync policy where the program names none: majority, solo, quorum:0.75 …"
+    ),
+) -> None:
+    """Run a program that was written for Horovod, unedited, with ours in Horovod's place.
+
+    On every rank: horovodrun -np 4 horovod-partial run --sync majority train.py --lr 0.1
+    """
+    from horovod_partial import policies
+    from horovod_partial import program as programs
+
+    try:
+        if sync is not None:
+            policies.parse(sync)
+    except ValueError as error:
+        raise _refused(f"--sync: {error}") from None
+    if not is_module and not Path(program).is_file():
+        raise _refused(f"there is no file {program}")
+    _programs.append(partial(programs.run, program, arguments or [], is_module=is_module, sync=sync))
+
+
 def _plots() -> ModuleType:
     try:
         from horovod_partial import plots
@@ -245,4 +277,10 @@ def _refused(text: str) -> typer.Exit:
 
 def main() -> None:
     """The console script."""
-    app()
+    try:
+        app()
+    except SystemExit:
+        if not _programs:
+            raise
+    for program in _programs:
+        program()

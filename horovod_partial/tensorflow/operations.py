@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-import horovod.tensorflow
+import horovod.tensorflow as horovods
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import mpi_ops
@@ -68,7 +68,7 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, *args: Any, **kwargs: Any) -> Any:
     """`horovod.tensorflow.broadcast_variables`, of Keras's variables too."""
-    return horovod.tensorflow.broadcast_variables([native(v) for v in variables], root_rank, *args, **kwargs)
+    return horovods.broadcast_variables([native(v) for v in variables], root_rank, *args, **kwargs)
 
 
 def check_initialized() -> None:
@@ -147,8 +147,8 @@ def _full_allreduce(
     options = {"op": op, "prescale_factor": prescale, "postscale_factor": postscale, "process_set": process_set}
     check_initialized()
     if isinstance(tensor, (list, tuple)):
-        return horovod.tensorflow.grouped_allreduce(list(tensor), name=name, **options)
-    return horovod.tensorflow.allreduce(tensor, name=name, **options)
+        return horovods.grouped_allreduce(list(tensor), name=name, **options)
+    return horovods.allreduce(tensor, name=name, **options)
 
 
 @tf.autograph.experimental.do_not_convert

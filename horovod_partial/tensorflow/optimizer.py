@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.tensorflow
+import horovod.tensorflow as horovods
 import keras
 import tensorflow as tf
 
@@ -51,4 +51,4 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError("fusion needs an optimizer of Keras")
     if not isinstance(policy, Full):
         raise ValueError(f"{policy!r} needs an optimizer of Keras; one of tf.compat.v1.train takes hvd.Full()")
-    return horovod.tensorflow.DistributedOptimizer(optimizer, name, use_locking, **arguments)
+    return horovods.DistributedOptimizer(optimizer, name, use_locking, **arguments)

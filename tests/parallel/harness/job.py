@@ -32,19 +32,35 @@ class Job:
         self.folder = folder
         self._processes: Processes | None = None
 
-    def start(self, program: str, *arguments: str, options: Sequence[str] = (), **variables: str) -> None:
-        """Start `programs/<program>.py` under `horovodrun`, with more options of that."""
-        command = [sys.executable, str(PROGRAMS / f"{program}.py"), *arguments]
+    def start(
+        self,
+        program: str,
+        *arguments: str,
+        runner: Sequence[str] = (),
+        options: Sequence[str] = (),
+        **variables: str,
+    ) -> None:
+        """Start `programs/<program>.py` under `horovodrun`, with more options of that; with what runs it, if not Python."""
+        command = [sys.executable, *runner, str(PROGRAMS / f"{program}.py"), *arguments]
         self._processes = Processes(self.setup, command, self.folder, options, **self._variables(variables))
 
-    def start_elastic(self, program: str, *arguments: str, hosts: str, interface: str = "lo", **variables: str) -> Path:
+    def start_elastic(
+        self,
+        program: str,
+        *arguments: str,
+        hosts: str,
+        interface: str = "lo",
+        runner: Sequence[str] = (),
+        **variables: str,
+    ) -> Path:
         """Start an elastic job of 1 to 4 ranks. Returns the file of its hosts, which may be changed."""
         file, script = self.folder / "hosts", self.folder / "discover"
         file.write_text(hosts)
         script.write_text(f"#!/bin/sh\ncat {file}\n")
         script.chmod(0o755)
         options = ["--min-np", "1", "--max-np", "4", "--host-discovery-script", str(script)]
-        self.start(program, *arguments, options=[*options, "--network-interfaces", interface], **variables)
+        options += ["--network-interfaces", interface]
+        self.start(program, *arguments, runner=runner, options=options, **variables)
         return file
 
     @property

@@ -1,0 +1,79 @@
+"""Programs for Horovod, unedited, with ours in its place: `horovod-partial run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness.job import Job
+
+from horovod_partial import _core
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where rank 0 writes what it decided: nothing, if no round was ours."""
+    return tmp_path / "decisions"
+
+
+RUN = ("-m", "horovod_partial", "run", "--sync", "majority")
+
+
+def run(job: Job, log: Path, program: str, *arguments: str) -> int:
+    """Start a program, as users do, and wait for its end."""
+    job.start(program, *arguments, runner=RUN, HOROVOD_PARTIAL_DECISION_LOG=str(log))
+    return job.wait()
+
+
+@pytest.mark.parametrize("what", ["ends", pytest.param("exits", marks=pytest.mark.full_matrix)])
+def test_torch(job: Job, log: Path, what: str) -> None:
+    assert run(job, log, "stock_torch", what) == 0, job.output()
+    modules = "horovod_partial.torch.optimizer horovod_partial.torch.operations horovod.torch.mpi_ops"
+    assert job.notes("trained") == dict.fromkeys(range(job.setup.ranks), modules)
+    assert _core.replay(str(log)).rounds > 0
+    assert job.output().count("of horovod.torch these are ours: DistributedOptimizer, init, join,") == 1
+    assert "this rank ends with" not in job.output()
+
+
+@pytest.mark.full_matrix
+def test_a_failure_is_told(job: Job, log: Path) -> None:
+    assert run(job, log, "stock_torch", "fails") != 0
+    assert f"rank {job.setup.ranks - 1} has failed: RuntimeError: planned failure" in job.output()
+
+
+@pytest.mark.launch(transports=("gloo",), ranks=(2,))
+@pytest.mark.full_matrix
+def test_an_elastic_job(job: Job) -> None:
+    hosts = job.start_elastic("stock_elastic", hosts="localhost:2\n", runner=RUN)
+    job.wait_for_notes("running")
+    hosts.write_text("localhost:3\n")
+    assert job.wait() == 0, job.output()
+    assert job.notes("ended") == dict.fromkeys(range(3), "3 horovod_partial.torch.operations"), job.output()
+
+
+@pytest.mark.launch(framework="tensorflow")
+@pytest.mark.full_matrix("mpi")
+def test_tensorflow(job: Job, log: Path) -> None:
+    assert run(job, log, "stock_tensorflow") == 0, job.output()
+    modules = "horovod_partial.tensorflow.tape horovod_partial.tensorflow.operations horovod.tensorflow"
+    assert job.notes("trained") == dict.fromkeys(range(job.setup.ranks), modules)
+    assert _core.replay(str(log)).rounds > 0
+
+
+@pytest.mark.launch(framework="tensorflow")
+@pytest.mark.parametrize(
+    "module", ["horovod.tensorflow.keras", pytest.param("horovod.keras", marks=pytest.mark.full_matrix)]
+)
+@pytest.mark.full_matrix("gloo")
+def test_keras(job: Job, log: Path, module: str) -> None:
+    assert run(job, log, "stock_keras", module) == 0, job.output()
+    modules = "horovod_partial.keras.optimizer horovod_partial.tensorflow.operations horovod_partial.keras.callbacks"
+    assert job.notes("trained") == dict.fromkeys(range(job.setup.ranks), modules)
+    assert _core.replay(str(log)).rounds > 0
+
+
+@pytest.mark.full_matrix("mpi")
+def test_without_ours_they_are_horovods(job: Job) -> None:
+    assert job.run("stock_torch", "ends") == 0, job.output()
+    modules = "horovod.torch.optimizer horovod.torch.mpi_ops horovod.torch.mpi_ops"
+    assert job.notes("trained") == dict.fromkeys(range(job.setup.ranks), modules)
