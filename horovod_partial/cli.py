@@ -235,7 +235,7 @@ def simulate(
         typer.echo(f"plots: {folder / 'scaling.png'}, {folder / 'gantt.png'}")
 
 
-@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_interspersed_args": False})
 def run(
     program: str = typer.Argument(help="A script that imports Horovod; with -m, a module."),
     arguments: list[str] | None = typer.Argument(None, help="Of the program."),  # noqa: B008 (typer's way)
