@@ -54,14 +54,15 @@ def watch() -> None:
         quitter.__call__ = _noticed(quitter.__call__)
 
 
-def _fail(exception: BaseException) -> None:
+def ends(exception: BaseException) -> None:
+    """This exception, which is a failure, ends the process."""
     global _failure
     _failure = describe(exception)
 
 
 def _noticing(previous: Callable[..., Any]) -> Callable[..., Any]:
     def hook(kind: type[BaseException], exception: BaseException, trace: Any) -> None:
-        _fail(exception)
+        ends(exception)
         previous(kind, exception, trace)
 
     return hook
@@ -77,7 +78,7 @@ class _Exit(SystemExit):
     @property
     def code(self) -> Any:
         if sys._getframe().f_back is None and is_failure(exit := SystemExit(super().code)):
-            _fail(exit)
+            ends(exit)
         return super().code
 
     @code.setter

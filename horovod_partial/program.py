@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import threading
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
 from horovod_partial import failure, stand_in
 from horovod_partial.settings import PREFIX
@@ -16,7 +17,7 @@ _RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PR
 
 
 def run(program: str, arguments: Sequence[str], *, is_module: bool, sync: str | None) -> None:
-    """Run a program as `python` would, and deliver what is pending when it has come to its end.
+    """Run a program as `python` would. What is pending at its end is delivered when the process ends, as always.
 
     Args:
         program: the path of a script or, with `is_module`, the name of a module.
@@ -28,32 +29,22 @@ def run(program: str, arguments: Sequence[str], *, is_module: bool, sync: str | 
         os.environ[PREFIX + "SYNC"] = sync
     stand_in.install(_tell)
     sys.argv = [program, *arguments]
+    main = sys.modules["__main__"] = ModuleType("__main__")  # it stays so to the end of the process
     try:
         if is_module:
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
+            sys.path[0] = os.getcwd()
+            runpy._run_module_as_main(program)  # type: ignore[attr-defined]  # runpy's public ways take `__main__` back
         else:
-            sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
-            runpy.run_path(program, run_name="__main__")
+            main.__file__ = os.path.abspath(program)
+            sys.path[0] = os.path.dirname(os.path.realpath(program))
+            exec(compile(Path(program).read_bytes(), main.__file__, "exec"), vars(main))  # noqa: S102 (it is what was asked)
     except SystemExit as exit:
-        if not failure.is_failure(exit):
-            _end()
+        if failure.is_failure(exit):
+            failure.ends(exit)  # no hook of the interpreter's tells of it
         raise
-    _end()
 
 
 def _tell(front_end: str, names: Sequence[str]) -> None:
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
     if rank == "0":
         print(f"horovod-partial: of {front_end} these are ours: {', '.join(names)}", file=sys.stderr, flush=True)
-
-
-def _end() -> None:
-    """What a program that knows nothing of us leaves undone, when all its threads have ended."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    for ours in dict.fromkeys(stand_in.FRONT_ENDS.values()):
-        module = sys.modules.get(ours)
-        if module is not None and module.is_initialized():
-            module.shutdown()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 # Whose place is taken, and by what.
 FRONT_ENDS = {
@@ -49,6 +50,9 @@ class _Then(Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         self._then()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # as resources and sources are asked for
 
 
 class _Finder(MetaPathFinder):
@@ -107,11 +111,11 @@ def _take_place(name: str, of_ours: str) -> list[str]:
     """Put a module with our names in the place of one of Horovod's; returns those that Horovod's had as well."""
     horovods, ours = sys.modules[name], importlib.import_module(of_ours)
     public = getattr(ours, "__all__", [each for each in vars(ours) if not each.startswith("_")])
-    differ = {each: getattr(ours, each) for each in public if getattr(horovods, each, None) is not getattr(ours, each)}
+    has = {each: getattr(ours, each) for each in public if not isinstance(getattr(ours, each), ModuleType)}
     module = ModuleType(name)
-    module.__dict__.update(vars(horovods) | differ)
-    if hasattr(ours, "__all__"):
-        module.__dict__["__all__"] = ours.__all__
+    module.__dict__.update(vars(horovods) | has)
+    # What a star brings is what it brought: our further names may be the program's own.
+    module.__dict__.setdefault("__all__", [each for each in vars(horovods) if not each.startswith("_")])
     sys.modules[name] = module
     _bind(name, module)
-    return sorted(each for each in differ if hasattr(horovods, each) and not isinstance(differ[each], ModuleType))
+    return sorted(each for each in has if getattr(horovods, each, has[each]) is not has[each])

@@ -697,16 +697,15 @@ TEST_F(FamilyTest, WhatTheLastFlushHasBroughtIsTakenAlsoAfterAShutdown) {
   Cycle();
   Engine::Flushing flushing(EngineOf(1), Report::Flush::kEnding, {family_});
   auto other = Begin([&] { EngineOf(0).End(); });
-  int taken = 0;
+  std::vector<int> taken;
   auto own = Begin([&] {
-    while (flushing.Wait()) taken = Take(1);
+    while (flushing.Wait()) taken.push_back(Take(1));
   });
   CycleUntilDone(std::move(other));
   CycleUntilDone(std::move(own));
   EngineOf(1).Close("shut down");
-  if (taken == 2) taken = Take(1);  // the flush's own round, in which nothing was pending
-  EXPECT_EQ(taken, 0);
-  EXPECT_EQ(Take(1), -1);
+  for (int gradients = Take(1); gradients >= 0; gradients = Take(1)) taken.push_back(gradients);
+  EXPECT_THAT(taken, testing::ElementsAre(2, 0));  // and the flush's own round, in which nothing was pending
 }
 
 TEST_F(FamilyTest, AfterAShutdownNothingElseIsTaken) {

@@ -32,7 +32,6 @@ def test_torch(job: Job, log: Path, what: str) -> None:
     assert job.notes("trained") == dict.fromkeys(range(job.setup.ranks), modules)
     assert _core.replay(str(log)).rounds > 0
     assert job.output().count("of horovod.torch these are ours: DistributedOptimizer, init, join,") == 1
-    assert "this rank ends with" not in job.output()
 
 
 @pytest.mark.full_matrix

@@ -33,6 +33,29 @@ def test_a_program_may_import_ours_first(tmp_path: Path) -> None:
     assert "horovod_partial.torch.operations" in run(tmp_path, "program.py").stdout
 
 
+def test_modules_are_whole(tmp_path: Path) -> None:
+    """Star imports bring no names of ours, modules that are not public are Horovod's, and data of packages are found."""
+    lines = [
+        "import importlib.resources, pickle",
+        "flush = 'mine'",
+        "from horovod.torch import *",
+        "import horovod.torch.optimizer as private",
+        "class Saved: pass",
+        "pickle.dumps(Saved())",
+        "has = importlib.resources.files('horovod.torch').joinpath('__init__.py').is_file()",
+        "print(flush, init.__module__, hasattr(private, '_DistributedOptimizer'), has, __file__)",
+    ]
+    (tmp_path / "program.py").write_text("\n".join(lines))
+    done = run(tmp_path, "program.py")
+    assert done.stdout.split() == [
+        "mine",
+        "horovod_partial.torch.operations",
+        "True",
+        "True",
+        str(tmp_path / "program.py"),
+    ]
+
+
 def test_exit_status_and_exceptions_are_the_programs(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM + "sys.exit(int(sys.argv[1]))")
     assert [run(tmp_path, "program.py", status).returncode for status in "07"] == [0, 7]
@@ -44,10 +67,16 @@ def test_exit_status_and_exceptions_are_the_programs(tmp_path: Path) -> None:
 
 
 def test_a_program_ends_with_its_last_thread(tmp_path: Path) -> None:
-    more = "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.5), print(hvd.size()))).start()\n"
-    (tmp_path / "program.py").write_text(PROGRAM + more)
+    """Or exit handler; idle workers of a pool that nobody shuts down are no reason to wait."""
+    lines = [
+        "import atexit, concurrent.futures, threading, time",
+        "concurrent.futures.ThreadPoolExecutor(1).submit(int)",
+        "threading.Thread(target=lambda: (time.sleep(0.5), print(hvd.size()))).start()",
+        "atexit.register(lambda: print(hvd.rank()))",
+    ]
+    (tmp_path / "program.py").write_text(PROGRAM + "\n".join(lines))
     done = run(tmp_path, "program.py")
-    assert done.stdout.splitlines()[-1] == "1", done.stderr
+    assert done.stdout.splitlines()[-2:] == ["1", "0"], done.stderr
 
 
 def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
