@@ -1,9 +1,9 @@
 """Modules that stand where a program imports Horovod's: for `horovod-partial run`.
 
 A front end of Horovod stays what it is while it is being imported, since ours is made from it. When both are there, a module
-takes its place in which every name that ours has is ours, and all others are Horovod's. So it does not matter in which form
-a program imports it, nor whether the program does or a library that it uses. What Horovod's own modules have imported by then
-stays theirs.
+takes its place in which every function, class and value that ours has is ours, and all else is Horovod's. So it does not matter
+in which form a program imports it, nor whether the program does or a library that it uses. What Horovod's own modules have
+imported by then stays theirs.
 """
 
 from __future__ import annotations

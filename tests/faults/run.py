@@ -104,15 +104,15 @@ def went_on(histories: dict[int, list[Event]]) -> list[str]:
     """Whether the others went on while a rank was asleep: until it had missed as many rounds as it may."""
     (slept,) = faults(histories)
     events = next(events for events in histories.values() if slept in events)
-    after: dict[str, Event] = {}
-    for event in events:
-        if event["e"] == "result" and event["t"] > slept["t"]:
-            after.setdefault(event["b"], event)
     bounds = {event["b"]: event["staleness"] for event in events if event["e"] == "bucket"}
+    missed = dict.fromkeys(bounds, 0)  # so it stays where the rank has got nothing any more
+    for event in reversed(events):  # so the first result after the sleep is what counts
+        if event["e"] == "result" and event["round"] is not None and event["t"] > slept["t"]:
+            missed[event["b"]] = event["missed"]
     return [
-        f"while a rank slept, the others got {after[name]['missed']} rounds of {name}; {bound} they may"
+        f"while a rank slept, the others got {missed[name]} rounds of {name}; {bound} they may"
         for name, bound in bounds.items()
-        if after[name]["missed"] < bound
+        if missed[name] < bound
     ]
 
 

@@ -32,8 +32,8 @@ def test_policies_on_two_hosts(world: World) -> None:
 @pytest.mark.launch(hosts=2, transports=("gloo",), ranks=(2,))
 @pytest.mark.parametrize("policy", ["majority", "full"])
 def test_a_host_of_an_elastic_job_is_lost(job: Job, policy: str) -> None:
-    notices = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}  # what is left of the job
-    hosts = job.start_elastic("elastic", policy, "1", hosts="host1:1\nhost2:1\n", interface="eth0", **notices)
+    before = "host1:1\nhost2:1\n"
+    hosts = job.start_elastic("elastic", policy, "1", hosts=before, interface="eth0", HOROVOD_GLOO_TIMEOUT_SECONDS="10")
     job.wait_for_notes("running")
     job.hosts[1].lose()
     hosts.write_text("host1:1\n")

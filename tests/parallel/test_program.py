@@ -9,14 +9,13 @@ from harness.job import Job
 
 from horovod_partial import _core
 
+RUN = ("-m", "horovod_partial", "run", "--sync", "majority")
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """Where rank 0 writes what it decided: nothing, if no round was ours."""
     return tmp_path / "decisions"
-
-
-RUN = ("-m", "horovod_partial", "run", "--sync", "majority")
 
 
 def run(job: Job, log: Path, program: str, *arguments: str) -> int:
