@@ -235,6 +235,66 @@ def simulate(
         typer.echo(f"plots: {folder / 'scaling.png'}, {folder / 'gantt.png'}")
 
 
+@app.command()
+def report(
+    folder: str = typer.Argument(metavar="DIR", help="What HOROVOD_PARTIAL_RECORD named: it holds runs, or is one."),
+    run: str | None = typer.Option(None, help="Name of the run, in place of the newest."),
+    output: str | None = typer.Option(None, help="Page with plots, FILE.html; it needs no network."),
+    trace: str | None = typer.Option(None, help="Trace for Perfetto or chrome://tracing, FILE.json."),
+    prometheus: str | None = typer.Option(None, help="Metrics for the node exporter's textfile collector, FILE.prom."),
+) -> None:
+    """Tell from a recording which rank is slow, where the time went, and what waiting has cost."""
+    from horovod_partial import recording
+    from horovod_partial.report import Summary, text
+    from horovod_partial.report import prometheus as metrics
+    from horovod_partial.report import trace as traces
+
+    page = _page() if output is not None else None
+    try:
+        summary = Summary.of(recording.load(folder, run))
+        text.show(summary)
+        if page is not None:
+            page.write(summary, output)
+        if trace is not None:
+            traces.write(summary, trace)
+        if prometheus is not None:
+            metrics.write(summary, prometheus)
+    except (OSError, ValueError) as error:
+        raise _refused(str(error)) from None
+
+
+@app.command()
+def advise(
+    folder: str = typer.Argument(metavar="DIR", help="What HOROVOD_PARTIAL_RECORD named: it holds runs, or is one."),
+    run: str | None = typer.Option(None, help="Name of the run, in place of the newest."),
+) -> None:
+    """Predict from a recording what each policy would come to, and recommend one."""
+    from horovod_partial import advice, recording
+
+    try:
+        found = advice.advise(recording.load(folder, run))
+    except (OSError, ValueError) as error:
+        raise _refused(str(error)) from None
+    table = Table(title=found.title, title_justify="left")
+    for column in ("policy", "steps/s", "95 % of resamples", "over full", "late", "staleness", "95 % of those"):
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
+    full = found.predictions[0].rate
+    for one in found.predictions:
+        table.add_row(
+            *(
+                one.policy,
+                f"{one.rate:.2f}",
+                f"{one.interval[0]:.2f} to {one.interval[1]:.2f}",
+                f"{one.rate / full:.2f}",
+            ),
+            *(f"{one.late:.1%}", f"{one.staleness:.2f}", f"{one.staleness_95:.0f}"),
+        )
+    console = Console()
+    console.width = max(console.width, 110)
+    console.print(table)
+    typer.echo("\n".join([found.text, *found.remarks]))
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     program: str = typer.Argument(help="A script that imports Horovod; with -m, a module."),
@@ -243,6 +303,7 @@ def run(
     sync: str | None = typer.Option(
         None, help="Sync policy where the program names none: majority, solo, quorum:0.75 …"
     ),
+    record: str | None = typer.Option(None, metavar="DIR", help="Record in this folder who is slow, and what for."),
 ) -> None:
     """Run a program that was written for Horovod, unedited, with ours in Horovod's place.
 
@@ -258,7 +319,8 @@ def run(
         raise _refused(f"--sync: {error}") from None
     if not is_module and not Path(program).is_file():
         raise _refused(f"there is no file {program}")
-    _programs.append(partial(programs.run, program, arguments or [], is_module=is_module, sync=sync))
+    settings = {name: value for name, value in (("SYNC", sync), ("RECORD", record)) if value is not None}
+    _programs.append(partial(programs.run, program, arguments or [], is_module=is_module, settings=settings))
 
 
 def _plots() -> ModuleType:
@@ -267,6 +329,14 @@ def _plots() -> ModuleType:
     except ImportError:
         raise _refused("--output needs matplotlib: run `pip install matplotlib`") from None
     return plots
+
+
+def _page() -> ModuleType:
+    try:
+        from horovod_partial.report import page
+    except ImportError:
+        raise _refused("--output needs plotly: run `pip install horovod-partial[report]`") from None
+    return page
 
 
 def _refused(text: str) -> typer.Exit:

@@ -1,16 +1,27 @@
-"""Signs of life between the ranks, by which a job ends when one of them is missing (docs/protocol.md, rule 13)."""
+"""Signs of life between the ranks, and what they tell when one of them is missing (docs/protocol.md, rules 13 and 14)."""
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from horovod_partial import _attach
+from horovod_partial import _attach, log
 from horovod_partial.settings import settings
 
 Gather = Callable[[str], list[str]]
+
+
+class _Offer(NamedTuple):
+    """What rank 0 tells the others."""
+
+    endpoint: str  # where it listens; empty where it does not
+    stall_seconds: float
 
 
 def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
@@ -22,29 +33,70 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
         gather: gives every rank's text to all, by rank.
 
     Returns:
-        The monitor; None where none was asked for, or nobody is there to be missed.
+        The monitor; None where none was asked for, nobody is there to be missed, or, unless the job is to end when a rank
+        is missing, where some rank cannot reach rank 0.
 
     Raises:
-        ValueError: some rank cannot reach rank 0; the same on every rank, with the ranks and the addresses.
+        ValueError: the job is to end when a rank is missing, and some rank cannot reach rank 0; the same on every rank,
+            with the ranks and the addresses.
     """
-    seconds = settings().abort_seconds
-    if seconds == 0 or size == 1:
+    config = settings()
+    if size == 1 or config.abort_seconds == config.stall_seconds == 0:
         return None
-    neighbours = _neighbours(rank, gather)
-    monitor, problem = None, ""
-    if rank == 0:
-        monitor, problem = _attempt(lambda: _attach.Monitor.listen(size, seconds, neighbours))
-    endpoint = gather(monitor.endpoint if monitor else "")[0]
-    if rank > 0 and endpoint:
-        monitor, problem = _attempt(lambda: _attach.Monitor.join(rank, seconds, neighbours, endpoint))
+    _prepare_stacks()
+    neighbours = _neighbours(rank, gather) if config.abort_seconds else {}  # who may have to be ended
+    monitor, problem, own = None, "", _Offer("", _stall_seconds())
+    if rank == 0 and (config.abort_seconds or own.stall_seconds):
+        monitor, problem = _attempt(
+            lambda: _attach.Monitor.listen(
+                size,
+                abort_seconds=config.abort_seconds,
+                stall_seconds=own.stall_seconds,
+                neighbours=neighbours,
+            )
+        )
+        own = own._replace(endpoint=monitor.endpoint if monitor else "")
+    offer = _Offer(*json.loads(gather(json.dumps(own))[0]))
+    if rank > 0 and offer.endpoint:
+        monitor, problem = _attempt(
+            lambda: _attach.Monitor.join(
+                rank,
+                offer.endpoint,
+                abort_seconds=config.abort_seconds,
+                stall_seconds=offer.stall_seconds,
+                neighbours=neighbours,
+            )
+        )
     problems = {of: text for of, text in enumerate(gather(problem)) if text}
-    if problems:
-        told = "; ".join(f"rank {of}: {text}" for of, text in problems.items())
+    if not problems:
+        return monitor
+    told = "; ".join(f"rank {of}: {text}" for of, text in problems.items())
+    if config.abort_seconds:
         raise ValueError(
             f"the ranks cannot give each other signs of life, which HOROVOD_PARTIAL_ABORT_SECONDS needs: {told}. Let them "
             "reach rank 0's host on any port, or leave the variable out"
         )
-    return monitor
+    if rank == 0:
+        log.logger.warning(
+            "the ranks cannot give each other signs of life, so long waits will not be explained: %s. Let them reach rank "
+            "0's host on any port, or set HOROVOD_PARTIAL_STALL_SECONDS=0",
+            told,
+        )
+    return None
+
+
+def _stall_seconds() -> float:
+    """As set, but for where Horovod's own check is disabled: it takes the digits that its variable begins with."""
+    disabled = re.match(r"\s*\+?0*[1-9]", os.environ.get("HOROVOD_STALL_CHECK_DISABLE", ""))
+    return 0.0 if disabled else settings().stall_seconds
+
+
+@functools.cache
+def _prepare_stacks() -> None:
+    """Lets the extension take the stacks of all threads, also where one of them keeps the interpreter's lock."""
+    signal, file = _attach.prepare_stacks()
+    if signal:
+        faulthandler.register(signal, file, all_threads=True)
 
 
 def _neighbours(rank: int, gather: Gather) -> dict[int, int]:

@@ -15,6 +15,7 @@ from horovod_partial import _core
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
 
 __all__ = [
+    "Auto",
     "Butterfly",
     "Full",
     "GroupAverage",
@@ -95,18 +96,52 @@ class Quorum(_Policy):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_share", isinstance(self.ranks, float))
-        is_either = isinstance(self.ranks, int | float) and not isinstance(self.ranks, bool)
-        require(is_either, "ranks", "an int or a float", self.ranks)
-        if isinstance(self.ranks, int) and self.ranks < 1:
-            raise ValueError(f"ranks must be 1 or more, not {self.ranks}")
-        if isinstance(self.ranks, float) and not 0.0 < self.ranks <= 1.0:
-            raise ValueError(f"a share of the ranks must be above 0 and at most 1, not {self.ranks}")
+        _check_ranks("ranks", self.ranks)
 
     def to_core(self, size: int) -> _core.Policy:
-        if not self.is_share:
-            return _core.Policy(quorum=min(self.ranks, size))
-        # 0.55 of 20 ranks is 11, although the product is a little more.
-        return _core.Policy(quorum=max(1, math.ceil(round(self.ranks * size, 9))))
+        return _core.Policy(quorum=_count_of(self.ranks, size))
+
+
+def _check_ranks(name: str, ranks: Any) -> None:
+    is_either = isinstance(ranks, int | float) and not isinstance(ranks, bool)
+    require(is_either, name, "an int or a float", ranks)
+    if isinstance(ranks, int) and ranks < 1:
+        raise ValueError(f"{name} must be 1 or more, not {ranks}")
+    if isinstance(ranks, float) and not 0.0 < ranks <= 1.0:
+        raise ValueError(f"a share of the ranks must be above 0 and at most 1, not {ranks}")
+
+
+def _count_of(ranks: float, size: int) -> int:
+    """A number of ranks, or a share of `size`, as a number."""
+    if isinstance(ranks, int):
+        return min(ranks, size)
+    # 0.55 of 20 ranks is 11, although the product is a little more.
+    return max(1, math.ceil(round(ranks * size, 9)))
+
+
+@dataclass(frozen=True)
+class Auto(_Policy):
+    """A quorum that begins with all ranks, and follows what their steps take.
+
+    It is the largest of all, 7/8, 3/4, 1/2 and 1/4 of the ranks and one, that is nearly as fast as the best of them: a
+    larger quorum makes fewer gradients late. Rank 0 of the process set decides, from the steps of the last 64 rounds, and
+    keeps a change only if the measured speed bears it out (`docs/policies.md`).
+
+    Args:
+        min_quorum: as `ranks` of `hvd.Quorum`: at least so many ranks, or that share of them, are in each round. Raise it
+            where the learning rate bears no stale gradients.
+    """
+
+    min_quorum: int | float = 1
+    # As in `Quorum`.
+    is_share: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_share", isinstance(self.min_quorum, float))
+        _check_ranks("min_quorum", self.min_quorum)
+
+    def to_core(self, size: int) -> _core.Policy:
+        return _core.Policy(rule="auto", quorum=_count_of(self.min_quorum, size))
 
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
@@ -344,7 +379,7 @@ class WeightedAverage(_ModelPolicy):
         return {**super().bucket_options(), "weights": "contraction", "weight_parameter": self.contraction}
 
 
-GradientPolicy = Full | Solo | Majority | Quorum
+GradientPolicy = Full | Solo | Majority | Quorum | Auto
 ModelPolicy = GroupAverage | PartialReduce | WeightedAverage
 Policy = GradientPolicy | ModelPolicy
 
@@ -352,8 +387,8 @@ Policy = GradientPolicy | ModelPolicy
 def parse(text: str) -> Policy:
     """The policy that `text` names.
 
-    `full`, `solo`, `majority`, `majority:random`, `quorum:3`, `quorum:0.75`, `group_average`, `group_average:4`,
-    `partial_reduce:4`, `weighted_average:8:0.999`.
+    `full`, `solo`, `majority`, `majority:random`, `quorum:3`, `quorum:0.75`, `auto`, `auto:3`, `auto:0.25`,
+    `group_average`, `group_average:4`, `partial_reduce:4`, `weighted_average:8:0.999`.
     """
     name, _, argument = text.strip().lower().partition(":")
     try:
@@ -364,7 +399,9 @@ def parse(text: str) -> Policy:
         if name == "majority":
             return Majority(initiator=argument or None)
         if name == "quorum" and argument:
-            return Quorum(int(argument) if argument.isdigit() else float(argument))
+            return Quorum(_number_of_ranks(argument))
+        if name == "auto":
+            return Auto(_number_of_ranks(argument)) if argument else Auto()
         if name == "group_average":
             return GroupAverage(size=int(argument) if argument else None)
         if name == "partial_reduce" and argument:
@@ -376,8 +413,12 @@ def parse(text: str) -> Policy:
         raise ValueError(f"invalid sync policy {text!r}: {error}") from None
     raise ValueError(
         f"unknown sync policy {text!r}; known are full, solo, majority, majority:random, quorum:N with a number of "
-        "ranks or a share of them, group_average:N, partial_reduce:N, and weighted_average:PERIOD:CONTRACTION"
+        "ranks or a share of them, auto, auto:N, group_average:N, partial_reduce:N, and weighted_average:PERIOD:CONTRACTION"
     )
+
+
+def _number_of_ranks(text: str) -> int | float:
+    return int(text) if text.isdigit() else float(text)
 
 
 def resolve(sync: Policy | str | None, default: Policy | str) -> Policy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -16,17 +16,16 @@ from horovod_partial.settings import PREFIX
 _RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
-def run(program: str, arguments: Sequence[str], *, is_module: bool, sync: str | None) -> None:
+def run(program: str, arguments: Sequence[str], *, is_module: bool, settings: Mapping[str, str]) -> None:
     """Run a program as `python` would. What is pending at its end is delivered when the process ends, as always.
 
     Args:
         program: the path of a script or, with `is_module`, the name of a module.
         arguments: of the program.
         is_module: as `python -m`.
-        sync: the policy where the program names none; by default the one of the settings.
+        settings: that the program finds, by their names without the prefix.
     """
-    if sync is not None:
-        os.environ[PREFIX + "SYNC"] = sync
+    os.environ.update({PREFIX + name: value for name, value in settings.items()})
     stand_in.install(_tell)
     sys.argv = [program, *arguments]
     main = sys.modules["__main__"] = ModuleType("__main__")  # it stays so to the end of the process

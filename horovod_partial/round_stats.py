@@ -2,10 +2,65 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+Raw = dict[str, dict[str, Any]]  # the counts that the core keeps, by bucket
 
-def summarise(raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+
+class Progress:
+    """What has happened to the rounds since it was last asked, for logs.
+
+    Args:
+        read: the counts of all buckets, from their beginning.
+        rank: this one's in the process set.
+    """
+
+    def __init__(self, read: Callable[[], Raw], rank: int) -> None:
+        self._read = read
+        self._rank = rank
+        self._before = self._counts()
+
+    def since(self) -> dict[str, float]:
+        """What is new.
+
+        Returns:
+            `late`: the share of this rank's arrivals that came too late, 0 to 1. `fresh`: contributors to a round that were on
+            time, mean. `staleness`: rounds since a rank's contribution before, mean. `waited_seconds`: by this rank, for
+            results, over all buckets. Nothing if there was no round.
+        """
+        before, self._before = self._before, self._counts()
+        new: Counter[str] = Counter()
+        for name, counts in self._before.items():
+            new.update(counts)
+            if name in before:  # and what has ended since, as with an optimizer that is gone, is in neither
+                new.subtract(before[name])
+        if not new["rounds"]:
+            return {}
+        return {
+            "late": new["late"] / max(new["late"] + new["on_time"], 1),
+            "fresh": new["fresh"] / new["rounds"],
+            "staleness": new["staleness"] / max(new["contributions"], 1),
+            "waited_seconds": new["microseconds_waited"] / 1e6,
+        }
+
+    def _counts(self) -> dict[str, Counter[str]]:
+        return {
+            name: Counter(
+                rounds=raw["rounds"],
+                on_time=raw["on_time"][self._rank],
+                late=raw["late"][self._rank],
+                fresh=sum(count * rounds for count, rounds in enumerate(raw["fresh"])),
+                staleness=sum(rounds * count for rounds, count in raw["staleness"].items()),
+                contributions=sum(raw["staleness"].values()),
+                microseconds_waited=round(1e6 * raw["waited_seconds"]),
+            )
+            for name, raw in self._read().items()
+        }
+
+
+def summarise(raw: Raw) -> dict[str, dict[str, Any]]:
     """Statistics by bucket, from the counts that the core keeps.
 
     Returns:
@@ -18,7 +73,8 @@ def summarise(raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         `pending` (this rank has late contributions that no round has delivered); `missed_rounds` (whose results this rank
         has not taken);
         `groups_made` and `setup_seconds` (communicators that this rank has made for groups, and what that took: it is no
-        part of later rounds); and on rank 0 `arrival_offset_seconds` (list, by rank: mean time behind the first rank to
+        part of later rounds); with `Auto` `quorum` (of the last round) and `quorum_changes` (tuples of the round from which
+        on a quorum held, the quorum, and why: `"start"`, `"faster"`, `"as_fast"`, `"probe"` or `"taken_back"`); and on rank 0 `arrival_offset_seconds` (list, by rank: mean time behind the first rank to
         arrive) and, with `PartialReduce`, `unconnected_windows` (how often the last groups did not connect all ranks).
     """
     return {name: _summarise_bucket(bucket) for name, bucket in sorted(raw.items())}
@@ -44,6 +100,9 @@ def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
         "groups_made": raw["groups_made"],
         "setup_seconds": raw["setup_seconds"],
     }
+    if raw["quorums"]:
+        summary["quorum"] = raw["quorums"][-1][1]
+        summary["quorum_changes"] = list(raw["quorums"])
     for key in ("arrival_offset_seconds", "unconnected_windows"):
         if key in raw:
             summary[key] = raw[key]

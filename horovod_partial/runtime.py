@@ -21,6 +21,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach, failure, heartbeat, log
+from horovod_partial.checks import is_number, require
 from horovod_partial.settings import adopt, settings, shared
 
 HANDLE = Any  # _attach.Handle
@@ -71,9 +72,11 @@ class Runtime:
         self._library = library
         self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
         self._begun = Tenure(self)
+        self._recorded = Tenure(self)
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by what follows
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # of the ranks' signs of life
+        self.on_record: Callable[[], None] = lambda: None  # what a front end does when this rank begins to be recorded
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
         log.start()
@@ -104,8 +107,14 @@ class Runtime:
         self._begin()
         self._guarded(_attach.require_process_set, self._library, 0)  # all ranks shake hands
         self._agree_on_settings()
+        self._record_as_set()
         self._monitor = None  # where Horovod was up already
         self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
+
+    def _rest(self) -> None:
+        """From now on this rank's waits are those of an end in good order."""
+        if self._monitor is not None:
+            self._monitor.rest()
 
     def _gather(self, text: str) -> list[str]:
         return self._guarded(_attach.gather, self._library, text)
@@ -115,13 +124,51 @@ class Runtime:
         if taken:
             log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
 
+    def _record_as_set(self) -> None:
+        """Records where the settings say so. A recording that cannot be made is no reason to end a training."""
+        config = settings()
+        if not config.record or not self._recorded.enter():
+            return
+        try:
+            self.record(config.record, config.record_mb)
+        except HorovodInternalError:
+            raise
+        except RuntimeError as error:
+            log.logger.error("this rank is not recorded: %s", error)
+
+    def record(self, directory: str | os.PathLike[str], megabytes: float) -> None:
+        """Records from now on what this rank sees, until Horovod shuts down: see `docs/recording.md`.
+
+        Raises:
+            HorovodInternalError: Horovod has shut down.
+            RuntimeError: the files cannot be made, or this rank is being recorded already.
+            ValueError: an argument is out of range.
+        """
+        require(
+            isinstance(directory, str | os.PathLike) and os.fspath(directory) != "", "directory", "a path", directory
+        )
+        require(is_number(megabytes) and 1 <= megabytes < 1e6, "megabytes", "1 or more, and below 1e6", megabytes)
+        self._guarded(_attach.record, self._library, os.path.abspath(directory), int(megabytes * 1e6))
+        self.on_record()
+
+    def record_wait(self, begin: int, end: int) -> None:
+        """Records that the application was blocked for an operation of Horovod's own.
+
+        Times are those of `time.monotonic_ns`.
+        """
+        _attach.record_wait(self._library, begin, end)
+
     def shutdown(self) -> None:
         """Delivers what is pending, applies it, waits until every rank has come here, then shuts Horovod down.
 
         While an exception is being handled it does not wait: the other ranks fail at once, as they do with Horovod. An
         exit with status 0 is none.
         """
-        self._warn_of_unsettled(self._end_unless_failing())
+        self._rest()
+        try:
+            self._warn_of_unsettled(self._end_unless_failing())
+        finally:
+            _attach.end_recording(self._library)
         self._mpi_ops.shutdown()
         self._monitor = None
 
@@ -132,6 +179,7 @@ class Runtime:
             self._end_unless_failing()
         except HorovodInternalError as error:
             log.logger.info("what was pending is lost: %s", error)
+        _attach.end_recording(self._library)
         self._mpi_ops.shutdown()
         self.failed = False
         while True:
@@ -187,6 +235,13 @@ class Runtime:
             )
 
     def _at_exit(self) -> None:
+        self._rest()
+        try:
+            self._deliver_at_exit()
+        finally:
+            _attach.end_recording(self._library)
+
+    def _deliver_at_exit(self) -> None:
         if (why := failure.of_process()) is not None:
             self._say_farewell(why)  # and the others must not wait: Horovod's own handler shuts everybody down at once
             return
@@ -197,16 +252,19 @@ class Runtime:
 
     def use(self, process_set: int) -> None:
         """A process set is about to be used: what is pending there is to be delivered at the end."""
-        self._begin()
+        if self._begin():  # `init` was Horovod's own
+            self._record_as_set()
         self._process_sets.add(process_set)
 
-    def _begin(self) -> None:
-        """What each generation of Horovod needs, whoever has called `init`."""
-        if self._begun.enter():
+    def _begin(self) -> bool:
+        """What each generation of Horovod needs, whoever has called `init`. Whether it is new."""
+        is_new = self._begun.enter()
+        if is_new:
             log.set_rank(self._mpi_ops.rank())
             # Handlers run in reverse order, and ours must run before Horovod's, which its `init` has registered.
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
+        return is_new
 
     # --- Operations ----------------------------------------------------------------------------------------------
 

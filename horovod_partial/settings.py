@@ -43,9 +43,15 @@ class Settings(BaseSettings):
         default=0.0,
         description="End the job when a rank has given no sign of life for so long; 0 for never.",
     )
+    stall_seconds: float = Field(
+        default=60.0,
+        description="Write the stacks of ranks that wait, and of those they wait for, within so long; 0 for never.",
+    )
     decision_log: str = Field(
         default="", description="File to which rank 0 records what it saw and decided; empty for none."
     )
+    record: str = Field(default="", description="Folder in which each rank records what it sees; empty for none.")
+    record_mb: float = Field(default=64.0, ge=1, lt=1e6, description="Size of a rank's recording, in MB.")
     experimental_gpu: bool = Field(
         default=False, description="Accept CUDA tensors, although no run on a GPU has been recorded yet."
     )
@@ -68,7 +74,7 @@ class Settings(BaseSettings):
                 return grace
         raise ValueError(f"must be 'auto' or a number of milliseconds, 0 to {LONGEST_GRACE_MS}")
 
-    @field_validator("abort_seconds")
+    @field_validator("abort_seconds", "stall_seconds")
     @classmethod
     def _never_or_a_while(cls, value: float) -> float:
         if value == 0 or 1 <= value <= 86400:

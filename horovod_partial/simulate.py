@@ -316,6 +316,8 @@ class Result:
         fresh_histogram: number of contributors that were on time to rounds.
         staleness_histogram: rounds that a rank had missed before a contribution, to contributions.
         ends: seconds, of the shape (iterations, ranks): when each step ended.
+        closed: seconds: when each round of a step's last message closed.
+        quorums: with `hvd.Auto`, since which round of a step's last message which quorum held, and why.
     """
 
     iteration_time: float
@@ -326,6 +328,8 @@ class Result:
     fresh_histogram: dict[int, int]
     staleness_histogram: dict[int, int]
     ends: NDArray[np.float64] = field(repr=False, compare=False)
+    closed: NDArray[np.float64] = field(repr=False, compare=False)
+    quorums: list[tuple[int, int, str]] = field(default_factory=list)
 
     @property
     def contributors(self) -> float:
@@ -421,6 +425,8 @@ def simulate(
         fresh_histogram=dict(sorted(fresh.items())),
         staleness_histogram=dict(sorted(staleness.items())),
         ends=ends,
+        closed=np.array(figures["closed"]),
+        quorums=figures["messages"][-1]["quorums"],
     )
 
 

@@ -14,6 +14,8 @@
 #include "attach/tensors.h"
 #include "core/bytes.h"
 #include "core/declaration.h"
+#include "engine/log.h"
+#include "recording/recorder.h"
 
 namespace horovod_partial::attach {
 namespace {
@@ -57,8 +59,16 @@ class Registry {
     }
     for (auto* state : states)
       for (const std::int32_t id : state->process_set_table.Ids())
-        if (state->process_set_table.Get(id).controller.get() == &controller) session->SetState(*state, id);
+        if (state->process_set_table.Get(id).controller.get() == &controller)
+          session->SetState(*state, id, RecorderOf(*state, *session));
     return session;
+  }
+  std::vector<std::shared_ptr<Session>> Ready() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<std::shared_ptr<Session>> ready;
+    for (const auto& [controller, session] : sessions_)
+      if (session->ready()) ready.push_back(session);
+    return ready;
   }
   void SetOptions(const Session::Options& options) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -66,6 +76,16 @@ class Registry {
   }
 
  private:
+  // One for all process sets of a generation, of which that of all ranks comes first.
+  std::shared_ptr<recording::Recorder> RecorderOf(hvd::HorovodGlobalState& state, const Session& session) const {
+    const auto global = Find(*state.process_set_table.Get(0).controller);
+    if (global != nullptr && global->recorder() != nullptr) return global->recorder();
+    const Engine& engine = session.engine();
+    return std::make_shared<recording::Recorder>(
+        recording::Recorder::Origin{engine.rank(), engine.size()},
+        [rank = engine.rank()](const std::string& text) { Log(LogLevel::kError, rank, text); });
+  }
+
   mutable std::mutex mutex_;
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
   std::vector<hvd::HorovodGlobalState*> states_;
@@ -88,6 +108,7 @@ struct Attached {
   int (*is_initialized)() = nullptr;
   std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // the first handshake finds it, and it stays where it is
   std::atomic<int> generation{0};                        // another one after each initialisation
+  std::shared_ptr<recording::Recorder> recorder;         // of the last one that has shaken hands; under the lock
 };
 
 // Guards the map, whose elements stay. Whoever holds it never waits for anything, and never asks for the interpreter.
@@ -197,16 +218,13 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
   const auto original = OriginalOf(&Execute<carrier>, operation);
   const auto reduce = [&](const hvd::Response& what) { return original(operation, entries, what); };
   if (entries.empty()) return reduce(response);
-  const auto find_session = [&] {
-    hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
-    return Sessions().Find(*state.process_set_table.Get(entries[0].process_set_id).controller);
-  };
+  hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
+  const auto session = Sessions().Find(*state.process_set_table.Get(entries[0].process_set_id).controller);
   constexpr bool kBreaks = carrier == Carrier::kGloo;
-  const auto session = kBreaks || IsOurs(response) ? find_session() : nullptr;
   if (session != nullptr) session->EndIfBroken();  // Horovod fails these entries
   try {
-    return session == nullptr || !IsOurs(response) ? reduce(response)
-                                                   : session->Execute(entries, response, carrier, reduce);
+    const bool knows = session != nullptr && session->ready();
+    return knows ? session->Execute(entries, response, carrier, reduce) : reduce(response);
   } catch (const std::runtime_error& error) {  // what Gloo throws; bad input is a logic error
     if (kBreaks && session != nullptr) session->Break(error.what());
     throw;
@@ -255,10 +273,12 @@ void PrepareOperation(std::vector<Prepared>& prepared, const Library& library, c
 std::timed_mutex handshake_mutex;
 
 // Raise this where messages between ranks change in other ways than the fields of a policy.
-constexpr std::int64_t kMessages = 7;
+constexpr std::int64_t kMessages = 8;
 
 // Of what must be the same on all ranks, which add it up: the format of our messages.
 std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Declaration>()} << 8); }
+
+constexpr std::size_t kLongestWhat = 200;  // bytes of a name that other ranks are told
 
 constexpr auto kPollInterval = std::chrono::milliseconds(100);  // of Ctrl-C, in a wait
 
@@ -297,16 +317,28 @@ std::vector<std::int64_t> SumOverRanks(const Attached& attached, const std::stri
   return result->values;
 }
 
-hvd::HorovodGlobalState* ShakeHands(const Attached& attached) {
+std::int64_t UnixMilliseconds() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
+
+// What all ranks know now.
+struct Handshake {
+  hvd::HorovodGlobalState* state;
+  std::int64_t run;  // in milliseconds of Unix time, the mean of their clocks
+};
+
+Handshake ShakeHands(const Attached& attached) {
   const auto context = std::make_shared<HandshakeContext>();
-  const auto sums = SumOverRanks(attached, "horovod_partial.handshake", {1, Fingerprint()}, context);
+  const auto sums =
+      SumOverRanks(attached, "horovod_partial.handshake", {1, Fingerprint(), UnixMilliseconds()}, context);
   if (sums[1] != sums[0] * Fingerprint())
     throw AttachError("the ranks run different versions of horovod-partial; install the same one everywhere");
   if (context->state == nullptr)
     throw AttachError(
         "Horovod reduced the handshake with an operation that horovod-partial does not know; "
         "set HOROVOD_CPU_OPERATIONS to MPI or GLOO");
-  return context->state;
+  return {context->state, sums[2] / sums[0]};
 }
 
 std::shared_ptr<Session> Lookup(const Attached& attached, std::int32_t process_set_id) {
@@ -327,7 +359,8 @@ std::shared_ptr<Session> Introduce(Attached& attached) {
   std::unique_lock<std::timed_mutex> turn(handshake_mutex, std::defer_lock);
   while (!turn.try_lock_for(kPollInterval)) Session::CheckInterrupt();
   if (auto introduced = FindIntroduced(attached)) return introduced;
-  attached.state = ShakeHands(attached);
+  const Handshake handshake = ShakeHands(attached);
+  attached.state = handshake.state;
   auto global = Lookup(attached, 0);
   if (global == nullptr)
     throw AttachError("Horovod was initialised before horovod_partial was imported; import horovod_partial first");
@@ -335,8 +368,21 @@ std::shared_ptr<Session> Introduce(Attached& attached) {
   if (!missing.empty())
     throw AttachError("the hooks " + missing + " did not run on rank " + std::to_string(global->engine().rank()) +
                       "; is another plugin attached to this Horovod?");
+  global->recorder()->SetRun(handshake.run);
+  auto recorder = global->recorder();
+  {
+    std::lock_guard<std::mutex> lock(attached_mutex);
+    attached.recorder.swap(recorder);  // the one before may have to write, which the lock does not wait for
+  }
   global->handshaken = true;
   return global;
+}
+
+// Of the last generation that has shaken hands, which may be down by now; null where none has.
+std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_path) {
+  std::lock_guard<std::mutex> lock(attached_mutex);
+  const auto it = AttachedLibraries().find(library_path);
+  return it == AttachedLibraries().end() ? nullptr : it->second.recorder;
 }
 
 }  // namespace
@@ -448,6 +494,43 @@ int CatchUp(const std::string& library_path, std::int32_t process_set_id, const 
   if (found == nullptr) return 0;
   std::lock_guard<std::mutex> lock(found->mutex);
   return found->core.CatchUp(iteration);
+}
+
+void Record(const std::string& library_path, const std::string& directory, std::size_t most_bytes) {
+  SessionOf(library_path, 0)->recorder()->Begin(directory, most_bytes);
+}
+
+void RecordWait(const std::string& library_path, Time begin, Time end) {
+  if (const auto recorder = LastRecorder(library_path)) recorder->WaitedForHorovod(begin, end);
+}
+
+void EndRecording(const std::string& library_path) {
+  if (const auto recorder = LastRecorder(library_path)) recorder->End();
+}
+
+// A wait of ours is exact. A collective of Horovod's own is outstanding, whoever waits for it.
+Look LookAtThisRank() {
+  using Kind = Activity::Kind;
+  const auto sessions = Sessions().Ready();
+  const Bringers::Wait wait = Session::LongestWait();
+  Look look;
+  Activity& activity = look.activity;
+  for (const auto& session : sessions) {
+    look.cycles += session->cycles();
+    if (wait.since != kNever && !wait.ends) {
+      if (&session->engine() != wait.engine) continue;
+      activity = {Kind::kWaiting, wait.what, session->members()};
+      look.number = static_cast<std::uint64_t>(wait.since.count());
+    } else if (const std::string foreign = session->FindForeign(); wait.ends || foreign == JOIN_TENSOR_NAME) {
+      activity = {Kind::kResting, wait.ends ? wait.what : "a join", {}};
+      look.number = 0;
+    } else if (!foreign.empty() && activity.kind == Kind::kComputing) {
+      activity = {Kind::kWaiting, "Horovod's " + foreign, session->members()};
+      look.number = session->foreign_changes();
+    }
+  }
+  activity.what.resize(std::min(activity.what.size(), kLongestWhat));
+  return look;
 }
 
 void SetOptions(const Session::Options& options) { Sessions().SetOptions(options); }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attach/session.h"
+#include "core/activity.h"
 
 namespace horovod_partial::attach {
 
@@ -35,6 +36,16 @@ int Generation(const std::string& library_path);
 Round Taken(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket);
 // Bucket::CatchUp; 0 without the bucket.
 int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration);
+
+// Records what this rank sees from now on, until EndRecording or the next generation. Throws std::runtime_error where
+// it cannot, or does so already.
+void Record(const std::string& library_path, const std::string& directory, std::size_t most_bytes);
+// The application was blocked for an operation of Horovod's own. Nothing where nothing is recorded, as below.
+void RecordWait(const std::string& library_path, Time begin, Time end);
+void EndRecording(const std::string& library_path);
+
+// What this process does, as far as other ranks may wait for it. Any thread; waits for nothing.
+Look LookAtThisRank();
 
 // For sessions that begin from now on.
 void SetOptions(const Session::Options& options);

@@ -69,6 +69,7 @@ Session::Session(hvd::Controller& controller, const Options& options)
       alive_(controller.weak_from_this()),
       rank_(controller.GetRank()),
       size_(controller.GetSize()),
+      outstanding_(controller),
       joined_(static_cast<std::size_t>(size_), false),
       coordinator_(controller.IsCoordinator() ? std::make_unique<Coordinator>(size_) : nullptr),
       decision_log_path_(options.decision_log),
@@ -76,13 +77,18 @@ Session::Session(hvd::Controller& controller, const Options& options)
 
 void Session::Retire() {
   retired_ = true;
+  outstanding_.Leave();
   engine_.Close("Horovod has been initialised anew; what was pending is gone");
 }
 
-void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id) {
+void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id,
+                       std::shared_ptr<recording::Recorder> recorder) {
   process_set_id_ = process_set_id;
+  recorder_ = std::move(recorder);
+  engine_.SetRecorder(recorder_, process_set_id);
   if (process_set_id == 0) ProcessFirstFailure()->Forget();
   process_set_ = &state.process_set_table.Get(process_set_id);
+  if (process_set_id != 0) members_ = process_set_->registered_global_ranks;
   communicators_ = std::make_unique<GroupCommunicators>(state, *process_set_, rank_, size_);
   const Time deadlock_after = process_set_id == 0 ? DeadlockAfter(controller_) : kNever;
   if (coordinator_ != nullptr) coordinator_->SetDeadlockAfter(deadlock_after);
@@ -105,8 +111,11 @@ void Session::WatchForShutdown() {
       std::make_shared<TensorView>(nullptr, hvd::HOROVOD_UINT8, std::vector<std::int64_t>{0}, 0);
   entry.process_set_id = process_set_id_;
   entry.callback = [session = weak_from_this()](const hvd::Status& status) {
-    if (const auto self = session.lock())  // nothing global may be read there: the process may be about to end
-      std::thread([self, reason = status.reason()] { self->engine_.Close(reason); }).detach();
+    const auto self = session.lock();
+    if (self == nullptr) return;
+    self->outstanding_.Leave();
+    // Nothing global may be read there: the process may be about to end.
+    std::thread([self, reason = status.reason()] { self->engine_.Close(reason); }).detach();
   };
   auto& queue = QueueAccess::Of(controller_);
   std::lock_guard<std::mutex> lock(queue.mutex_);
@@ -152,8 +161,11 @@ void Session::EndIfBroken() const {
   if (!broken_.empty()) throw std::runtime_error("a reduction failed: " + broken_);
 }
 
+Bringers::Wait Session::LongestWait() { return ProcessBringers()->LongestWait(); }
+
 Time Session::ForeignSince(Time now) {
   if (state_ == nullptr) return kNever;
+  ++cycles_;
   bool still_there = false;
   const hvd::TensorTable::value_type* other = nullptr;
   const auto watched = foreign_context_.lock();
@@ -169,10 +181,12 @@ Time Session::ForeignSince(Time now) {
       foreign_ = other->first;
       foreign_context_ = other->second.context;
       foreign_since_ = now;
+      ++foreign_changes_;
       return now;
     }
   }
   if (!still_there) {
+    foreign_changes_ += foreign_.empty() ? 0 : 1;
     foreign_.clear();
     foreign_context_.reset();
     foreign_since_ = kNever;
@@ -184,6 +198,7 @@ void Session::Tick(std::vector<long long>& status_bits) {
   if (state_ == nullptr) return;
   Guard("CrossRankBitwiseAnd", [&] {
     const Time now = Now();
+    RecordHanded(now);
     bool cycle = engine_.WantsCycle(now, ForeignSince(now));
     if (coordinator_ != nullptr) {
       cycle = cycle || coordinator_->NextDeadline() <= now;
@@ -233,6 +248,7 @@ void Session::BeforeSendReady(hvd::RequestList& requests) {
   if (state_ == nullptr) return;
   Guard("SendReadyTensors", [&] {
     const Time now = Now();
+    RecordHanded(now);
     const Report report = engine_.BuildReport(now, ForeignSince(now), process_set_->joined);
     if (!report.empty()) requests.add_request(Enclose(report, rank_));
   });
@@ -245,6 +261,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
   Guard("RecvReadyTensors", [&] {
     std::lock_guard<std::mutex> lock(coordinator_mutex_);
     const Time now = Now();
+    RecordHanded(now);
     WatchWaits(now);
     // The other ranks' messages: ours are taken out, for Horovod would count them.
     for (Rank rank = 1; rank < size_; ++rank) {
@@ -270,6 +287,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       decision_log_->SetJoined(joined_);
       decision_log_->Decide(now, closings);
     }
+    RecordDecisions(closings, now);
     if (!failures_.empty()) {
       Closing& farewell = closings.emplace_back();
       farewell.bucket = Farewell::kBucket;
@@ -489,13 +507,73 @@ std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
   return closings;
 }
 
+// --- Recording
+
+// Of the tensors of Horovod's own operations some are new since the last look, unless an operation that is no allreduce
+// has taken as many away.
+void Session::RecordHanded(Time now) {
+  if (!recorder_->on()) return;
+  std::size_t there;
+  {
+    auto& queue = QueueAccess::Of(controller_);
+    std::lock_guard<std::mutex> lock(queue.mutex_);
+    there = queue.tensor_table_.size();
+  }
+  if (there > known_) recorder_->Handed(now, static_cast<std::int64_t>(there - known_));
+  known_ = there;
+}
+
+void Session::RecordReduction(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response,
+                              Time begin, bool everyone) {
+  const std::int64_t sequence = sequence_++;
+  if (!recorder_->on()) return;
+  const bool ours = IsOurs(response);
+  if (!ours) known_ -= std::min(known_, entries.size());
+  std::int64_t bytes = 0;
+  for (const auto& entry : entries) bytes += static_cast<std::int64_t>(entry.tensor->size());
+  recorder_->Reduced({sequence, process_set_id_, ours ? nullptr : &response.tensor_names(), begin, Now(),
+                      static_cast<std::int64_t>(entries.size()), bytes, everyone});
+}
+
+void Session::RecordDecisions(const std::vector<Closing>& closings, Time now) const {
+  if (!recorder_->on()) return;
+  for (const Closing& closing : closings) {
+    if (!closing.error.empty()) continue;
+    const Declaration& declaration = coordinator_->declaration(closing.bucket);
+    const Policy& policy = declaration.policy;
+    recording::DecidedRound round{
+        closing.round, now, NameOf(closing.reason), policy.quorum, closing.gradients(), {}, {}};
+    if (policy.rule == Policy::Rule::kReady) round.quorum = policy.group_size;
+    if (policy.rule == Policy::Rule::kAuto) round.quorum = closing.quorum;
+    for (Rank rank = 0; rank < size_; ++rank) {
+      const auto& contribution = closing.contributions[static_cast<std::size_t>(rank)];
+      if (contribution.fresh) continue;
+      round.missing.push_back(rank);
+      if (contribution.gradients > 0) round.delivered.push_back(rank);
+    }
+    std::size_t bytes = SizeOf(declaration.type);
+    for (const std::int64_t dimension : declaration.shape) bytes *= static_cast<std::size_t>(dimension);
+    recorder_->Decided({process_set_id_, closing.bucket, policy.description, bytes}, round);
+  }
+}
+
+// --- Execution
+
 hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response,
                              Carrier carrier, const Reduce& reduce) {
-  std::vector<Closing> closings;
-  for (const auto& name : response.tensor_names())
-    if (auto noted = grouped_.extract(name)) closings.push_back(std::move(noted.mapped()));
-  if (closings.empty()) return reduce(response);
+  const Time begin = Now();
+  std::vector<Closing> closings;  // of rounds with groups
+  if (IsOurs(response))
+    for (const auto& name : response.tensor_names())
+      if (auto noted = grouped_.extract(name)) closings.push_back(std::move(noted.mapped()));
+  hvd::Status status =
+      closings.empty() ? reduce(response) : ExecuteRounds(entries, response, carrier, reduce, closings);
+  RecordReduction(entries, response, begin, closings.empty() || closings[0].groups.empty());
+  return status;
+}
 
+hvd::Status Session::ExecuteRounds(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response,
+                                   Carrier carrier, const Reduce& reduce, const std::vector<Closing>& closings) {
   const Partition groups = closings[0].groups;
   for (const Closing& closing : closings)
     if (closing.groups != groups || (!groups.empty() && closings.size() != response.tensor_names().size()))

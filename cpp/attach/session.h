@@ -14,6 +14,7 @@
 
 #include "attach/group_communicators.h"
 #include "attach/horovod.h"
+#include "attach/outstanding.h"
 #include "core/coordinator.h"
 #include "core/decision_log.h"
 #include "engine/collectives.h"
@@ -41,12 +42,29 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Session(hvd::Controller& controller, const Options& options);
 
   Engine& engine() { return engine_; }
+  const Engine& engine() const { return engine_; }
 
   // Horovod has been initialised anew: nothing is accepted any more, and every wait ends.
   void Retire();
-  // Where Horovod's state is. Before that is known the hooks do nothing, and nothing can be submitted.
-  void SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id);
+  // Where Horovod's state is, and the recorder of this generation. Before that is known the hooks do nothing, and
+  // nothing can be submitted.
+  void SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id,
+                std::shared_ptr<recording::Recorder> recorder);
+  // Of the generation, for all its process sets; null before SetState.
+  const std::shared_ptr<recording::Recorder>& recorder() const { return recorder_; }
   bool ready() const { return state_ != nullptr; }
+
+  // --- Any thread, of a session that is ready: for signs of life
+  // The longest wait of ours in this process, of whatever session.
+  static Bringers::Wait LongestWait();
+  // The ranks of the process set, as they are numbered in the job; empty for all.
+  const std::vector<Rank>& members() const { return members_; }
+  // One of Horovod's own collectives that are outstanding; how often the one that the ticks watch has become another
+  // one; and how often they have looked.
+  std::string FindForeign() { return outstanding_.Find(); }
+  std::uint64_t foreign_changes() const { return foreign_changes_; }
+  std::uint64_t cycles() const { return cycles_; }
+
   std::atomic<bool> handshaken{false};
   // What the handshake has to find, as a text that names the hooks that did not run, or "".
   std::string MissingHooks() const;
@@ -62,7 +80,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void BeforeSendFinal(hvd::ResponseList& responses);
   void AfterSendFinal(hvd::ResponseList& responses);
   void AfterRecvFinal(hvd::ResponseList& responses);
-  // `reduce` is the operation's own execution of a response; ours runs in this rank's group.
+  // `reduce` is the operation's own execution of a response; a round of ours runs in this rank's group.
   using Reduce = std::function<hvd::Status(const hvd::Response&)>;
   hvd::Status Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
                       const Reduce& reduce);
@@ -93,6 +111,12 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void Guard(const char* hook, const std::function<void()>& body);
   void WatchWaits(Time now);
   void NoteJoin(const hvd::ResponseList& responses);
+  hvd::Status ExecuteRounds(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
+                            const Reduce& reduce, const std::vector<Closing>& closings);
+  void RecordHanded(Time now);
+  void RecordReduction(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Time begin,
+                       bool everyone);
+  void RecordDecisions(const std::vector<Closing>& closings, Time now) const;
   void Observe(Rank rank, const Report& report, Time now);
 
   hvd::Controller& controller_;                 // background thread
@@ -101,9 +125,15 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   const Rank rank_;
   const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
-  std::int32_t process_set_id_ = 0;  // written before state_
+  // Written before state_, and never again.
+  std::int32_t process_set_id_ = 0;
+  std::shared_ptr<recording::Recorder> recorder_;
+  std::vector<Rank> members_;
   hvd::ProcessSet* process_set_ = nullptr;
   std::atomic<unsigned> hooks_run_{0};
+  Outstanding outstanding_;
+  std::atomic<std::uint64_t> foreign_changes_{0};
+  std::atomic<std::uint64_t> cycles_{0};
   std::atomic<bool> failed_{false};  // a hook met an internal error: this rank asks for shutdown
 
   // Background thread only.
@@ -114,8 +144,10 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   std::map<std::string, Closing> closed_;   // coordinator: decided in this cycle, by wire name
   std::map<std::string, Closing> grouped_;  // rounds with groups, now or later, that have not been executed yet
   std::unique_ptr<GroupCommunicators> communicators_;
-  std::vector<bool> joined_;  // coordinator
-  std::string failures_;      // coordinator: which rank has failed, and why, until all have been told
+  std::int64_t sequence_ = 0;  // of allreduces, the same on all ranks
+  std::size_t known_ = 1;      // entries in Horovod's table that have been recorded; one is the session's own
+  std::vector<bool> joined_;   // coordinator
+  std::string failures_;       // coordinator: which rank has failed, and why, until all have been told
   Time last_watch_{0};
   const bool keeps_cycle_time_ = std::getenv("HOROVOD_CYCLE_TIME") != nullptr;
   int short_cycles_ = 0;  // how many more there shall be

@@ -1,23 +1,21 @@
 // horovod_partial._attach: partial collectives on an installed Horovod. Frameworks pass pointers, sizes and types.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <unistd.h>
 
-#include <cstdlib>
 #include <map>
 #include <optional>
-#include <sstream>
 
 #include "attach/attachment.h"
 #include "attach/device.h"
 #include "attach/fusion.h"
 #include "attach/library.h"
 #include "bindings/conversions.h"
+#include "bindings/monitor_calls.h"
+#include "bindings/stacks.h"
 #include "engine/engine.h"
 #include "engine/log.h"
 #include "engine/owner.h"
 #include "heartbeat/monitor.h"
-#include "heartbeat/neighbour.h"
 
 namespace py = pybind11;
 using namespace horovod_partial;
@@ -204,23 +202,6 @@ void Clear(const std::string& library, std::int32_t process_set, const Family& n
   if (const auto session = attach::FindSession(library, process_set)) session->engine().Clear(names);
 }
 
-// Ends this process at once: where a rank is missing, Horovod's thread is blocked for good, and so are all ends in
-// order. A missing process on this host is ended first, since a stopped one does not hear whoever has started it.
-heartbeat::OnMissing EndWithoutRank(Rank rank, double seconds, const std::map<Rank, pid_t>& neighbours) {
-  auto processes = std::make_shared<std::map<Rank, heartbeat::Neighbour>>();
-  for (const auto& [of, number] : neighbours) processes->emplace(of, number);
-  return [rank, seconds, processes](Rank missing) {
-    std::ostringstream text;
-    text << "rank " << missing << " has given no sign of life for " << seconds
-         << " s (HOROVOD_PARTIAL_ABORT_SECONDS): it is stopped, or its host or its network is down. This rank ends. "
-            "Start the job again from its last checkpoint";
-    if (const auto found = processes->find(missing); found != processes->end() && missing != rank) found->second.Kill();
-    // A launcher that is stopped too may not read what is said.
-    if (heartbeat::IsWritable(STDERR_FILENO, std::chrono::seconds(1))) Log(LogLevel::kError, rank, text.str());
-    std::_Exit(EXIT_FAILURE);
-  };
-}
-
 void Deliver(const std::string& library, std::int32_t process_set, const std::vector<Family>& families) {
   py::gil_scoped_release release;
   if (const auto session = attach::FindSession(library, process_set)) session->engine().Deliver(families);
@@ -276,21 +257,25 @@ PYBIND11_MODULE(_attach, m) {
            py::arg("spec"), py::kw_only(), py::arg("dtype"), py::arg("shape"), py::arg("device"));
 
   using heartbeat::Monitor;
+  using Neighbours = std::map<Rank, pid_t>;
   py::class_<Monitor>(m, "Monitor")
       .def_static(
           "listen",
-          [](int size, double seconds, const std::map<Rank, pid_t>& neighbours) {
-            return Monitor::Listen(size, heartbeat::Seconds(seconds), EndWithoutRank(0, seconds, neighbours));
+          [](int size, double abort, double stall, const Neighbours& neighbours) {
+            const heartbeat::Limits limits{heartbeat::Seconds(abort), heartbeat::Seconds(stall)};
+            return Monitor::Listen(size, limits, MonitorCalls(0, limits, neighbours));
           },
-          py::call_guard<py::gil_scoped_release>(), py::arg("size"), py::arg("seconds"), py::arg("neighbours"))
+          py::call_guard<py::gil_scoped_release>(), py::arg("size"), py::kw_only(), py::arg("abort_seconds"),
+          py::arg("stall_seconds"), py::arg("neighbours"))
       .def_static(
           "join",
-          [](Rank rank, double seconds, const std::map<Rank, pid_t>& neighbours, const std::string& endpoint) {
-            return Monitor::Join(rank, heartbeat::Seconds(seconds), endpoint,
-                                 EndWithoutRank(rank, seconds, neighbours));
+          [](Rank rank, const std::string& endpoint, double abort, double stall, const Neighbours& neighbours) {
+            const heartbeat::Limits limits{heartbeat::Seconds(abort), heartbeat::Seconds(stall)};
+            return Monitor::Join(rank, limits, endpoint, MonitorCalls(rank, limits, neighbours));
           },
-          py::call_guard<py::gil_scoped_release>(), py::arg("rank"), py::arg("seconds"), py::arg("neighbours"),
-          py::arg("endpoint"))
+          py::call_guard<py::gil_scoped_release>(), py::arg("rank"), py::arg("endpoint"), py::kw_only(),
+          py::arg("abort_seconds"), py::arg("stall_seconds"), py::arg("neighbours"))
+      .def("rest", &Monitor::Rest)
       .def_property_readonly("endpoint", &Monitor::endpoint);
 
   using attach::SharedSteps;
@@ -342,6 +327,15 @@ PYBIND11_MODULE(_attach, m) {
       },
       py::arg("library"), py::arg("process_set"));
   m.def("gather", &attach::Gather, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("text"));
+  m.def("record", &attach::Record, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("directory"),
+        py::arg("most_bytes"));
+  m.def(
+      "record_wait",
+      [](const std::string& library, std::int64_t begin, std::int64_t end) {
+        attach::RecordWait(library, std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end));
+      },
+      py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("begin"), py::arg("end"));
+  m.def("end_recording", &attach::EndRecording, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
   m.def(
       "set_options",
       [](double waiting_seconds, double parked_seconds, const std::string& decision_log) {
@@ -354,6 +348,8 @@ PYBIND11_MODULE(_attach, m) {
   m.def(
       "log", [](int level, Rank rank, const std::string& text) { Log(static_cast<LogLevel>(level), rank, text); },
       py::arg("level"), py::arg("rank"), py::arg("text"));
+  m.def("prepare_stacks", &PrepareStacks);
+  m.def("take_stacks", &TakeStacks);
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
         py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));

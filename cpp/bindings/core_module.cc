@@ -7,6 +7,7 @@
 #include "bindings/conversions.h"
 #include "bindings/fields.h"
 #include "bindings/simulator_bindings.h"
+#include "core/auto_quorum.h"
 #include "core/bucket_spec.h"
 #include "core/decision_log.h"
 #include "core/fusion_plan.h"
@@ -80,6 +81,19 @@ PYBIND11_MODULE(_core, m) {
       py::arg("plan"), py::arg("ready"), py::arg("bytes"), py::arg("latency"), py::arg("seconds_per_byte"));
 
   BindSimulator(m);
+
+  py::class_<AutoQuorum>(m, "AutoQuorum")
+      .def(py::init<int, const Policy&>(), py::arg("size"), py::arg("policy"))
+      .def(
+          "arrive", [](AutoQuorum& self, Rank rank, double at) { self.Arrive(rank, Seconds(at), 1, false); },
+          py::arg("rank"), py::arg("at_seconds"))
+      .def(
+          "close",
+          [](AutoQuorum& self, const std::vector<bool>& on_time, double now) { self.Close(on_time, Seconds(now)); },
+          py::arg("on_time"), py::arg("now_seconds"))
+      .def(
+          "ended", [](AutoQuorum& self, double now) { self.Ended(Seconds(now)); }, py::arg("now_seconds"))
+      .def_property_readonly("quorum", &AutoQuorum::quorum);
 
   py::class_<Replay>(m, "Replay")
       .def_readonly("decisions", &Replay::decisions)

@@ -50,6 +50,7 @@ py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const st
   figures["ends"] = std::move(ends);
   figures["arrivals"] = result.arrivals;
   figures["late"] = result.late;
+  figures["closed"] = result.closed;
   figures["messages"] = std::move(messages);
   return figures;
 }

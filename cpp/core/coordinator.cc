@@ -117,9 +117,12 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
     bucket.backlog[Index(rank)] = Report::Backlog::kNone;
     bucket.absent[Index(rank)] = report.absent.Has(name);
     bucket.waiting[Index(rank)] = report.waiting.Has(name);
+    AutoQuorum* const quorum = bucket.absent[Index(rank)] ? PaceSetBy(name, bucket) : nullptr;
+    if (quorum != nullptr) quorum->Leave(rank);
   }
   for (const auto& item : report.items) {
     Bucket& bucket = Find(item.bucket);
+    AutoQuorum* const quorum = PaceSetBy(item.bucket, bucket);
     const Time arrived = now - item.age;
     if (item.kind == Report::Item::Kind::kRunning) {
       bucket.running[Index(rank)] = true;
@@ -128,6 +131,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
     if (item.kind == Report::Item::Kind::kRetired) {
       bucket.retired[Index(rank)] = true;
       bucket.absent[Index(rank)] = true;
+      if (quorum != nullptr) quorum->Leave(rank);
     }
     if (item.kind != Report::Item::Kind::kArrival) {
       bucket.backlog[Index(rank)] = item.backlog;
@@ -138,6 +142,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
         RecordOffset(bucket, rank, arrived - bucket.last_first_arrival);
         bucket.grace.RecordLag(std::max(arrived - bucket.last_satisfied, kSmallestLag));
       }
+      if (quorum != nullptr && item.late > seen) quorum->Arrive(rank, arrived, item.late - seen, true);
       seen = std::max(seen, item.late);
       continue;
     }
@@ -151,6 +156,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
     }
     bucket.first_arrival = std::min(bucket.first_arrival, arrived);
     if (bucket.satisfied != kNever) bucket.grace.RecordLag(std::max(arrived - bucket.satisfied, kSmallestLag));
+    if (quorum != nullptr) quorum->Arrive(rank, arrived, 1, false);
   }
 }
 
@@ -189,7 +195,7 @@ bool Coordinator::Satisfied(const Bucket& bucket) const {
     arrived += bucket.arrivals[Index(rank)].present ? 1 : 0;
     active += joined_[Index(rank)] ? 0 : 1;
   }
-  return arrived >= std::min(bucket.policy().quorum, active);
+  return arrived >= std::min(bucket.quorum, active);
 }
 
 // Rule 7.
@@ -429,9 +435,20 @@ Closing::Contribution Coordinator::ContributionOf(const Bucket& bucket, Rank ran
 }
 
 // Round 0 closes: from now on the bucket has a policy.
-void Coordinator::Begin(Bucket& bucket, Closing& closing) const {
+void Coordinator::Begin(Bucket& bucket, Closing& closing) {
   std::tie(bucket.declared_by, bucket.declaration) = *bucket.declared.begin();
   const Policy& policy = bucket.policy();
+  bucket.quorum = policy.quorum;
+  if (policy.rule == Policy::Rule::kAuto) {
+    // A training that begins when the one before has ended begins with all ranks.
+    const auto same = [&](const auto& other) {
+      return &other.second != &bucket && other.second.declaration && other.second.policy() == policy;
+    };
+    if (std::none_of(buckets_.begin(), buckets_.end(), same)) paces_.erase(policy.description);
+    const auto& [words, pace] = *paces_.try_emplace(policy.description, Pace{AutoQuorum(size_, policy), "", {}}).first;
+    bucket.quorum = pace.quorum.quorum();
+    bucket.why = pace.quorum.why();
+  }
   if (policy.rule == Policy::Rule::kReady) bucket.ready_groups.emplace(size_, policy.group_size, policy.window);
   const Round upcoming = std::min(CycleOf(policy.schedule, size_), kUpcoming);
   for (Round round = 1; round <= upcoming; ++round) closing.upcoming.push_back(GroupsOf(policy.schedule, round, size_));
@@ -448,12 +465,14 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
   closing.flushes = unflushed_.erase(name) > 0;
   if (closing.flushes && unflushed_.empty()) closing.flush_over = flush_;
   const bool flush = bucket.declaration && bucket.policy().grouped() && !bucket.HasArrival();
+  std::vector<bool> on_time(Index(size_));
   for (Rank rank = 0; rank < size_; ++rank) {
     if (!closing.Includes(rank)) {
       closing.contributions.emplace_back();
       continue;
     }
     Arrival& arrival = bucket.arrivals[Index(rank)];
+    on_time[Index(rank)] = arrival.present;
     const Closing::Contribution contribution = ContributionOf(bucket, rank);
     // Delivering nothing, as a flush may, is no news of this rank: only gradients count against staleness.
     if (contribution.gradients > 0 && !contribution.stale) bucket.last_contribution[Index(rank)] = bucket.round;
@@ -481,8 +500,40 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
   bucket.last_satisfied = bucket.satisfied == kNever ? now : bucket.satisfied;
   bucket.FindFirstArrival();
   bucket.satisfied = kNever;
+  if (bucket.declaration && bucket.policy().rule == Policy::Rule::kAuto) {
+    closing.quorum = bucket.quorum;
+    closing.why = bucket.why;
+    Follow(name, bucket, on_time, now);
+  }
   ++bucket.round;
   return closing;
+}
+
+// The adaptive quorum that follows this bucket's rounds; null if there is none.
+AutoQuorum* Coordinator::PaceSetBy(const std::string& name, const Bucket& bucket) {
+  if (!bucket.declaration || bucket.policy().rule != Policy::Rule::kAuto) return nullptr;
+  Pace& pace = paces_.at(bucket.policy().description);
+  return pace.bucket == name ? &pace.quorum : nullptr;
+}
+
+// A round of an adaptive quorum has closed: what holds in the next one? Of several buckets the last by name is
+// followed, since ranks come to it last in each step; unless it has ended, or is used more rarely.
+void Coordinator::Follow(const std::string& name, Bucket& bucket, const std::vector<bool>& on_time, Time now) {
+  Pace& pace = paces_.at(bucket.policy().description);
+  if (pace.bucket != name) {
+    const auto followed = buckets_.find(pace.bucket);
+    const bool gone = followed == buckets_.end() || ++pace.since[name] > AutoQuorum::kPeriod;
+    if (gone || (name > pace.bucket && bucket.round >= followed->second.round - AutoQuorum::kPeriod)) {
+      pace.bucket = name;
+      pace.quorum.ChangeBucket();
+    }
+  }
+  if (pace.bucket == name) {
+    pace.since.clear();
+    pace.quorum.Close(on_time, now);
+  }
+  bucket.quorum = pace.quorum.quorum();
+  bucket.why = pace.quorum.why();
 }
 
 // The last round delivers what is pending. If nothing is, nobody takes part in it.
@@ -509,6 +560,13 @@ std::vector<Closing> Coordinator::RefuseAll(Time now) {
 
 std::vector<Closing> Coordinator::Decide(Time now) {
   ForgetEnded();
+  for (auto& [policy, pace] : paces_) {
+    // Here and not in SetJoined, which a decision log has only where something changes.
+    for (Rank rank = 0; rank < size_; ++rank)
+      if (joined_[Index(rank)]) pace.quorum.Leave(rank);
+    const auto followed = buckets_.find(pace.bucket);
+    if (followed == buckets_.end() || !followed->second.Running()) pace.quorum.Ended(now);
+  }
   const auto since = [now](bool state, Time before) { return state ? std::min(before, now) : kNever; };
   stuck_since_ = since(OnlyBlockedRanksAreLeft(), stuck_since_);
   flush_since_ = since(std::any_of(levels_.begin(), levels_.end(),
@@ -586,7 +644,8 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     const auto reason = flush == Report::Flush::kEnding ? Closing::Reason::kEnd : Closing::Reason::kFlush;
     closings.push_back(Close(name, bucket, reason, now));
   }
-  again_ = again_ || (!unflushed_.empty() && (!closings.empty() || AnythingRuns()));
+  again_ = again_ || (!unflushed_.empty() && (!closings.empty() || AnythingRuns())) ||
+           std::any_of(paces_.begin(), paces_.end(), [](const auto& item) { return item.second.quorum.WantsEnd(); });
   return closings;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/auto_quorum.h"
 #include "core/grace.h"
 #include "core/message.h"
 #include "core/ready_groups.h"
@@ -74,11 +75,19 @@ class Coordinator {
   std::map<std::string, std::int64_t> UnconnectedWindows() const;
 
  private:
+  friend class CoordinatorPeer;  // by which tests change the quorum of a round that has just opened
+
   struct RankLevel {
     bool absent = false;   // from all buckets, also those that the rank has not used yet
     bool waiting = false;  // for a round, so that it comes to none of these buckets
     bool blocked = false;  // for certain
     Report::Flush flush = Report::Flush::kNone;
+  };
+  // What the buckets of one kAuto policy have in common.
+  struct Pace {
+    AutoQuorum quorum;
+    std::string bucket;                  // whose rounds it follows
+    std::map<std::string, Round> since;  // closings of each other one since its last
   };
   struct Arrival {
     int gradients = 0;
@@ -94,6 +103,8 @@ class Coordinator {
     std::map<Rank, Declaration> declared;    // by ranks that have arrived since the last closing
     std::map<Rank, int> devices;             // of ranks that have declared
     Round round = 0;                         // the open one
+    int quorum = 0;                          // that it needs, since round 0 has closed
+    QuorumGuard::Why why = QuorumGuard::Why::kStart;
     std::vector<Arrival> arrivals;
     // By rank, as said in this cycle.
     std::vector<int> pending;   // gradients
@@ -154,6 +165,8 @@ class Coordinator {
   Closing::Contribution ContributionOf(const Bucket& bucket, Rank rank) const;
   Partition GroupsFor(Bucket& bucket, Closing::Reason reason) const;
 
+  AutoQuorum* PaceSetBy(const std::string& name, const Bucket& bucket);
+  void Follow(const std::string& name, Bucket& bucket, const std::vector<bool>& on_time, Time now);
   static std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
   Bucket& Find(const std::string& name);
   void BeginFlush(Report::Flush flush);
@@ -161,7 +174,7 @@ class Coordinator {
   Closing End(const std::string& name, Bucket& bucket, Time now);
   std::vector<Closing> RefuseAll(Time now);
   void RecordOffset(Bucket& bucket, Rank rank, Time offset);
-  void Begin(Bucket& bucket, Closing& closing) const;
+  void Begin(Bucket& bucket, Closing& closing);
   Partition FormGroups(Bucket& bucket, Time now);
   Closing Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Partition groups, Time now);
   Closing Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Time now) {
@@ -173,7 +186,8 @@ class Coordinator {
   std::vector<bool> joined_;
   std::vector<RankLevel> levels_;
   std::map<std::string, Bucket> buckets_;
-  std::vector<std::string> ended_;  // by the last Decide
+  std::map<std::string, Pace> paces_;  // by the policy in words
+  std::vector<std::string> ended_;     // by the last Decide
   // All ranks flush, or leave: buckets that have had no closing since.
   Report::Flush flush_ = Report::Flush::kNone;
   std::set<std::string> unflushed_;

@@ -13,7 +13,7 @@
 namespace horovod_partial {
 namespace {
 
-const char* const kHeader = "horovod_partial decisions 3 ranks";
+const char* const kHeader = "horovod_partial decisions 4 ranks";
 constexpr int kMostRanks = 1 << 16;
 
 // A word for some bytes: there is one for none too.
@@ -56,6 +56,8 @@ std::string Describe(const Closing& closing) {
   text << "round " << closing.round << " of " << closing.bucket << " by " << NameOf(closing.reason) << ":";
   for (const auto& contribution : closing.contributions)
     text << ' ' << contribution.gradients << (contribution.fresh ? "" : "(late)");
+  if (closing.quorum > 0)
+    text << ", quorum " << closing.quorum << " (" << NamesOf(closing.why)[static_cast<std::size_t>(closing.why)] << ")";
   if (closing.ends) text << ", the last one";
   if (!closing.error.empty()) text << " refused: " << closing.error;
   return text.str();

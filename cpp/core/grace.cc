@@ -32,7 +32,7 @@ void GraceEstimator::RecordLag(Time lag) {
 
 void GraceEstimator::Update() {
   if (steps_.empty() || lags_.empty()) return;
-  const Time cap(static_cast<Time::rep>(kShareOfStep * static_cast<double>(steps_.Quantile(0.5).count())));
+  const Time cap = CapOf(steps_.Quantile(0.5));
   std::size_t within = 0;
   Time longest{0};
   for (const Time lag : lags_.values()) {

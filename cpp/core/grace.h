@@ -14,6 +14,9 @@ namespace horovod_partial {
 class GraceEstimator {
  public:
   static constexpr double kShareOfStep = 0.05;
+  static Time CapOf(Time step) {
+    return Time(static_cast<Time::rep>(kShareOfStep * static_cast<double>(step.count())));
+  }
 
   void RecordStep(Time step);  // between two closings of a bucket
   void RecordLag(Time lag);    // of a missing rank's arrival behind the moment at which its round was satisfied

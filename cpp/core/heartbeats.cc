@@ -28,6 +28,11 @@ std::optional<Rank> Heartbeats::Pass() {
   return missing;
 }
 
+int Heartbeats::Silence(Rank rank) const {
+  const auto found = silent_.find(rank);
+  return found == silent_.end() ? 0 : found->second;
+}
+
 std::string Hello::Encode() const {
   Writer rank_bytes;
   rank_bytes.Put(rank);

@@ -26,6 +26,8 @@ class Heartbeats {
   void Gone(Rank rank) { silent_.erase(rank); }
   // An interval has passed. The lowest of the missing ranks, if there is one.
   std::optional<Rank> Pass();
+  // For how many intervals a rank has not been heard; 0 if it is not watched.
+  int Silence(Rank rank) const;
 
  private:
   int limit_;

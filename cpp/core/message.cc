@@ -117,8 +117,8 @@ Report DecodeReport(const std::string& bytes) {
 }
 
 // Layout: ranks, the round in two words, reason with what it means to a flush and to the bucket, partitions (the
-// round's own first, if it has groups, then the upcoming ones) and whether the first is the round's own; for each rank
-// its contribution in two words; the partitions.
+// round's own first, if it has groups, then the upcoming ones) and whether the first is the round's own, the quorum
+// with why it holds; for each rank its contribution in two words; the partitions.
 void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   const auto round = static_cast<std::uint64_t>(closing.round);
   const bool grouped = !closing.groups.empty();
@@ -129,6 +129,7 @@ void Append(const Closing& closing, std::vector<std::int32_t>& words) {
                   (closing.flushes ? 2 : 0) | (closing.ends ? 1 : 0));
   words.push_back(static_cast<std::int32_t>(closing.upcoming.size()) + (grouped ? 1 : 0));
   words.push_back(grouped ? 1 : 0);
+  words.push_back(closing.quorum << 3 | static_cast<std::int32_t>(closing.why));
   for (const auto& contribution : closing.contributions) {
     const auto gradients = static_cast<std::uint32_t>(contribution.gradients);  // below 2^30
     words.push_back(
@@ -156,6 +157,10 @@ Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
   closing.ends = (reason & 1) != 0;
   std::int32_t partitions = next();
   const bool grouped = next() != 0;
+  const std::int32_t quorum = next();
+  closing.quorum = quorum >> 3;
+  closing.why = FromNumber<QuorumGuard::Why>(static_cast<std::uint32_t>(quorum & 7));
+  if (closing.quorum < 0 || closing.quorum > ranks) throw std::runtime_error("a closing has a quorum of more than all");
   if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");
   // Before anything is allocated by what these numbers say.
   const auto needed = (std::uint64_t{2} + static_cast<std::uint64_t>(partitions)) * static_cast<std::uint64_t>(ranks);

@@ -9,6 +9,7 @@
 
 #include "core/declaration.h"
 #include "core/groups.h"
+#include "core/quorum_guard.h"
 #include "core/types.h"
 
 namespace horovod_partial {
@@ -101,6 +102,8 @@ struct Closing {
   bool flushes = false;  // the first one of this bucket in a flush, which delivers what was pending
   bool ends = false;     // the last one of this bucket: all ranks have retired it, and forget it
   Report::Flush flush_over = Report::Flush::kNone;  // and the last one of that flush
+  int quorum = 0;                                   // kAuto: that held in this round; 0: the policy is another one
+  QuorumGuard::Why why = QuorumGuard::Why::kStart;  // kAuto: and since when it holds
   std::vector<Contribution> contributions;          // one for each rank
   Partition groups;                                 // each reduces by itself
   std::vector<Partition> upcoming;                  // round 0 of a schedule: partitions that later rounds will have

@@ -20,11 +20,12 @@ struct Policy {
     kQuorum,     // at least `quorum` ranks have arrived
     kInitiator,  // the rank that is drawn for this round has arrived
     kReady,      // groups of `group_size` ranks form, first come, first served; the others are not in the round
+    kAuto,       // as many ranks have arrived as pays off at present, and at least `quorum`
   };
   static constexpr Time kAutomaticGrace{-1};
 
   Rule rule = Rule::kQuorum;
-  int quorum = 1;                // kQuorum: ranks, 1 or more
+  int quorum = 1;                // kQuorum, kAuto: ranks, 1 or more
   std::uint64_t seed = 0;        // kInitiator: of the draws
   Round max_staleness = 8;       // rounds that a rank may miss in a row; 0 or more
   Time grace = kAutomaticGrace;  // how long a satisfied round stays open for ranks that are about to arrive
@@ -48,7 +49,7 @@ struct Policy {
   bool grouped() const { return rule == Rule::kReady || schedule.kind != Schedule::Kind::kNone; }
 };
 
-constexpr auto NamesOf(Policy::Rule /*type*/) { return std::array{"quorum", "initiator", "ready"}; }
+constexpr auto NamesOf(Policy::Rule /*type*/) { return std::array{"quorum", "initiator", "ready", "auto"}; }
 
 // Throws std::runtime_error if no policy among `size` ranks can have these values.
 void Check(const Policy& policy, int size);

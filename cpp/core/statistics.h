@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <vector>
 
@@ -12,6 +13,14 @@
 namespace horovod_partial {
 
 struct BucketStatistics {
+  // Since which round an adaptive quorum has held, and why.
+  struct QuorumChange {
+    Round round = 0;
+    int quorum = 0;
+    QuorumGuard::Why why = QuorumGuard::Why::kStart;
+  };
+  static constexpr std::size_t kMostChanges = 64;
+
   // A rank is on time in a round if its fresh contribution is in it; neither that nor late if it is in no group.
   // Staleness: the rounds since the rank's last contribution before this one, 0 if that was the previous round; counted
   // for each contribution.
@@ -23,6 +32,7 @@ struct BucketStatistics {
   std::vector<std::int64_t> late;           // by rank
   std::vector<std::int64_t> fresh;          // fresh[n]: rounds with n fresh contributors
   std::map<Round, std::int64_t> staleness;  // rounds -> contributions
+  std::deque<QuorumChange> quorums;         // kAuto: the last changes, oldest first
   double waited_seconds = 0;                // by this rank's application, for results
   double setup_seconds = 0;                 // by this rank, to make groups' communicators: not part of any round
   std::int64_t groups_made = 0;             // communicators that it took

@@ -102,7 +102,12 @@ void Bringers::Bucket::Arrive(const Caller& caller, Round round, Time now) {
   Add(arrivals_, self, round);
   if (caller.kind != Caller::Kind::kBlockedThread) return;
   blocked_ = self;
-  waiters_.push_back(self);
+  AddWaiter(self, now);
+}
+
+void Bringers::Bucket::AddWaiter(const std::shared_ptr<Bringer>& waiter, Time now) {
+  if (waiters_.empty()) waited_since_ = now;
+  waiters_.push_back(waiter);
 }
 
 // A graph is the buckets that one run has brought to. Two graphs that have been in progress at the same time are run by
@@ -184,7 +189,7 @@ void Bringers::Bucket::BeginWait(Time now) {
   const auto self = owner_->Self();
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
-  waiters_.push_back(self);
+  AddWaiter(self, now);
   if (open_) owner_->SetWaiting(*self, now);
 }
 
@@ -206,7 +211,35 @@ Time Bringers::Bucket::UnattendedSince() const {
   return graph_ != nullptr && graph_->arrived.count(const_cast<Bucket*>(this)) > 0 ? graph_->complete : kNever;
 }
 
+Time Bringers::Bucket::WaitsSince() const {
+  if (!waiters_.empty()) return waited_since_;
+  const bool complete = graph_ != nullptr && outstanding_ && graph_->arrived.size() == graph_->buckets.size();
+  return complete ? graph_->complete : kNever;
+}
+
 // --- All of them
+
+Bringers::Wait Bringers::LongestWait() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Wait longest;
+  for (const Bucket* bucket : buckets_)
+    if (const Time since = bucket->WaitsSince(); since < longest.since)
+      longest = {since, bucket->engine_, "a round of " + bucket->name_, false};
+  for (const Wait& wait : flush_waits_)
+    if (longest.since == kNever || (!wait.ends && (longest.ends || wait.since < longest.since))) longest = wait;
+  return longest;
+}
+
+Bringers::FlushWait::FlushWait(std::shared_ptr<Bringers> bringers, const void* engine, bool ends, Time now)
+    : owner_(std::move(bringers)) {
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  wait_ = owner_->flush_waits_.insert(owner_->flush_waits_.end(), {now, engine, ends ? "its end" : "a flush", ends});
+}
+
+Bringers::FlushWait::~FlushWait() {
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  owner_->flush_waits_.erase(wait_);
+}
 
 std::vector<Bringers::Bringer*> Bringers::BringersOf(const Bucket& bucket) const {
   std::vector<Bringer*> bringers;

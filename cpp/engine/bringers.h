@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -69,6 +70,29 @@ class Bringers {
   // waits in a flush of this engine.
   Away Look(const void* engine, Time now, Time foreign_since, bool flushes, const Thresholds& thresholds) const;
 
+  // A wait of ours, as long as a thread or a graph is in it: also while its round is being reduced.
+  struct Wait {
+    Time since = kNever;
+    const void* engine = nullptr;  // in whose bucket or flush
+    std::string what;              // in words
+    bool ends = false;             // for all ranks to come to their ends
+  };
+  // The longest one in this process; at the end of the process only if there is no other. `since` is kNever if there is
+  // none.
+  Wait LongestWait() const;
+  // The calling thread is in a flush from here on, also while the flush's own rounds are reduced.
+  class FlushWait {
+   public:
+    FlushWait(std::shared_ptr<Bringers> bringers, const void* engine, bool ends, Time now);
+    ~FlushWait();
+    FlushWait(const FlushWait&) = delete;
+    FlushWait& operator=(const FlushWait&) = delete;
+
+   private:
+    const std::shared_ptr<Bringers> owner_;
+    std::list<Wait>::iterator wait_;
+  };
+
   // How often something has happened that may change an answer, but for the end of a thread.
   std::uint64_t events() const { return events_; }
 
@@ -98,6 +122,8 @@ class Bringers {
 
    private:
     friend class Bringers;
+    void AddWaiter(const std::shared_ptr<Bringer>& waiter, Time now);
+    Time WaitsSince() const;
     struct Visit {
       std::shared_ptr<Bringer> bringer;
       Round round;
@@ -115,6 +141,7 @@ class Bringers {
     std::vector<Visit> arrivals_;
     std::vector<Visit> collections_;
     std::vector<std::shared_ptr<Bringer>> waiters_;
+    Time waited_since_ = kNever;        // since when somebody has been among those
     std::shared_ptr<Bringer> blocked_;  // of Caller::Kind::kBlockedThread
     std::shared_ptr<Graph> graph_;      // which brings to this bucket, or null
     Time free_ = kNever;                // when the last result was collected
@@ -136,6 +163,7 @@ class Bringers {
   mutable std::mutex mutex_;
   std::set<Bucket*> buckets_;
   std::set<std::shared_ptr<Graph>> graphs_;
+  std::list<Wait> flush_waits_;
   std::shared_ptr<Bringer> all_graphs_;  // brings for graphs that have never run at the same time
   int open_ = 0;                         // buckets that are
   int waiting_ = 0;                      // bringers that do

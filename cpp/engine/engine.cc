@@ -70,6 +70,24 @@ Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresho
       bringers_(std::move(bringers)),
       first_failure_(std::move(first_failure)) {}
 
+// --- Recording
+
+void Engine::SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set) {
+  recorder_ = std::move(recorder);
+  process_set_ = process_set;
+}
+
+recording::BucketLabel Engine::LabelOf(const SharedBucket& bucket) const {
+  return {process_set_, bucket.core.name(), bucket.config.spec.policy.description, bucket.core.bytes()};
+}
+
+// Under the bucket's lock, when the operation is done.
+void Engine::RecordResult(const SharedBucket& bucket, const Operation& operation) const {
+  const RoundInfo& info = operation.info;
+  if (auto* recorder = Recording(); recorder != nullptr && operation.recorded)
+    recorder->Got(LabelOf(bucket), Now(), {info.round, info.late, info.staleness, info.fresh, info.gradients});
+}
+
 // --- Application's threads
 
 std::shared_ptr<SharedBucket> Engine::Declare(const std::string& name, const BucketConfig& config) {
@@ -159,6 +177,10 @@ void Engine::Enter(const std::shared_ptr<SharedBucket>& bucket) {
 // Under the bucket's lock, with the operation outstanding. May throw: a late contribution needs memory.
 void Engine::ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls) {
   bucket.arrived = Now();
+  if (auto* recorder = Recording(); recorder != nullptr && operation.arrival.input != nullptr && !operation.recorded) {
+    operation.recorded = true;
+    recorder->Arrived(LabelOf(bucket), bucket.arrived);
+  }
   switch (bucket.core.Arrive(operation.arrival)) {
     case Bucket::Arrived::kOnTime: bucket.bringers.Open(bucket.arrived); break;
     case Bucket::Arrived::kWaiting: break;
@@ -222,7 +244,9 @@ void Engine::WaitFor(SharedBucket& bucket, Operation& operation, bool collects) 
       bucket.bringers.EndWait(false, bucket.core.completed(), Now());
       throw;
     }
-    bucket.statistics.waited_seconds += std::chrono::duration<double>(Now() - start).count();
+    const Time end = Now();
+    bucket.statistics.waited_seconds += std::chrono::duration<double>(end - start).count();
+    if (auto* recorder = Recording()) recorder->Waited(LabelOf(bucket), start, end);
   }
   bucket.bringers.EndWait(collects, bucket.core.completed(), Now());
   if (!operation.error.empty()) throw EngineError(operation.error);
@@ -279,6 +303,7 @@ std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) 
   const BeingTaken being_taken(buckets);  // also where something fails
   taken.rounds = RoundsToTake(buckets, true);
   if (taken.rounds == 0) return std::nullopt;
+  Round newest = -1;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     std::lock_guard<std::mutex> lock(buckets[i]->mutex);
     // What a flush has brought stays this rank's: one that has come to its end before may have shut Horovod down since.
@@ -286,7 +311,10 @@ std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) 
     if (!buckets[i]->poison.empty() && !is_flushed) throw EngineError(buckets[i]->poison);
     if (buckets[i]->core.full()) news_ = true;  // the others may wait for this
     taken.gradients += buckets[i]->core.TakeRounds(taken.rounds, family[i].output);
+    newest = buckets[i]->core.taken() - 1;
   }
+  if (auto* recorder = Recording())
+    recorder->Applied(LabelOf(*buckets.front()), Now(), newest, taken.rounds, taken.gradients);
   if (taken.rounds > 1 && !has_warned_.exchange(true)) {
     Log(LogLevel::kWarning, rank_,
         "this rank was blocked, in a collective of Horovod's or a wait for another optimizer, while others trained: " +
@@ -419,6 +447,7 @@ void Engine::Flushing::Begin() {
 
 bool Engine::Flushing::Wait() {
   const auto has_round = [this](const Family& family) { return engine_.HasRound(family); };
+  const Bringers::FlushWait wait(engine_.bringers_, &engine_, kind_ == Report::Flush::kEnding, Now());
   std::unique_lock<std::mutex> lock(engine_.flush_mutex_);
   while (!over_) {
     // The result comes first: when every rank has come to its end, another one may shut Horovod down at once.
@@ -732,6 +761,7 @@ void Engine::Complete(SharedBucket& bucket, Operation& operation, bool late, Cal
     operation.info.empty = !bucket.core.HasMissed();
     if (bucket.core.options().missed != Missed::kReplay) bucket.core.TakeMissed(operation.arrival.output);
   }
+  RecordResult(bucket, operation);
   Done(bucket, operation, calls);
 }
 

@@ -22,6 +22,7 @@
 #include "engine/farewell.h"
 #include "engine/owner.h"
 #include "engine/ready_event.h"
+#include "recording/recorder.h"
 
 namespace horovod_partial {
 
@@ -61,7 +62,8 @@ struct Operation : std::enable_shared_from_this<Operation> {
   bool done = false;
   std::string error;
   RoundInfo info;
-  Buffer scratch;  // where an arrival that only delivers has its result, which nobody asked for
+  Buffer scratch;         // where an arrival that only delivers has its result, which nobody asked for
+  bool recorded = false;  // its arrival is in the recording, where its result belongs too
   // For callers that do not wait: called once, when the operation is done, without a lock of the engine and by
   // whichever thread has done it. It may read the operation, which changes no more, must not block, and must not call
   // the engine.
@@ -134,6 +136,9 @@ class Engine {
   Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds,
          std::shared_ptr<Bringers> bringers = std::make_shared<Bringers>(),
          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
+
+  // Where this rank is recorded, as this process set. Before anything else, or never.
+  void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set);
 
   // --- Application's threads
   // Throws std::invalid_argument if the name is bound to another declaration or in use, EngineError if the library
@@ -227,11 +232,16 @@ class Engine {
   void StopFlushing();
   void EndFlushRound(const std::string& error);
   void DrainOutstanding();
+  recording::Recorder* Recording() const { return recorder_ != nullptr && recorder_->on() ? recorder_.get() : nullptr; }
+  recording::BucketLabel LabelOf(const SharedBucket& bucket) const;
+  void RecordResult(const SharedBucket& bucket, const Operation& operation) const;
 
   Collectives& collectives_;
   const Rank rank_;
   const int size_;
   const Thresholds thresholds_;
+  std::shared_ptr<recording::Recorder> recorder_;
+  int process_set_ = 0;
 
   mutable std::mutex buckets_mutex_;  // guards the maps and closed_, not the buckets
   std::map<std::string, std::shared_ptr<SharedBucket>> buckets_;

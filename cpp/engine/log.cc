@@ -23,8 +23,10 @@ const char* NameOf(LogLevel level) {
 
 void SetLogLevel(LogLevel level) { threshold = level; }
 
+bool Logs(LogLevel level) { return level >= threshold; }
+
 void Log(LogLevel level, Rank rank, const std::string& text) {
-  if (level < threshold) return;
+  if (!Logs(level)) return;
   char stamp[32];
   const std::time_t now = std::time(nullptr);
   std::tm parts{};

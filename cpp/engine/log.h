@@ -11,6 +11,7 @@ enum class LogLevel : int { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 
 
 // Messages below this level are dropped; any thread.
 void SetLogLevel(LogLevel level);
+bool Logs(LogLevel level);
 void Log(LogLevel level, Rank rank, const std::string& text);
 
 }  // namespace horovod_partial

@@ -6,14 +6,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <list>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "core/heartbeats.h"
+#include "core/stalls.h"
 #include "heartbeat/socket.h"
 
 namespace horovod_partial::heartbeat {
@@ -23,15 +26,29 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr int kBeatsInLimit = 10;
-constexpr char kBeat = 1, kMissing = 2;
+constexpr char kBeat = 1, kMissing = 2, kWriteStacks = 3;
 constexpr milliseconds kAnswerTimeout(3000), kPartingTimeout(1000);
 // Connections that have not said yet who they are: more than these wait until they are heard, and none is kept for
 // longer.
 constexpr std::ptrdiff_t kMostStrangers = 64;
 constexpr milliseconds kStrangerTimeout(10000);
 
-milliseconds IntervalOf(Seconds limit) {
-  return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(limit / kBeatsInLimit));
+milliseconds IntervalOf(const Limits& limits) {
+  const auto never = [](Seconds limit) { return limit == Seconds(0) ? Seconds::max() : limit; };
+  const Seconds shorter = std::min(never(limits.abort), never(limits.stall));
+  return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(shorter / kBeatsInLimit));
+}
+
+// How many intervals a limit has.
+int CountOf(Seconds limit, milliseconds interval) {
+  if (limit == Seconds(0)) return std::numeric_limits<int>::max();
+  return std::max(kBeatsInLimit, static_cast<int>(limit / Seconds(interval)));
+}
+
+template <class Watch>
+std::optional<Watch> WatchFor(Seconds limit, milliseconds interval) {
+  if (limit == Seconds(0)) return std::nullopt;
+  return Watch(CountOf(limit, interval));
 }
 
 // Calls `hear` whenever something may have come, and `pass` after each interval, until one of them returns false or the
@@ -56,8 +73,12 @@ void Loop(int stop_file, milliseconds interval, Files files, Hear hear, Pass pas
 // Rank 0's part.
 class Center final : public Monitor::Watch {
  public:
-  Center(int size, Seconds limit, OnMissing on_missing)
-      : size_(size), interval_(IntervalOf(limit)), on_missing_(std::move(on_missing)) {}
+  Center(int size, const Limits& limits, Calls calls)
+      : size_(size),
+        interval_(IntervalOf(limits)),
+        calls_(std::move(calls)),
+        heartbeats_(CountOf(limits.abort, interval_)),
+        stalls_(WatchFor<StallWatch>(limits.stall, interval_)) {}
 
   Endpoint endpoint() const { return {listener_.port(), secret_, OwnAddresses()}; }
 
@@ -74,21 +95,23 @@ class Center final : public Monitor::Watch {
           return true;
         },
         [&] {
-          for (const auto& peer : peers_)
+          for (auto& peer : peers_)
             if (peer.rank) peer.connection.Send({&kBeat, 1});
+          WatchWaits();
           missing = heartbeats_.Pass();
           out_of_files_ = false;  // perhaps
           return !missing;
         });
     if (!missing) return;
     Tell(*missing);
-    on_missing_(*missing);
+    calls_.missing(*missing);
   }
 
  private:
   struct Peer {
     Connection connection;
     std::string said;          // until it is a whole hello
+    Words words;               // afterwards
     std::optional<Rank> rank;  // once it has said so
     Clock::time_point since = Clock::now();
   };
@@ -101,7 +124,7 @@ class Center final : public Monitor::Watch {
   void Hear() {
     while (Accepts()) {
       if (auto connection = listener_.Accept()) {
-        peers_.push_back({std::move(*connection), {}, {}});
+        peers_.push_back({std::move(*connection), {}, {}, {}});
       } else {
         out_of_files_ = IsReadable(listener_.number(), milliseconds(0));
         break;
@@ -113,13 +136,10 @@ class Center final : public Monitor::Watch {
 
   // Whether the connection stays.
   bool HearFrom(Peer& peer) {
-    const auto [state, bytes] = peer.connection.Receive();
+    auto received = peer.connection.Receive();
+    if (peer.rank) return HearFromRank(peer, std::move(received));
+    const auto& [state, bytes] = received;
     const bool is_open = state == Connection::Received::State::kOpen;
-    if (peer.rank) {
-      if (state == Connection::Received::State::kEnded) heartbeats_.Gone(*peer.rank);
-      if (!bytes.empty()) heartbeats_.Heard(*peer.rank);
-      return is_open;
-    }
     if (!is_open || Clock::now() - peer.since > kStrangerTimeout) return false;
     peer.said += bytes;
     if (peer.said.size() < Hello::kBytes) return true;
@@ -128,14 +148,47 @@ class Center final : public Monitor::Watch {
     if (!hello || std::any_of(peers_.begin(), peers_.end(), is_known)) return false;
     peer.rank = hello->rank;
     heartbeats_.Heard(hello->rank);
+    if (stalls_) stalls_->Says(hello->rank, {});
     peer.connection.Send({&kBeat, 1});  // which tells the other end that it has found its rank 0
     return true;
+  }
+
+  // All that has come: what a rank said last counts.
+  bool HearFromRank(Peer& peer, Connection::Received received) {
+    using State = Connection::Received::State;
+    try {
+      for (; !received.bytes.empty(); received = peer.connection.Receive()) {
+        heartbeats_.Heard(*peer.rank);
+        peer.words.Add(received.bytes);
+        while (const auto word = peer.words.Next())
+          if (stalls_) stalls_->Says(*peer.rank, DecodeActivity(*word));
+      }
+    } catch (const std::runtime_error&) {  // no word of a rank of this job
+      received.state = State::kEnded;
+    }
+    if (received.state == State::kEnded) {
+      heartbeats_.Gone(*peer.rank);
+      if (stalls_) stalls_->Gone(*peer.rank);
+    }
+    return received.state == State::kOpen;
+  }
+
+  void WatchWaits() {
+    if (!stalls_) return;
+    stalls_->Says(0, lasting_.Pass(calls_.look()));
+    const auto [stall, ends] = stalls_->Pass();
+    if (ends) calls_.tell("the wait that was told of is over", "");
+    if (!stall) return;
+    const std::set<Rank> writers = stall->Writers();
+    for (auto& peer : peers_)
+      if (peer.rank && writers.count(*peer.rank) > 0) peer.connection.Send({&kWriteStacks, 1});
+    calls_.tell(stall->Describe(interval_), writers.count(0) > 0 ? Describe(lasting_.last(), interval_) : "");
   }
 
   // Sends the notice, and waits a moment until it has been read: closing would overtake it.
   void Tell(Rank missing) {
     const std::string notice = std::string(1, kMissing) + MissingNotice{missing}.Encode();
-    for (const auto& peer : peers_) {
+    for (auto& peer : peers_) {
       peer.connection.Send(notice);
       peer.connection.CloseSending();
     }
@@ -150,19 +203,25 @@ class Center final : public Monitor::Watch {
 
   const int size_;
   const milliseconds interval_;
-  const OnMissing on_missing_;
+  const Calls calls_;
   const std::string secret_ = RandomBytes(Hello::kSecretBytes);
   const Listener listener_;
   std::list<Peer> peers_;
   bool out_of_files_ = false;  // somebody waits to be accepted, until the next interval
-  Heartbeats heartbeats_{kBeatsInLimit};
+  Heartbeats heartbeats_;
+  std::optional<StallWatch> stalls_;
+  Lasting lasting_;
 };
 
 // Any other rank's part.
 class Outer final : public Monitor::Watch {
  public:
-  Outer(Connection center, Seconds limit, OnMissing on_missing)
-      : center_(std::move(center)), interval_(IntervalOf(limit)), on_missing_(std::move(on_missing)) {
+  Outer(Connection center, const Limits& limits, Calls calls)
+      : center_(std::move(center)),
+        interval_(IntervalOf(limits)),
+        calls_(std::move(calls)),
+        heartbeats_(CountOf(limits.abort, interval_)),
+        alone_(WatchFor<LonelyWatch>(limits.stall, interval_)) {
     heartbeats_.Heard(0);
   }
 
@@ -183,18 +242,29 @@ class Outer final : public Monitor::Watch {
           return !missing && state != Connection::Received::State::kEnded;
         },
         [&] {
-          if (center_) center_->Send({&kBeat, 1});
+          if (alone_) lasting_.Pass(calls_.look());
+          if (center_) center_->Send(Framed(Encode(lasting_.last())));
           missing = heartbeats_.Pass();
+          if (!missing) WatchAlone();
           return !missing;
         });
-    if (missing) on_missing_(*missing);
+    if (missing) calls_.missing(*missing);
   }
 
  private:
+  void WatchAlone() {
+    const int silence = heartbeats_.Silence(0);
+    if (!alone_ || !alone_->Pass(silence, lasting_.last(), lasting_.held())) return;
+    calls_.tell("rank 0 has given no sign of life for " + Lasted(silence, interval_) +
+                    ": it is stopped, or its host or its network is down. It would know which other ranks are missing",
+                Describe(lasting_.last(), interval_));
+  }
+
   // The rank that a notice names, once it has come whole.
   std::optional<Rank> Read(const std::string& bytes) {
     for (const char byte : bytes) {
       if (notice_) *notice_ += byte;
+      if (!notice_ && byte == kWriteStacks && alone_) calls_.tell("", Describe(lasting_.last(), interval_));
       if (!notice_ && byte == kMissing) notice_.emplace();
       if (notice_ && notice_->size() == MissingNotice::kBytes) return MissingNotice::Decode(*notice_).rank;
     }
@@ -203,9 +273,11 @@ class Outer final : public Monitor::Watch {
 
   std::optional<Connection> center_;
   const milliseconds interval_;
-  const OnMissing on_missing_;
+  const Calls calls_;
   std::optional<std::string> notice_;  // what has come of it
-  Heartbeats heartbeats_{kBeatsInLimit};
+  Heartbeats heartbeats_;
+  std::optional<LonelyWatch> alone_;
+  Lasting lasting_;
 };
 
 // A connection on which rank 0 of this job has answered.
@@ -219,29 +291,44 @@ std::optional<Connection> Reach(const std::string& address, std::uint16_t port, 
   return connection;
 }
 
-}  // namespace
-
-std::unique_ptr<Monitor> Monitor::Listen(int size, Seconds limit, OnMissing on_missing) {
-  auto center = std::make_unique<Center>(size, limit, std::move(on_missing));
-  std::string endpoint = center->endpoint().Encode();
-  return std::unique_ptr<Monitor>(new Monitor(std::move(center), std::move(endpoint)));
+// From when the flag is set, this rank rests, whatever it does.
+std::shared_ptr<std::atomic<bool>> LetRest(Calls& calls) {
+  auto rests = std::make_shared<std::atomic<bool>>(false);
+  calls.look = [rests, look = std::move(calls.look)] {
+    return *rests ? Look{{Activity::Kind::kResting, "its end", {}, 0}, 0, 0} : look();
+  };
+  return rests;
 }
 
-std::unique_ptr<Monitor> Monitor::Join(Rank rank, Seconds limit, const std::string& endpoint, OnMissing on_missing) {
+}  // namespace
+
+std::unique_ptr<Monitor> Monitor::Listen(int size, const Limits& limits, Calls calls) {
+  Flag rests = LetRest(calls);
+  auto center = std::make_unique<Center>(size, limits, std::move(calls));
+  std::string endpoint = center->endpoint().Encode();
+  return std::unique_ptr<Monitor>(new Monitor(std::move(center), std::move(endpoint), std::move(rests)));
+}
+
+std::unique_ptr<Monitor> Monitor::Join(Rank rank, const Limits& limits, const std::string& endpoint, Calls calls) {
   const auto [port, secret, addresses] = Endpoint::Decode(endpoint);
   const std::string hello = Hello{secret, rank}.Encode();
   std::string tried;
   for (const auto& address : addresses) {
-    if (auto center = Reach(address, port, hello))
-      return std::unique_ptr<Monitor>(
-          new Monitor(std::make_unique<Outer>(std::move(*center), limit, std::move(on_missing)), {}));
+    if (auto center = Reach(address, port, hello)) {
+      Flag rests = LetRest(calls);
+      auto outer = std::make_unique<Outer>(std::move(*center), limits, std::move(calls));
+      return std::unique_ptr<Monitor>(new Monitor(std::move(outer), {}, std::move(rests)));
+    }
     tried += (tried.empty() ? "" : ", ") + address;
   }
   throw std::runtime_error("rank 0 does not answer on port " + std::to_string(port) + " of " + tried);
 }
 
-Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint)
-    : process_(getpid()), stop_file_(eventfd(0, EFD_CLOEXEC)), endpoint_(std::move(endpoint)) {
+Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests)
+    : process_(getpid()),
+      stop_file_(eventfd(0, EFD_CLOEXEC)),
+      endpoint_(std::move(endpoint)),
+      rests_(std::move(rests)) {
   if (!stop_file_.is_open()) throw std::system_error(errno, std::generic_category(), "eventfd");
   // The thread owns its part: where the process ends without stopping it, it runs on beside static objects' ends.
   thread_ = std::make_unique<std::thread>([watch = std::move(watch), stop = stop_file_.number()] { watch->Run(stop); });

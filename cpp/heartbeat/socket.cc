@@ -127,8 +127,17 @@ Connection::~Connection() {
   if (file_.is_open()) shutdown(number(), SHUT_RDWR);
 }
 
-void Connection::Send(std::string_view bytes) const {
-  send(number(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+void Connection::Send(std::string_view word) {
+  unsent_.erase(0, Put(unsent_));
+  if (!unsent_.empty()) return;
+  const std::size_t sent = Put(word);
+  if (sent > 0) unsent_ = word.substr(sent);
+}
+
+std::size_t Connection::Put(std::string_view bytes) const {
+  if (bytes.empty()) return 0;
+  const ssize_t sent = send(number(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  return sent < 0 ? 0 : static_cast<std::size_t>(sent);
 }
 
 Connection::Received Connection::Receive() const {

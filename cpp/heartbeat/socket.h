@@ -28,7 +28,7 @@ class File {
   int number_;
 };
 
-// A connection. What cannot be sent at once is dropped: signs of life go on.
+// A connection. What cannot be sent at once is dropped, as a whole: signs of life go on.
 class Connection {
  public:
   explicit Connection(File file);
@@ -37,7 +37,7 @@ class Connection {
   ~Connection();
 
   int number() const { return file_.number(); }
-  void Send(std::string_view bytes) const;
+  void Send(std::string_view word);
   struct Received {
     enum class State {
       kOpen,
@@ -53,7 +53,10 @@ class Connection {
   void CloseSending() const;
 
  private:
+  std::size_t Put(std::string_view bytes) const;
+
   File file_;
+  std::string unsent_;  // the rest of a word that has been begun
 };
 
 // Listens on a port of its own on all addresses of this host.

@@ -211,9 +211,10 @@ void Job::HaveNews(Rank rank) {
 // --- Background threads
 
 Time Job::NextNegotiation() const {
-  // Nothing closes without an arrival, but for the end.
-  if (over_ || (open_ == 0 && ended_ < config_.ranks)) return kNever;
-  const Time wanted = std::min(wanted_, deadline_);
+  if (over_) return kNever;
+  // Nothing closes without an arrival, but for the end; the coordinator may want to hear that a round has ended.
+  const bool idle = open_ == 0 && ended_ < config_.ranks;
+  const Time wanted = idle ? deadline_ : std::min(wanted_, deadline_);
   if (wanted == kNever) return kNever;
   const Time cycle = FromSeconds(config_.cycle);
   const Time first = std::max(free_, negotiated_ + cycle);
@@ -265,6 +266,7 @@ void Job::Begin(const Closing& closing) {
   over_ = over_ || closing.reason == Closing::Reason::kEnd;
   const std::size_t message = MessageOfName(closing.bucket);
   if (message != Signal()) result_.messages[message].Record(closing);
+  if (message + 1 == Signal()) result_.closed.push_back(ToSeconds(now_));
   const Time start = std::max(now_, free_);
   const auto first = static_cast<std::ptrdiff_t>(running_.size());
   const auto begin = [&](const Members& members) {

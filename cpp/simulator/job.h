@@ -44,6 +44,7 @@ struct JobResult {
   std::int64_t arrivals = 0;               // with gradients or a model
   std::int64_t late = 0;                   // so many of them were too late for their round
   std::vector<BucketStatistics> messages;  // rounds, by message
+  std::vector<double> closed;              // when each round of the last message was
   std::vector<double> received;            // by rank: the sum of all results, where each gradient is a one
 };
 

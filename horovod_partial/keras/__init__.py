@@ -67,6 +67,7 @@ flush = backend.operations.flush
 init = backend.operations.init
 join = backend.operations.join
 partial_stats = backend.operations.partial_stats
+record = backend.operations.record
 shutdown = backend.operations.shutdown
 
 __all__ = [
@@ -115,6 +116,7 @@ __all__ = [
     "nccl_built",
     "partial_stats",
     "rank",
+    "record",
     "reducescatter",
     "remove_process_set",
     "rocm_built",

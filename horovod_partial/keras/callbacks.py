@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from horovod_partial.exchange.arguments import check_kinds
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import is_floating
 from horovod_partial.policies import Quorum
+from horovod_partial.round_stats import Progress
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -350,8 +350,8 @@ class PartialStatsCallback(keras.callbacks.Callback):
     """Put what happened to the rounds of an epoch into its logs: for the progress bar, `History` and `TensorBoard`.
 
     Put it before `TensorBoard`. `late`: the share of this rank's arrivals that came too late; `fresh`: contributors to a
-    round on time, their mean; `staleness`: rounds since a rank's contribution before, their mean. Nothing under
-    `hvd.Full()`, which has no rounds.
+    round on time, their mean; `staleness`: rounds since a rank's contribution before, their mean; `waited_seconds`: by this
+    rank, for results. Nothing under `hvd.Full()`, which has no rounds: `HOROVOD_PARTIAL_RECORD` has it all.
 
     Args:
         process_set: whose buckets.
@@ -361,37 +361,13 @@ class PartialStatsCallback(keras.callbacks.Callback):
         super().__init__()
         check_kinds({"process_set": process_set})
         self.process_set = process_set
-        self._before: dict[str, Counter[str]] = {}
+        self._progress: Progress | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._before = self._counts()
+        if self.process_set.included():
+            number = self.process_set.process_set_id
+            self._progress = Progress(lambda: backend.runtime.statistics(number), self.process_set.rank())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        before, self._before = self._before, self._counts()
-        new: Counter[str] = Counter()
-        for name, counts in self._before.items():
-            new.update(counts)
-            if name in before:  # and what has ended since, as with an optimizer that is gone, is in neither
-                new.subtract(before[name])
-        if logs is None or not new["rounds"]:
-            return
-        logs["late"] = new["late"] / max(new["late"] + new["on_time"], 1)
-        logs["fresh"] = new["fresh"] / new["rounds"]
-        logs["staleness"] = new["staleness"] / max(new["contributions"], 1)
-
-    def _counts(self) -> dict[str, Counter[str]]:
-        """Of each bucket, from its beginning."""
-        if not self.process_set.included():
-            return {}
-        rank = self.process_set.rank()
-        return {
-            name: Counter(
-                rounds=raw["rounds"],
-                on_time=raw["on_time"][rank],
-                late=raw["late"][rank],
-                fresh=sum(count * rounds for count, rounds in enumerate(raw["fresh"])),
-                staleness=sum(rounds * count for rounds, count in raw["staleness"].items()),
-                contributions=sum(raw["staleness"].values()),
-            )
-            for name, raw in backend.runtime.statistics(self.process_set.process_set_id).items()
-        }
+        if logs is not None and self._progress is not None:
+            logs.update(self._progress.since())

@@ -422,8 +422,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: as in Horovod; under a partial policy each group is a bucket.
         process_set: as in Horovod.
         scale_local_gradients: as in Horovod.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the policy's name; None
-            takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
+            policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
         fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`optimizer.fusion_plan` tells which), under
             `Full()` with `hvd.Average` and `hvd.Sum` only; None leaves that to Horovod under `Full()`, and packs by size
             (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.

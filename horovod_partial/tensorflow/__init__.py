@@ -28,6 +28,7 @@ from horovod_partial.tensorflow.operations import (
     partial_allreduce,
     partial_reduce,
     partial_stats,
+    record,
     shutdown,
     weighted_average,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "partial_allreduce",
     "partial_reduce",
     "partial_stats",
+    "record",
     "shutdown",
     "weighted_average",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -64,6 +65,24 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
     """What happened to the rounds of each bucket: see `horovod_partial.round_stats.summarise` for the keys."""
     check_kinds({"process_set": process_set})
     return round_stats.summarise(runtime.statistics(process_set.process_set_id))
+
+
+def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
+    """Record from now on what this rank sees: who is slow, and what for. `horovod-partial report` reads it.
+
+    As `HOROVOD_PARTIAL_RECORD`, from the begin of the program on. Call it on every rank, at the same place. It ends with
+    Horovod. Nothing is sent; a thread writes once a second.
+
+    Args:
+        directory: made where it is not there; each run has a folder of its own in it.
+        megabytes: size of this rank's files, 1 or more; of more than that the oldest is dropped.
+
+    Raises:
+        RuntimeError: the files cannot be made, or this rank is being recorded already.
+        ValueError: an argument is out of range, or Horovod has not been initialised.
+    """
+    check_initialized()
+    runtime.record(directory, megabytes)
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, *args: Any, **kwargs: Any) -> Any:

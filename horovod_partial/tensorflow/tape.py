@@ -93,8 +93,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         groups: as in Horovod; under a partial policy each group is a bucket.
         process_set: as in Horovod.
         scale_local_gradients: as in Horovod.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, or the policy's name; None takes
-            `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own reduction. Policies that average
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, or the policy's name;
+            None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own reduction. Policies that average
             models need an optimizer: `hvd.DistributedOptimizer`.
         fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`hvd.fusion_plans()` tells which), under `Full()`
             with `hvd.Average` and `hvd.Sum` only; None leaves that to Horovod under `Full()`, and packs by size

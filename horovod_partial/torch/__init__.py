@@ -43,6 +43,7 @@ from horovod_partial.torch.operations import (
     partial_allreduce_async_,
     partial_stats,
     poll,
+    record,
     round_info,
     shutdown,
     synchronize,
@@ -50,12 +51,14 @@ from horovod_partial.torch.operations import (
 from horovod_partial.torch.optimizer import DistributedOptimizer
 from horovod_partial.torch.replicas import assert_replicas_equal, save_checkpoint
 from horovod_partial.torch.round_steps import follow_rounds
+from horovod_partial.torch.stats_writer import PartialStatsWriter
 from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
 
 __all__ = [
     "DistributedOptimizer",
     "FusionPlan",
     "MergedGradients",
+    "PartialStatsWriter",
     "RoundInfo",
     "assert_replicas_equal",
     "average_converges",
@@ -80,6 +83,7 @@ __all__ = [
     "partial_reduce_async_",
     "partial_stats",
     "poll",
+    "record",
     "round_info",
     "save_checkpoint",
     "shutdown",

@@ -18,8 +18,10 @@ from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Full, Policy
 from horovod_partial.runtime import Runtime, library_of
 from horovod_partial.settings import settings
+from horovod_partial.torch import recorded_waits
 
 runtime = Runtime("torch", torch.__version__, mpi_ops, library_of(mpi_lib_v2))
+runtime.on_record = functools.partial(recorded_waits.install, runtime)
 
 # The types that Horovod's PyTorch operations reduce, by the number that its core gives them.
 _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
@@ -91,6 +93,24 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
     """What happened to the rounds of each bucket: see `horovod_partial.round_stats.summarise` for the keys."""
     check_kinds({"process_set": process_set})
     return round_stats.summarise(runtime.statistics(process_set.process_set_id))
+
+
+def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
+    """Record from now on what this rank sees: who is slow, and what for. `horovod-partial report` reads it.
+
+    As `HOROVOD_PARTIAL_RECORD`, from the begin of the program on. Call it on every rank, at the same place. It ends with
+    Horovod. Nothing is sent; a thread writes once a second.
+
+    Args:
+        directory: made where it is not there; each run has a folder of its own in it.
+        megabytes: size of this rank's files, 1 or more; of more than that the oldest is dropped.
+
+    Raises:
+        RuntimeError: the files cannot be made, or this rank is being recorded already.
+        ValueError: an argument is out of range, or Horovod has not been initialised.
+    """
+    check_initialized()
+    runtime.record(directory, megabytes)
 
 
 @functools.lru_cache(maxsize=4096)  # one for each bucket; called in every round

@@ -79,8 +79,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: as in Horovod; under a partial policy each group is a bucket.
         sparse_as_dense: as in Horovod; a partial policy needs it where gradients are sparse.
         process_set: as in Horovod.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the policy's name; None
-            takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
+            policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
         fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`optimizer.fusion_plan` tells which); None
             leaves that to Horovod under `Full()`, and packs by size (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).

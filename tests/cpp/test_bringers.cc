@@ -278,5 +278,44 @@ TEST_F(GraphBringersTest, ARunThatIsOverDoesNotWait) {
   EXPECT_TRUE(Look().waiting.empty());
 }
 
+TEST_F(BringersTest, TheLongestWaitLastsUntilItsResultIsThere) {
+  const auto a = Make("a"), b = Make("b");
+  EXPECT_EQ(bringers_->LongestWait().since, kNever);
+  Wait(*a, first_);
+  const Time began = bringers_->LongestWait().since;
+  EXPECT_EQ(bringers_->LongestWait().what, "a round of a");
+  EXPECT_EQ(bringers_->LongestWait().engine, this);
+  Wait(*b, second_);
+  a->Settle();  // it is being reduced, which another rank may hold up
+  EXPECT_EQ(bringers_->LongestWait().since, began);
+  a->Done(round_, now_);
+  first_.Do([&] { a->EndWait(true, round_, now_); });
+  EXPECT_EQ(bringers_->LongestWait().what, "a round of b");
+  second_.Do([&] { b->EndWait(false, round_, now_); });
+  EXPECT_EQ(bringers_->LongestWait().since, kNever);
+}
+
+TEST_F(BringersTest, AnEndIsTheLongestWaitOnlyWhereThereIsNoOther) {
+  const Bringers::FlushWait end(bringers_, this, true, now_);
+  EXPECT_TRUE(bringers_->LongestWait().ends);
+  {
+    const Bringers::FlushWait flush(bringers_, this, false, now_ + 1s);
+    EXPECT_EQ(bringers_->LongestWait().what, "a flush");
+    const auto a = Make("a");
+    Wait(*a, first_);
+    EXPECT_EQ(bringers_->LongestWait().what, "a round of a") << "it is older";
+    first_.Do([&] { a->EndWait(false, round_, now_); });
+  }
+  EXPECT_TRUE(bringers_->LongestWait().ends);
+}
+
+TEST_F(BringersTest, AGraphWaitsWhenItHasArrivedInAllItsBuckets) {
+  const auto a = Make("a");
+  ArriveInGraph(*a, 1);
+  EXPECT_EQ(bringers_->LongestWait().what, "a round of a");
+  End(*a);
+  EXPECT_EQ(bringers_->LongestWait().since, kNever);
+}
+
 }  // namespace
 }  // namespace horovod_partial

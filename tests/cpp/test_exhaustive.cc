@@ -11,6 +11,9 @@
 //
 // Families have half a million states, in 5 s. With 3 steps in each case they have 16.7 million, in 3 minutes.
 //
+// An adaptive quorum, which may be another one in each round, has a sixth of a million states, in 3 s. With 3 steps
+// where the staleness bound is 1 they are 0.8 million, which were explored once.
+//
 // Ranks of two threads have 1.2 million states, in 10 s. 2 ranks show what is of interest: which of their threads
 // waits, and what each rank says of it.
 #include <gmock/gmock.h>
@@ -464,6 +467,65 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(kFamilyTogether, kFamilyOppositeOrder, kFamilyLeavesEarly, kFamilyGoesOnAlone,
                                      kFamilyParked, kFamilyJoins, kFamilyDelivers, kFamilyFlushes, kFamilyClears)),
     NameOfCase);
+
+// --- An adaptive quorum, which may be another one in each round
+
+Policy MakeAuto(int least, Round max_staleness = 16) {
+  Policy policy = MakePolicy(least, max_staleness);
+  policy.rule = Policy::Rule::kAuto;
+  return policy;
+}
+
+struct AutoCase {
+  const char* name;
+  Policy policy;
+  Scenario scenario;
+  int steps;
+  bool family = false;
+  bool late_ends = false;
+  std::vector<int> quorums = {3, 1};
+};
+
+std::ostream& operator<<(std::ostream& out, const AutoCase& each) { return out << each.name; }
+
+class AutoTest : public ExplorerTest<AutoCase> {
+ protected:
+  static void TearDownTestSuite() {
+    if (!SawAllCases()) return;
+    EXPECT_GT(coverage_.quorum_changes, 0u);
+    EXPECT_GT(coverage_.late, 0u);
+    EXPECT_GT(coverage_.parted, 0u);
+  }
+};
+
+TEST_P(AutoTest, KeepsTheRules) {
+  const AutoCase& each = GetParam();
+  Job job = MakeJob(each.policy, each.scenario, each.steps);
+  job.quorums = each.quorums;
+  job.family = each.family;
+  job.late_ends = each.late_ends;
+  KeepsTheRules(job);
+}
+
+const AutoCase kAutoCases[] = {
+    {"Together", MakeAuto(1), kTogether, 2, false, false, {3, 2, 1}},
+    {"TogetherWithBound1", MakeAuto(1, 1), kTogether, 2},
+    {"InOppositeOrder", MakeAuto(1), kOppositeOrder, 2},
+    {"OneLeavesEarly", MakeAuto(1), kLeavesEarly, kSteps},
+    {"OneIsParked", MakeAuto(2), kParked, 2, false, false, {3, 2}},
+    {"OneJoinsEarly", MakeAuto(1), kJoinsEarly, 2},
+    {"AllFlushOnce", MakeAuto(1), kFlushOnce, 2},
+    {"OneClears", MakeAuto(1), kClears, 2},
+    {"EndsLate", MakeAuto(2), kTogether, 2, false, true, {3, 2}},
+    {"FamilyTogether", MakeAuto(1), kFamilyTogether, 2, true},
+    {"FamilyWithBound1", MakeAuto(1, 1), kFamilyTogether, 2, true},
+    {"FamilyInOppositeOrder", MakeAuto(2), kFamilyOppositeOrder, 2, true, false, {3, 2}},
+    {"FamilyLeavesEarly", MakeAuto(1), kFamilyLeavesEarly, 2, true},
+    {"FamilyFlushes", MakeAuto(1), kFamilyFlushes, 2, true},
+};
+
+INSTANTIATE_TEST_SUITE_P(All, AutoTest, testing::ValuesIn(kAutoCases),
+                         [](const testing::TestParamInfo<AutoCase>& info) { return info.param.name; });
 
 // --- Two threads in a rank, each with a bucket of its own unless a scenario says otherwise
 

@@ -18,6 +18,17 @@ TEST(HeartbeatsTest, ARankIsMissingAfterMoreIntervalsThanTheLimit) {
   EXPECT_EQ(heartbeats.Pass(), 2);
 }
 
+TEST(HeartbeatsTest, SilenceIsCountedSinceARankWasHeard) {
+  Heartbeats heartbeats(10);
+  EXPECT_EQ(heartbeats.Silence(1), 0);
+  heartbeats.Heard(1);
+  heartbeats.Pass();
+  heartbeats.Pass();
+  EXPECT_EQ(heartbeats.Silence(1), 2);
+  heartbeats.Heard(1);
+  EXPECT_EQ(heartbeats.Silence(1), 0);
+}
+
 TEST(HeartbeatsTest, OnlyRanksThatWereHeardOnceAreWatched) {
   Heartbeats heartbeats(1);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(heartbeats.Pass(), std::nullopt);

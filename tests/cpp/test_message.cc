@@ -80,6 +80,8 @@ Closing FullClosing() {
   closing.flush_over = Report::Flush::kEnding;
   closing.contributions = {{3, true}, {0, true, false, 9}, {2, false, true}, {0, false}, {(1 << 30) - 1, true}};
   closing.groups = {0, 1, 0, kNoGroup, 1};
+  closing.quorum = 4;
+  closing.why = QuorumGuard::Why::kTakenBack;
   closing.upcoming = {{0, 0, 0, 0, 0}, {4, 3, 2, 1, 0}};
   return closing;
 }
@@ -155,6 +157,8 @@ TEST(ClosingTest, SurvivesTheJourneyBehindOthers) {
   }
   EXPECT_EQ(got.groups, sent.groups);
   EXPECT_EQ(got.upcoming, sent.upcoming);
+  EXPECT_EQ(got.quorum, sent.quorum);
+  EXPECT_EQ(got.why, sent.why);
   const Closing next = DecodeClosing(words, at);
   EXPECT_FALSE(next.flushes);
   EXPECT_EQ(next.flush_over, Report::Flush::kNone);
@@ -178,6 +182,17 @@ TEST(ClosingTest, ANegativeNumberOfRanksThrows) {
   words[0] = -1;
   std::size_t at = 0;
   EXPECT_THROW(DecodeClosing(words, at), std::runtime_error);
+}
+
+TEST(ClosingTest, AQuorumThatCannotBeThrows) {
+  std::vector<std::int32_t> words;
+  Append(FullClosing(), words);
+  for (const std::int32_t word : {-1, 6 << 3, 4 << 3 | 7}) {
+    std::vector<std::int32_t> damaged = words;
+    damaged[6] = word;
+    std::size_t at = 0;
+    EXPECT_THROW(DecodeClosing(damaged, at), std::runtime_error) << word;
+  }
 }
 
 TEST(ClosingTest, AReasonThatDoesNotExistThrows) {

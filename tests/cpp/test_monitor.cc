@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,21 +25,50 @@ namespace horovod_partial::heartbeat {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
 
 constexpr Seconds kLimit(0.2);
 // Where nobody may be missed: so long no thread is kept from running.
 constexpr Seconds kLongLimit(2);
+constexpr Seconds kStall(1);
 constexpr auto kPatience = 20s;  // only a hang meets it
 
 // What the monitors of some ranks have said, each from a thread of its own.
 class Verdicts {
  public:
-  OnMissing Of(Rank rank) {
-    return [this, rank](Rank missing) {
+  Calls Of(Rank rank) {
+    Calls calls;
+    calls.missing = [this, rank](Rank missing) {
       std::lock_guard<std::mutex> lock(mutex_);
       said_[rank] = missing;
       changed_.notify_all();
     };
+    calls.look = [this, rank] {
+      std::lock_guard<std::mutex> lock(mutex_);
+      return Look{does_[rank], 0, 0};
+    };
+    calls.tell = [this, rank](const std::string& text, const std::string& doing) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      told_[rank].push_back(text + '|' + doing);
+      changed_.notify_all();
+    };
+    return calls;
+  }
+  void LetWait(Rank rank) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    does_[rank] = {Activity::Kind::kWaiting, "a flush", {}, 0};
+  }
+  // What a rank is told first of a wait.
+  std::string AwaitTold(Rank rank) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait_for(lock, kPatience, [&] { return !told_[rank].empty(); });
+    return told_[rank].empty() ? "" : told_[rank].front();
+  }
+  bool IsTold(Rank rank) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !told_[rank].empty();
   }
   std::optional<Rank> Await(Rank rank) {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -54,6 +84,8 @@ class Verdicts {
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::map<Rank, Rank> said_;
+  std::map<Rank, Activity> does_;
+  std::map<Rank, std::vector<std::string>> told_;
 };
 
 void ExpectEndsWell(pid_t child) {
@@ -67,12 +99,13 @@ Endpoint LocalEndpoint(std::uint16_t port) { return {port, std::string(Hello::kS
 // Rank 0's monitor, the others', and what they say.
 class MonitorTest : public testing::Test {
  protected:
-  void Listen(int size, Seconds limit) {
+  void Listen(int size, Seconds limit, Seconds stall = Seconds(0)) {
     limit_ = limit;
-    center_ = Monitor::Listen(size, limit, verdicts_.Of(0));
+    stall_ = stall;
+    center_ = Monitor::Listen(size, {limit, stall}, verdicts_.Of(0));
   }
   std::unique_ptr<Monitor> Join(Rank rank) {
-    return Monitor::Join(rank, limit_, center_->endpoint(), verdicts_.Of(rank));
+    return Monitor::Join(rank, {limit_, stall_}, center_->endpoint(), verdicts_.Of(rank));
   }
   Endpoint endpoint() const { return Endpoint::Decode(center_->endpoint()); }
   Connection Reach() const {
@@ -87,7 +120,7 @@ class MonitorTest : public testing::Test {
   }
 
   Verdicts verdicts_;
-  Seconds limit_{0};
+  Seconds limit_{0}, stall_{0};
   std::unique_ptr<Monitor> center_;
 };
 
@@ -101,7 +134,7 @@ TEST_F(MonitorTest, AllHearThatARankIsMissing) {
   Listen(4, kLimit);
   const auto first = Join(1), third = Join(3);
   // It says who it is, and then nothing: as one whose process is stopped.
-  const Connection stopped = Reach();
+  Connection stopped = Reach();
   stopped.Send(Hello{endpoint().secret, 2}.Encode());
   for (const Rank rank : {0, 1, 3}) EXPECT_EQ(verdicts_.Await(rank), 2) << "on rank " << rank;
 }
@@ -118,8 +151,8 @@ TEST_F(MonitorTest, AMissingRankZeroIsNoticedByEachRank) {
         answered.push_back(std::move(*connection));
       }
   });
-  const auto first = Monitor::Join(1, kLimit, endpoint, verdicts_.Of(1));
-  const auto second = Monitor::Join(2, kLimit, endpoint, verdicts_.Of(2));
+  const auto first = Monitor::Join(1, {kLimit, {}}, endpoint, verdicts_.Of(1));
+  const auto second = Monitor::Join(2, {kLimit, {}}, endpoint, verdicts_.Of(2));
   center.join();
   for (const Rank rank : {1, 2}) EXPECT_EQ(verdicts_.Await(rank), 0) << "on rank " << rank;
 }
@@ -138,7 +171,7 @@ TEST_F(MonitorTest, StrangersAreNotHeard) {
   for (const std::string& said :
        {std::string("GET /index.html HTTP/1.0\r\n\r\n"), std::string(100'000, 'x'), Hello{other_secret, 2}.Encode(),
         Hello{secret, 7}.Encode(), Hello{secret, 1}.Encode()}) {  // rank 1 is there already
-    const Connection stranger = Reach();
+    Connection stranger = Reach();
     stranger.Send(said);
     ASSERT_TRUE(IsReadable(stranger.number(), 10s)) << "it is closed";
     EXPECT_EQ(stranger.Receive().bytes, "");
@@ -152,7 +185,63 @@ TEST_F(MonitorTest, JoiningWhereNobodyAnswersFails) {
     const Listener gone;
     port = gone.port();
   }
-  EXPECT_THROW(Monitor::Join(1, kLimit, LocalEndpoint(port).Encode(), [](Rank) {}), std::runtime_error);
+  EXPECT_THROW(Monitor::Join(1, {kLimit, {}}, LocalEndpoint(port).Encode(), {}), std::runtime_error);
+}
+
+TEST_F(MonitorTest, WhoWaitsAndWhoIsWaitedForWriteTheirStacks) {
+  Listen(3, Seconds(0), kStall);
+  const auto first = Join(1), second = Join(2);
+  verdicts_.LetWait(1);
+  EXPECT_THAT(verdicts_.AwaitTold(0), AllOf(HasSubstr("rank 1 in a flush"), HasSubstr("Missing: ranks 0 2"),
+                                            HasSubstr("|is in no wait that is known")));
+  EXPECT_THAT(verdicts_.AwaitTold(1), StartsWith("|has waited in a flush"));
+  EXPECT_THAT(verdicts_.AwaitTold(2), StartsWith("|is in no wait"));
+  EXPECT_TRUE(verdicts_.IsEmpty()) << "nobody ends";
+}
+
+TEST_F(MonitorTest, WhoIsStoppedIsNamed) {
+  Listen(3, Seconds(0), kStall);
+  const auto first = Join(1);
+  Connection stopped = Reach();
+  stopped.Send(Hello{endpoint().secret, 2}.Encode());
+  verdicts_.LetWait(1);
+  EXPECT_THAT(verdicts_.AwaitTold(0), HasSubstr("rank 2, which has given no sign of life"));
+}
+
+TEST_F(MonitorTest, WhereRankZeroIsStoppedEachRankWritesItsStacks) {
+  const Listener listener;
+  const std::string endpoint = LocalEndpoint(listener.port()).Encode();
+  std::optional<Connection> answered;
+  std::thread center([&] {
+    while (!answered) answered = listener.Accept();
+    answered->Send("\1");
+  });
+  verdicts_.LetWait(1);
+  const auto first = Monitor::Join(1, {{}, kStall}, endpoint, verdicts_.Of(1));
+  center.join();
+  EXPECT_THAT(verdicts_.AwaitTold(1),
+              AllOf(HasSubstr("rank 0 has given no sign of life"), HasSubstr("|has waited in")));
+}
+
+TEST_F(MonitorTest, WhoRestsIsNotWaitedFor) {
+  Listen(2, Seconds(0), kStall);
+  const auto first = Join(1);
+  verdicts_.LetWait(1);
+  first->Rest();
+  center_->Rest();
+  std::this_thread::sleep_for(1.5 * kStall);
+  EXPECT_FALSE(verdicts_.IsTold(0) || verdicts_.IsTold(1));
+}
+
+TEST_F(MonitorTest, DamagedWordsEndAConnection) {
+  Listen(3, Seconds(0), kStall);
+  Connection damaged = Reach();
+  damaged.Send(Hello{endpoint().secret, 2}.Encode());
+  ASSERT_TRUE(IsReadable(damaged.number(), 10s));
+  damaged.Receive();
+  damaged.Send(std::string(64, '\xff'));
+  while (damaged.Receive().state == Connection::Received::State::kOpen) IsReadable(damaged.number(), 10s);
+  EXPECT_TRUE(verdicts_.IsEmpty());
 }
 
 TEST_F(MonitorTest, MoreRanksThanMayBeUnknownAtOnceFindTheirWay) {

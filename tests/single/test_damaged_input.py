@@ -8,11 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+import synthetic_recordings as synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_partial import policies
+from horovod_partial import policies, recording
 from horovod_partial.fusion import FusionPlan, MessageCost
+from horovod_partial.report import Summary, prometheus, trace
 from horovod_partial.settings import Settings
 from horovod_partial.simulate import Trace, parse_delays
 
@@ -69,9 +72,34 @@ def test_files_of_plans_and_traces(tmp_path_factory: Any, data: st.DataObject, r
             load(file)
 
 
+@pytest.fixture(scope="module", params=[None, 2], ids=["full", "quorum"])
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job = synthetic.Job(synthetic.even(12, 2), request.param, hosts=[synthetic.Host("a"), synthetic.Host("b")])
+    return synthetic.write(tmp_path_factory.mktemp("recorded"), job)
+
+
+@settings(deadline=None)
+@given(data=st.data(), rank=st.integers(0, 1))
+def test_recordings(recorded: Path, data: st.DataObject, rank: int) -> None:
+    file = recorded / f"rank-{rank}.0.jsonl"
+    sound = file.read_text()
+    lines = [json.loads(line) for line in sound.splitlines()]
+    number = data.draw(st.integers(0, len(lines) - 1))
+    lines[number] = spoiled(lines[number], data.draw)
+    file.write_text("\n".join(map(json.dumps, lines)))
+    try:
+        summary = Summary.of(recording.load(recorded))
+        trace.write(summary, recorded / "trace.json")
+        prometheus.write(summary, recorded / "job.prom")
+    except ValueError:
+        pass
+    finally:
+        file.write_text(sound)
+
+
 def test_sound_files_are_read(tmp_path: Path) -> None:
     PLAN.save(tmp_path / "plan")
     assert FusionPlan.load(tmp_path / "plan") == PLAN
-    trace = Trace.even(2, 4, 0.1, 0.2)
-    trace.save(tmp_path / "trace")
-    assert Trace.load(tmp_path / "trace") == trace
+    even = Trace.even(2, 4, 0.1, 0.2)
+    even.save(tmp_path / "trace")
+    assert Trace.load(tmp_path / "trace") == even

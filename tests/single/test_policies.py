@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from horovod_partial import _core, policies
 from horovod_partial.policies import (
+    Auto,
     Butterfly,
     Full,
     GroupAverage,
@@ -34,6 +35,9 @@ from horovod_partial.policies import (
         ("quorum:3", Quorum(3)),
         ("quorum:0.75", Quorum(0.75)),
         ("quorum:1.0", Quorum(1.0)),
+        ("auto", Auto()),
+        ("auto:3", Auto(min_quorum=3)),
+        ("auto:0.25", Auto(min_quorum=0.25)),
         ("group_average", GroupAverage()),
         ("group_average:4", GroupAverage(4)),
         ("partial_reduce:3", PartialReduce(3)),
@@ -125,6 +129,20 @@ def test_one_rank_is_not_all_ranks() -> None:
 @pytest.mark.parametrize(("size", "quorum"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (8, 4)])
 def test_majority_is_at_least_half(size: int, quorum: int) -> None:
     assert Majority().to_core(size) == _core.Policy(rule="quorum", quorum=quorum)
+
+
+def test_auto_begins_with_all_and_goes_down_to_its_least() -> None:
+    for auto, least in [(Auto(), 1), (Auto(3), 3), (Auto(1.0), 8), (Auto(0.3), 3), (Auto(20), 8)]:
+        core = auto.to_core(8)
+        assert (core.rule, core.quorum) == ("auto", least)
+    assert Auto(1) != Auto(1.0)
+    assert repr(Auto()) == "Auto(min_quorum=1)"
+
+
+@pytest.mark.parametrize("least", [True, "3", None, 0, 0.0, 1.5])
+def test_a_wrong_least_quorum(least: Any) -> None:
+    with pytest.raises(ValueError, match=r"min_quorum must|a share of the ranks"):
+        Auto(least)
 
 
 def test_rules() -> None:

@@ -23,10 +23,15 @@ PURE = {
     "fusion",
     "simulate",
     "plots",
+    "recording",
+    "report",
+    "advice",
 }
 # For each room, the rooms that it must not import.
 FORBIDDEN = {
     **{room: {"exchange", "runtime", "_attach", *FRONT_ENDS} for room in PURE},
+    "recording": {"report", "advice", "exchange", "runtime", "_attach", *FRONT_ENDS},
+    "report": {"advice", "exchange", "runtime", "_attach", *FRONT_ENDS},
     "runtime": {"exchange", *FRONT_ENDS},
     "exchange": FRONT_ENDS,
     "torch": {"tensorflow", "keras"},

@@ -58,6 +58,7 @@ def test_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("GRACE_MS", "1e11", "must be 'auto' or a number of milliseconds, 0 to 31536000000"),
         ("ABORT_SECONDS", "0.1", "must be 0, for never, or 1 to 86400 seconds"),
         ("ABORT_SECONDS", "inf", "must be 0, for never, or 1 to 86400 seconds"),
+        ("STALL_SECONDS", "0.5", "must be 0, for never, or 1 to 86400 seconds"),
         ("GRACE_MS", "long", "must be 'auto' or a number of milliseconds, 0 to 31536000000"),
         ("MISSED", "none", "Input should be 'auto', 'sum', 'replay' or 'latest'"),
         ("BUCKET_MB", "0", "Input should be greater than 0"),

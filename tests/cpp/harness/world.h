@@ -30,6 +30,18 @@
 #include "harness/attendance.h"
 #include "harness/program.h"
 
+namespace horovod_partial {
+
+class CoordinatorPeer {
+ public:
+  static void SetQuorum(Coordinator& coordinator, const std::string& bucket, int quorum) {
+    const auto found = coordinator.buckets_.find(bucket);
+    if (found != coordinator.buckets_.end()) found->second.quorum = quorum;
+  }
+};
+
+}  // namespace horovod_partial
+
 namespace horovod_partial::test {
 
 inline constexpr Round kForEver = 1 << 20;
@@ -72,6 +84,7 @@ struct Job {
   int buckets = 2;
   bool family = false;  // the buckets are one: results are taken as whole rounds
   int replay_limit = 2;
+  std::vector<int> quorums = {};  // kAuto: each of them may hold from one round to the next, all ranks first
 };
 
 // As long as ended ranks wait for blocked ones. A grace period of a job with a clock is as long, so that everything
@@ -93,6 +106,7 @@ struct Coverage {
   std::size_t sent_again = 0;         // models
   std::size_t said_of_some = 0;       // reports of ranks that cannot come to some buckets, and can to others
   std::size_t parted = 0;             // takings that left a round which had ended in some members only
+  std::size_t quorum_changes = 0;     // of an adaptive policy
   std::size_t held = 0;               // cycles in which a quorum waited for a rank with too many untaken results
   std::size_t drained = 0;            // rounds taken in the middle of a flush
   std::size_t kept = 0;               // flushes after which a round that came behind them was left
@@ -458,6 +472,7 @@ struct Move {
   bool later = false;      // and the coordinator decides when time has passed
   bool postpones = false;  // the round does not end on this rank yet
   bool ends = false;       // rounds that were postponed end on this rank
+  int quorum = 0;          // kAuto: holds in the round that has opened
 };
 
 class World {
@@ -487,7 +502,7 @@ class World {
     }
   }
 
-  bool AtStartOfCycle() const { return phase_ == Phase::kReport && turn_ == 0; }
+  bool AtStartOfCycle() const { return phase_ == Phase::kReport && turn_ == 0 && undecided_ == 0; }
   bool Done() const {
     return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankState& rank) { return AllAtEnd(rank); });
   }
@@ -501,6 +516,10 @@ class World {
 
   std::vector<Move> Moves() const {
     std::vector<Move> moves;
+    if (phase_ == Phase::kReport && undecided_ != 0) {
+      for (const int quorum : job_->quorums) moves.emplace_back().quorum = quorum;
+      return moves;
+    }
     if (phase_ == Phase::kReport) {
       for (const int answer : MaySay(turn_)) {
         moves.emplace_back().says = answer;
@@ -523,6 +542,10 @@ class World {
   }
 
   void Apply(Move move) {
+    if (move.quorum > 0) {
+      SetQuorum(move.quorum);
+      return;
+    }
     if (move.application) {
       Step(turn_, move.thread);
       return;
@@ -552,6 +575,7 @@ class World {
   Move Patient() const {
     Move move;
     if (phase_ == Phase::kReport) move.says = MaySay(turn_).back();
+    if (phase_ == Phase::kReport && undecided_ != 0) move.quorum = job_->quorums.front();
     move.later = TimeMayPass();
     return move;
   }
@@ -567,6 +591,7 @@ class World {
       const Thread& thread = ranks_[Index(turn_)].threads[Index(move.thread)];
       return text + "steps (thread " + std::to_string(move.thread) + ", op " + std::to_string(thread.at) + ")";
     }
+    if (move.quorum > 0) return "the next round needs " + std::to_string(move.quorum) + " ranks";
     text += move.ends ? "ends what was postponed" : phases[static_cast<int>(phase_)];
     const auto add = [&text](const char* what, const BucketSet& set) {
       if (set.empty()) return;
@@ -596,6 +621,7 @@ class World {
     for (const std::string& rank : ranks) key += rank;
     for (const Open& open : open_) {
       Put(key, SinceWhen(open.quorate) | (numbers_count ? static_cast<int>(open.round) : open.round > 0) << 2);
+      Put(key, open.quorum);
       for (const int group : open.groups) Put(key, group);
       Put(key, 0);
     }
@@ -664,6 +690,7 @@ class World {
     int arrived = 0;        // a bit for each rank
     int full = 0;           // those that have asked for a full round
     Time quorate = kNever;  // since when a quorum has arrived
+    int quorum = 0;         // kAuto: of this round
     std::array<Round, kMostRanks> last_contribution{-1, -1, -1};
     Sum submitted = 0;
     Sum delivered = 0;
@@ -1197,6 +1224,20 @@ class World {
     SkipJoined();
   }
 
+  // The one step that is not the coordinator's own: what an adaptive policy may come to is not explored, but all of it
+  // is tried. Buckets whose rounds have opened together get the same quorum, as they do in a job.
+  void SetQuorum(int quorum) {
+    auto coordinator = std::make_shared<Coordinator>(*coordinator_);
+    for (int b = 0; b < job_->buckets; ++b) {
+      if ((undecided_ >> b & 1) == 0) continue;
+      CoordinatorPeer::SetQuorum(*coordinator, NameOf(b), quorum);
+      coverage_->quorum_changes += open_[Index(b)].quorum != quorum ? 1 : 0;
+      open_[Index(b)].quorum = quorum;
+    }
+    coordinator_ = std::move(coordinator);
+    undecided_ = 0;
+  }
+
   // A rank whose round has not ended says so, and has sent nothing else of that bucket.
   bool Runs(int bucket) const {
     return std::any_of(ranks_.begin(), ranks_.end(),
@@ -1238,8 +1279,10 @@ class World {
       active += ranks_[Index(r)].joined ? 0 : 1;
       arrived += open.arrived >> r & 1;
     }
-    return open.round > 0 && arrived > 0 && arrived >= std::min(job_->policy.quorum, active);
+    return open.round > 0 && arrived > 0 && arrived >= std::min(QuorumOf(open), active);
   }
+  int QuorumOf(const Open& open) const { return IsAuto() ? open.quorum : job_->policy.quorum; }
+  bool IsAuto() const { return job_->policy.rule == Policy::Rule::kAuto; }
   // Where the policy is a quorum, and cannot have been too stale; or ready ranks are as many as a group.
   bool MustHaveClosed(int b) const {
     const Open& open = open_[Index(b)];
@@ -1251,8 +1294,8 @@ class World {
       return false;
     }
     if (policy.rule == Policy::Rule::kReady) return open.round > 0 && Count(open.arrived) >= SizeOfGroup();
-    return policy.rule == Policy::Rule::kQuorum && policy.max_staleness > kMostSteps && open.quorate != kNever &&
-           now_ - open.quorate >= policy.grace && job_->bug == Bug::kNone;
+    return (policy.rule == Policy::Rule::kQuorum || IsAuto()) && policy.max_staleness > kMostSteps &&
+           open.quorate != kNever && now_ - open.quorate >= policy.grace && job_->bug == Bug::kNone;
   }
 
   bool KeepsModels() const { return job_->policy.schedule.kind != Schedule::Kind::kNone; }
@@ -1346,8 +1389,8 @@ class World {
         Rank initiator = Initiator(policy, open.round, size_);
         while (ranks_[Index(initiator)].joined) initiator = (initiator + 1) % size_;
         Require(closing.contributions[Index(initiator)].fresh, "the initiator is missing");
-      } else if (policy.rule == Policy::Rule::kQuorum) {
-        Require(fresh >= std::min(policy.quorum, active), "the quorum is not reached");
+      } else if (policy.rule == Policy::Rule::kQuorum || IsAuto()) {
+        Require(fresh >= std::min(QuorumOf(open), active), "the quorum is not reached");
       }
     }
     if (closing.reason == Reason::kLiveness) {
@@ -1362,6 +1405,8 @@ class World {
       Require(all_flush && fresh == 0, "a flush while a rank works");
       Require((closing.reason == Reason::kEnd) == all_end, "the end is called before all have come to it");
     }
+    Require(!IsAuto() || closing.quorum == (first ? size_ : open.quorum), "a closing names another quorum");
+    if (IsAuto()) undecided_ |= 1 << b;
     waiting_since_ = kNever;
     ++coverage_->closings[static_cast<std::size_t>(closing.reason)];
     coverage_->pending_delivered += static_cast<std::size_t>(closing.gradients() > fresh);
@@ -1506,6 +1551,7 @@ class World {
   std::shared_ptr<Attendance> attendance_;
   int size_;
   std::shared_ptr<const Policy> policy_;  // as the coordinator knows it
+  int undecided_ = 0;                     // kAuto: buckets whose rounds have opened, and have no quorum yet
   std::shared_ptr<const Coordinator> coordinator_;
   std::vector<RankState> ranks_;
   std::array<Open, kMostBuckets> open_;

@@ -1,0 +1,111 @@
+"""Does `horovod-partial advise` tell the truth? Rates that it predicts from a recording under Full, against measured ones.
+
+    .venv/bin/python benchmarks/advise.py [--json FILE] [--transport gloo] [--base 0.1] [--steps 100]
+
+In each of ten scenarios (harness/scenarios.py) a step is a sleep and a small backward. The ranks train under Full, recorded,
+and then under each other policy, with the same sleeps. A rate is steps in a second, mean over the ranks of the time that
+each takes for its own steps. The sleeps leave the processor to the other ranks; the rest of a step does not, so with more
+ranks than cores `--base` must be long against that.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import scenarios
+
+from horovod_partial import recording
+from horovod_partial.advice import advise, gradient_policies
+
+
+def measure(
+    folder: str, names: list[str], policies: list[str], steps: int, base: float, seed: int
+) -> dict[str, dict[str, float]]:
+    """On every rank: steps in a second, by scenario and policy."""
+    import torch
+
+    import horovod_partial.torch as hvd
+    from horovod_partial import _attach
+    from horovod_partial.torch.operations import runtime
+
+    def train(seconds: Any, policy: str) -> float:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(64, 64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        wrapped = hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=policy)
+        rows = torch.randn(4, 64)
+        hvd.barrier()
+        start = time.perf_counter()
+        for one in seconds:
+            time.sleep(one)
+            wrapped.zero_grad()
+            model(rows).square().mean().backward()
+            wrapped.step()
+        took = time.perf_counter() - start
+        wrapped.flush()
+        return float(hvd.allreduce(torch.tensor(took, dtype=torch.float64)))
+
+    rates: dict[str, dict[str, float]] = {}
+    for number, name in enumerate(names):
+        drawn = scenarios.draw(name, steps=steps, ranks=hvd.size(), base=base, seed=seed)[:, hvd.rank()].tolist()
+        train(drawn[:3], "solo")  # what a first step costs
+        rates[name] = {}
+        for index, policy in enumerate(policies):
+            harness.progress("advise", number * len(policies) + index, len(names) * len(policies))
+            if policy == "full":
+                hvd.record(Path(folder) / name)
+            rates[name][policy] = steps / train(drawn, policy)
+            if policy == "full":
+                hvd.barrier()
+                _attach.end_recording(runtime._library)
+    return rates
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__, ranks=8)
+    parser.add_argument("--steps", type=int, default=100, help="of each arm")
+    parser.add_argument("--base", type=float, default=0.1, help="seconds of a step that is not slow")
+    parser.add_argument("--seed", type=int, default=0, help="of the scenarios")
+    parser.add_argument("--scenarios", nargs="*", default=list(scenarios.SCENARIOS), help="by name")
+    options = parser.parse_args()
+
+    policies = gradient_policies(options.ranks)
+    with tempfile.TemporaryDirectory(prefix="advise-") as folder:
+        measured = harness.launch(
+            measure,
+            ranks=options.ranks,
+            transport=options.transport,
+            timeout=3600.0,
+            folder=folder,
+            names=options.scenarios,
+            policies=policies,
+            steps=options.steps,
+            base=options.base,
+            seed=options.seed,
+        )
+        advice = {name: advise(recording.load(Path(folder) / name)) for name in measured}
+    figures: dict[str, Any] = {"ranks": options.ranks, "transport": options.transport, "scenarios": {}}
+    rows = []
+    for name, rates in measured.items():
+        predicted = {one.policy: one.rate for one in advice[name].predictions}
+        errors = {policy: predicted[policy] / rate - 1 for policy, rate in rates.items()}
+        best = max(rates, key=lambda policy: rates[policy])
+        chosen = advice[name].chosen.policy
+        loss = 1 - rates[chosen] / rates[best]
+        figures["scenarios"][name] = {"measured": rates, "predicted": predicted, "chosen": chosen, "loss": loss}
+        told = [f"{rates[policy]:.2f} ({errors[policy]:+.0%})" for policy in policies]
+        rows.append([name, *told, chosen, best, f"{loss:.1%}"])
+    harness.print_table(
+        f"Steps in a second, and by how much the prediction was off; {options.ranks} ranks over {options.transport}",
+        ["scenario", *policies, "chosen", "best", "slower than best"],
+        rows,
+    )
+    harness.write_json(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()

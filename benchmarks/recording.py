@@ -1,0 +1,106 @@
+"""What a recording costs: steps with one against steps without, by the same optimizer.
+
+    .venv/bin/python benchmarks/recording.py [--framework tensorflow] [--json FILE] [--transport gloo]
+
+There is no compute, as in overhead.py. Blocks of steps with and without a recording take turns in one job, in one order
+and then in the other, behind a barrier; two blocks that follow each other are a pair. The figure is the geometric mean
+of the pairs' ratios, with its 95 % interval (Student's t). What a recording takes on the disk stands beside it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import shapes
+
+POLICIES = ("full", "majority")
+STUDENT_95 = {9: 2.262, 19: 2.093, 39: 2.023}  # by degrees of freedom: two-sided
+
+
+def measure(module: str, front_end: str, pairs: int, steps: dict[str, int]) -> dict[str, dict[str, Any]]:
+    """On every rank: for each set of shapes and policy the seconds of a step, without and with a recording."""
+    own = importlib.import_module(module)
+    hvd = importlib.import_module(front_end)
+    library = importlib.import_module(f"{front_end}.operations").runtime._library
+    end_recording = importlib.import_module("horovod_partial._attach").end_recording  # Horovod must be there before
+    found = {}
+    for shape_set, make_shapes in shapes.SETS.items():
+        arms = own.make_steps(shape_set, make_shapes())
+        for policy in POLICIES:
+            folder = Path(tempfile.mkdtemp(prefix="recording-"))
+            seconds: dict[bool, list[float]] = {False: [], True: []}
+            for pair in range(-1, pairs):  # the first one warms up
+                harness.progress(f"recording, {shape_set}, {policy}", pair + 1, pairs + 1)
+                for records in (False, True) if pair % 2 == 0 else (True, False):
+                    if records:
+                        hvd.record(folder / str(pair))
+                    own.barrier()
+                    start = time.perf_counter()
+                    for _ in range(steps[shape_set]):
+                        arms[policy]()
+                    took = (time.perf_counter() - start) / steps[shape_set]
+                    if records:
+                        end_recording(library)
+                    if pair >= 0:
+                        seconds[records].append(took)
+            nbytes = sum(file.stat().st_size for file in folder.rglob("*.jsonl"))
+            shutil.rmtree(folder)
+            off, on = own.mean_over_ranks([seconds[False], seconds[True]], f"{shape_set}.{policy}.seconds")
+            found[f"{shape_set}, {policy}"] = {
+                "off": off,
+                "on": on,
+                "bytes_per_step": nbytes / (pairs + 1) / steps[shape_set],
+            }
+    return found
+
+
+def interval(ratios: list[float]) -> tuple[float, float, float]:
+    """The geometric mean of ratios, and its 95 % interval."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, half = statistics.fmean(logs), STUDENT_95[len(logs) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__, ranks=4)
+    parser.add_argument("--framework", choices=("torch", "tensorflow"), default="torch", help="whose optimizers")
+    parser.add_argument("--pairs", type=int, choices=[n + 1 for n in STUDENT_95], default=20, help="of blocks")
+    parser.add_argument("--steps", type=int, nargs=2, default=(6, 40), help="of a block, for each set of shapes")
+    options = parser.parse_args()
+    framework = options.framework
+    measured = harness.launch(
+        measure,
+        ranks=options.ranks,
+        transport=options.transport,
+        framework=framework,
+        module=f"harness.steps_{framework}",
+        front_end=f"horovod_partial.{framework}",
+        pairs=options.pairs,
+        steps=dict(zip(shapes.SETS, options.steps, strict=True)),
+    )
+    figures: dict[str, Any] = {"framework": framework, "ranks": options.ranks, "transport": options.transport}
+    rows = []
+    for name, found in measured.items():
+        ratios = [on / off for on, off in zip(found["on"], found["off"], strict=True)]
+        mean, low, high = interval(ratios)
+        figures[name] = {"ratio": mean, "interval": [low, high], "bytes_per_step": found["bytes_per_step"]}
+        milliseconds = f"{1e3 * statistics.median(found['off']):.2f}"
+        rows.append(
+            [name, milliseconds, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", f"{found['bytes_per_step'] / 1e3:.2f}"]
+        )
+    title = f"Step time with a recording over step time without, {framework}, {options.ranks} ranks over "
+    columns = ["shapes, policy", "ms without", "ratio", "95 % interval", "kB a step of rank 0"]
+    harness.print_table(f"{title}{options.transport}, {options.pairs} pairs", columns, rows)
+    harness.write_json(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()

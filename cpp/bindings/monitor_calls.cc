@@ -1,0 +1,72 @@
+#include "bindings/monitor_calls.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <climits>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include "attach/attachment.h"
+#include "bindings/stacks.h"
+#include "engine/log.h"
+#include "heartbeat/neighbour.h"
+#include "heartbeat/socket.h"
+
+namespace horovod_partial {
+namespace {
+
+// A launcher that is stopped too may not read what is said.
+constexpr std::chrono::seconds kWritePatience(1);
+
+// Ends this process at once: where a rank is missing, Horovod's thread is blocked for good, and so are all ends in
+// order. A missing process on this host is ended first, since a stopped one does not hear whoever has started it.
+std::function<void(Rank)> EndWithoutRank(Rank rank, heartbeat::Seconds limit, const std::map<Rank, pid_t>& neighbours) {
+  auto processes = std::make_shared<std::map<Rank, heartbeat::Neighbour>>();
+  for (const auto& [of, number] : neighbours) processes->emplace(of, number);
+  return [rank, limit, processes](Rank missing) {
+    std::ostringstream text;
+    text << "rank " << missing << " has given no sign of life for " << limit.count()
+         << " s (HOROVOD_PARTIAL_ABORT_SECONDS): it is stopped, or its host or its network is down. This rank ends. "
+            "Start the job again from its last checkpoint";
+    if (const auto found = processes->find(missing); found != processes->end() && missing != rank) found->second.Kill();
+    if (heartbeat::IsWritable(STDERR_FILENO, kWritePatience)) Log(LogLevel::kError, rank, text.str());
+    std::_Exit(EXIT_FAILURE);
+  };
+}
+
+std::string Heading(const std::string& doing) {
+  std::array<char, HOST_NAME_MAX + 1> host{};
+  gethostname(host.data(), HOST_NAME_MAX);
+  return "process " + std::to_string(getpid()) + " on " + host.data() + " " + doing +
+         ". The stacks of all its threads:";
+}
+
+}  // namespace
+
+heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const std::map<Rank, pid_t>& neighbours) {
+  heartbeat::Calls calls;
+  calls.missing = EndWithoutRank(rank, limits.abort, neighbours);
+  calls.look = attach::LookAtThisRank;
+  // On a thread for this alone: whoever reads standard error may be slow, or stopped.
+  calls.tell = [rank](const std::string& text, const std::string& doing) {
+    const auto say = [=] {
+      if (!Logs(LogLevel::kWarning) || !heartbeat::IsWritable(STDERR_FILENO, kWritePatience)) return;
+      if (!text.empty()) Log(LogLevel::kWarning, rank, text);
+      if (!doing.empty()) Log(LogLevel::kWarning, rank, Heading(doing) + '\n' + TakeStacks());
+    };
+    try {
+      std::thread(say).detach();
+    } catch (const std::system_error&) {  // too many threads: the wait goes untold, and the job goes on
+    }
+  };
+  return calls;
+}
+
+}  // namespace horovod_partial

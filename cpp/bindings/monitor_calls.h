@@ -1,0 +1,16 @@
+// What the thread of signs of life calls in a process of Python's.
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+
+#include "core/types.h"
+#include "heartbeat/monitor.h"
+
+namespace horovod_partial {
+
+// `neighbours`: the processes of other ranks on this host, by rank.
+heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const std::map<Rank, pid_t>& neighbours);
+
+}  // namespace horovod_partial

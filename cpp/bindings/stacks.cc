@@ -1,0 +1,112 @@
+#include "bindings/stacks.h"
+
+#include <Python.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace horovod_partial {
+namespace {
+
+constexpr unsigned kCloseOnExec = 1;  // MFD_CLOEXEC, which older headers lack
+
+bool HasHandler(int signal) {
+  struct sigaction action{};
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_DFL;
+}
+
+// Programs, libraries and runtimes that take real-time signals count from the lowest one.
+int HighestUnusedSignal() {
+  for (int signal = SIGRTMAX; signal >= SIGRTMIN; --signal)
+    if (!HasHandler(signal)) return signal;
+  return 0;
+}
+
+}  // namespace
+
+std::pair<int, int> PrepareStacks() {
+  static const int file = static_cast<int>(syscall(SYS_memfd_create, "stacks", kCloseOnExec));
+  static const int signal = file < 0 ? 0 : HighestUnusedSignal();
+  return {signal, file};
+}
+
+namespace {
+
+// Another thread keeps the interpreter still, where it can have its lock soon: what runs Python would change what is
+// read.
+class Stillness {
+ public:
+  Stillness() {
+    if (Py_IsInitialized() == 0) return;
+    try {
+      std::thread([state = state_] {
+        const PyGILState_STATE python = PyGILState_Ensure();
+        std::unique_lock<std::mutex> lock(state->mutex);
+        state->holds = true;
+        state->changed.notify_all();
+        state->changed.wait(lock, [&] { return state->over; });
+        lock.unlock();
+        PyGILState_Release(python);
+      }).detach();
+    } catch (const std::system_error&) {  // too many threads
+      return;
+    }
+    std::unique_lock<std::mutex> lock(state_->mutex);
+    state_->changed.wait_for(lock, kPatience, [&] { return state_->holds; });
+  }
+  ~Stillness() {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->over = true;
+    state_->changed.notify_all();
+  }
+  Stillness(const Stillness&) = delete;
+  Stillness& operator=(const Stillness&) = delete;
+
+ private:
+  // A thread that keeps the lock for longer is in C, and its stack of Python's mostly stands still.
+  static constexpr std::chrono::milliseconds kPatience{500};
+
+  struct State {
+    std::mutex mutex;  // guards what follows
+    std::condition_variable changed;
+    bool holds = false;
+    bool over = false;
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+}  // namespace
+
+std::string TakeStacks() {
+  static auto* mutex = new std::mutex;  // one thread at a time uses the file
+  std::lock_guard<std::mutex> lock(*mutex);
+  const auto [signal, file] = PrepareStacks();
+  if (signal == 0 || !HasHandler(signal)) return "";  // without one the signal would end the process
+  if (ftruncate(file, 0) != 0 || lseek(file, 0, SEEK_SET) != 0) return "";
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, signal);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  {
+    const Stillness stillness;
+    pthread_kill(pthread_self(), signal);  // which is handled before this returns
+  }
+  std::string stacks;
+  std::array<char, 4096> piece{};
+  lseek(file, 0, SEEK_SET);
+  for (ssize_t count = 0; (count = read(file, piece.data(), piece.size())) > 0;)
+    stacks.append(piece.data(), static_cast<std::size_t>(count));
+  if (!stacks.empty() && stacks.back() == '\n') stacks.pop_back();
+  return stacks;
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,141 @@
+// What one rank saw, and when, for those who look for the slow rank: docs/recording.md has the format.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/groups.h"
+#include "core/types.h"
+#include "recording/segments.h"
+#include "recording/step_counter.h"
+#include "recording/table.h"
+
+namespace horovod_partial::recording {
+
+// A bucket, as it is recorded.
+struct BucketLabel {
+  int process_set;
+  const std::string& name;
+  const std::string& policy;
+  std::size_t bytes;
+};
+
+// A result, as it is recorded.
+struct Result {
+  Round round;
+  bool late;
+  int staleness;
+  int fresh;
+  int gradients;
+};
+
+// An allreduce, as it is recorded.
+struct Reduction {
+  std::int64_t sequence;
+  int process_set;
+  const std::vector<std::string>* names;  // of Horovod's tensors, or null for rounds of ours
+  Time begin;
+  Time end;
+  std::int64_t tensors;
+  std::int64_t bytes;
+  bool everyone;  // all ranks of the process set reduced together
+};
+
+// A decision of the coordinator, as it is recorded.
+struct DecidedRound {
+  Round round;
+  Time time;
+  std::string reason;
+  int quorum;
+  int gradients;
+  Members missing;
+  Members delivered;
+};
+
+// One rank in one generation of Horovod. The threads of the application and of Horovod tell it what they see, which
+// costs them a lock and some digits; its own thread writes once a second. Where nothing is recorded, each call returns
+// at once.
+class Recorder {
+ public:
+  // What the files say of this process.
+  struct Origin {
+    Rank rank;
+    int size;
+  };
+
+  // `complain` is told, on any thread, why a recording has ended before its time.
+  Recorder(Origin origin, std::function<void(const std::string&)> complain)
+      : origin_(origin), complain_(std::move(complain)) {}
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // All ranks have agreed on this number of the run, in milliseconds of Unix time. Before Begin.
+  void SetRun(std::int64_t milliseconds) { run_ = milliseconds; }
+
+  // From now on all is recorded in a folder of the run below `directory`, in so many bytes at most. Throws
+  // std::runtime_error where that cannot be, or is so already.
+  void Begin(const std::string& directory, std::size_t most_bytes);
+  // Writes what there is, and ends. In a forked child it does nothing.
+  void End();
+  bool on() const { return on_; }
+
+  void Arrived(const BucketLabel& bucket, Time time);
+  void Got(const BucketLabel& bucket, Time time, const Result& result);
+  void Waited(const BucketLabel& bucket, Time begin, Time end);
+  // For an operation of Horovod's own.
+  void WaitedForHorovod(Time begin, Time end);
+  void Applied(const BucketLabel& bucket, Time time, Round round, int rounds, int gradients);
+  void Handed(Time time, std::int64_t tensors);
+  void Reduced(const Reduction& reduction);
+  void Decided(const BucketLabel& bucket, const DecidedRound& round);
+
+ private:
+  std::int64_t Micros(Time time) const;
+  std::int64_t NumberOf(const BucketLabel& bucket);
+  std::string Header(int segment) const;
+  std::string TakeLines();
+  void WriteEverySecond();
+
+  const Origin origin_;
+  const std::function<void(const std::string&)> complain_;
+  std::int64_t run_ = 0;
+  std::atomic<bool> on_{false};
+
+  std::mutex life_mutex_;  // guards what follows: one thread at a time begins or ends
+  std::thread thread_;
+  std::atomic<pid_t> process_{0};       // which has the thread
+  std::unique_ptr<Segments> segments_;  // the thread's, while there is one
+
+  std::mutex mutex_;  // guards what follows, and is taken with a bucket's lock held: nothing else is taken under it
+  std::condition_variable ends_;
+  bool ending_ = false;
+  Time begun_{0};
+  Time wall_{0};                                                 // Unix time then
+  std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // of buckets
+  std::string known_buckets_;                                    // lines of the table of buckets, for later segments
+  StepCounter arrival_steps_;
+  StepCounter reduction_steps_;
+  Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};
+  Table arrivals_{"arrivals", {"step", "bucket", "time"}};
+  Table results_{"results", {"bucket", "time", "round", "late", "staleness", "fresh", "gradients"}};
+  Table waits_{"waits", {"bucket", "begin", "end"}};
+  Table applied_{"applied", {"bucket", "time", "round", "rounds", "gradients"}};
+  Table handed_{"handed", {"time", "tensors"}};
+  Table reductions_{"reductions", {"sequence", "process_set", "step", "begin", "end", "tensors", "bytes", "everyone"}};
+  Table rounds_{"rounds", {"bucket", "round", "time", "reason", "quorum", "gradients", "missing", "delivered"}};
+  Table end_{"end", {"time"}};
+};
+
+}  // namespace horovod_partial::recording

@@ -1,0 +1,68 @@
+#include "recording/table.h"
+
+#include <charconv>
+#include <cstdio>
+
+namespace horovod_partial::recording {
+namespace {
+
+void AppendNumber(std::string& text, std::int64_t number) {
+  char digits[24];
+  const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
+  text.append(digits, end);
+}
+
+}  // namespace
+
+Table::Table(const char* name, std::vector<const char*> columns) : name_(name) {
+  for (const char* column : columns) columns_.push_back({column, {}});
+}
+
+std::string& Table::NextOf(Column& column) {
+  if (rows_ > 0) column.values += ',';
+  return column.values;
+}
+
+void Table::Append(Column& column, std::int64_t number) { AppendNumber(NextOf(column), number); }
+
+void Table::Append(Column& column, const std::string& text) { NextOf(column) += Quoted(text); }
+
+void Table::Append(Column& column, const Members& ranks) {
+  std::string& values = NextOf(column);
+  values += '[';
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) values += ',';
+    AppendNumber(values, ranks[i]);
+  }
+  values += ']';
+}
+
+std::string Table::TakeLine() {
+  if (rows_ == 0) return "";
+  std::string line = std::string("{\"table\":\"") + name_ + '"';
+  for (Column& column : columns_) {
+    line += std::string(",\"") + column.name + "\":[" + column.values + ']';
+    column.values.clear();
+  }
+  rows_ = 0;
+  return line + "}\n";
+}
+
+std::string Quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char character : text) {
+    if (character == '"' || character == '\\') {
+      quoted += '\\';
+      quoted += character;
+    } else if (static_cast<unsigned char>(character) < 0x20) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(character));
+      quoted += code;
+    } else {
+      quoted += character;
+    }
+  }
+  return quoted + '"';
+}
+
+}  // namespace horovod_partial::recording

@@ -1,0 +1,164 @@
+"""Which of the predictions to choose, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_partial.advice.predictions import (
+    Prediction,
+    gradient_policies,
+    model_policies,
+    predict,
+    seconds_behind_the_last,
+)
+from horovod_partial.recording import Clocks, JobSteps, Recording
+from horovod_partial.recording.steps import share_with_other_waits
+from horovod_partial.report import slowness
+from horovod_partial.report.slowness import Slowness
+
+# What is so near to the fastest is as good, and the one of them with the fewest late gradients is better.
+NEAR = 0.96
+_OFTEN = 0.5  # a share of the steps
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a recorded job should do.
+
+    Attributes:
+        title: what was recorded.
+        predictions: those of gradients, from `full` to `solo`, then those of models.
+        chosen: the policy to take, one of gradients.
+        shares: by rank, what part of its present batch it should have under `full`, if all have equal ones; empty where no rank
+            is slow persistently.
+        text: the advice, in sentences.
+        remarks: what is missing, in sentences.
+    """
+
+    title: str
+    predictions: tuple[Prediction, ...]
+    chosen: Prediction
+    shares: dict[int, float]
+    text: str
+    remarks: tuple[str, ...]
+
+
+def advise(recording: Recording) -> Advice:
+    """Predict each policy's rate from a recording, and recommend one.
+
+    Raises:
+        ValueError: there are too few steps, or ranks are missing; or the ranks averaged models every few steps, whose compute
+            times are then not known one by one.
+    """
+    clocks = Clocks.fit(recording)
+    all_steps = JobSteps.of(recording, clocks)
+    steps = all_steps.common()
+    count, ranks = len(steps.ranks[0].step), len(steps.ranks)
+    if count < slowness.LEAST_STEPS or ranks < 2 or ranks < recording.size:
+        raise ValueError(
+            f"run {recording.run} has {count} steps of {ranks} rank(s) in common, of {recording.size}: advice takes "
+            f"{slowness.LEAST_STEPS} steps or more of all ranks, and 2 ranks or more"
+        )
+    if steps.policy.startswith("WeightedAverage"):
+        raise ValueError(
+            f"run {recording.run} was recorded under {_short(steps.policy)}, whose ranks meet every few steps: record it under Full()"
+        )
+    compute = np.maximum(steps.compute, 1e-6)
+    reduction = seconds_behind_the_last(steps)
+    of_gradients = predict(compute, reduction, gradient_policies(ranks))
+    of_models = predict(compute, reduction, model_policies(ranks))
+    best = max(prediction.rate for prediction in of_gradients)
+    near = [prediction for prediction in of_gradients if prediction.rate >= NEAR * best]
+    chosen = min(near, key=lambda prediction: prediction.late)
+    slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
+    shares = _shares(slow)
+    balanced = predict(compute * list(shares.values()), reduction, ["full"])[0] if shares else None
+    other_waits = [
+        share_with_other_waits(recording.ranks[of.rank], of, clocks, rounds=steps.rounds) for of in all_steps.ranks
+    ]
+    sentences = [*_of_other_waits(max(other_waits)), *_of_batches(of_gradients[0], chosen, balanced, slow, shares)]
+    sentences += [_of_policy(of_gradients[0], chosen), *_of_models(chosen, of_models)]
+    return Advice(
+        title=f"run {recording.run}: {ranks} ranks, {count} steps, recorded under {_short(steps.policy)}; predicted",
+        predictions=(*of_gradients, *of_models),
+        chosen=chosen,
+        shares=shares,
+        text=" ".join(sentences),
+        remarks=(*recording.remarks, *steps.remarks),
+    )
+
+
+def _short(policy: str) -> str:
+    """A policy without the options of its buckets."""
+    return policy.partition(" op=")[0]
+
+
+def _shares(slow: list[Slowness]) -> dict[int, float]:
+    """What part of its batch each rank should have so that those that are always slow take as long as the others."""
+    if all(rank.kind != "persistent" for rank in slow):
+        return {}
+    speeds = np.array([1 / rank.factor if rank.kind == "persistent" else 1.0 for rank in slow])
+    shares: NDArray[np.float64] = speeds * len(slow) / speeds.sum()
+    return {rank.rank: float(share) for rank, share in zip(slow, shares, strict=True)}
+
+
+def _of_other_waits(share: float) -> list[str]:
+    if share < _OFTEN:
+        return []
+    return [
+        (
+            f"In {share:.0%} of its steps the program waits for an operation of Horovod's own beside its gradients, such as the "
+            "average of a metric. There it meets the slowest rank under any policy, so none can help before that is done more "
+            "rarely, say every 50 steps. What follows holds for then."
+        )
+    ]
+
+
+def _of_batches(
+    full: Prediction, chosen: Prediction, balanced: Prediction | None, slow: list[Slowness], shares: dict[int, float]
+) -> list[str]:
+    if balanced is None or balanced.rate * NEAR < full.rate:
+        return []
+    named = [rank for rank in slow if rank.kind == "persistent"]
+    ranks = "; ".join(
+        f"rank {rank.rank} always takes {rank.factor:.2f} times as long as the faster ranks: give it {shares[rank.rank]:.2f} of "
+        "its batch"
+        for rank in named
+    )
+    others = [share for rank, share in shares.items() if rank not in {each.rank for each in named}]
+    rest = f", and each other rank {others[0]:.2f} of its own" if others else ""
+    best = ", which no policy of gradients betters by more than 4 %" if balanced.rate >= NEAR * chosen.rate else ""
+    return [
+        (
+            f"{ranks[0].upper()}{ranks[1:]}{rest}: under Full() {balanced.rate / full.rate:.2f} times as many steps in a second are "
+            f"predicted{best}. Nothing is stale then, and if all batches are equal now, each step has as many samples as before; "
+            "weigh each rank's loss by its share. Where batches must stay as they are:"
+        )
+    ]
+
+
+def _of_policy(full: Prediction, chosen: Prediction) -> str:
+    if chosen.policy == "full":
+        return "Full() is the policy to have: no other one of gradients is predicted to be more than 4 % faster, and nothing is ever stale."
+    rounds = f"{chosen.staleness_95:.0f} round{'s' if chosen.staleness_95 > 1 else ''}"
+    return (
+        f"HOROVOD_PARTIAL_SYNC={chosen.policy}, or sync={chosen.policy!r}, is the policy to have: {chosen.rate / full.rate:.2f} times "
+        f"as many steps in a second as under Full() are predicted. {chosen.late:.0%} of the gradients will be late, of which 95 % "
+        f"by {rounds} at most: compare the accuracy."
+    )
+
+
+def _of_models(chosen: Prediction, of_models: list[Prediction]) -> list[str]:
+    faster = [one for one in of_models if one.rate * NEAR > chosen.rate]
+    if not faster:
+        return []
+    best = max(faster, key=lambda one: one.rate)
+    return [
+        (
+            f"An average of models would be faster still ({best.policy}: {best.rate / chosen.rate:.2f} times that), and changes what is "
+            "trained."
+        )
+    ]

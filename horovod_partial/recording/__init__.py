@@ -1,0 +1,7 @@
+"""What a recorded job has written (`docs/recording.md`), read back: tables of events, clocks of the hosts, steps of the ranks."""
+
+from horovod_partial.recording.clocks import Clocks, HostClock
+from horovod_partial.recording.reading import Bucket, RankRecording, Recording, load, runs
+from horovod_partial.recording.steps import JobSteps, RankSteps
+
+__all__ = ["Bucket", "Clocks", "HostClock", "JobSteps", "RankRecording", "RankSteps", "Recording", "load", "runs"]

@@ -1,0 +1,296 @@
+"""The steps of a training, from the events of its ranks.
+
+With rounds (a partial policy), from `arrivals`, `results` and `waits`:
+
+* *handed*: the latest arrival of the step; here the rank's compute ends.
+* *result*: the latest result of the step. A late contribution has its result at once.
+* *begin*: when the application went on after the step before: its result, or the end of the last wait for it.
+
+Without (`Full()`), from `handed` and `reductions`:
+
+* *result*: the end of the last reduction of the step.
+* *handed*: when Horovod's cycle last saw new tensors before that reduction began.
+* *begin*: the result of the step before.
+
+*Compute* is the time from begin to handed, without that for which the application was blocked meanwhile: for a metric that is
+averaged in each step, say, and for gradients before it. (Under TensorFlow that is not known.) What of the rest overlaps with
+reductions on this rank is *reduce*; what remains is *wait*. With NCCL a
+reduction ends, for the recording, when the device has been told of it, so its time on the device counts as wait. The first step
+that was recorded is left out, since nothing tells when it began, and so is one that was not over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_partial.recording.clocks import Clocks
+from horovod_partial.recording.reading import RankRecording, Recording
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Intervals = tuple[Floats, Floats]  # begins and ends in seconds, in order, of intervals that do not overlap
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The steps of one rank; every array has the shape (steps,). Times are seconds since time 0 of rank 0, on its clock.
+
+    Attributes:
+        rank: its number.
+        step: number of the step on this rank.
+        begin: float64.
+        handed: float64.
+        result: float64.
+        round: int64, the newest round whose result the step had; -1 for none.
+        late: bool, whether a contribution of the step came too late for its round.
+        staleness: int64, rounds that the rank had missed before the step, at most of its buckets.
+        compute: float64, seconds.
+        reduce: float64, seconds.
+        wait: float64, seconds.
+    """
+
+    rank: int
+    step: Integers
+    begin: Floats
+    handed: Floats
+    result: Floats
+    round: Integers
+    late: NDArray[np.bool_]
+    staleness: Integers
+    compute: Floats
+    reduce: Floats
+    wait: Floats
+
+    def take(self, rows: NDArray[np.bool_]) -> RankSteps:
+        """Some of the steps."""
+        arrays = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "rank"}
+        return RankSteps(self.rank, **arrays)
+
+
+@dataclass(frozen=True)
+class JobSteps:
+    """The steps of all recorded ranks.
+
+    Attributes:
+        policy: the text of the policy that carries the training; `full` without rounds.
+        rounds: whether rounds carry it, and not Horovod's own operations.
+        ranks: in order; they may have other numbers of steps.
+        remarks: what is missing, in sentences.
+    """
+
+    policy: str
+    rounds: bool
+    ranks: tuple[RankSteps, ...]
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, recording: Recording, clocks: Clocks) -> JobSteps:
+        """Find the steps of a recording. Rounds carry the training if more bytes arrived for them than Horovod reduced.
+
+        Raises:
+            ValueError: no rank has recorded two steps, so nothing tells how long one takes.
+        """
+        arrived: Counter[str] = Counter()
+        reduced = 0
+        for rank in recording.ranks.values():
+            for bucket, count in zip(*np.unique(rank.tables["arrivals"]["bucket"], return_counts=True), strict=True):
+                found = rank.buckets[int(bucket)]
+                arrived[found.policy] += found.nbytes * int(count)
+            reductions = rank.tables["reductions"]
+            reduced += int(reductions["bytes"][reductions["step"] >= 0].sum())
+        rounds = arrived.total() > reduced
+        of_rank = _of_rounds if rounds else _of_reductions
+        all_ranks = [of_rank(rank, clocks) for rank in recording.ranks.values()]
+        ranks = tuple(steps for steps in all_ranks if len(steps.step))
+        if not ranks:
+            raise ValueError(
+                f"run {recording.run} has no rank with two whole steps, so nothing tells how long a step takes"
+            )
+        empty = [steps.rank for steps in all_ranks if not len(steps.step)]
+        remarks = [f"Rank {rank} has not recorded two whole steps." for rank in empty]
+        return cls(arrived.most_common(1)[0][0] if rounds else "full", rounds, ranks, tuple(remarks))
+
+    @property
+    def compute(self) -> Floats:
+        """Seconds, of the shape (steps, ranks); for the steps of `common()`."""
+        return np.column_stack([steps.compute for steps in self.ranks])
+
+    def common(self) -> JobSteps:
+        """The same, of the steps only that every rank here has, so that arrays of all ranks have the same shape."""
+        both = self.ranks[0].step
+        for steps in self.ranks[1:]:
+            both = np.intersect1d(both, steps.step, assume_unique=True)
+        ranks = tuple(steps.take(np.isin(steps.step, both)) for steps in self.ranks)
+        most = max(self.ranks, key=lambda steps: len(steps.step))
+        fewest = min(self.ranks, key=lambda steps: len(steps.step))
+        remarks = self.remarks
+        if len(both) < 0.95 * len(most.step):
+            remarks += (
+                (
+                    f"{len(both)} steps are looked at, of {len(most.step)} that rank {most.rank} has recorded: those that rank "
+                    f"{fewest.rank} has too."
+                ),
+            )
+        return JobSteps(self.policy, self.rounds, ranks, remarks)
+
+
+def busy(rank: RankRecording, clocks: Clocks) -> Intervals:
+    """When reductions ran on a rank, on rank 0's clock."""
+    table = rank.tables["reductions"]
+    return _union(clocks.seconds(rank, table["begin"]), clocks.seconds(rank, table["end"]))
+
+
+def blocked(rank: RankRecording, clocks: Clocks) -> Intervals:
+    """When its application was blocked, as far as that is known, on rank 0's clock."""
+    table = rank.tables["waits"]
+    return _union(clocks.seconds(rank, table["begin"]), clocks.seconds(rank, table["end"]))
+
+
+def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:
+    """The share of a rank's steps, 0 to 1, in which it waits for more than its gradients: there it meets all ranks again.
+
+    Under a partial policy these are waits for operations of Horovod's own; under `Full()` those that are over before the last
+    tensors of the step are handed over. Under TensorFlow it is not known.
+    """
+    waits = rank.tables["waits"]
+    own = waits["bucket"] < 0
+    begin, end = _union(clocks.seconds(rank, waits["begin"][own]), clocks.seconds(rank, waits["end"][own]))
+    if not len(steps.step) or not len(begin):
+        return 0.0
+    if rounds:
+        next_begin = np.r_[steps.begin[1:], np.inf]
+        has = np.searchsorted(begin, next_begin) > np.searchsorted(begin, steps.begin)
+    else:  # the tensors that were handed over last had to wait until others were reduced
+        has = np.searchsorted(end, steps.handed) > np.searchsorted(end, steps.begin, side="right")
+    return float(has.mean())
+
+
+def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
+    arrivals, results, waits = (rank.tables[name] for name in ("arrivals", "results", "waits"))
+    of = results_of_arrivals(rank)
+    order = np.argsort(arrivals["step"], kind="stable")
+    step, first = np.unique(arrivals["step"][order], return_index=True)
+    if not len(step):
+        return _steps(rank, clocks, step, step, step, step, step, step, step, step > 0)
+    arrival = arrivals["time"][order]
+    rows = {name: results[name][of[order]] if len(results[name]) else np.zeros_like(of) for name in results}
+    handed = np.maximum.reduceat(arrival, first)
+    result, round_, late, staleness = (
+        np.maximum.reduceat(rows[name], first) for name in ("time", "round", "late", "staleness")
+    )
+    # The application went on when the last wait for a round that began in this step was over.
+    of_rounds = np.flatnonzero(waits["bucket"] >= 0)
+    begun = of_rounds[np.argsort(waits["begin"][of_rounds], kind="stable")]
+    next_step = np.r_[np.minimum.reduceat(arrival, first)[1:], np.iinfo(np.int64).max]
+    last = np.searchsorted(waits["begin"][begun], next_step) - 1
+    waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]  # -1, no wait so far, takes the 0
+    went_on = np.maximum(result, waited)
+    whole = np.minimum.reduceat(of[order], first) >= 0
+    return _steps(rank, clocks, step, handed, result, went_on, round_, late, staleness, whole)
+
+
+def results_of_arrivals(rank: RankRecording) -> Integers:
+    """The row in `results` of each arrival's result, of the shape (arrivals,); -1 where there is none."""
+    arrivals, results = rank.tables["arrivals"], rank.tables["results"]
+    of = np.full(len(arrivals["time"]), -1)
+    for bucket in np.unique(arrivals["bucket"]):
+        arrived = np.flatnonzero(arrivals["bucket"] == bucket)
+        ended = np.flatnonzero(results["bucket"] == bucket)
+        # Results before the first arrival are of arrivals in segments that were dropped.
+        ended = ended[results["time"][ended] >= arrivals["time"][arrived[0]]]
+        count = min(len(arrived), len(ended))
+        of[arrived[:count]] = ended[:count]
+    return of
+
+
+def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
+    table, looks = rank.tables["reductions"], rank.tables["handed"]["time"]
+    rows = (table["step"] >= 0) & (table["end"] >= 0)
+    numbers, begins, ends = (table[name][rows] for name in ("step", "begin", "end"))
+    order = np.lexsort((begins, numbers))
+    step, first = np.unique(numbers[order], return_index=True)
+    last = np.r_[first[1:], len(order)] - 1 if len(step) else first
+    result = ends[order][last]
+    seen = np.searchsorted(looks, begins[order][last], side="right") - 1
+    handed = np.r_[looks, 0][seen]
+    whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])  # a joined rank hands nothing over
+    if len(step) and not rank.ended:
+        whole[-1] = False  # what else it had to reduce is not known
+    none = np.full(len(step), -1)
+    return _steps(rank, clocks, step, handed, result, result, none, 0 * none, 0 * none, whole)
+
+
+def _steps(
+    rank: RankRecording,
+    clocks: Clocks,
+    step: Integers,
+    handed: Integers,
+    result: Integers,
+    went_on: Integers,
+    round_: Integers,
+    late: Integers,
+    staleness: Integers,
+    whole: NDArray[np.bool_],
+) -> RankSteps:
+    """The steps behind the first, on rank 0's clock, of those that are whole."""
+    ends, given, done = (clocks.seconds(rank, times) for times in (went_on, handed, result))
+    begin = np.minimum(np.r_[np.nan, ends[:-1]][: len(step)], given)
+    reductions = busy(rank, clocks)
+    halts = blocked(rank, clocks)
+    halted = _time_within(halts, begin, given)
+    running = _time_within(reductions, given, done) + _time_within(_common(halts, reductions), begin, given)
+    steps = RankSteps(
+        rank=rank.rank,
+        step=step,
+        begin=begin,
+        handed=given,
+        result=done,
+        round=round_,
+        late=late > 0,
+        staleness=np.maximum(staleness, 0),
+        compute=given - begin - halted,
+        reduce=running,
+        wait=done - given + halted - running,
+    )
+    return steps.take(whole & np.r_[False, whole[:-1]][: len(step)])
+
+
+def _union(begin: Floats, end: Floats) -> Intervals:
+    """What is in any of some intervals."""
+    order = np.argsort(begin, kind="stable")
+    order = order[end[order] >= begin[order]]
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    if not len(begin):
+        return begin, end
+    apart = np.flatnonzero(begin[1:] > end[:-1])
+    return begin[np.r_[0, apart + 1]], end[np.r_[apart, len(end) - 1]]
+
+
+def _common(one: Intervals, other: Intervals) -> Intervals:
+    """What is in intervals of both kinds."""
+    edges = np.unique(np.concatenate((*one, *other)))
+    if not len(edges):
+        return edges, edges
+    middle = (edges[:-1] + edges[1:]) / 2
+    rows = _covers(one, middle) & _covers(other, middle)
+    return _union(edges[:-1][rows], edges[1:][rows])
+
+
+def _covers(intervals: Intervals, times: Floats) -> NDArray[np.bool_]:
+    begins, ends = intervals
+    row = np.searchsorted(begins, times, side="right") - 1
+    return (row >= 0) & (times < np.r_[ends, -np.inf][row])
+
+
+def _time_within(intervals: Intervals, since: Floats, until: Floats) -> Floats:
+    """Seconds between `since` and `until` that lie in the intervals."""
+    begins, ends = intervals
+    if not len(begins):
+        return np.zeros(len(since))
+    edges = np.column_stack((begins, ends)).ravel()
+    passed = np.cumsum(np.diff(edges, prepend=edges[0]) * (np.arange(len(edges)) % 2))
+    return np.interp(until, edges, passed) - np.interp(since, edges, passed)

@@ -1,0 +1,239 @@
+// What is recorded, and what becomes of it on the disk.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "recording/recorder.h"
+#include "recording/segments.h"
+#include "recording/step_counter.h"
+#include "recording/table.h"
+
+namespace horovod_partial::recording {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::SizeIs;
+using testing::StartsWith;
+using testing::ThrowsMessage;
+
+Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
+
+class FilesTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "recorder.XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::vector<std::string> Names(const std::string& below = "") const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ + below))
+      names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  static std::string Read(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    return text.str();
+  }
+
+  std::string folder_;
+};
+
+TEST(TableTest, IsOneLineOfColumns) {
+  Table table("rounds", {"round", "reason", "missing"});
+  EXPECT_EQ(table.TakeLine(), "");
+  table.Add(std::int64_t{3}, std::string("by \"name\"\n\\"), Members{1, 2});
+  table.Add(std::int64_t{-4}, std::string("quorum"), Members{});
+  EXPECT_EQ(table.TakeLine(),
+            "{\"table\":\"rounds\",\"round\":[3,-4],\"reason\":[\"by \\\"name\\\"\\u000a\\\\\",\"quorum\"],"
+            "\"missing\":[[1,2],[]]}\n");
+  EXPECT_EQ(table.TakeLine(), "") << "a row is taken once";
+}
+
+TEST(StepCounterTest, WhatComesAgainBeginsAStep) {
+  StepCounter steps;
+  EXPECT_EQ(steps.Count({"a", "b"}), 0);
+  EXPECT_EQ(steps.Count({"c"}), 0);
+  EXPECT_EQ(steps.Count({"c"}), 1) << "in another order than in the step before";
+  EXPECT_EQ(steps.Count({"b", "a"}), 1);
+  EXPECT_EQ(steps.Count({"new", "b"}), 2);
+}
+
+TEST_F(FilesTest, SegmentsAreBoundedAndEachBeginsWithThePreamble) {
+  const auto preamble = [](int segment) { return "segment " + std::to_string(segment) + "\n"; };
+  const std::string line(99, 'x');
+  {
+    Segments segments(folder_ + "/a/b", "rank-3", 4 * 300, preamble);
+    for (int i = 0; i < 20; ++i) segments.Write(line + "\n");
+  }
+  const auto names = Names("/a/b");
+  EXPECT_THAT(names, SizeIs(Segments::kSegments));
+  EXPECT_EQ(names.back(), "rank-3.0009.jsonl");
+  for (const auto& name : names) {
+    const std::string text = Read(folder_ + "/a/b/" + name);
+    EXPECT_THAT(text, StartsWith("segment " + std::to_string(std::stoi(name.substr(7, 4))) + "\n"));
+    EXPECT_LE(text.size(), 300U);
+  }
+}
+
+TEST_F(FilesTest, WhatCannotBeWrittenIsAnError) {
+  const auto preamble = [](int) { return "segment\n"; };
+  std::ofstream(folder_ + "/file") << "no folder";
+  EXPECT_THAT([&] { Segments(folder_ + "/file/run", "rank-0", 4000, preamble); },
+              ThrowsMessage<std::runtime_error>(HasSubstr("cannot make the folder")));
+  const Segments first(folder_, "rank-0", 4000, preamble);
+  EXPECT_THAT([&] { Segments(folder_, "rank-0", 4000, preamble); },
+              ThrowsMessage<std::runtime_error>(HasSubstr("rank-0.0000.jsonl")));
+}
+
+class RecorderTest : public FilesTest {
+ protected:
+  static constexpr std::size_t kPlenty = 1 << 30;
+  static constexpr std::int64_t kRun = 1'764'000'000'123;  // 24 November 2025, 16:00 UTC
+
+  RecorderTest() { recorder_.SetRun(kRun); }
+  std::string Text(int segment = 0) const {
+    return Read(folder_ + "/20251124T160000.123Z/rank-2.000" + std::to_string(segment) + ".jsonl");
+  }
+  BucketLabel Label() const { return {0, name_, policy_, 4096}; }
+
+  std::vector<std::string> complaints_;
+  Recorder recorder_{{2, 4}, [this](const std::string& text) { complaints_.push_back(text); }};
+  const std::string name_ = "gradients";
+  const std::string policy_ = "Solo()";
+};
+
+TEST_F(RecorderTest, WritesEachTable) {
+  recorder_.Arrived(Label(), Now());  // before the recording
+  recorder_.Begin(folder_, kPlenty);
+  EXPECT_TRUE(recorder_.on());
+  const Time begin = Now();
+  const std::vector<std::string> names{"w", "b"};
+  recorder_.Arrived(Label(), begin);
+  recorder_.Got(Label(), begin + 2ms, {7, true, 3, 2, 5});
+  recorder_.Waited(Label(), begin, begin + 2ms);
+  recorder_.Applied(Label(), begin + 3ms, 7, 1, 5);
+  recorder_.Arrived(Label(), begin + 4ms);
+  recorder_.Handed(begin, 2);
+  recorder_.Reduced({11, 0, &names, begin, begin + 1ms, 2, 800, true});
+  recorder_.Reduced({12, 0, nullptr, begin, begin + 1ms, 1, 4096, false});
+  recorder_.Decided(Label(), {7, begin, "quorum", 1, 5, {0, 3}, {3}});
+  recorder_.End();
+  EXPECT_FALSE(recorder_.on());
+  EXPECT_THAT(
+      Text(),
+      AllOf(StartsWith(
+                "{\"format\":\"horovod_partial.recording\",\"version\":1,\"run\":\"20251124T160000.123Z\",\"rank\":2,"
+                "\"size\":4,\"host\":\""),
+            HasSubstr("{\"table\":\"buckets\",\"bucket\":[0],\"name\":[\"gradients\"],\"policy\":[\"Solo()\"],"
+                      "\"process_set\":[0],\"bytes\":[4096]}\n"),
+            HasSubstr("{\"table\":\"arrivals\",\"step\":[0,1],\"bucket\":[0,0],\"time\":["),
+            HasSubstr("\"round\":[7],\"late\":[1],\"staleness\":[3],\"fresh\":[2],\"gradients\":[5]}\n"),
+            HasSubstr("{\"table\":\"waits\""), HasSubstr("\"round\":[7],\"rounds\":[1],\"gradients\":[5]}\n"),
+            HasSubstr("\"tensors\":[2]}\n"), HasSubstr("\"tensors\":[2,1],\"bytes\":[800,4096],\"everyone\":[1,0]}\n"),
+            HasSubstr("\"sequence\":[11,12],\"process_set\":[0,0],\"step\":[0,-1],"),
+            HasSubstr(
+                "\"reason\":[\"quorum\"],\"quorum\":[1],\"gradients\":[5],\"missing\":[[0,3]],\"delivered\":[[3]]}\n"),
+            HasSubstr("{\"table\":\"end\",\"time\":[")));
+  EXPECT_THAT(complaints_, IsEmpty());
+}
+
+TEST_F(RecorderTest, EachSegmentKnowsTheBuckets) {
+  recorder_.Begin(folder_, 4000);
+  while (Names("/20251124T160000.123Z").size() < 2) {
+    recorder_.Got(Label(), Now(), {0, false, 0, 4, 4});
+    std::this_thread::sleep_for(1ms);
+  }
+  recorder_.End();
+  EXPECT_THAT(Text(1), HasSubstr("\"name\":[\"gradients\"]"));
+  EXPECT_THAT(Text(1), HasSubstr("\"segment\":1"));
+}
+
+TEST_F(RecorderTest, BeginsOnceAtATime) {
+  recorder_.Begin(folder_, kPlenty);
+  EXPECT_THAT([&] { recorder_.Begin(folder_, kPlenty); },
+              ThrowsMessage<std::runtime_error>(HasSubstr("being recorded already")));
+  recorder_.End();
+  recorder_.End();
+}
+
+TEST_F(RecorderTest, AFullDiskEndsTheRecordingWithAWord) {
+  recorder_.Begin(folder_, 4);  // each line needs a segment of its own
+  std::filesystem::remove_all(folder_);
+  recorder_.Handed(Now(), 1);
+  recorder_.End();
+  ASSERT_THAT(complaints_, SizeIs(1));
+  EXPECT_THAT(complaints_[0], HasSubstr("the recording has ended: cannot write"));
+}
+
+TEST_F(RecorderTest, AKilledProcessLeavesWholeLines) {
+  const pid_t child = fork();
+  if (child == 0) {
+    recorder_.Begin(folder_, kPlenty);
+    for (;;) recorder_.Got(Label(), Now(), {1, false, 0, 4, 4});
+  }
+  std::string text;
+  while (std::count(text.begin(), text.end(), '\n') < 3) {
+    std::this_thread::sleep_for(20ms);
+    std::ostringstream read;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_))
+      if (entry.is_regular_file()) read << std::ifstream(entry.path()).rdbuf();
+    text = read.str();
+  }
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_THAT(Text(), AllOf(HasSubstr("{\"table\":\"results\""), Not(HasSubstr("\"table\":\"end\""))));
+}
+
+TEST_F(RecorderTest, AForkedChildLeavesTheFilesAlone) {
+  recorder_.Begin(folder_, kPlenty);
+  recorder_.Handed(Now(), 5);
+  const pid_t child = fork();
+  if (child == 0) {
+    recorder_.End();
+    _exit(0);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  recorder_.End();
+  EXPECT_THAT(Text(), HasSubstr("\"tensors\":[5]}\n"));
+}
+
+TEST_F(RecorderTest, ThreadsTellItWhatTheySeeWhileItEnds) {
+  recorder_.Begin(folder_, kPlenty);
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      while (!over) recorder_.Arrived(Label(), Now());
+    });
+  std::this_thread::sleep_for(50ms);
+  recorder_.End();
+  over = true;
+  for (auto& thread : threads) thread.join();
+  const std::string text = Text();
+  EXPECT_EQ(text.back(), '\n');
+  EXPECT_THAT(text, HasSubstr("\"table\":\"end\""));
+}
+
+}  // namespace
+}  // namespace horovod_partial::recording

@@ -1,0 +1,19 @@
+// What a rank of the job may say of itself to rank 0, in words on a stream of bytes.
+#include <stdexcept>
+#include <string>
+
+#include "core/activity.h"
+#include "round_trip.h"
+
+using namespace horovod_partial;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  Words words;
+  words.Add({reinterpret_cast<const char*>(data), size});
+  try {
+    while (const auto word = words.Next())
+      RoundTrip(reinterpret_cast<const std::uint8_t*>(word->data()), word->size(), DecodeActivity);
+  } catch (const std::runtime_error&) {
+  }
+  return 0;
+}

@@ -1,0 +1,49 @@
+"""Trains with the last rank slow, for a recording: `recorded.py POLICY STEPS WHAT`.
+
+WHAT is `whole`, `metric` (with an average over the ranks in each step), `late` (recorded by the program, from step 5 on), `again` (Horovod is initialised twice) or `for_ever`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from common import FOLDER, RANK, note
+
+import horovod_partial.torch as hvd
+
+policy, steps, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+
+
+def train(recorded_from: int | None) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), sync=policy)
+    for number in range(steps) if what != "for_ever" else iter(int, 1):
+        if number == recorded_from:
+            hvd.record(FOLDER / "recordings")
+            try:
+                hvd.record(Path(FOLDER / "recordings"))
+            except RuntimeError as error:
+                note("twice", str(error))
+        optimizer.zero_grad()
+        if hvd.rank() == hvd.size() - 1:
+            time.sleep(0.1)
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        if what == "metric":
+            hvd.allreduce(loss.detach(), name="loss")
+    optimizer.flush()
+
+
+hvd.init()
+train(5 if what == "late" else None)
+if what == "again":
+    hvd.shutdown()
+    hvd.init()
+    train(None)
+note("ended", str(RANK))

@@ -1,0 +1,137 @@
+"""Recordings of real jobs: who is slow shows, whatever the policy, the framework and the end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness.job import Job
+
+from horovod_partial import recording
+from horovod_partial.recording import Clocks, JobSteps, Recording
+
+pytestmark = pytest.mark.launch(ranks=(3,))
+SLEEP = 0.1  # seconds, of the slow rank in each step
+FOR_GLOO = pytest.mark.full_matrix("mpi")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the ranks record."""
+    return tmp_path / "recordings"
+
+
+def record(job: Job, folder: Path, program: str, *arguments: str, **variables: str) -> Recording:
+    """Run a program to its end; its newest recording."""
+    assert job.run(program, *arguments, HOROVOD_PARTIAL_RECORD=str(folder), **variables) == 0, job.output()
+    return recording.load(folder)
+
+
+def steps_of(recorded: Recording) -> JobSteps:
+    return JobSteps.of(recorded, Clocks.fit(recorded))
+
+
+def check_the_last_rank_is_slow(steps: JobSteps) -> None:
+    *others, slow = (float(np.median(of_rank.compute)) for of_rank in steps.ranks)
+    assert max(others) < SLEEP <= slow
+
+
+@pytest.mark.parametrize(
+    ("policy", "what"),
+    [("full", "metric"), ("majority", "whole"), pytest.param("full", "whole", marks=pytest.mark.full_matrix)],
+)
+def test_who_is_slow_shows(job: Job, folder: Path, policy: str, what: str) -> None:
+    steps = 20
+    recorded = record(job, folder, "recorded", policy, str(steps), what)
+    assert sorted(recorded.ranks) == [0, 1, 2]
+    assert recorded.remarks == ()
+    found = steps_of(recorded)
+    assert found.rounds == (policy != "full")
+    assert [len(of_rank.step) for of_rank in found.ranks] == [steps - 1] * 3  # nothing tells when the first one began
+    check_the_last_rank_is_slow(found)
+    if policy == "full":
+        assert np.median(found.ranks[0].wait) > SLEEP / 2  # the fast wait for the slow one
+    else:
+        rounds = recorded.ranks[0].tables["rounds"]
+        late = [2 in missing for missing in rounds["missing"]]
+        delivered = [2 in ranks for ranks in rounds["delivered"]]
+        assert any(late)
+        assert any(delivered)
+
+
+@FOR_GLOO
+@pytest.mark.launch(framework="tensorflow")
+@pytest.mark.parametrize("policy", ["full", "majority"])
+def test_keras(job: Job, folder: Path, policy: str) -> None:
+    recorded = record(job, folder, "train_keras", policy, "flushed")
+    found = steps_of(recorded)
+    assert found.rounds == (policy != "full")
+    assert min(len(of_rank.step) for of_rank in found.ranks) >= 15
+    assert all((of_rank.compute >= 0).all() for of_rank in found.ranks)
+
+
+@pytest.mark.full_matrix
+@pytest.mark.parametrize("policy", ["group_average:2", "partial_reduce:2", "weighted_average:4:0.99"])
+def test_averages_of_models(job: Job, folder: Path, policy: str) -> None:
+    found = steps_of(record(job, folder, "recorded", policy, "20", "whole"))
+    assert found.rounds
+    if "weighted" not in policy:  # whose ranks average every few steps, after those
+        check_the_last_rank_is_slow(found)
+
+
+@pytest.mark.parametrize("policy", ["majority", pytest.param("full", marks=pytest.mark.full_matrix)])
+def test_a_rank_that_is_killed_leaves_a_recording(job: Job, folder: Path, policy: str) -> None:
+    job.start("recorded", policy, "0", "for_ever", HOROVOD_PARTIAL_RECORD=str(folder))
+
+    def rank_1_has_written() -> bool:
+        file = next(folder.glob("*/rank-1.0000.jsonl"), None)
+        return file is not None and file.read_text().count('"table":"reductions"') > 2
+
+    job.until(rank_1_has_written, "rank 1 has written")
+    job.signal(signal.SIGKILL, rank=1)
+    assert job.wait() != 0
+    recorded = recording.load(folder)
+    assert sorted(recorded.ranks) == [0, 1, 2]
+    assert not recorded.ranks[1].ended
+    assert any("No end was recorded on rank" in remark for remark in recorded.remarks)
+    assert len(next(of_rank for of_rank in steps_of(recorded).ranks if of_rank.rank == 1).step) > 5
+
+
+@pytest.mark.full_matrix("gloo")
+def test_a_program_records_itself(job: Job, folder: Path) -> None:
+    assert job.run("recorded", "majority", "20", "late") == 0, job.output()
+    assert set(job.notes("twice").values()) == {"this rank is being recorded already"}
+    recorded = recording.load(folder)
+    assert [len(of_rank.step) for of_rank in steps_of(recorded).ranks] == [14] * 3
+    assert recorded.remarks == ()
+
+
+@pytest.mark.launch(ranks=(3,), transports=("gloo",))  # MPI ends once
+@pytest.mark.full_matrix
+def test_each_generation_of_horovod_has_a_folder(job: Job, folder: Path) -> None:
+    record(job, folder, "recorded", "majority", "10", "again")
+    runs = recording.runs(folder)
+    assert len(runs) == 2
+    for run in runs:
+        recorded = recording.load(folder, run)
+        assert sorted(recorded.ranks) == [0, 1, 2]
+        assert recorded.remarks == ()
+
+
+@pytest.mark.full_matrix("gloo")
+def test_a_folder_that_cannot_be_made_does_not_end_the_training(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert job.run("recorded", "majority", "5", "whole", HOROVOD_PARTIAL_RECORD=str(tmp_path / "file")) == 0
+    assert job.output().count("this rank is not recorded: cannot make the folder") == 3, job.output()
+    assert len(job.notes("ended")) == 3
+
+
+@pytest.mark.full_matrix("gloo")
+def test_an_unedited_program_is_recorded(job: Job, folder: Path) -> None:
+    job.start("stock_torch", "ends", runner=("-m", "horovod_partial", "run", "--record", str(folder)))
+    assert job.wait() == 0, job.output()
+    found = steps_of(recording.load(folder))
+    assert not found.rounds
+    assert [len(of_rank.step) for of_rank in found.ranks] == [19] * 3

@@ -1,0 +1,224 @@
+"""Recordings of jobs that never ran: ranks with given compute times under a policy, on hosts with clocks of their own.
+
+The files are in the format of docs/recording.md. Times of the job are in seconds; a host's clock shows `boot + offset +
+(1 + drift) * time`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+RUN = "20261123T223115.123456Z"
+BOOT = 50_000.0
+WALL = 1_795_473_075.0
+# Each rank has its own numbers for the buckets, so nobody may take one rank's for another's.
+BUCKETS = ("gradients/0", "gradients/1")
+NBYTES = (4_000_000, 1_000_000)
+WAKING = 3e-4  # from a result to the application that waited for it
+FIRST_PART = 0.6  # of the compute is over when the first bucket is there
+
+
+@dataclass
+class Host:
+    """One host's clock."""
+
+    name: str
+    offset: float = 0.0
+    drift: float = 0.0
+    wall_error: float = 0.0
+
+
+@dataclass
+class Job:
+    """What is recorded.
+
+    Attributes:
+        compute: seconds, of the shape (steps, ranks).
+        quorum: arrivals that close a round; None is `Full()`.
+        reduce: seconds of a reduction.
+        hosts: of the ranks, in order, again from the first where there are more ranks.
+        late_ends: the share of the ends of reductions that a rank sees late, by up to 50 ms.
+        segments: into how many files a rank's events are cut.
+        ended: Horovod was shut down in good order.
+    """
+
+    compute: NDArray[np.float64]
+    quorum: int | None = None
+    reduce: float = 0.004
+    hosts: list[Host] = field(default_factory=lambda: [Host("worker-0")])
+    late_ends: float = 0.0
+    segments: int = 1
+    ended: bool = True
+    seed: int = 0
+    run: str = RUN
+
+
+Row = tuple[float, str, dict[str, Any]]  # when it was written, in which table, and its columns; times are the job's
+
+
+def write(folder: Path, job: Job) -> Path:
+    """Write the run. Returns its folder."""
+    rows: dict[int, list[Row]] = defaultdict(list)
+    rng = np.random.default_rng(job.seed)
+    (_full if job.quorum is None else _partial)(job, rows, rng)
+    path = folder / job.run
+    path.mkdir(parents=True)
+    for rank in range(job.compute.shape[1]):
+        _write_rank(path, job, rank, sorted(rows[rank], key=lambda row: row[0]))
+    return path
+
+
+def bucket_number(rank: int, bucket: int) -> int:
+    return (bucket + rank) % len(BUCKETS)
+
+
+def _reduction(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator, **of: Any) -> NDArray[np.float64]:
+    """One reduction of all ranks, with ends that some see late. Returns when each saw it."""
+    ends = []
+    for rank in range(job.compute.shape[1]):
+        seen = of["end"] + rng.exponential(0.0002)
+        seen += rng.uniform(0.005, 0.05) if rng.random() < job.late_ends else 0.0
+        columns = {"process_set": 0, "tensors": 4, "everyone": 1, **of, "end": seen}
+        rows[rank].append((seen, "reductions", columns))
+        ends.append(seen)
+    return np.array(ends)
+
+
+def _full(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> None:
+    begin = np.full(job.compute.shape[1], 1.0)
+    for step, compute in enumerate(job.compute):
+        free = 0.0
+        for part, share in enumerate((FIRST_PART, 1.0)):
+            handed = begin + share * compute
+            for rank, time in enumerate(handed.tolist()):
+                rows[rank].append((time, "handed", {"time": time, "tensors": 4}))
+            start = max(float(handed.max()), free)
+            free = start + job.reduce
+            of = {"sequence": 2 * step + part, "step": step, "begin": start, "end": free, "bytes": NBYTES[part]}
+            seen = _reduction(job, rows, rng, **of)
+        begin = seen
+
+
+class _Rounds:
+    """A quorum, in the protocol's words: on time, slipped and late arrivals, and pending sums that travel later."""
+
+    def __init__(self, job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> None:
+        self.job, self.rows, self.rng = job, rows, rng
+        self.size = job.compute.shape[1]
+        self.round = 0
+        self.busy_until = -1.0
+        self.seen = [-1] * self.size
+        self.pending = [False] * self.size
+        self.waiting: dict[int, float] = {}
+        self.steps = [0] * self.size
+        self.queue = [(1.0 + job.compute[0, rank], rank) for rank in range(self.size)]
+
+    def run(self) -> None:
+        heapq.heapify(self.queue)
+        while self.queue:
+            time, rank = heapq.heappop(self.queue)
+            self.arrive(time, rank)
+            if not self.queue and self.waiting:
+                self.close(max(self.waiting.values()), "liveness")
+
+    def arrive(self, time: float, rank: int) -> None:
+        step = self.steps[rank]
+        for bucket, part in enumerate((FIRST_PART, 1.0)):
+            moment = time - (1 - part) * self.job.compute[step, rank]
+            columns = {"step": step, "bucket": bucket_number(rank, bucket), "time": moment}
+            self.rows[rank].append((moment, "arrivals", columns))
+        slipped = time < self.busy_until
+        if slipped or self.seen[rank] < self.round - 1:
+            self.pending[rank] = True
+            self.result(rank, time, self.busy_until if slipped else time, late=1, fresh=self.quorum())
+            return
+        self.waiting[rank] = time
+        if len(self.waiting) >= self.quorum():
+            self.close(time, "quorum" if self.round else "first")
+
+    def quorum(self) -> int:
+        return self.size if self.round == 0 or self.job.quorum is None else self.job.quorum
+
+    def close(self, time: float, reason: str) -> None:
+        missing = [rank for rank in range(self.size) if rank not in self.waiting]
+        delivered = [rank for rank in missing if self.pending[rank]]
+        reason = "everybody" if not missing and self.round else reason
+        gradients = len(self.waiting) + sum(self.pending)
+        for bucket in range(len(BUCKETS)):
+            columns = {"bucket": bucket_number(0, bucket), "round": self.round, "time": time, "reason": reason}
+            columns |= {"quorum": self.quorum(), "gradients": gradients, "missing": missing, "delivered": delivered}
+            self.rows[0].append((time, "rounds", columns))
+        end = time + self.job.reduce
+        _reduction(self.job, self.rows, self.rng, sequence=self.round, step=-1, begin=time, end=end, bytes=sum(NBYTES))
+        self.busy_until = end
+        self.round += 1
+        self.pending = [False] * self.size
+        for rank, since in sorted(self.waiting.items()):
+            self.result(rank, since, end, late=0, fresh=len(self.waiting))
+        self.waiting = {}
+
+    def result(self, rank: int, since: float, end: float, late: int, fresh: int) -> None:
+        missed = self.round - 2 - self.seen[rank] + late
+        self.seen[rank] = self.round - 1
+        for bucket in range(len(BUCKETS)):
+            columns = {"bucket": bucket_number(rank, bucket), "time": end, "round": self.round - 1, "late": late}
+            columns |= {"staleness": max(missed, 0), "fresh": fresh, "gradients": fresh}
+            self.rows[rank].append((end, "results", columns))
+        if end > since:
+            end += WAKING
+            self.rows[rank].append((end, "waits", {"bucket": bucket_number(rank, 1), "begin": since, "end": end}))
+        self.steps[rank] += 1
+        if self.steps[rank] < len(self.job.compute):
+            heapq.heappush(self.queue, (end + self.job.compute[self.steps[rank], rank], rank))
+
+
+def _partial(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> None:
+    _Rounds(job, rows, rng).run()
+
+
+def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
+    host = job.hosts[rank % len(job.hosts)]
+    start = 0.01 * rank  # ranks begin to record one after the other
+
+    def shown(time: float) -> float:
+        return BOOT + host.offset + (1 + host.drift) * time
+
+    def local(value: Any, column: str) -> Any:
+        return round(1e6 * (shown(value) - shown(start))) if column in ("time", "begin", "end") else value
+
+    header = {"format": "horovod_partial.recording", "version": 1, "run": job.run, "rank": rank, "host": host.name}
+    header |= {"clock": host.name, "size": job.compute.shape[1], "pid": 4711 + rank}
+    header |= {"wall": WALL + start + host.wall_error, "steady": round(1e6 * shown(start))}
+    policy = "full" if job.quorum is None else f"quorum:{job.quorum}"
+    numbers = [bucket_number(rank, bucket) for bucket in range(len(BUCKETS))]
+    buckets = {"table": "buckets", "bucket": numbers, "name": BUCKETS, "policy": [policy] * 2, "process_set": [0, 0]}
+    buckets["bytes"] = NBYTES
+    last = rows[-1][0]
+    for segment in range(job.segments):
+        lines: list[dict[str, Any]] = [header | {"segment": segment}]
+        lines += [buckets] if job.quorum is not None else []
+        begin, end = last * segment / job.segments, last * (segment + 1) / job.segments
+        tables: dict[tuple[int, str], dict[str, list[Any]]] = {}
+        for time, table, columns in rows:
+            if begin < time <= end:
+                line = tables.setdefault((int(time), table), {})  # the writer writes once a second
+                for column, value in columns.items():
+                    line.setdefault(column, []).append(local(value, column))
+        lines += [{"table": table, **columns} for (_, table), columns in tables.items()]
+        if job.ended and segment == job.segments - 1:
+            lines.append({"table": "end", "time": [local(last, "time")]})
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (path / f"rank-{rank}.{segment}.jsonl").write_text(text)
+
+
+def even(steps: int, ranks: int, seconds: float = 0.1, noise: float = 0.02, seed: int = 0) -> NDArray[np.float64]:
+    """Compute times of ranks that are alike, with log-normal noise; of the shape (steps, ranks)."""
+    return seconds * np.random.default_rng(seed).lognormal(0.0, noise, (steps, ranks))

@@ -1,0 +1,162 @@
+"""What a recording advises: rates that are predicted, and the policy that is chosen."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic_recordings as synthetic
+from numpy.typing import NDArray
+from synthetic_recordings import Job
+from typer.testing import CliRunner
+
+from horovod_partial import advice, cli, policies, recording
+from horovod_partial.advice import Advice, predictions
+
+RANKS = 8
+STEP = 0.1  # seconds
+
+
+def advise(folder: Path, compute: NDArray[np.float64], quorum: int | None = None, reduce: float = 0.004) -> Advice:
+    synthetic.write(folder, Job(compute, quorum, reduce))
+    return advice.advise(recording.load(folder))
+
+
+def rates(found: Advice) -> dict[str, float]:
+    return {one.policy: one.rate for one in found.predictions}
+
+
+def one_random(steps: int = 100) -> NDArray[np.float64]:
+    slow = np.random.default_rng(0).random((steps, RANKS)).argsort(axis=1) == 0
+    return synthetic.even(steps, RANKS, STEP) * np.where(slow, 3.0, 1.0)
+
+
+def test_where_nobody_is_slow_full_stays(tmp_path: Path) -> None:
+    found = advise(tmp_path, synthetic.even(100, RANKS, STEP))
+    assert found.chosen.policy == "full"
+    assert found.text.startswith("Full() is the policy to have")
+    assert found.shares == {}
+
+
+def test_rates_are_those_of_the_compute_times(tmp_path: Path) -> None:
+    reduce = 0.02
+    found = advise(tmp_path, one_random(), reduce=reduce)
+    # Some rank takes three times as long in each step, and each rank does in one of eight.
+    assert rates(found)["full"] == pytest.approx(1 / (3 * STEP + reduce), rel=0.05)
+    assert rates(found)["solo"] == pytest.approx(1 / (STEP * 10 / 8 + reduce), rel=0.1)
+
+
+def test_of_what_is_near_the_fastest_the_one_with_the_fewest_late_gradients_is_chosen(tmp_path: Path) -> None:
+    found = advise(tmp_path, one_random())
+    rate = rates(found)
+    of_gradients = advice.gradient_policies(RANKS)
+    best = max(rate[policy] for policy in of_gradients)
+    near = [one for one in found.predictions if one.policy in of_gradients and one.rate >= 0.96 * best]
+    assert found.chosen == min(near, key=lambda one: one.late)
+    assert found.chosen.policy != "full"
+    assert f"HOROVOD_PARTIAL_SYNC={found.chosen.policy}" in found.text
+    assert re.search(r"compare the accuracy", found.text)
+
+
+@pytest.mark.parametrize("quorum", [None, 4])
+def test_a_rank_that_is_always_slow_gets_less_to_do(tmp_path: Path, quorum: int | None) -> None:
+    compute = synthetic.even(100, RANKS, STEP)
+    compute[:, 3] *= 1.6
+    found = advise(tmp_path, compute, quorum)
+    assert found.shares[3] / found.shares[0] == pytest.approx(1 / 1.6, rel=0.02)
+    assert sum(found.shares.values()) == pytest.approx(RANKS)
+    assert "Rank 3 always takes 1.60 times as long as the faster ranks: give it 0.65 of its batch" in found.text
+    assert "and each other rank 1.05 of its own: under Full()" in found.text
+
+
+def test_shares_are_told_beside_a_policy_that_betters_them(tmp_path: Path) -> None:
+    compute = one_random()
+    compute[:, 3] *= 2
+    text = advise(tmp_path, compute).text
+    assert "Rank 3 always takes" in text
+    assert "which no policy of gradients betters" not in text
+    assert "Where batches must stay as they are: HOROVOD_PARTIAL_SYNC=" in text
+
+
+@pytest.mark.parametrize("every", [1, 50])
+@pytest.mark.parametrize("quorum", [None, 4])
+def test_a_metric_in_each_step_is_told(tmp_path: Path, quorum: int | None, every: int) -> None:
+    """There all ranks meet, so no policy can help."""
+    folder = synthetic.write(tmp_path, Job(one_random(), quorum))
+    for file in folder.iterdir():
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        ends = sorted(end for line in lines if line.get("table") == "reductions" for end in line["end"])
+        ends = ends[1::2] if quorum is None else ends  # the last one of each step
+        waits = {"table": "waits", "bucket": [], "begin": [], "end": []}
+        for end in ends[::every]:
+            for column, value in zip(("bucket", "begin", "end"), (-1, end + 500, end + 900), strict=True):
+                waits[column].append(value)
+        file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, waits]))
+    assert ("waits for an operation of Horovod's own" in advice.advise(recording.load(tmp_path)).text) == (every == 1)
+
+
+def test_averages_every_few_steps_tell_nothing_of_a_step(tmp_path: Path) -> None:
+    folder = synthetic.write(tmp_path, Job(one_random(), 4))
+    for file in folder.iterdir():
+        file.write_text(file.read_text().replace('"quorum:4"', '"WeightedAverage(period=8)"'))
+    with pytest.raises(
+        ValueError, match=r"recorded under WeightedAverage\(period=8\), whose ranks meet every few steps"
+    ):
+        advice.advise(recording.load(tmp_path))
+
+
+def test_intervals_hold_the_rate_and_grow_with_the_spread() -> None:
+    policies = ["full", "solo"]
+    steady = advice.predict(synthetic.even(200, RANKS, STEP, noise=0.01), 0.004, policies)
+    heavy = np.where(np.random.default_rng(1).random((200, RANKS)) < 0.05, 11.0, 1.0) * STEP
+    spread = advice.predict(heavy, 0.004, policies)
+    for one in (*steady, *spread):
+        assert one.interval[0] <= one.rate <= one.interval[1]
+    widths = [(one.interval[1] - one.interval[0]) / one.rate for one in (steady[0], spread[0])]
+    assert widths[0] < 0.02 < widths[1]
+
+
+def test_staleness_is_told(tmp_path: Path) -> None:
+    compute = synthetic.even(100, RANKS, STEP)
+    compute[:, 0] *= 4  # so that it is there for a quarter of its steps when the others have taken all of theirs
+    by_policy = {one.policy: one for one in advise(tmp_path, compute).predictions}
+    assert (by_policy["full"].late, by_policy["full"].staleness, by_policy["full"].staleness_95) == (0, 0, 0)
+    assert by_policy["majority"].late == pytest.approx(1 / RANKS / 4, abs=0.02)
+    assert by_policy["majority"].staleness == pytest.approx(3 / RANKS / 4, abs=0.06)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 64, 1000])
+def test_policies_fit_the_ranks_and_are_in_order(ranks: int) -> None:
+    names = advice.gradient_policies(ranks)
+    quorums = [policies.parse(name).to_core(ranks).quorum for name in names[1:]]
+    assert names[0] == "full"
+    assert quorums == sorted(set(quorums), reverse=True)
+    assert quorums[-1] == 1
+    for name in predictions.model_policies(ranks):
+        policies.parse(name).to_core(ranks)
+
+
+def test_many_ranks_are_not_resampled_for_ever() -> None:
+    compute = synthetic.even(40, 600, STEP)
+    for one in advice.predict(compute, 0.004, advice.gradient_policies(600)):
+        assert one.rate > 0
+
+
+def test_the_command(tmp_path: Path) -> None:
+    synthetic.write(tmp_path, Job(one_random()))
+    done = CliRunner().invoke(cli.app, ["advise", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    for policy in ("full", "majority", "solo", "group_average", "partial_reduce:4", "weighted_average:8:0.999"):
+        assert policy in done.output
+    assert "HOROVOD_PARTIAL_SYNC=" in done.output
+
+
+@pytest.mark.parametrize(("steps", "ranks"), [(10, 4), (60, 1)])
+def test_too_little_is_refused(tmp_path: Path, steps: int, ranks: int) -> None:
+    synthetic.write(tmp_path, Job(synthetic.even(steps, ranks)))
+    done = CliRunner().invoke(cli.app, ["advise", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "advice takes 30 steps or more of all ranks, and 2 ranks or more" in done.output

@@ -1,0 +1,342 @@
+"""Reports of recorded jobs: who is slow, and where the time went; as text, page, trace and metrics."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import synthetic_recordings as synthetic
+from numpy.typing import NDArray
+from synthetic_recordings import Host, Job
+from typer.testing import CliRunner
+
+from horovod_partial import cli, recording
+from horovod_partial.report import Summary, prometheus, trace
+
+RANKS = 8
+
+
+# --- Summaries --------------------------------------------------------------------------------------------------------
+
+HOSTS = [Host("worker-0"), Host("worker-1", offset=-2.5, drift=40e-6)]
+
+
+def compute_times() -> NDArray[np.float64]:
+    """Rank 1 is slow in bursts, 3 always, 6 at random."""
+    compute = synthetic.even(240, RANKS, noise=0.03, seed=1)
+    for begin in range(20, 240, 60):
+        compute[begin : begin + 15, 1] *= 1.8
+    compute[:, 3] *= 1.6
+    compute[np.random.default_rng(5).random(240) < 0.15, 6] *= 2.0
+    return compute
+
+
+@pytest.fixture(scope="module", params=[None, 5], ids=["full", "quorum"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recording."""
+    folder: Path = tmp_path_factory.mktemp("recordings")
+    synthetic.write(folder, Job(compute_times(), request.param, hosts=HOSTS, late_ends=0.05))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def summary(run: Path) -> Summary:
+    return Summary.of(recording.load(run))
+
+
+def test_slow_ranks_are_found_in_recordings(summary: Summary) -> None:
+    assert [rank.slowness.kind for rank in summary.ranks] == [
+        *("none", "bursts", "none", "persistent", "none", "none", "random", "none")
+    ]
+    assert summary.answer == (
+        "Rank 3 always takes 1.6 times as long as the faster ranks; rank 1 takes 1.8 times as long in bursts of 15 steps every 60; "
+        f"rank 6 takes 2.0 times as long in {summary.ranks[6].slowness.share:.0%} of its steps, at random."
+    )
+
+
+def test_waiting_is_set_against_full(summary: Summary) -> None:
+    compute = compute_times()[1:]
+    full = (compute.max(axis=1) - compute.mean(axis=1)).sum()
+    assert summary.waited_under_full.sum() == pytest.approx(full, rel=1e-3)
+    if summary.steps.rounds:
+        assert summary.waited.sum() < 0.3 * full
+        assert f"would have made it wait for {full:.1f} s" in summary.waiting
+    else:  # less what the first bucket's reduction fills of it
+        assert summary.waited.sum() == pytest.approx(full, rel=0.15)
+        assert summary.waiting.endswith("A policy that waits for nobody saves that at most.")
+
+
+def test_time_goes_to_compute_wait_and_reductions(summary: Summary) -> None:
+    for steps, rank in zip(summary.steps.ranks, summary.ranks, strict=True):
+        step = np.mean(steps.result - steps.begin)
+        assert rank.slowness.compute + rank.wait + rank.reduce == pytest.approx(step)
+        assert (rank.late > 0) == summary.steps.rounds
+
+
+def answer(tmp_path: Path, compute: NDArray[np.float64]) -> str:
+    synthetic.write(tmp_path, Job(compute))
+    return Summary.of(recording.load(tmp_path)).answer
+
+
+def test_a_job_without_a_slow_rank(tmp_path: Path) -> None:
+    assert re.fullmatch(
+        r"No rank is slow: the slowest, rank \d, takes 1\.0\d times as long as the fastest\.",
+        answer(tmp_path, synthetic.even(100, 4)),
+    )
+
+
+def test_a_job_of_few_steps(tmp_path: Path) -> None:
+    assert (
+        answer(tmp_path, synthetic.even(10, 4)) == "9 steps are too few to tell which rank is slow: record 30 or more."
+    )
+
+
+def test_a_job_with_many_slow_ranks(tmp_path: Path) -> None:
+    compute = synthetic.even(100, 12)
+    compute[:, :5] *= 1.5
+    assert answer(tmp_path, compute).endswith("; 2 more are slow.")
+
+
+def test_ranks_without_a_common_step_are_refused(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path, Job(synthetic.even(100, 2), segments=4))
+    for file in ("rank-0.0.jsonl", "rank-0.1.jsonl", "rank-1.2.jsonl", "rank-1.3.jsonl"):
+        (path / file).unlink()
+    with pytest.raises(ValueError, match="no step that all ranks have recorded"):
+        Summary.of(recording.load(tmp_path))
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def report(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.app, ["report", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_the_command_shows_a_table_and_writes_files(run: Path, summary: Summary, tmp_path: Path) -> None:
+    page, events, metrics = (tmp_path / name for name in ("page.html", "trace.json", "job.prom"))
+    status, output = report(run, "--output", page, "--trace", events, "--prometheus", metrics)
+    assert status == 0
+    assert output.splitlines()[:2] == [summary.answer, summary.waiting]
+    assert f"{RANKS} ranks, 239 steps, policy {summary.steps.policy}" in output
+    assert "worker-1: " in output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.prom", "page.html", "trace.json"]
+    assert report(run, "--run", synthetic.RUN)[0] == 0
+
+
+def test_the_command_refuses_what_it_cannot_read(run: Path, tmp_path: Path) -> None:
+    assert report(tmp_path) == (
+        2,
+        f"{tmp_path} holds no recording: no file of it or of a folder in it is named rank-RANK.SEGMENT.jsonl\n",
+    )
+    assert report(run, "--run", "other")[0] == 2
+    status, output = report(run, "--trace", tmp_path / "nowhere" / "trace.json")
+    assert (status, "nowhere" in output) == (2, True)
+
+
+def test_a_page_needs_plotly(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("horovod_partial.report.page", raising=False)
+    monkeypatch.setitem(sys.modules, "horovod_partial.report.page", None)
+    status, output = report(run, "--output", tmp_path / "page.html")
+    assert (status, output) == (2, "--output needs plotly: run `pip install horovod-partial[report]`\n")
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+
+TITLES = {
+    False: ["Compute time of each rank", "Compute time of the slow ranks", "What a step's time went to", "Waiting"],
+    True: [
+        *("Compute time of each rank", "Compute time of the slow ranks", "What a step's time went to"),
+        *("Waiting, against Full()", "Late steps", "Staleness", "Rounds, and the quorum"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def page(summary: Summary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from horovod_partial.report import page
+
+    path: Path = tmp_path_factory.mktemp("page") / "report.html"
+    page.write(summary, path)
+    return path
+
+
+def embedded(html: str, number: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The traces and the layout of a plot, as plotly has put them into the page."""
+    call = re.search(rf'Plotly\.newPlot\(\s*"plot-{number}",\s*', html)
+    assert call, f"no plot {number}"
+    traces, end = json.JSONDecoder().raw_decode(html, call.end())
+    layout, _ = json.JSONDecoder().raw_decode(html, re.compile(r"\s*,\s*").match(html, end).end())  # type: ignore[union-attr]
+    return traces, layout
+
+
+def values(column: Any) -> NDArray[Any]:
+    """Data of a trace."""
+    if not isinstance(column, dict):
+        return np.array(column)
+    data = np.frombuffer(base64.b64decode(column["bdata"]), dtype=column["dtype"])
+    return data.reshape([int(size) for size in column["shape"].split(",")]) if "shape" in column else data
+
+
+def test_each_plot_has_data_a_title_axes_and_a_reading(page: Path, summary: Summary) -> None:
+    html = page.read_text()
+    sections = re.findall(r"<section>\n<h2>(.*?)</h2>\n<p>(.*?)</p>\n<div", html)
+    assert [title.replace("&#x27;", "'") for title, _ in sections] == TITLES[summary.steps.rounds]
+    assert all(len(reading) > 60 and reading.endswith(".") for _, reading in sections)
+    for number in range(len(sections)):
+        traces, layout = embedded(html, number)
+        assert layout["xaxis"]["title"]["text"]
+        for plotted in traces:
+            numbers = values(plotted.get("z", plotted["x"] if plotted["type"] == "bar" else plotted["y"]))
+            assert numbers.size > 1 or plotted["name"] == "closed by first"
+            assert np.isfinite(numbers).all()
+    heat = values(embedded(html, 0)[0][0]["z"])
+    assert heat.shape == (RANKS, 239)
+    assert np.median(heat[3]) == pytest.approx(1.6, rel=0.05)
+    parts = {plotted["name"]: values(plotted["x"]) for plotted in embedded(html, 2)[0]}
+    assert parts["compute"] == pytest.approx([1e3 * rank.slowness.compute for rank in summary.ranks])
+
+
+def test_the_page_has_the_answer_and_needs_no_network(page: Path, summary: Summary) -> None:
+    html = page.read_text()
+    assert f"<h1>{summary.answer}</h1>" in html
+    assert html.count('<tr class="slow">') == 3
+    assert html.count("plotly.js v") == 1
+    assert not re.search(r"""<(script|link|img)[^>]*(src|href)=["']?(https?:)?//""", html)
+
+
+def browser_path() -> str | None:
+    """A Chromium on the PATH; None leaves it to playwright, which may have its own."""
+    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "chrome"))
+    return next((path for path in found if path), None)
+
+
+# Its plots are all that there are.
+@pytest.mark.parametrize("run", [5], ids=["quorum"], indirect=True)
+def test_a_browser_draws_each_plot(page: Path, summary: Summary) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    with playwright.sync_playwright() as tools:
+        path = browser_path()
+        if path is None and not Path(tools.chromium.executable_path).exists():
+            pytest.skip("no browser: neither a Chromium on the PATH, nor one of `playwright install chromium`")
+        with tools.chromium.launch(executable_path=path, args=["--no-sandbox"]) as browser:
+            view = browser.new_context(offline=True).new_page()
+            wrong: list[str] = []
+            view.on("pageerror", lambda error: wrong.append(str(error)))
+            view.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+            view.goto(page.as_uri())
+            titles = TITLES[summary.steps.rounds]
+            for number, title in enumerate(titles):
+                box = view.locator(f"#plot-{number} svg.main-svg").first.bounding_box()
+                assert box["width"] > 500, title
+                assert box["height"] > 200, title
+                marks = "path.js-line, path.point, .points path, .heatmaplayer image"
+                assert view.locator(f"#plot-{number}").locator(marks).count() > 0, f"{title}: nothing is drawn"
+            assert view.locator("#ranks tbody tr").count() == RANKS
+            assert view.locator(".plotly svg.main-svg").count() >= len(titles)
+            assert view.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            assert wrong == []
+
+
+# --- The trace --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def events(summary: Summary, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    path: Path = tmp_path_factory.mktemp("trace") / "trace.json"
+    trace.write(summary, path)
+    return json.loads(path.read_text())["traceEvents"]  # type: ignore[no-any-return]
+
+
+def test_each_rank_has_a_track(events: list[dict[str, Any]], summary: Summary) -> None:
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    expected = {rank: f"rank {rank} (worker-{rank % 2})" for rank in range(RANKS)}
+    assert tracks == expected | ({RANKS: "rounds, as rank 0 decided them"} if summary.steps.rounds else {})
+    for steps in summary.steps.ranks:
+        mine = [event for event in events if event["ph"] == "X" and event["tid"] == steps.rank]
+        compute = [event["dur"] for event in mine if event["name"] == "compute"]
+        assert 1e-6 * np.array(compute) == pytest.approx(steps.compute, abs=2e-6)
+        assert sum(event["name"].endswith(", late") for event in mine) == steps.late.sum()
+        for name, seconds in (("wait", steps.wait), ("reduce", steps.reduce)):
+            assert 1e-6 * sum(event["dur"] for event in mine if event["name"] == name) == pytest.approx(
+                seconds.sum(), abs=2e-3
+            )
+
+
+def test_slices_of_a_track_lie_in_each_other_or_apart(events: list[dict[str, Any]]) -> None:
+    tracks: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            tracks[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        around: list[int] = []
+        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while around and around[-1] <= begin:
+                around.pop()
+            assert not around or end <= around[-1]
+            around.append(end)
+
+
+def test_arrows_lead_from_late_gradients_to_their_rounds(events: list[dict[str, Any]], summary: Summary) -> None:
+    begins, ends = ({event["id"]: event for event in events if event["ph"] == kind} for kind in "sf")
+    assert begins.keys() == ends.keys()
+    if not summary.steps.rounds:
+        assert not begins
+        return
+    rounds = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X" and event["tid"] == RANKS:
+            rounds[event["ts"]].append(event)
+    slices = {
+        rank: [
+            (event["ts"], event["ts"] + event["dur"]) for event in events if event["ph"] == "X" and event["tid"] == rank
+        ]
+        for rank in range(RANKS)
+    }
+    for number, begin in begins.items():
+        end = ends[number]
+        assert end["tid"] == RANKS
+        assert begin["ts"] <= end["ts"]
+        assert rounds[end["ts"]], "the arrow ends at no round"
+        assert any(since <= begin["ts"] <= until for since, until in slices[begin["tid"]])
+    # Every late step's two gradients travel, but for those that were pending when the job ended.
+    late = 2 * sum(int(steps.late.sum()) for steps in summary.steps.ranks)
+    assert late - 2 * RANKS <= len(begins) <= late
+
+
+# --- Metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_in_the_format_of_prometheus(summary: Summary, tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus_client")
+    prometheus.write(summary, tmp_path / "job.prom")
+    families = {
+        family.name: family for family in parser.text_string_to_metric_families((tmp_path / "job.prom").read_text())
+    }
+    assert all(name.startswith("horovod_partial_") and family.documentation for name, family in families.items())
+    steps = {tuple(sample.labels.values()): sample.value for sample in families["horovod_partial_step_seconds"].samples}
+    assert len(steps) == 3 * RANKS
+    assert steps["3", "worker-1", "compute"] == summary.ranks[3].slowness.compute
+    kinds = {
+        sample.labels["rank"]: sample.labels["kind"] for sample in families["horovod_partial_slowness_ratio"].samples
+    }
+    assert kinds["1"] == "bursts"
+    residuals = {sample.labels["quantile"] for sample in families["horovod_partial_clock_residual_seconds"].samples}
+    assert residuals == {"0.5", "0.95"}
+
+
+def test_labels_may_hold_anything(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus_client")
+    name = 'a "host"\\\nof two lines'
+    synthetic.write(tmp_path, Job(synthetic.even(40, 2), hosts=[Host(name)]))
+    prometheus.write(Summary.of(recording.load(tmp_path)), tmp_path / "job.prom")
+    families = parser.text_string_to_metric_families((tmp_path / "job.prom").read_text())
+    assert name in {sample.labels.get("host") for family in families for sample in family.samples}

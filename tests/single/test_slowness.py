@@ -1,0 +1,115 @@
+"""Which ranks are slow, and in what way: jobs drawn from a seed, and some that were made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import synthetic_recordings as synthetic
+from numpy.typing import NDArray
+
+from horovod_partial.report import slowness
+
+RANKS = 8
+
+
+def kinds(compute: NDArray[np.float64]) -> list[str]:
+    return [rank.kind for rank in slowness.of_job(list(range(compute.shape[1])), compute)]
+
+
+def job_with_three_slow_ranks(seed: int) -> tuple[NDArray[np.float64], list[str]]:
+    """Compute times, and the kind of each rank."""
+    rng = np.random.default_rng(seed)
+    steps, seconds, noise = (
+        int(rng.integers(200, 1001)),
+        float(10 ** rng.uniform(-2, 0)),
+        float(rng.uniform(0.005, 0.05)),
+    )
+    compute = synthetic.even(steps, RANKS, seconds, noise, seed)
+    at_random, always, in_bursts = (int(rank) for rank in rng.permutation(RANKS)[:3])
+    factors, share = rng.uniform(1.3, 3.0, 3), float(rng.uniform(0.05, 0.3))
+    compute[rng.random(steps) < share, at_random] *= factors[0]
+    compute[:, always] *= factors[1]
+    length = int(rng.integers(10, 61))
+    period = length + int(rng.integers(length, 4 * length))
+    for begin in range(int(rng.integers(0, period)), steps, period):
+        compute[begin : begin + length, in_bursts] *= factors[2]
+    expected = ["none"] * RANKS
+    expected[at_random], expected[always], expected[in_bursts] = "random", "persistent", "bursts"
+    print(
+        f"seed {seed}: {steps} steps of {seconds:.3f} s, noise {noise:.1%}, factors {factors.round(2)}, random steps",
+        end=" ",
+    )
+    print(f"{share:.0%}, bursts of {length} every {period}, ranks {at_random}, {always}, {in_bursts}")
+    return compute, expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_kind_of_slowness_is_named(seed: int) -> None:
+    compute, expected = job_with_three_slow_ranks(seed)
+    assert kinds(compute) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_is_no_slowness(seed: int) -> None:
+    print("seed", seed)
+    compute = synthetic.even(200 + 40 * seed, RANKS, noise=0.05, seed=seed)
+    assert kinds(compute) == ["none"] * RANKS
+
+
+def test_scores_are_shares_of_the_fastest_ranks_mean() -> None:
+    compute = np.full((100, 3), 0.1)
+    compute[:, 1] = 0.2
+    compute[::5, 2] = 0.3  # the median is that of rank 0
+    assert [rank.score for rank in slowness.of_job([0, 1, 2], compute)] == pytest.approx([1.0, 0.5, 0.1 / 0.14])
+
+
+def test_bursts_have_a_length_and_a_period() -> None:
+    compute = synthetic.even(600, 4)
+    for begin in range(20, 600, 90):
+        compute[begin : begin + 25, 2] *= 2.0
+    burst = slowness.of_job([0, 1, 2, 3], compute)[2]
+    assert (burst.kind, burst.burst, burst.period) == ("bursts", 25, 90)
+    assert burst.factor == pytest.approx(2.0, rel=0.05)
+    assert str(burst) == "takes 2.0 times as long in bursts of 25 steps every 90"
+
+
+def test_steps_that_are_long_for_all_make_nobody_slow() -> None:
+    compute = synthetic.even(400, 4)
+    compute *= np.random.default_rng(1).uniform(1.0, 2.0, 400)[:, None]  # batches of other lengths
+    compute[::50] *= 5.0
+    assert kinds(compute) == ["none"] * 4
+    compute[np.random.default_rng(2).random(400) < 0.1, 3] *= 1.6
+    assert kinds(compute) == ["none", "none", "none", "random"]
+
+
+def test_single_steps_far_out_are_no_kind() -> None:
+    compute = synthetic.even(400, 4)
+    compute[[100, 300], 0] *= 50.0  # checkpoints
+    assert kinds(compute) == ["none"] * 4
+    compute[np.random.default_rng(3).random(400) < 0.1, 0] *= 1.5
+    assert kinds(compute) == ["random", "none", "none", "none"]
+
+
+def test_one_fast_rank_makes_the_others_no_slow_ones() -> None:
+    compute = synthetic.even(200, 8)
+    compute[:, 5] /= 2.0
+    assert kinds(compute) == ["none"] * 8
+
+
+def test_of_two_ranks_the_slower_is_slow() -> None:
+    compute = synthetic.even(200, 2)
+    compute[:, 1] *= 1.4
+    assert kinds(compute) == ["none", "persistent"]
+
+
+def test_few_steps_tell_no_kind() -> None:
+    compute = synthetic.even(slowness.LEAST_STEPS - 1, 4)
+    compute[:, 1] *= 3.0
+    assert kinds(compute) == ["none"] * 4
+
+
+@pytest.mark.parametrize("every", [10, 25, 100])
+def test_steps_that_are_long_for_all_are_nobodys_slowness(every: int) -> None:
+    compute = synthetic.even(300, 4)
+    compute[::every] += 1.0
+    assert kinds(compute) == ["none"] * 4
