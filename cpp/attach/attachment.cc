@@ -330,8 +330,7 @@ struct Handshake {
 
 Handshake ShakeHands(const Attached& attached) {
   const auto context = std::make_shared<HandshakeContext>();
-  const auto sums =
-      SumOverRanks(attached, "horovod_partial.handshake", {1, Fingerprint(), UnixMilliseconds()}, context);
+  const auto sums = SumOverRanks(attached, AgreementName("handshake"), {1, Fingerprint(), UnixMilliseconds()}, context);
   if (sums[1] != sums[0] * Fingerprint())
     throw AttachError("the ranks run different versions of horovod-partial; install the same one everywhere");
   if (context->state == nullptr)
@@ -449,7 +448,7 @@ std::vector<std::string> Gather(const std::string& library_path, const std::stri
   const Engine& engine = session->engine();
   const auto sum = [&](const std::string& name, std::vector<std::int64_t> values) {
     const auto context = std::make_shared<BucketContext>(Memory::Host());
-    return SumOverRanks(*FindAttached(library_path), "horovod_partial.gather." + name, std::move(values), context);
+    return SumOverRanks(*FindAttached(library_path), AgreementName("gather." + name), std::move(values), context);
   };
   // A sum of numbers of which one rank alone has each: what all ranks have, with Horovod's simplest operation.
   const auto own = static_cast<std::size_t>(engine.rank());

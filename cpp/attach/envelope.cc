@@ -6,6 +6,7 @@ namespace {
 const std::string kPrefix = "horovod_partial/";
 // No tensor can be called so: behind the prefix comes a slash.
 const std::string kReport = "horovod_partial\n";
+const std::string kAgreement = "horovod_partial.agreement.";
 
 bool StartsWith(const std::string& text, const std::string& prefix) {
   return text.compare(0, prefix.size(), prefix) == 0;
@@ -20,6 +21,10 @@ bool IsOurs(const std::string& wire_name) { return StartsWith(wire_name, kPrefix
 bool IsOurs(const hvd::Response& response) {
   return !response.tensor_names().empty() && IsOurs(response.tensor_names()[0]);
 }
+
+std::string AgreementName(const std::string& about) { return kAgreement + about; }
+
+bool IsAgreement(const std::string& name) { return StartsWith(name, kAgreement); }
 
 std::string BucketName(const std::string& wire_name) { return wire_name.substr(kPrefix.size()); }
 

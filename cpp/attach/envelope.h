@@ -16,6 +16,10 @@ bool IsOurs(const std::string& wire_name);
 bool IsOurs(const hvd::Response& response);  // Horovod fuses ours with ours only
 std::string BucketName(const std::string& wire_name);
 
+// Names of Horovod's own allreduces in which the ranks agree on something that is no part of the training.
+std::string AgreementName(const std::string& about);
+bool IsAgreement(const std::string& name);
+
 // While it travels, our reduction has a reduce_op that no other has, so Horovod fuses ours with ours only.
 hvd::ReduceOp TravellingSum();
 

@@ -528,10 +528,12 @@ void Session::RecordReduction(const std::vector<hvd::TensorTableEntry>& entries,
   const std::int64_t sequence = sequence_++;
   if (!recorder_->on()) return;
   const bool ours = IsOurs(response);
+  const auto& names = response.tensor_names();
+  const bool trains = !ours && !std::all_of(names.begin(), names.end(), IsAgreement);
   if (!ours) known_ -= std::min(known_, entries.size());
   std::int64_t bytes = 0;
   for (const auto& entry : entries) bytes += static_cast<std::int64_t>(entry.tensor->size());
-  recorder_->Reduced({sequence, process_set_id_, ours ? nullptr : &response.tensor_names(), begin, Now(),
+  recorder_->Reduced({sequence, process_set_id_, trains ? &names : nullptr, begin, Now(),
                       static_cast<std::int64_t>(entries.size()), bytes, everyone});
 }
 

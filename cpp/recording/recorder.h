@@ -44,7 +44,7 @@ struct Result {
 struct Reduction {
   std::int64_t sequence;
   int process_set;
-  const std::vector<std::string>* names;  // of Horovod's tensors, or null for rounds of ours
+  const std::vector<std::string>* names;  // of the tensors that it trains with through Horovod, or null
   Time begin;
   Time end;
   std::int64_t tensors;

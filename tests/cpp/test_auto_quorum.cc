@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -163,38 +164,57 @@ TEST(AutoQuorumTest, AsksForTheEndOfARoundNowAndThen) {
 
 // --- In the coordinator
 
-// Two ranks, of which one is three times as slow; what is decided goes to a log.
-class Slow {
+// Two ranks, and steps of 100 ms in which they use one bucket; what is decided goes to a log.
+class TwoRanks {
  public:
-  explicit Slow(int rounds) : log_(text_, 2, kNever) {
-    for (int i = 0; i < rounds; ++i) {
-      Cycle({true, false}, 100ms);
-      Cycle({false, false}, 100ms);
-      Cycle({false, true}, 100ms);
+  // Both ranks are as fast.
+  void Even(const std::string& bucket, int steps) {
+    for (int i = 0; i < steps; ++i) Cycle(bucket, {true, true}, 100ms);
+  }
+  // Rank 1 takes three times as long.
+  void Slow(const std::string& bucket, int steps) {
+    for (int i = 0; i < steps; ++i) {
+      Cycle(bucket, {true, false}, 100ms);
+      Cycle(bucket, {false, false}, 100ms);
+      Cycle(bucket, {false, true}, 100ms);
     }
   }
+  // Both ranks have done with a bucket, which ends; and one more cycle.
+  void End(const std::string& bucket) {
+    retired_ = bucket;
+    Cycle(bucket, {false, false}, 100ms);
+    retired_.clear();
+    Cycle(bucket, {false, false}, 1ms);
+  }
 
+  bool WantsCycle() const { return coordinator_.NextDeadline() <= now_; }
+  bool HasChanged() const {
+    return std::any_of(closings.begin(), closings.end(), [](const Closing& closing) { return closing.quorum == 1; });
+  }
   std::string text() const { return text_.str(); }
   std::vector<Closing> closings;
 
  private:
   // Arrivals are on time where the rank has taken all results, as after a round with everybody.
-  void Cycle(std::pair<bool, bool> arrives, Time passes) {
+  void Cycle(const std::string& bucket, std::pair<bool, bool> arrives, Time passes) {
     now_ += passes;
     const bool present[] = {arrives.first, arrives.second};
     for (Rank rank = 0; rank < 2; ++rank) {
       Report report;
+      Report::Item item;
+      item.bucket = bucket;
       if (present[rank]) {
-        Report::Item item;
-        item.bucket = "a";
         item.gradients = 1;
         if (late_[rank]) {
           item.kind = Report::Item::Kind::kPending;
           item.late = 1;
           late_[rank] = false;
-        } else if (closings.empty()) {
+        } else if (known_.count(bucket) == 0) {
           item.declaration = Declaration{Auto()};
         }
+        report.items = {item};
+      } else if (retired_ == bucket) {
+        item.kind = Report::Item::Kind::kRetired;
         report.items = {item};
       }
       coordinator_.Observe(rank, report, now_);
@@ -203,20 +223,25 @@ class Slow {
     const auto closed = coordinator_.Decide(now_);
     log_.Decide(now_, closed);
     for (const Closing& closing : closed) {
+      known_.insert(closing.bucket);
       for (Rank rank = 0; rank < 2; ++rank) late_[rank] = !closing.contributions[static_cast<std::size_t>(rank)].fresh;
+      if (closing.ends) late_[0] = late_[1] = false;
       closings.push_back(closing);
     }
   }
 
   Coordinator coordinator_{2};
   std::ostringstream text_;
-  DecisionLog log_;
+  DecisionLog log_{text_, 2, kNever};
   Time now_{0};
   bool late_[2] = {false, false};
+  std::set<std::string> known_;
+  std::string retired_;
 };
 
 TEST(AutoCoordinatorTest, ClosingsCarryTheQuorumThatHeld) {
-  const Slow slow(60);
+  TwoRanks slow;
+  slow.Slow("a", 60);
   ASSERT_FALSE(slow.closings.empty());
   EXPECT_EQ(slow.closings.front().quorum, 2);
   int changes = 0;
@@ -229,7 +254,8 @@ TEST(AutoCoordinatorTest, ClosingsCarryTheQuorumThatHeld) {
 }
 
 TEST(AutoCoordinatorTest, TheLogReplays) {
-  const Slow slow(60);
+  TwoRanks slow;
+  slow.Slow("a", 60);
   EXPECT_THAT(slow.text(), HasSubstr("quorum 1 (faster)"));
   std::istringstream log(slow.text());
   const Replay replay = ReplayDecisions(log);
@@ -238,10 +264,43 @@ TEST(AutoCoordinatorTest, TheLogReplays) {
 }
 
 TEST(AutoCoordinatorTest, AnotherQuorumInTheLogIsADifference) {
-  std::string text = Slow(60).text();
+  TwoRanks slow;
+  slow.Slow("a", 60);
+  std::string text = slow.text();
   text.replace(text.find("quorum 1 (faster)"), 8, "quorum 2");
   std::istringstream log(text);
   EXPECT_THAT(ReplayDecisions(log).difference, HasSubstr("quorum 1"));
+}
+
+// Of two buckets of the policy the last by name is followed: here one that is not used any more.
+TEST(AutoCoordinatorTest, FollowsWhatIsUsed) {
+  TwoRanks ranks;
+  for (int i = 0; i < 20; ++i) {
+    ranks.Even("a", 1);
+    ranks.Even("b", 1);
+  }
+  ranks.Slow("a", 60);
+  EXPECT_TRUE(ranks.HasChanged());
+}
+
+TEST(AutoCoordinatorTest, FollowsWhatIsLeftWhenABucketHasEnded) {
+  TwoRanks ranks;
+  for (int i = 0; i < 20; ++i) {
+    ranks.Even("a", 1);
+    ranks.Even("b", 1);
+  }
+  ranks.End("b");
+  ranks.Slow("a", 60);
+  EXPECT_TRUE(ranks.HasChanged());
+}
+
+TEST(AutoCoordinatorTest, AsksForNoCyclesWhenItsBucketsHaveEnded) {
+  for (int rounds = 1; rounds <= 2 * AutoQuorum::kPeriod; ++rounds) {
+    TwoRanks ranks;
+    ranks.Even("a", rounds);
+    ranks.End("a");
+    EXPECT_FALSE(ranks.WantsCycle()) << "after " << rounds << " rounds";
+  }
 }
 
 }  // namespace

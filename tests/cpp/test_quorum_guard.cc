@@ -170,6 +170,52 @@ TEST(QuorumGuardTest, WithoutAMeasureItGoesByPredictions) {
   EXPECT_FALSE(guard.on_trial());
 }
 
+// A guard that has gone to the smaller of two quorums, which is twice as fast, and stays there.
+QuorumGuard AtTheSmaller() {
+  QuorumGuard guard(2);
+  for (int i = 0; i < 2; ++i) guard.Evaluate({1, 2}, QuorumGuard::Rate{1, 0});
+  for (int i = 0; i < QuorumGuard::kTrial; ++i) guard.Evaluate({1, 2}, QuorumGuard::Rate{2, 0});
+  EXPECT_EQ(guard.at(), 1u);
+  EXPECT_FALSE(guard.on_trial());
+  return guard;
+}
+
+TEST(QuorumGuardTest, ATrialDownwardsThatNothingMeasuresIsTakenBack) {
+  QuorumGuard guard(2);
+  for (int i = 0; i < 2; ++i) guard.Evaluate({1, 2}, QuorumGuard::Rate{1, 0});
+  ASSERT_TRUE(guard.on_trial());
+  for (int i = 0; i < QuorumGuard::kLongestTrial; ++i) guard.Evaluate({1, 2}, std::nullopt);
+  EXPECT_EQ(guard.at(), 0u);
+  EXPECT_EQ(guard.why(), QuorumGuard::Why::kTakenBack);
+}
+
+TEST(QuorumGuardTest, ATrialUpwardsThatNothingMeasuresStays) {
+  QuorumGuard guard = AtTheSmaller();
+  for (int i = 0; i < 30 && guard.at() == 1; ++i) guard.Evaluate({2, 2}, QuorumGuard::Rate{2, 0});
+  ASSERT_EQ(guard.why(), QuorumGuard::Why::kAsFast);
+  for (int i = 0; i < QuorumGuard::kLongestTrial; ++i) guard.Evaluate({2, 2}, std::nullopt);
+  EXPECT_EQ(guard.at(), 0u);
+  EXPECT_FALSE(guard.on_trial());
+}
+
+TEST(QuorumGuardTest, DoesNotProbeWhatItCannotMeasure) {
+  QuorumGuard guard = AtTheSmaller();
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(guard.Evaluate({1.5, 2}, std::nullopt));
+  bool probed = false;
+  for (int i = 0; i < 100 && !probed; ++i) probed = guard.Evaluate({1.5, 2}, QuorumGuard::Rate{2, 0});
+  EXPECT_EQ(guard.why(), QuorumGuard::Why::kProbe);
+}
+
+TEST(QuorumGuardTest, AnEndedTrialStays) {
+  QuorumGuard guard(2);
+  for (int i = 0; i < 2; ++i) guard.Evaluate({1, 2}, QuorumGuard::Rate{1, 0});
+  guard.EndTrial();
+  EXPECT_EQ(guard.at(), 1u);
+  EXPECT_FALSE(guard.on_trial());
+  guard.Evaluate({1, 2}, QuorumGuard::Rate{0.1, 0});
+  EXPECT_EQ(guard.at(), 1u);
+}
+
 TEST(QuorumGuardTest, OneCandidateIsNoChoice) {
   QuorumGuard guard(1);
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(guard.Evaluate({1}, QuorumGuard::Rate{1, 0}));
