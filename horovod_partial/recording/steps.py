@@ -32,6 +32,7 @@ from horovod_partial.recording.reading import RankRecording, Recording
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+_LEAST_WORK = 2e-4  # seconds; an optimizer goes from one of its gradients to the next in less
 Intervals = tuple[Floats, Floats]  # begins and ends in seconds, in order, of intervals that do not overlap
 
 
@@ -153,8 +154,8 @@ def blocked(rank: RankRecording, clocks: Clocks) -> Intervals:
 def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:
     """The share of a rank's steps, 0 to 1, in which it waits for more than its gradients: there it meets all ranks again.
 
-    Under a partial policy these are waits for operations of Horovod's own; under `Full()` those that are over before the last
-    tensors of the step are handed over. Under TensorFlow it is not known.
+    Under a partial policy these are waits for operations of Horovod's own; under `Full()` those behind which the application
+    worked before the last tensors of the step were handed over. Under TensorFlow it is not known.
     """
     waits = rank.tables["waits"]
     own = waits["bucket"] < 0
@@ -164,8 +165,12 @@ def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks
     if rounds:
         next_begin = np.r_[steps.begin[1:], np.inf]
         has = np.searchsorted(begin, next_begin) > np.searchsorted(begin, steps.begin)
-    else:  # the tensors that were handed over last had to wait until others were reduced
-        has = np.searchsorted(end, steps.handed) > np.searchsorted(end, steps.begin, side="right")
+    else:
+        row = np.searchsorted(steps.begin, begin, side="right") - 1
+        handed = steps.handed[row]
+        worked = handed - end - _time_within((begin, end), end, handed)
+        has = np.zeros(len(steps.step), dtype=np.bool_)
+        has[row[(row >= 0) & (worked > _LEAST_WORK)]] = True
     return float(has.mean())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from synthetic_recordings import Host, Job
 
 from horovod_partial import recording
 from horovod_partial.recording import Clocks, JobSteps
+from horovod_partial.recording.steps import share_with_other_waits
 
 TWO_HOSTS = [Host("worker-0"), Host("worker-1", offset=4.2, drift=50e-6)]
 
@@ -280,3 +282,32 @@ def test_one_step_tells_nothing(tmp_path: Path) -> None:
     written(tmp_path, compute=synthetic.even(1, 4))
     with pytest.raises(ValueError, match="no rank with two whole steps"):
         steps_of(tmp_path)
+
+
+# --- Waits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waits", "share"),
+    [
+        ([], 0.0),
+        ([(0.5, 1.001)], 0.0),  # for the gradients, of which Horovod's cycle had seen the last when they were handed over
+        ([(0.4, 0.45), (0.4501, 1.001)], 0.0),  # for one gradient after the other, as cycles see them in parts
+        ([(0.3, 0.4), (0.5, 1.001)], 1.0),  # for another operation, then it worked on
+    ],
+)
+def test_waits_for_more_than_gradients_are_told_from_those(
+    tmp_path: Path, waits: list[tuple[float, float]], share: float
+) -> None:
+    read = recording.load(written(tmp_path, quorum=None))
+    clocks = Clocks.fit(read)
+    rank, steps = read.ranks[0], JobSteps.of(read, clocks).ranks[0]
+    zero = clocks.seconds(rank, np.array([0]))[0]
+    # Parts of the way from a step's begin to its last tensors, or beyond those.
+    handed = steps.begin + 0.6 * (steps.result - steps.begin)
+    steps = replace(steps, handed=handed)
+    length = (steps.result - steps.begin)[:, None]
+    begin, end = (1e6 * (steps.begin[:, None] + length * [pair[i] for pair in waits] - zero) for i in (0, 1))
+    table = {"bucket": np.full(begin.size, -1), "begin": begin.ravel().astype(int), "end": end.ravel().astype(int)}
+    rank = replace(rank, tables={**rank.tables, "waits": table})
+    assert share_with_other_waits(rank, steps, clocks, rounds=False) == share
