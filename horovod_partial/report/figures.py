@@ -47,7 +47,7 @@ def _compute_times(summary: Summary) -> Plot:
     normal = min(rank.slowness.compute for rank in summary.ranks)
     edges, times = _windows(summary, compute / normal, max(_WINDOWS, min(_COLUMNS, _CELLS // len(compute))))
     most = max(1.5, float(np.quantile(times, 0.995)))
-    figure = _heat(summary, edges, times, "times the fastest rank's mean", (1.0, most))
+    figure = _heat(summary, edges, times, "of the fastest's mean", (1.0, most))
     each = "step" if len(edges) == len(summary.waited) else "few steps"
     return Plot(
         "Compute time of each rank",
