@@ -80,7 +80,10 @@ def advise(recording: Recording) -> Advice:
     other_waits = [
         share_with_other_waits(recording.ranks[of.rank], of, clocks, rounds=steps.rounds) for of in all_steps.ranks
     ]
-    sentences = [*_of_other_waits(statistics.median(other_waits)), *_of_batches(of_gradients[0], chosen, balanced, slow, shares)]
+    sentences = [
+        *_of_other_waits(statistics.median(other_waits)),
+        *_of_batches(of_gradients[0], chosen, balanced, slow, shares),
+    ]
     sentences += [_of_policy(of_gradients[0], chosen), *_of_models(chosen, of_models)]
     return Advice(
         title=f"run {recording.run}: {ranks} ranks, {count} steps, recorded under {_short(steps.policy)}; predicted",

@@ -291,7 +291,10 @@ def test_one_step_tells_nothing(tmp_path: Path) -> None:
     ("waits", "share"),
     [
         ([], 0.0),
-        ([(0.5, 1.001)], 0.0),  # for the gradients, of which Horovod's cycle had seen the last when they were handed over
+        (
+            [(0.5, 1.001)],
+            0.0,
+        ),  # for the gradients, of which Horovod's cycle had seen the last when they were handed over
         ([(0.4, 0.45), (0.4501, 1.001)], 0.0),  # for one gradient after the other, as cycles see them in parts
         ([(0.3, 0.4), (0.5, 1.001)], 1.0),  # for another operation, then it worked on
     ],
