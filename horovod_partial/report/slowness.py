@@ -8,7 +8,7 @@ end) is taken out first. The logarithms of their times are split in two where th
 IEEE Transactions on Systems, Man, and Cybernetics 9, 1979). If the parts are clearly apart, the upper one holds the rank's slow
 steps. The lower one, or all, is the rank's usual time.
 
-* *persistent*: the usual time is longer than other ranks'.
+* *persistent*: the usual time is longer than other ranks', and so is the mean.
 * *bursts*: slow steps come together, in fewer runs than by chance (the runs test of Wald and Wolfowitz, 1940).
 * *random*: slow steps come as by chance.
 
@@ -159,7 +159,8 @@ def _of_rank(plain: Slowness, split: _Split, normal: _Split, job: list[Slowness]
     ahead = split.usual - normal.usual
     share = float(split.slow.mean())
     error = float(np.hypot(split.error, normal.error))
-    persistent = ahead > max(np.log(LEAST_SLOWNESS), _SURE * error)
+    # Where short steps alternate with long ones, the usual time may be that of the short ones, which make no difference.
+    persistent = ahead > max(np.log(LEAST_SLOWNESS), _SURE * error) and plain.score < 1 / LEAST_SLOWNESS
     if persistent and np.expm1(ahead) > share * np.expm1(split.higher):
         return Slowness(plain.rank, plain.compute, plain.score, "persistent", float(np.exp(ahead)), 1.0)
     if not split.slow.any():

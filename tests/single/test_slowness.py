@@ -113,3 +113,10 @@ def test_steps_that_are_long_for_all_are_nobodys_slowness(every: int) -> None:
     compute = synthetic.even(300, 4)
     compute[::every] += 1.0
     assert kinds(compute) == ["none"] * 4
+
+
+def test_a_rank_whose_short_steps_alone_are_longer_is_not_slow() -> None:
+    compute = synthetic.even(240, 4)
+    compute[::2] *= 0.05  # as in a training of two networks by turns
+    compute[::2, 1] *= 1.15
+    assert kinds(compute) == ["none"] * 4
