@@ -1,6 +1,6 @@
 """`hvd.Auto` against static policies: seconds until the digits are recognised, in ten scenarios of slow ranks.
 
-    .venv/bin/python benchmarks/auto.py [--seeds 3] [--scenarios "one always" bursts] [--json FILE] [--transport gloo]
+    .venv/bin/python benchmarks/auto.py [--seeds 3] [--scenarios "one always" bursts] [--base 0.03] [--json FILE]
 
 8 ranks train a small network on scikit-learn's digits; a step is a sleep (harness/scenarios.py) and the work itself. Rank 2, which no
 scenario singles out, tests its model every few steps; the time is from a barrier until it recognises 95 % of the images that
