@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import synthetic_recordings as synthetic
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_partial import policies, recording
@@ -61,7 +61,6 @@ def spoiled(document: Any, draw: Any) -> Any:
     return draw(values)
 
 
-@settings(deadline=None)
 @given(data=st.data(), raw=st.one_of(st.none(), st.binary(max_size=60)))
 def test_files_of_plans_and_traces(tmp_path_factory: Any, data: st.DataObject, raw: bytes | None) -> None:
     file: Path = tmp_path_factory.mktemp("damaged") / "file.json"
@@ -78,7 +77,6 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return synthetic.write(tmp_path_factory.mktemp("recorded"), job)
 
 
-@settings(deadline=None)
 @given(data=st.data(), rank=st.integers(0, 1))
 def test_recordings(recorded: Path, data: st.DataObject, rank: int) -> None:
     file = recorded / f"rank-{rank}.0.jsonl"

@@ -177,7 +177,7 @@ class ReplayingJob(Job):
 
 
 def run(machine: type[Job]) -> None:
-    options = settings(max_examples=100, stateful_step_count=40, deadline=None, print_blob=True)
+    options = settings(max_examples=100, stateful_step_count=40, print_blob=True)
     run_state_machine_as_test(machine, settings=options)
 
 
