@@ -69,8 +69,9 @@ def measure(folder: str, names: list[str], policies: list[str], seeds: list[int]
                 is_over = hvd.allreduce(torch.tensor(float(over.exists())), name="over", op=hvd.Max)
                 if is_over.item():
                     break
-        wrapped.flush()
+        # Before ranks end, each in a step of its own, where gradients are late by nobody's delay.
         stats = [of for name, of in hvd.partial_stats().items() if name not in buckets]
+        wrapped.flush()
         of_tester = hvd.broadcast(torch.tensor([reached, float(steps)], dtype=torch.float64), root_rank=TESTER)
         late = sum(sum(of["late"]) for of in stats)
         arrivals = sum(sum(of["late"]) + sum(of["on_time"]) for of in stats)
