@@ -163,7 +163,9 @@ def simulate(
     ns_per_byte: float = typer.Option(1.97, min=0.0, help="What a byte costs in it."),
     measured_ranks: int = typer.Option(16, min=2, help="Ranks of the ring on which these two were measured."),
     algorithm: str = typer.Option(
-        "ring", help="Of allreduces: ring, recursive_halving_doubling, double_binary_trees or hierarchical."
+        "ring",
+        help="Of allreduces: ring, recursive_doubling, recursive_halving_doubling, binary_tree, double_binary_trees or "
+        "hierarchical.",
     ),
     ranks_per_node: int = typer.Option(1, min=1, help="For hierarchical allreduces."),
     local_latency_ms: float = typer.Option(0.0, min=0.0, help="From rank to rank within a node."),

@@ -20,7 +20,7 @@ _LEAST_R_SQUARED = 0.95
 
 @dataclass(frozen=True)
 class MessageCost:
-    """What a message of M bytes costs: `latency + seconds_per_byte * M` seconds; the paper's a and b (section 3).
+    """What a message of M bytes costs: `latency + seconds_per_byte * M` seconds; the paper's a and b (section 2.5).
 
     Attributes:
         latency: seconds, a.
@@ -196,8 +196,9 @@ class MergedGradients:
     The paper calls its rule (`"paper"`) optimal. Under its own model it is not: `"exact"` is, at the same cost.
 
     Args:
-        rule: `"exact"`; `"paper"`, its Algorithm 1; `"wait_free"`, a message for each gradient; `"single"`, one message;
-            `"threshold"`, what is ready when the line is free, up to 64 MiB, as Horovod's tensor fusion.
+        rule: `"exact"`; `"paper"`, its Algorithm 1 (section 4.2); `"wait_free"`, a message for each gradient;
+            `"single"`, one message; `"threshold"`, what is ready when the line is free, up to 64 MiB, as Horovod's
+            tensor fusion.
         warmup_steps: to measure, 2 or more, after the first. Every rank must take one step more than that.
         replan_every: steps after which times are measured again; a plan that is more than 5 % better then replaces the
             old one. None never does. Ranks wait for each other there, unless one has left.

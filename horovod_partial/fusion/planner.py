@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from horovod_partial import fusion
 from horovod_partial.fusion import FusionPlan, MergedGradients, MessageCost
 
-# The range of the paper's profiler, 32 KiB to 2 MiB (section 5; the released code).
+# The range of the released code's profiler, 32 KiB to 2 MiB; the paper's own fits are in section 6.2.
 _PROBE_BYTES = tuple(2**n for n in range(15, 22))
 _PROBES = 20  # of each size
 _ATTEMPTS = 3  # a machine may be busy for a moment

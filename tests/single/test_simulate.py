@@ -57,10 +57,19 @@ def test_costs_of_eight_ranks() -> None:
     costs = {algorithm: cluster.cost(algorithm, 8) for algorithm in ALGORITHMS}
     assert {name: (cost.latency, cost.seconds_per_byte) for name, cost in costs.items()} == {
         "ring": (2 * 7 * 10, 7 / 8 * (2 * 8 + 16)),
+        "recursive_doubling": (3 * 10, (8 + 16) * 3),
         "recursive_halving_doubling": (2 * 3 * 10, 2 * 8 - (2 * 8 + 16) / 8 + 16),
+        "binary_tree": (2 * 3 * 10, (2 * 8 + 16) * 3),
         "double_binary_trees": (2 * 3 * 10, 8 + 16),
         "hierarchical": (2 * 3 * 1 + 2 * 10, 3 / 4 * 16 + 1 / 2 * (2 * 8 + 16)),
     }
+
+
+@pytest.mark.parametrize(("algorithm", "latencies"), [("recursive_doubling", 1), ("binary_tree", 2)])
+def test_ranks_that_are_no_power_of_two_take_whole_steps(algorithm: str, latencies: int) -> None:
+    cluster = Cluster(1.0, 1.0)
+    steps = [cluster.cost(algorithm, ranks).latency / latencies for ranks in (2, 3, 4, 5, 8, 9, 1024, 1025)]
+    assert steps == [1, 2, 2, 3, 3, 4, 10, 11]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -163,7 +172,7 @@ def test_wrong_traces(tmp_path: Path) -> None:
         Trace.recorded(plan)
 
 
-@pytest.mark.parametrize(("name", "tensors", "megabytes"), [("resnet50", 161, 102.2), ("googlenet", 59, 28.0)])
+@pytest.mark.parametrize(("name", "tensors", "megabytes"), [("resnet50", 161, 102.2), ("googlenet", 69, 53.5)])
 def test_the_traces_of_this_repository(name: str, tensors: int, megabytes: float) -> None:
     trace = Trace.load(TRACES / f"{name}.json")
     assert len(trace.gradients) == tensors
