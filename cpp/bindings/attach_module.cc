@@ -157,7 +157,9 @@ Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
   for (const auto& bucket : session->engine().Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const Bucket& core = bucket->core;
-    const bool unsettled = bucket->owner != nullptr && (core.HasPending() || core.missed_gradients() > 0);
+    // Where late contributions are discarded, missed results are of older models, or signals without any content.
+    const bool misses = core.missed_gradients() > 0 && core.options().late != Late::kDiscard;
+    const bool unsettled = bucket->owner != nullptr && (core.HasPending() || misses);
     snapshot.buckets.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(),
                                 core.missed_rounds(), core.completed(), unsettled});
   }

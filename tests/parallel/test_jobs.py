@@ -52,6 +52,16 @@ def test_after_a_flush_a_rank_ends_in_silence(job: Job, program: str, policy: st
     assert "this rank ends with" not in job.output()
 
 
+@pytest.mark.parametrize(
+    "policy", [MODEL_POLICIES[-1], *(pytest.param(policy, marks=LONG) for policy in ("solo", *MODEL_POLICIES[:-1]))]
+)
+@pytest.mark.full_matrix("gloo")
+def test_ranks_with_unequal_steps_that_flush_end_in_silence(job: Job, policy: str) -> None:
+    """Under averages by work, a rank that waits in its flush misses the signals of others' periods, and loses nothing."""
+    assert job.run("train", policy, "uneven") == 0, job.output()
+    assert "this rank ends with" not in job.output()
+
+
 @pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
 def test_shutdown(job: Job, program: str) -> None:

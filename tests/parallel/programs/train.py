@@ -53,7 +53,7 @@ try:
 except hvd.HorovodInternalError as error:
     note("internal-error", str(error))
     raise
-if what == "flushed":
+if what in ("flushed", "uneven"):
     optimizer.flush()
 end(
     what,
