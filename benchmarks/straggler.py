@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/straggler.py [--json FILE] [--transport gloo]
 
-eager-SGD's first experiment (PPoPP'20, section 6) in miniature: 8,192 dimensions, a step of C = 40 ms (a sleep), and a
+eager-SGD's first experiment (PPoPP'20, section 7.2.1) in miniature: 8,192 dimensions, a step of C = 40 ms (a sleep), and a
 delay of D = 20, 30 or 40 ms. Each rank serves its own delays too, so nobody can be faster than C + D/8 a step, where
 Full takes C + D: that is the limit of the speed-up, which is the ratio of the mean times of a step over the ranks. The
 loss is that of the replicas on data of their own, after the flush.

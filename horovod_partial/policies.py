@@ -24,6 +24,7 @@ __all__ = [
     "Quorum",
     "Ring",
     "Schedule",
+    "SlowMomentum",
     "Solo",
     "WeightedAverage",
 ]
@@ -50,7 +51,7 @@ class Full(_Policy):
 
 @dataclass(frozen=True)
 class Solo(_Policy):
-    """The first rank that arrives closes the round; nobody waits (eager-SGD, PPoPP'20, section 3)."""
+    """The first rank that arrives closes the round; nobody waits (eager-SGD, PPoPP'20, section 4.1)."""
 
     def to_core(self, size: int) -> _core.Policy:
         return _core.Policy(quorum=1)
@@ -61,7 +62,7 @@ class Majority(_Policy):
     """A round closes when at least half of the ranks have arrived.
 
     Args:
-        initiator: None for the guarantee; `"random"` for the paper's statistical form (eager-SGD, PPoPP'20, section 3):
+        initiator: None for the guarantee; `"random"` for the paper's statistical form (eager-SGD, PPoPP'20, section 4.2):
             one rank is drawn for each round, and the round closes when that rank has arrived. On average half of the
             ranks are then on time, but a single round may have one.
         seed: of the draws, for `initiator="random"`; the same on every rank.
@@ -245,8 +246,36 @@ def _check_overlap(overlap: Any) -> None:
     require(is_flag(overlap), "overlap", "True or False", overlap)
 
 
+@dataclass(frozen=True)
+class SlowMomentum:
+    """Momentum of the averages over all ranks (SlowMo, Wang et al., ICLR 2020, Algorithm 1).
+
+    With x the model after the last such average and a the plain average now, the momentum v becomes beta v + (x - a), and all
+    ranks go on from x - alpha v. (The paper divides x - a by the learning rate, and multiplies v by it again: the same while
+    the rate does not change.) It takes two more copies of the model. Parameters only are moved.
+
+    Args:
+        beta: of the momentum, 0 or more and below 1. With 0, and `alpha` 1, the average stays as it is.
+        alpha: the rate of the averages, above 0.
+    """
+
+    beta: float
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(is_number(self.beta) and 0.0 <= self.beta < 1.0, "beta", "a number, 0 or more and below 1", self.beta)
+        require(is_number(self.alpha) and 0.0 < self.alpha < math.inf, "alpha", "a number above 0", self.alpha)
+
+
+def _check_slow_momentum(slow_momentum: Any) -> None:
+    fits = slow_momentum is None or isinstance(slow_momentum, SlowMomentum)
+    require(fits, "slow_momentum", "hvd.SlowMomentum(beta)", slow_momentum)
+
+
 class _ModelPolicy(_Policy):
     """A policy whose contributions are models."""
+
+    slow_momentum: SlowMomentum | None = None
 
     def bucket_options(self) -> dict[str, Any]:
         """What becomes of models that are late, and how much each counts: fields of `_core.BucketSpec`."""
@@ -271,6 +300,7 @@ class GroupAverage(_ModelPolicy):
             momentum. What is not averaged stays the rank's own.
         overlap: `step` does not wait for the average: the next forward pass of any module does, or `synchronize`. So it
             runs beside loading data. Whoever reads parameters in between sees them before the average.
+        slow_momentum: of the averages over all ranks, every `period` rounds. For PyTorch.
     """
 
     size: int | None = None
@@ -278,6 +308,7 @@ class GroupAverage(_ModelPolicy):
     schedule: Butterfly | Ring | Schedule | None = None
     average: tuple[str, ...] = ("parameters",)
     overlap: bool = False
+    slow_momentum: SlowMomentum | None = None
 
     def __post_init__(self) -> None:
         if self.size is not None:
@@ -290,6 +321,9 @@ class GroupAverage(_ModelPolicy):
         require(fits, "schedule", "hvd.Butterfly(...), hvd.Ring(...) or hvd.Schedule(...)", self.schedule)
         object.__setattr__(self, "average", _check_average(self.average))
         _check_overlap(self.overlap)
+        _check_slow_momentum(self.slow_momentum)
+        if self.slow_momentum is not None and self.period is None:
+            raise ValueError("slow_momentum is of the averages over all ranks: give a period, after which there is one")
 
     def schedule_for(self, size: int) -> Butterfly | Ring | Schedule:
         """The schedule among `size` ranks."""
@@ -314,7 +348,8 @@ class PartialReduce(_ModelPolicy):
             counts less the more steps it is behind the newest of its group (an exponential moving average over the
             steps); the steps of all members are then taken to be the newest's.
         alpha: of the moving average, above 0 and at most 1; nearer to 0 punishes stale models harder.
-        window: so many groups, the last ones, shall connect all ranks, so that no cliques form; None: two for each rank.
+        window: so many groups, the last ones, shall connect all ranks, so that no cliques form; None: two for each rank. A
+            group connects `size` - 1 ranks more at most, so N ranks need (N - 1) / (`size` - 1) groups or more.
         average: as in `GroupAverage`.
         overlap: as in `GroupAverage`.
     """
@@ -337,7 +372,13 @@ class PartialReduce(_ModelPolicy):
         _check_overlap(self.overlap)
 
     def to_core(self, size: int) -> _core.Policy:
-        return _core.Policy(rule="ready", group_size=min(self.size, size), window=self.window or 2 * size)
+        group = min(self.size, size)
+        least = math.ceil((size - 1) / (group - 1)) if size > 1 else 1
+        if self.window is not None and self.window < least:
+            raise ValueError(
+                f"window={self.window} cannot connect {size} ranks in groups of {group}: pass {least} or more, or None"
+            )
+        return _core.Policy(rule="ready", group_size=group, window=self.window or 2 * size)
 
     def bucket_options(self) -> dict[str, Any]:
         if self.weights == "constant":
@@ -359,18 +400,21 @@ class WeightedAverage(_ModelPolicy):
             `hvd.estimate_contraction` measures it.
         average: as in `GroupAverage`.
         overlap: as in `GroupAverage`.
+        slow_momentum: of all averages. For PyTorch.
     """
 
     period: int
     contraction: float
     average: tuple[str, ...] = ("parameters",)
     overlap: bool = False
+    slow_momentum: SlowMomentum | None = None
 
     def __post_init__(self) -> None:
         require_count("period", self.period, 1)
         _check_share("contraction", self.contraction)
         object.__setattr__(self, "average", _check_average(self.average))
         _check_overlap(self.overlap)
+        _check_slow_momentum(self.slow_momentum)
 
     def to_core(self, size: int) -> _core.Policy:
         return _core.Policy(quorum=size)

@@ -1,15 +1,16 @@
-"""What averages by work are worth (WP-SGD, sections 4.2 and 4.3), and the contraction of a step."""
+"""What averages by work are worth (WP-SGD, JPDC 2020), and the contraction of a step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from horovod_partial.checks import require
 
 
 def average_is_useful(steps: Sequence[int], contraction: float) -> bool:
-    """Whether the weighted average has a better bound than the fastest rank's model alone (WP-SGD, section 4.2).
+    """Whether the weighted average has a better bound than the fastest rank's model alone (WP-SGD, equation 24).
 
     True if 2 * sum(contraction^T) > sqrt(k) + k, for k ranks that have taken T steps fewer than the fastest.
     """
@@ -17,7 +18,7 @@ def average_is_useful(steps: Sequence[int], contraction: float) -> bool:
 
 
 def average_converges(steps: Sequence[int], contraction: float) -> bool:
-    """Whether averages of this kind, again and again, keep the bound of WP-SGD (section 4.3).
+    """Whether averages of this kind, again and again, keep the bound of WP-SGD (section 5.1).
 
     True if sqrt(k) < sum(contraction^T) and k * contraction^s < sum(contraction^T), with s the steps of the fastest. (The
     paper states the first only; its factor for the mean needs the second.)
@@ -31,20 +32,25 @@ def _total_weight(steps: Sequence[int], contraction: float) -> float:
     return sum(contraction ** (max(steps) - taken) for taken in steps)
 
 
-def estimate_contraction(losses: Sequence[float]) -> float:
-    """The contraction of a step, from the losses of successive steps of one rank.
+def estimate_contraction(losses: Sequence[float], loss: Literal["quadratic", "linear"] = "quadratic") -> float:
+    """The contraction of a step, from the losses of successive steps of one rank (WP-SGD, figure 3).
 
-    Fits an exponential with an unknown floor, from the means of the first, second and last third; near a minimum the loss
-    follows the square of the distance, so the step's contraction is the square root of the loss's.
+    Fits an exponential with an unknown floor, from the means of the first, second and last third. The contraction is that of
+    the distance to the solution, and how it follows from the loss's depends on the loss.
 
     Args:
         losses: of 6 or more successive steps, before the loss has stopped falling.
+        loss: how the loss grows with the distance to the solution: `"quadratic"` for smooth losses near their minimum, such
+            as the squared error, of whose contraction the square root is taken; `"linear"` for losses such as the hinge, whose
+            contraction is that of the distance.
 
     Raises:
-        ValueError: the losses do not fall like an exponential, or are no numbers.
+        ValueError: the losses do not fall like an exponential, or are no numbers; or `loss` is another word.
     """
+    if loss not in ("quadratic", "linear"):
+        raise ValueError(f"loss must be 'quadratic' or 'linear', not {loss!r}")
     try:
-        values = [float(loss) for loss in losses]
+        values = [float(value) for value in losses]
     except (TypeError, ValueError):
         require(False, "losses", "a sequence of numbers", losses)
     third = len(values) // 3
@@ -55,4 +61,5 @@ def estimate_contraction(losses: Sequence[float]) -> float:
         raise ValueError(
             f"the losses do not decay exponentially: the means of their thirds are {first:g}, {second:g}, {last:g}"
         )
-    return float(((second - last) / (first - second)) ** (1 / (2 * third)))
+    of_loss = float(((second - last) / (first - second)) ** (1 / third))
+    return math.sqrt(of_loss) if loss == "quadratic" else of_loss

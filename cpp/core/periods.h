@@ -1,4 +1,4 @@
-// When do ranks average that train by themselves? The periods of WP-SGD (section 4.3), counted on one rank.
+// When do ranks average that train by themselves? The periods of WP-SGD (section 5.1), counted on one rank.
 #pragma once
 
 #include <algorithm>

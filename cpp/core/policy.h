@@ -13,7 +13,7 @@
 namespace horovod_partial {
 
 // What all ranks must agree on for a bucket. Solo is a quorum of 1, Majority a quorum of half the ranks or a random
-// initiator (eager-SGD, PPoPP'20, section 3). Group averages are solo with a schedule (WAGMA-SGD); partial reduce is
+// initiator (eager-SGD, PPoPP'20, section 4). Group averages are solo with a schedule (WAGMA-SGD); partial reduce is
 // kReady (P-Reduce).
 struct Policy {
   enum class Rule : std::uint8_t {

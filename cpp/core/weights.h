@@ -14,7 +14,7 @@ enum class Weights : std::uint8_t {
 };
 constexpr auto NamesOf(Weights /*type*/) { return std::array{"uniform", "contraction", "staleness"}; }
 
-// WP-SGD (section 4.1): q_i = r^T_i / sum_j r^T_j, where T_i is how many steps fewer rank i has taken than the fastest
+// WP-SGD (equation 6): q_i = r^T_i / sum_j r^T_j, where T_i is how many steps fewer rank i has taken than the fastest
 // one. Computed in logarithms; `contraction`, the paper's r, is above 0 and at most 1, where 1 gives equal weights.
 std::vector<double> ContractionWeights(const std::vector<int>& steps, double contraction);
 

@@ -1,6 +1,6 @@
 """Sequences of very different lengths: ranks that are slow because of what they have in their hands.
 
-    .venv/bin/python examples/torch/sequence.py [--seeds 3] [--transport gloo]
+    .venv/bin/python examples/torch/sequence.py [--seeds 3] [--tune] [--transport gloo]
 
 Starts 4 ranks, which learn to tell which of 16 patterns is hidden in a noisy sequence, under each policy. The lengths
 follow those of the videos of UCF101 (29 to 1,776 frames, mean 187, standard deviation 97), where eager-SGD (PPoPP'20)
@@ -18,10 +18,8 @@ Samplers: each rank draws from its own share with its own generator, and begins 
 the last. Nothing ties epochs or steps of two ranks together, so ranks may be in different epochs; a sampler that deals
 out one common order (`DistributedSampler.set_epoch`) works too if each rank calls it with its own epoch.
 
-Learning rates: a step of `full`, `solo`, `majority` and `quorum` has the mean of the gradients of all ranks, as from a
-batch that many times as large, so it is as many times the rate of one rank. Under `group_average`, `partial_reduce` and
-`weighted_average` a rank steps with its own gradient, and the rate is that of one rank. So the means of their models
-move in smaller steps, and need more of them to the target. Momentum stays on its rank.
+Learning rates: each policy has the one of `RATES` with which it was best, for a seed that is used for nothing else;
+`--tune` finds them. Momentum stays on its rank under the policies that average models.
 
 Prints a table and writes `sequence.json`, `sequence_accuracy.png` and `sequence_lengths.png` into `build/demo`.
 """
@@ -59,26 +57,26 @@ class Arm:
 
     Attributes:
         sync: the policy, as text.
+        rate: the learning rate, of `RATES`.
         label: for readers.
-        averages: what ranks have in common, gradients or models.
         has_late: arrivals can be late. Under P-Reduce and WP-SGD they cannot: ranks wait, though for few others.
     """
 
     sync: str
+    rate: float
     label: str
-    averages: str
     has_late: bool
 
 
 ARMS = {
-    "full": Arm("full", "Full", "gradients", False),
-    "solo": Arm("solo", "Solo", "gradients", True),
-    "majority": Arm("majority", "Majority", "gradients", True),
-    "quorum": Arm("quorum:0.75", "Quorum(0.75)", "gradients", True),
-    "group_average": Arm("group_average:2", "GroupAverage(2)", "models", True),
-    "partial_reduce": Arm("partial_reduce:2", "PartialReduce(2)", "models", False),
+    "full": Arm("full", 0.1, "Full", False),
+    "solo": Arm("solo", 0.1, "Solo", True),
+    "majority": Arm("majority", 0.1, "Majority", True),
+    "quorum": Arm("quorum:0.75", 0.1, "Quorum(0.75)", True),
+    "group_average": Arm("group_average:2", 0.1, "GroupAverage(2)", True),
+    "partial_reduce": Arm("partial_reduce:2", 0.1, "PartialReduce(2)", False),
     # The contraction of WP-SGD follows from the loss if that is convex. For a network it is a knob.
-    "weighted_average": Arm("weighted_average:8:0.98", "WeightedAverage(8)", "models", False),
+    "weighted_average": Arm("weighted_average:8:0.98", 0.1, "WeightedAverage(8)", False),
 }
 LABELS = {name: arm.label for name, arm in ARMS.items()}
 
@@ -88,7 +86,8 @@ CHANNELS = 8
 PATTERNS, PATTERN_LENGTH = 16, 5
 TRAINING, HELD_OUT = 4096, 1000  # sequences
 BATCH = 16
-LEARNING_RATE = 0.025  # of one rank
+RATES = (0.025, 0.05, 0.1, 0.2)
+TUNING_SEED = 1000
 TARGET = 0.9  # accuracy
 SNAPSHOT_EVERY = 10  # steps
 
@@ -197,25 +196,36 @@ class Finder(nn.Module):
         return self.output((found * within[:, None]).amax(2))
 
 
-def train_all(seeds: int, epochs: int, mean_ms: float) -> list[dict[str, dict[str, Any]]]:
-    """On every rank: train under each policy, from each seed. Returns the figures by seed and policy."""
+def train_all(seeds: list[int], rates: list[float] | None, epochs: int, mean_ms: float) -> list[dict[str, Any]]:
+    """On every rank: train under each policy, from each seed.
+
+    Returns the figures by seed and policy; with `rates`, in place of the arms' own, by seed, policy and rate.
+    """
     rank, size = hvd.rank(), hvd.size()
-    results: list[dict[str, dict[str, Any]]] = []
-    for seed in range(seeds):
+    results: list[dict[str, Any]] = []
+    for seed in seeds:
         training, held_out = make(seed)
         batches = plan(training, size, epochs, seed)
         delays = WorkOfBatches(training, batches, mean_ms / 1e3)
         share = training.share(rank, size)
-        results.append({})
-        for name, arm in ARMS.items():
-            stage = f"{arm.label}, seed {seed}"
-            results[-1][name] = train(stage, arm, seed, share, held_out, batches[rank], delays)
+
+        def train_arm(
+            arm: Arm, rate: float, seed: int = seed, job: Any = (share, held_out, batches[rank], delays)
+        ) -> Any:
+            return train(f"{arm.label}, seed {seed}", arm, rate, seed, *job)
+
+        results.append(
+            {name: train_arm(arm, arm.rate) for name, arm in ARMS.items()}
+            if rates is None
+            else {name: {str(rate): train_arm(arm, rate) for rate in rates} for name, arm in ARMS.items()}
+        )
     return results
 
 
 def train(
     stage: str,
     arm: Arm,
+    rate: float,
     seed: int,
     share: Sequences,
     held_out: Sequences,
@@ -223,10 +233,9 @@ def train(
     delays: harness.Delays,
 ) -> dict[str, Any]:
     """Train under one policy. Returns its figures, and the accuracy over time, in seconds from the start."""
-    rank, size, steps = hvd.rank(), hvd.size(), len(batches)
+    rank, steps = hvd.rank(), len(batches)
     torch.manual_seed(seed)
     model = Finder()
-    rate = LEARNING_RATE * size if arm.averages == "gradients" else LEARNING_RATE
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9), model.named_parameters(), sync=arm.sync
     )
@@ -339,6 +348,12 @@ def show(results: Sequence[dict[str, dict[str, Any]]], title: str) -> dict[str, 
     return figures
 
 
+def show_rates(result: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Print what each policy comes to with each learning rate."""
+    rows = [[ARMS[name].label, *(f"{run['accuracy']:.1%}" for run in runs.values())] for name, runs in result.items()]
+    harness.print_table("Accuracy by learning rate", ["policy", *map(str, RATES)], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on sequences of very different lengths under each policy.")
     parser.add_argument("--ranks", type=int, default=4, help="processes to start (default 4)")
@@ -347,16 +362,14 @@ def main() -> None:
     parser.add_argument("--mean-ms", type=float, default=25.0, help="time of a step of mean length (default 25)")
     parser.add_argument("--transport", choices=["mpi", "gloo"], default=harness.default_transport())
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "demo", help="folder (default build/demo)")
+    parser.add_argument("--tune", action="store_true", help="only find the best learning rate of each policy")
     options = parser.parse_args()
 
-    results = harness.launch(
-        train_all,
-        ranks=options.ranks,
-        transport=options.transport,
-        seeds=options.seeds,
-        epochs=options.epochs,
-        mean_ms=options.mean_ms,
-    )
+    job = {"ranks": options.ranks, "transport": options.transport, "epochs": options.epochs, "mean_ms": options.mean_ms}
+    if options.tune:
+        show_rates(harness.launch(train_all, **job, seeds=[TUNING_SEED], rates=RATES)[0])
+        return
+    results = harness.launch(train_all, **job, seeds=list(range(options.seeds)), rates=None)
     title = (
         f"Sequences: {options.ranks} ranks over {options.transport}, {options.epochs} epochs, mean of "
         f"{options.seeds} seed(s), in seconds"

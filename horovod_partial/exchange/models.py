@@ -52,6 +52,7 @@ class ModelAverager(ABC):
         self.process_set = process_set
         by_work = isinstance(policy, WeightedAverage)
         self._options: dict[str, Any] = {"max_staleness": FOR_EVER if by_work else max_staleness, "grace_ms": grace_ms}
+        self._taken = 0  # rounds whose results this rank has, or will not get any more
 
     def use_name(self, name: str) -> None:
         """Use buckets whose names begin with that; in each generation of Horovod before all else."""
@@ -83,6 +84,18 @@ class ModelAverager(ABC):
     def rounds(self) -> int:
         """Averages that have been made."""
         return self.runtime.taken(self.process_set.process_set_id, self.name)
+
+    def averages_all(self) -> bool:
+        """Whether the average that this rank comes to now is one over all ranks, for which all wait.
+
+        One that has missed rounds does not come to one: it gets those first, and its model stands in for it.
+        """
+        if isinstance(self.policy, WeightedAverage):
+            return True
+        if not isinstance(self.policy, GroupAverage) or self.policy.period is None:
+            return False
+        round = self.rounds
+        return round == 0 or (round == self._taken and (round + 1) % self.policy.period == 0)
 
     def steps_to_average(self) -> int | None:
         """Whether to average after a step that has just been taken: None, or the steps that weigh this rank's model."""
@@ -118,6 +131,7 @@ class ModelAverager(ABC):
             iteration = self.runtime.catch_up(process_set, self.name, 0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)
             self.runtime.catch_up(process_set, self.name, max(iterations))
+        self._taken = self.rounds
 
     def _signalled(self) -> int:
         """How many rounds of the signal have ended on this rank."""

@@ -35,6 +35,10 @@ class ModelAverager(models.ModelAverager):
         super().__init__(policy, arguments["process_set"], arguments["max_staleness"], arguments["grace_ms"])
         if policy.overlap:
             raise ValueError("overlap=True is for horovod_partial.torch: Keras begins a step after the one before")
+        if policy.slow_momentum is not None:
+            raise ValueError(
+                "slow_momentum= is for horovod_partial.torch: an optimizer of Keras has its own momentum only"
+            )
         if "buffers" in policy.average:
             raise ValueError(
                 "an optimizer of Keras does not know the model's buffers: leave them out of average=, and use "

@@ -115,7 +115,7 @@ def partial_allreduce(
     """Sum or average tensors over the ranks that are there in time, in eager code or in a graph.
 
     A rank that comes too late for a round gets that round's result (several missed ones are added up) at once, and its
-    own contribution travels with the next round (eager-SGD, PPoPP'20, section 3). Over all rounds, and after `flush`,
+    own contribution travels with the next round (eager-SGD, PPoPP'20, section 4). Over all rounds, and after `flush`,
     every contribution has been delivered exactly once.
 
     Args:
@@ -227,7 +227,7 @@ def weighted_average(
     *,
     return_info: bool = False,
 ) -> Any:
-    """Average a model over all ranks, weighted by the steps behind it (WP-SGD, section 4.1).
+    """Average a model over all ranks, weighted by the steps behind it (WP-SGD, equation 6).
 
     `horovod_partial.torch.weighted_average` for TensorFlow: the arguments mean the same, and `steps` may be an int32
     scalar. Tensors, which must be floating-point ones, results and errors are as in `partial_allreduce`.

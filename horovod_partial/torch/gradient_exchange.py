@@ -1,6 +1,6 @@
 """Gradients that are packed into buckets and reduced over ranks before an optimizer's step.
 
-For the partial policies (eager-SGD, PPoPP'20, section 3), and for merged gradients under every policy (MG-WFBP).
+For the partial policies (eager-SGD, PPoPP'20, section 4), and for merged gradients under every policy (MG-WFBP).
 """
 
 from __future__ import annotations

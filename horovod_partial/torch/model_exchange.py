@@ -23,6 +23,7 @@ from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import average_async, signal
 from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.round_steps import RoundSteps
+from horovod_partial.torch.slow_momentum import SlowMomentumState
 from horovod_partial.torch.wrapping import Exchange, Name
 from horovod_partial.wp_sgd import average_converges, average_is_useful
 
@@ -94,6 +95,8 @@ class ModelExchange(ModelAverager, Exchange):
         self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
+        self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
+        self._moves: SlowMomentumState | None = None  # that momentum, if what is in flight is an average over all ranks
         self._local_steps = 0
         self._flushed_at = 0  # of these steps
 
@@ -127,6 +130,9 @@ class ModelExchange(ModelAverager, Exchange):
         steps = self.steps_to_average()
         if steps is not None:
             flat = self._pack(self._tensors(optimizer)).flat
+            self._moves = self._slow_momentum if self._slow_momentum and self.averages_all() else None
+            if self._moves is not None:
+                self._moves.contribute(self._parameters_of(flat))
             self._in_flight = average_async(
                 flat, flat, self.name, self.policy, self.process_set, steps, members=self._members, **self._options
             )
@@ -157,9 +163,12 @@ class ModelExchange(ModelAverager, Exchange):
         handle.synchronize()
         info = handle.info()
         self.last_round = info
+        self._taken = info.round + 1
         if info.late and not takes_late(self.policy):
             return
         bucket.unpack()
+        if self._moves is not None and not info.late:
+            self._moves.take(self._parameters_of(bucket.flat))
         if isinstance(self.policy, WeightedAverage):
             self.last_average = WeightedAverageInfo(
                 steps=info.work,
@@ -175,6 +184,10 @@ class ModelExchange(ModelAverager, Exchange):
         assert self._bucket is not None
         self._bucket.pack()
         return self._bucket
+
+    def _parameters_of(self, flat: torch.Tensor) -> torch.Tensor:
+        """The part of a packed model that is parameters, which come first."""
+        return flat[: sum(parameter.numel() for parameter in self._trained)]
 
     def _forget_in_flight(self) -> None:
         self._in_flight = None
@@ -194,6 +207,8 @@ class ModelExchange(ModelAverager, Exchange):
         handle = average_async(bucket.flat, bucket.flat, name, policy, self.process_set, work)
         handle.synchronize()
         bucket.unpack()
+        if self._slow_momentum is not None:
+            self._slow_momentum.begin_at(self._parameters_of(bucket.flat))
         return handle.info().work
 
     # --- Rounds and state ----------------------------------------------------------------------------------------
@@ -219,6 +234,14 @@ class ModelExchange(ModelAverager, Exchange):
     def before_state_dict(self) -> None:
         self.synchronize()
 
+    def state_dict(self) -> dict[str, Any]:
+        state = None if self._slow_momentum is None else self._slow_momentum.state_dict()
+        return {} if state is None else {"slow_momentum": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._slow_momentum is not None:
+            self._slow_momentum.load_state_dict(state_dict.get("slow_momentum"))
+
     def forget(self) -> None:
         if runtime.failed or not runtime.is_initialized():
             self._forget_in_flight()
@@ -226,3 +249,4 @@ class ModelExchange(ModelAverager, Exchange):
         self.synchronize()
         if self._tenure.is_current:
             runtime.clear(self.process_set.process_set_id, [self.name])
+            self._taken = self.rounds

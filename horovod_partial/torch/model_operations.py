@@ -113,7 +113,7 @@ def partial_reduce_async_(
     """Average a model with the first ranks that are ready; in place (P-Reduce, SIGMOD'21).
 
     As soon as `size` ranks have arrived they average among themselves, and go on; the others are not disturbed. The
-    groups of one moment are disjoint and run side by side. The first round of a name is of all ranks together. If fewer
+    groups of one round are disjoint and run side by side; a group that is ready while a round runs has the next. The first round of a name is of all ranks together. If fewer
     than `size` ranks are left, because others have ended, joined or wait elsewhere, those average.
 
     Args:
@@ -167,7 +167,7 @@ def weighted_average_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
-    """Average a model over all ranks, weighted by the steps behind it; in place (WP-SGD, section 4.1).
+    """Average a model over all ranks, weighted by the steps behind it; in place (WP-SGD, equation 6).
 
     Waits for every rank. A rank that has taken T steps fewer than the fastest counts with contraction^T. (The paper counts
     T over the whole run, where a slow rank's weight vanishes in time; pass the steps since the last average.)

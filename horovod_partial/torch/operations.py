@@ -184,7 +184,7 @@ def partial_allreduce_async_(
     """Sum or average a tensor over the ranks that are there in time; in place, without waiting for the result.
 
     A rank that comes too late for a round gets that round's result (several missed ones are added up) at once, and its
-    own contribution travels with the next round (eager-SGD, PPoPP'20, section 3). Over all rounds, and after `flush`,
+    own contribution travels with the next round (eager-SGD, PPoPP'20, section 4). Over all rounds, and after `flush`,
     every contribution has been delivered exactly once.
 
     Args:

@@ -83,6 +83,13 @@ class Exchange:
     def before_state_dict(self) -> None:
         """Let parameters and state be those after the last step."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What is saved beside the state of the user's optimizer."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` has added to that of the user's optimizer, if it is there."""
+
 
 class _Methods(torch.optim.Optimizer):
     """Methods that `wrap` adds to a subclass of the user's optimizer class, which is `_base`. Not instantiated itself."""
@@ -213,7 +220,7 @@ class _Methods(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As the wrapped optimizer's; warns once where this rank's model is not that of the others: see `flushed`."""
         self._exchange.before_state_dict()
-        return self._base.state_dict(self)
+        return {**self._base.state_dict(self), **self._exchange.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the wrapped optimizer's; what this rank has pending, has missed, or lets stand in for it is forgotten.
@@ -228,6 +235,7 @@ class _Methods(torch.optim.Optimizer):
         state.update(self.state)
         groups[:] = self.param_groups
         self.state, self.param_groups = state, groups
+        self._exchange.load_state_dict(state_dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return unwrapped(self, self._base)

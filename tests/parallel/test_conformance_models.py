@@ -219,7 +219,7 @@ DISAGREEMENTS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "size": ((READY, {"size": 3}), (READY, {"size": 2}), ("size=3", "size=2")),
     "weights": ((READY, {"weights": "staleness"}), (READY, {}), ("weights='staleness'", "weights='constant'")),
     "alpha": ((READY, {"alpha": 0.5}), (READY, {}), ("alpha=0.5", "alpha=0.9")),
-    "window": ((READY, {"window": 5}), (READY, {}), ("window=5", "window=None")),
+    "window": ((READY, {"window": 9}), (READY, {}), ("window=9", "window=None")),
     "operation": ((READY, {}), (GROUP, {}), ("PartialReduce(", "GroupAverage(")),
     "contraction": (
         (WEIGHTED_AVERAGE, WEIGHTED),

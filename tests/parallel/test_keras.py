@@ -217,6 +217,9 @@ def test_arguments_that_do_not_go_with_averages_of_models(world: World, policy: 
     }[policy]
     with pytest.raises(ValueError, match="overlap"):
         DistributedOptimizer(sgd(), sync=kind(*arguments, overlap=True))
+    if policy != "ready":
+        with pytest.raises(ValueError, match="slow_momentum"):
+            DistributedOptimizer(sgd(), sync=kind(*arguments, slow_momentum=hvd.SlowMomentum(0.5)))
     with pytest.raises(ValueError, match="buffers"):
         DistributedOptimizer(sgd(), sync=kind(*arguments, average=("parameters", "buffers")))
 

@@ -107,6 +107,18 @@ def test_estimate_of_a_known_contraction(contraction: float, floor: float, heigh
     assert estimate_contraction(losses) == pytest.approx(contraction, rel=1e-4)
 
 
+@given(contraction=st.floats(0.8, 0.999), floor=st.floats(0.0, 10.0), count=st.integers(12, 40))
+def test_estimate_where_the_loss_is_linear_in_the_distance(contraction: float, floor: float, count: int) -> None:
+    """As of a hinge: the loss contracts as the distance does."""
+    losses = [floor + 5 * contraction**step for step in range(count)]
+    assert estimate_contraction(losses, loss="linear") == pytest.approx(contraction, rel=1e-4)
+
+
+def test_estimate_of_a_loss_that_is_not_known() -> None:
+    with pytest.raises(ValueError, match="loss must be 'quadratic' or 'linear', not 'hinge'"):
+        estimate_contraction([5.0, 4.0, 3.5, 3.2, 3.1, 3.05], loss="hinge")  # type: ignore[arg-type]
+
+
 def test_estimate_of_gradient_descent() -> None:
     """Measured on what it is about: steps of SGD on a quadratic contract by 1 - lambda * eta."""
     weight = torch.nn.Parameter(torch.tensor([3.0, -2.0], dtype=torch.float64))

@@ -273,6 +273,14 @@ def test_rules_of_model_policies() -> None:
     assert WeightedAverage(8, 0.9).to_core(8) == _core.Policy(rule="quorum", quorum=8)
 
 
+@pytest.mark.parametrize(("size", "group", "least"), [(8, 2, 7), (8, 3, 4), (9, 5, 2), (4, 4, 1), (4, 9, 1), (1, 2, 1)])
+def test_a_window_that_cannot_connect_all_ranks(size: int, group: int, least: int) -> None:
+    assert PartialReduce(group, window=least).to_core(size).window == least
+    if least > 1:
+        with pytest.raises(ValueError, match=f"window={least - 1} cannot connect {size} ranks .* pass {least} or more"):
+            PartialReduce(group, window=least - 1).to_core(size)
+
+
 def test_what_becomes_of_models() -> None:
     assert GroupAverage().bucket_options() == {"late": "keep"}
     assert PartialReduce(2).bucket_options() == {"late": "discard"}
