@@ -14,7 +14,9 @@ wagma           WAGMA-SGD's check (papers' numbers: 8 ranks, groups of 2 and 4):
 ready           P-Reduce's: one rank three times slower (with groups of 3 the limit is 2.75 of Full's steps: 7 + 1/3 against
                 8/3), nobody slower, and one ten times slower, with and without weights by staleness. The loss there is
                 that after a flush, and the mean over the run of what the replicas had.
-throughput      Over numbers of ranks, exchanges and delays.
+throughput      Over numbers of ranks, exchanges and delays: all baselines, Solo, Majority and the averages of models. Each
+                process set of a baseline costs a negotiation in every cycle of Horovod. So arms run in one job that
+                need the same ones, and Full runs beside them: its throughput there is what theirs is compared with.
 communicators   What a group's reduction costs when its members have met often: two halves of the ranks at a time, by
                 `hvd.group_allreduce` and by Horovod's own allreduce in process sets of the same ranks. Both arms wait
                 for all members (`max_staleness=0`); a third does not. The group's model is kept at each arrival, which
@@ -27,11 +29,10 @@ links           Ranks in network namespaces of their own, on links of 200 Mbit/s
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import harness
@@ -55,10 +56,16 @@ SETTLING = 30  # steps before the first that counts: communicators are made, gra
 class Trainee:
     """A replica that is trained by one exchange."""
 
-    def __init__(self, exchange: str, task: Hyperplane, lr: float = LEARNING_RATE) -> None:
+    def __init__(
+        self,
+        exchange: str,
+        task: Hyperplane,
+        lr: float = LEARNING_RATE,
+        process_sets: Sequence[hvd.ProcessSet] = (),
+    ) -> None:
         self.exchange = exchange
         self.model = task.model()
-        self.optimizer = exchanges.make_optimizer(exchange, self.model, lr)
+        self.optimizer = exchanges.make_optimizer(exchange, self.model, lr, process_sets)
         self.before_full: list[torch.Tensor] = []  # replicas, just before they were averaged over all ranks
         self.losses: list[tuple[float, float]] = []  # seconds of training, loss on the points for testing
         self._task = task
@@ -80,7 +87,7 @@ class Trainee:
         before = nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
         self.optimizer.step()
         self._step += 1
-        if exchanges.was_full(self.optimizer):
+        if exchanges.was_full(self.exchange, self.optimizer):
             self.before_full.append(before)
 
     def train(self, delays: harness.Delays, steps: int) -> list[tuple[float, bool]]:
@@ -89,7 +96,7 @@ class Trainee:
         for _ in range(steps):
             start = time.perf_counter()
             self.step(delays)
-            taken.append((time.perf_counter() - start, exchanges.was_full(self.optimizer)))
+            taken.append((time.perf_counter() - start, exchanges.was_full(self.exchange, self.optimizer)))
         self.optimizer.flush()
         return taken
 
@@ -141,10 +148,16 @@ def mean(value: float, name: str) -> float:
 
 
 def throughputs(
-    stage: str, arms: list[str], task: Hyperplane, delays: harness.Delays, seconds: float, repeats: int
+    stage: str,
+    arms: list[str],
+    task: Hyperplane,
+    delays: harness.Delays,
+    seconds: float,
+    repeats: int,
+    process_sets: Sequence[hvd.ProcessSet] = (),
 ) -> dict[str, list[float]]:
     """On every rank: steps by second of all ranks, for each arm, as often as asked for. The arms take turns."""
-    trainees = {name: Trainee(name, task) for name in arms}
+    trainees = {name: Trainee(name, task, process_sets=process_sets) for name in arms}
     rates: dict[str, list[float]] = {name: [] for name in arms}
     for trainee in trainees.values():
         trainee.settle()
@@ -249,7 +262,7 @@ def report_wagma(options: Any) -> dict[str, Any]:
 
 SLOWNESS = 3  # of the slow rank
 STRAGGLING = 10
-READY = ["full", "partial_reduce:3", "partial_reduce:4", "ad_psgd", "weighted_average"]
+READY = ["full", "partial_reduce:3", "partial_reduce:4", "weighted_average"]
 TARGET = 1.5  # loss; 1 is the noise, and 11 that of the start
 STALENESS = ["partial_reduce:3", "partial_reduce:3:staleness"]
 STALENESS_RATE = 0.003  # so that the run does not end where the loss has settled
@@ -345,11 +358,14 @@ def report_ready(options: Any) -> dict[str, Any]:
 # --- Throughput ------------------------------------------------------------------------------------------------------
 
 COUNTS = (2, 4, 8)
-ARMS = ["full", "local_sgd", "d_psgd", "ad_psgd", "group_average:2", "group_average:4", "partial_reduce:4"]
-ARMS += ["weighted_average"]
+RIVALS = list(exchanges.BASELINES)
+OURS = ["solo", "majority", "group_average:2", "group_average:4", "partial_reduce:4", "weighted_average"]
+WITH_FOUR = ("push_sum:2", "group_average:4", "partial_reduce:4")  # with fewer ranks these are other arms again
 
 
-def throughput(seconds: float) -> dict[str, dict[str, list[float]]]:
+def throughput(
+    arms: list[str], seconds: float, repeats: int, process_sets: Sequence[hvd.ProcessSet] = ()
+) -> dict[str, dict[str, list[float]]]:
     """On every rank: steps by second of all ranks, by kind of delay and exchange."""
     size = hvd.size()
     task = Hyperplane(DIMENSIONS, rank=hvd.rank(), seed=0)
@@ -358,33 +374,57 @@ def throughput(seconds: float) -> dict[str, dict[str, list[float]]]:
         "two random": harness.RandomVictims(size, min(VICTIMS, size // 2), COMPUTE),
         "one slow": slow_rank(size, SLOWNESS),
     }
-    arms = [name for name in ARMS if not (name.endswith(":4") and size < 4)]
+    stage = f"{size} ranks, {len(process_sets)} process sets, delay: "
     return {
-        kind: throughputs(f"{size} ranks, delay: {kind}", arms, task, delays, seconds, 1)
+        kind: throughputs(stage + kind, arms, task, delays, seconds, repeats, process_sets)
         for kind, delays in kinds.items()
     }
 
 
+def arms_by_process_sets(ranks: int) -> list[tuple[list[list[int]], list[str]]]:
+    """The arms for so many ranks, but Full, that run in one job: with the process sets that they need."""
+    jobs: list[tuple[list[list[int]], list[str]]] = []
+    for name in RIVALS + OURS:
+        if ranks < 4 and name in WITH_FOUR:
+            continue
+        needed = exchanges.process_sets_of(name, ranks)
+        for process_sets, arms in jobs:
+            if process_sets == needed:
+                arms.append(name)
+                break
+        else:
+            jobs.append((needed, [name]))
+    return jobs
+
+
 def report_throughput(options: Any) -> dict[str, Any]:
-    counts = [count for count in COUNTS if count <= options.ranks]
-    measured = {
-        str(count): harness.launch(throughput, ranks=count, transport=options.transport, seconds=options.seconds)
-        for count in counts
-    }
-    figures: dict[str, Any] = {"steps_per_second": measured}
-    kinds = list(next(iter(measured.values())))
-    rows = []
-    for name in ARMS:
-        row = [name]
-        for kind, count in itertools.product(kinds, measured):
-            rates = measured[count][kind].get(name)
-            row.append(f"{rates[0]:.0f}" if rates else "")
-        rows.append(row)
-    harness.print_table(
-        f"Steps by second of all ranks, over {options.transport} (by delay and number of ranks)",
-        ["exchange", *(f"{kind}, {count}" for kind, count in itertools.product(kinds, measured))],
-        rows,
-    )
+    figures: dict[str, Any] = {}
+    for count in (count for count in COUNTS if count <= options.ranks):
+        arms: dict[str, dict[str, dict[str, float]]] = {name: {} for name in ["full", *RIVALS, *OURS]}
+        for process_sets, names in arms_by_process_sets(count):
+            measured = harness.launch(
+                throughput,
+                ranks=count,
+                transport=options.transport,
+                process_sets=process_sets,
+                arms=["full", *names],
+                seconds=options.seconds,
+                repeats=options.repeats,
+            )
+            for kind, rates in measured.items():
+                ratios = over_full(rates)
+                for name in names if process_sets else ["full", *names]:
+                    rate = statistics.median(rates[name])
+                    arms[name][kind] = {"steps_per_second": rate, "over_full": ratios[name]}
+        figures[str(count)] = {name: kinds for name, kinds in arms.items() if kinds}
+        harness.print_table(
+            f"Steps by second of {count} ranks, over {options.transport} (over those of Full in the same job), by delay",
+            ["exchange", *arms["full"]],
+            [
+                [name, *(f"{one['steps_per_second']:.0f} ({one['over_full']:.2f})" for one in kinds.values())]
+                for name, kinds in figures[str(count)].items()
+            ],
+        )
     return figures
 
 

@@ -1,44 +1,19 @@
-"""How ranks train together, by name: Horovod's way, published rivals written with our operations, and ours."""
+"""How ranks train together, by name: Horovod's way, published rivals (see baselines), and ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from baselines import ADPSGD, DPSGD, Baseline, EagerSGD, LocalSGD, PushSum
 from torch import nn
 
 import horovod_partial.torch as hvd
 
 PERIOD = 10  # rounds from one average over all ranks to the next
 CONTRACTION = 0.99  # of a step, for averages by work
-
-
-class LocalSGD(torch.optim.SGD):
-    """Every rank by itself; every `PERIOD` steps the models are averaged over all ranks, and all wait."""
-
-    def __init__(self, model: nn.Module, lr: float) -> None:
-        super().__init__(model.parameters(), lr=lr)
-        self._model = model
-        self._steps = 0
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = super().step(closure)
-        self._steps += 1
-        if self._steps % PERIOD == 0:
-            self.flush()
-        return loss
-
-    @property
-    def was_full(self) -> bool:
-        """The last step ended with an average over all ranks."""
-        return self._steps % PERIOD == 0
-
-    @torch.no_grad()
-    def flush(self) -> None:
-        """Average the models now."""
-        flat = nn.utils.parameters_to_vector(self._model.parameters())
-        nn.utils.vector_to_parameters(hvd.allreduce_(flat, name="local_sgd"), self._model.parameters())
+TEN_EPOCHS = 640  # rounds, in which a rank goes through the hyperplane's points ten times
 
 
 def fixed_groups(size: int) -> hvd.GroupAverage:
@@ -48,10 +23,8 @@ def fixed_groups(size: int) -> hvd.GroupAverage:
 
 POLICIES: dict[str, Callable[[], dict[str, Any]]] = {
     "full": lambda: {"sync": hvd.Full()},
-    # D-PSGD averages with both neighbours on a ring; in groups it is the one, then the other, and everybody waits.
-    "d_psgd": lambda: {"sync": hvd.GroupAverage(schedule=hvd.Ring(2), period=None), "max_staleness": 0},
-    # AD-PSGD draws a partner at random; here it is the next that is ready.
-    "ad_psgd": lambda: {"sync": hvd.PartialReduce(2)},
+    "solo": lambda: {"sync": hvd.Solo()},
+    "majority": lambda: {"sync": hvd.Majority()},
     "group_average:2": lambda: {"sync": hvd.GroupAverage(2, period=PERIOD)},
     "group_average:4": lambda: {"sync": hvd.GroupAverage(4, period=PERIOD)},
     "fixed_groups:2": lambda: {"sync": fixed_groups(2)},
@@ -61,24 +34,46 @@ POLICIES: dict[str, Callable[[], dict[str, Any]]] = {
     "partial_reduce:3:staleness": lambda: {"sync": hvd.PartialReduce(3, weights="staleness")},
     "weighted_average": lambda: {"sync": hvd.WeightedAverage(PERIOD, CONTRACTION)},
 }
+BASELINES: dict[str, Callable[[nn.Module, torch.optim.Optimizer, Sequence[hvd.ProcessSet]], Baseline]] = {
+    "local_sgd": lambda _, optimizer, __: LocalSGD(optimizer, PERIOD),
+    "d_psgd": lambda _, optimizer, sets: DPSGD(optimizer, sets),
+    "ad_psgd": lambda _, optimizer, sets: ADPSGD(optimizer, sets),
+    "push_sum:1": lambda _, optimizer, sets: PushSum(optimizer, sets, 1),
+    "push_sum:2": lambda _, optimizer, sets: PushSum(optimizer, sets, 2),
+    "eager_sgd:solo": lambda model, optimizer, _: EagerSGD(optimizer, model.named_parameters(), "solo", TEN_EPOCHS),
+    "eager_sgd:majority": lambda model, optimizer, _: EagerSGD(
+        optimizer, model.named_parameters(), "majority", TEN_EPOCHS
+    ),
+}
+PROCESS_SETS = {
+    "d_psgd": DPSGD.process_sets_of,
+    "ad_psgd": ADPSGD.process_sets_of,
+    "push_sum:1": PushSum.process_sets_of,
+    "push_sum:2": PushSum.process_sets_of,
+}
 # Every rank must take the same number of steps with these.
-IN_STEP = ("full", "local_sgd", "d_psgd")
+IN_STEP = ("full", "local_sgd", "d_psgd", "push_sum:1", "push_sum:2")
 
 
-def make_optimizer(name: str, model: nn.Module, lr: float) -> Any:
+def process_sets_of(name: str, ranks: int) -> list[list[int]]:
+    """The ranks of the process sets that the exchange of that name needs."""
+    return PROCESS_SETS[name](ranks) if name in PROCESS_SETS else []
+
+
+def make_optimizer(name: str, model: nn.Module, lr: float, process_sets: Sequence[hvd.ProcessSet] = ()) -> Any:
     """SGD that trains the model by the exchange of that name."""
-    if name == "local_sgd":
-        return LocalSGD(model, lr)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    if name in BASELINES:
+        return BASELINES[name](model, optimizer, process_sets)
     return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **POLICIES[name]())
 
 
-def was_full(optimizer: Any) -> bool:
-    """The last step waited for all ranks, by schedule."""
-    if isinstance(optimizer, LocalSGD):
+def was_full(name: str, optimizer: Any) -> bool:
+    """The last step, by the exchange of that name, waited for all ranks by schedule."""
+    if isinstance(optimizer, Baseline):
         return optimizer.was_full
     last = optimizer.last_round
-    return last is None or last.round == 0 or (last.round + 1) % PERIOD == 0
+    return name == "full" or (last is not None and (last.round == 0 or (last.round + 1) % PERIOD == 0))
 
 
 def model_statistics() -> list[dict[str, Any]]:
