@@ -2,13 +2,13 @@
 
     .venv/bin/python benchmarks/weighted.py [--json FILE] [--transport gloo]
 
-WP-SGD's claims (sections 4.1 to 4.3), on noisy data whose optimum is known; errors are the excess of the loss, means
-over the seeds. First one average at the end, for ranks with all, half and a quarter of the steps: by weights
-(`hvd.weighted_average`), plainly, and the fastest ranks alone; the usefulness test says when weights beat those. Then
-seven ranks that fall further and further behind one: the average falls back to the fastest rank's model. Last the time
-to a loss, with one rank four times slower: one weighted average at the end, averages now and then (both by
-`hvd.WeightedAverage`), and SimuParallel SGD, in which all ranks take the same number of steps and average plainly. A
-step is a sleep, so that ranks do not take each other's cores.
+WP-SGD's claims (JPDC 2020), on noisy data whose optimum is known; errors are the excess of the loss, means over the
+seeds. First one average at the end, for ranks with all, half and a quarter of the steps: by weights (Algorithm 1, equation
+6; `hvd.weighted_average`), plainly (the baseline of section 6.2.6), and the fastest ranks alone; the usefulness test
+(equation 24) says when weights beat those. Then seven ranks that fall further and further behind one: the average falls
+back to the fastest rank's model. Last the time to a loss, with one rank four times slower: one weighted average at the end,
+averages now and then (section 5.1; both by `hvd.WeightedAverage`), and SimuParallel SGD (Algorithm 2), in which all ranks
+take the same number of steps and average plainly. A step is a sleep, so that ranks do not take each other's cores.
 """
 
 from __future__ import annotations

@@ -113,8 +113,9 @@ def partial_reduce_async_(
     """Average a model with the first ranks that are ready; in place (P-Reduce, SIGMOD'21).
 
     As soon as `size` ranks have arrived they average among themselves, and go on; the others are not disturbed. The
-    groups of one round are disjoint and run side by side; a group that is ready while a round runs has the next. The first round of a name is of all ranks together. If fewer
-    than `size` ranks are left, because others have ended, joined or wait elsewhere, those average.
+    groups of one round are disjoint and run side by side; a group that is ready while a round runs is in the next. The
+    first round of a name is of all ranks together. If fewer than `size` ranks are left, because others have ended, joined
+    or wait elsewhere, those average.
 
     Args:
         tensor: the model: contiguous, float16, float32, float64 or bfloat16, which travels as float32.
