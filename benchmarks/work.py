@@ -1,0 +1,235 @@
+"""Real work in place of sleeps: five programs whose steps differ by what is in their data, under each policy.
+
+    .venv/bin/python benchmarks/work.py [--programs lstm ppo] [--arms solo majority] [--seeds 5] [--json FILE]
+
+The programs are in examples/torch/work; each says in its first lines where its steps differ. Ranks get equal shares of the
+cores, by quotas (harness/quota.py, needs root); in `heterogeneous` the last rank has a third of what the others have. No
+rate is carried over from one policy to another: each arm is tuned over the same grid with one seed, by the quality at the
+end, and then runs with other seeds, all arms in turn for each.
+
+Every run is appended to the file `--results`, and what is there is not run again: a benchmark that was ended goes on where
+it was. Speed-ups are medians over the seeds, qualities means with their standard deviations; `against Full` is the mean over
+the seeds, in points for an accuracy, in percent of Full's for a perplexity or a loss, and as it is for a return. `limit` is
+what the programs' computing alone would allow: the sum over the steps of the slowest rank's time, over the largest sum of
+one rank; with unequal shares, all cores over those of as many ranks as slow as the slowest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import quota
+from harness.work import run_program
+
+ROOT = Path(__file__).resolve().parents[1]
+TUNING_SEED = 100
+
+# The text of a policy, and `latest` where only the newest of the missed results is applied, as eager-SGD was published.
+ARMS = {
+    "full": ("full", ""),
+    "solo": ("solo", ""),
+    "majority": ("majority", ""),
+    "solo+latest": ("solo", "latest"),
+    "majority+latest": ("majority", "latest"),
+    "group_average": ("group_average:2", ""),
+    "partial_reduce": ("partial_reduce:2", ""),
+    "weighted_average": ("weighted_average:8:0.98", ""),
+}
+GRADIENTS = ("full", "solo", "majority", "solo+latest", "majority+latest")
+SLOW_SHARE = 1 / 3  # of what the others have
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compared in one program.
+
+    Attributes:
+        arms: those that make sense there.
+        rates: the grid.
+        unequal: the last rank has a smaller share.
+    """
+
+    arms: tuple[str, ...]
+    rates: tuple[float, ...]
+    unequal: bool = False
+
+
+PROGRAMS = {
+    # Steps differ from batch to batch on all ranks alike: what eager-SGD and WAGMA-SGD are for. P-Reduce is not made for it,
+    # but held to the same accuracy. Nobody is slower in the long run, so there is no unequal work to weigh.
+    "lstm": Program((*GRADIENTS, "group_average", "partial_reduce"), (0.5, 1.0, 2.0, 4.0)),
+    "transformer": Program((*GRADIENTS, "group_average", "partial_reduce"), (0.005, 0.01, 0.02, 0.04)),
+    # WAGMA-SGD's paper has reinforcement learning, too.
+    "ppo": Program((*GRADIENTS, "group_average"), (0.0005, 0.001, 0.002, 0.004)),
+    # Convex, as WP-SGD wants it.
+    "svm": Program((*GRADIENTS, "group_average", "weighted_average"), (2.5e-5, 5e-5, 1e-4, 2e-4)),
+    # One rank is always slower: P-Reduce's and WP-SGD's case. eager-SGD as published loses what that rank has missed.
+    "heterogeneous": Program(
+        (*GRADIENTS, "group_average", "partial_reduce", "weighted_average"), (0.025, 0.05, 0.1, 0.2), unequal=True
+    ),
+}
+IN_PERCENT = ("perplexity", "hinge loss")  # of Full's; accuracies are in points
+
+Run = dict[str, Any]
+
+
+def shares(program: Program, ranks: int) -> list[float]:
+    """The cores of each rank, all together those of this machine."""
+    relative = [1.0] * (ranks - 1) + [SLOW_SHARE if program.unequal else 1.0]
+    return [round((os.cpu_count() or 1) * share / sum(relative) - 5e-5, 4) for share in relative]
+
+
+class Runs:
+    """The runs of all programs, of which each is made once."""
+
+    def __init__(self, options: Namespace) -> None:
+        self._options = options
+        lines = options.results.read_text().splitlines() if options.results.exists() else []
+        self._known: dict[str, Run] = {json.dumps(record["what"]): record["run"] for record in map(json.loads, lines)}
+
+    def get(self, name: str, arm: str, rate: float, seed: int) -> Run | None:
+        """What the program measured; None if it failed."""
+        options = self._options
+        policy, missed = ARMS[arm]
+        words = ["--missed", missed] if missed else []
+        words += ["--steps", str(options.steps)] if options.steps else []
+        what = {
+            "program": name,
+            "policy": policy,
+            "rate": rate,
+            "seed": seed,
+            "ranks": options.ranks,
+            "transport": options.transport,
+            "cores": shares(PROGRAMS[name], options.ranks),
+            "options": words,
+        }
+        key = json.dumps(what)
+        if key not in self._known:
+            print(f"{name}, {arm}, rate {rate:g}, seed {seed}", flush=True)
+            arguments = {key: value for key, value in what.items() if key != "program"}
+            try:
+                run = run_program(name, **arguments)
+            except harness.LaunchError as failure:  # perhaps a rate at which a training diverges
+                print(failure, flush=True)
+                return None
+            self._known[key] = run
+            options.results.parent.mkdir(parents=True, exist_ok=True)
+            with options.results.open("a") as file:
+                file.write(json.dumps({"what": what, "run": run}) + "\n")
+        return self._known[key]
+
+
+def tuned(runs: Runs, name: str, arm: str, rates: Sequence[float]) -> float:
+    """The rate with the best quality at the end."""
+
+    def badness(rate: float) -> float:
+        run = runs.get(name, arm, rate, TUNING_SEED)
+        if run is None or not math.isfinite(run["quality"]):
+            return math.inf
+        return -run["quality"] if run["better"] == "higher" else run["quality"]
+
+    return min(rates, key=badness) if len(rates) > 1 else rates[0]
+
+
+def compare(runs: Runs, name: str, options: Namespace) -> dict[str, Any]:
+    """Tune and run the arms of a program. Returns their figures, and prints them."""
+    program = PROGRAMS[name]
+    arms = ["full"] + [arm for arm in program.arms if arm != "full" and arm in (options.arms or program.arms)]
+    rates = {arm: tuned(runs, name, arm, options.rates or program.rates) for arm in arms}
+    by_seed: list[dict[str, Run]] = []
+    for seed in range(options.seeds):
+        in_turn = {arm: runs.get(name, arm, rates[arm], seed) for arm in arms}
+        failed = [arm for arm, run in in_turn.items() if run is None]
+        if failed:
+            raise SystemExit(f"{name}, seed {seed}: {', '.join(failed)} failed; see above")
+        by_seed.append({arm: run for arm, run in in_turn.items() if run is not None})
+    cores = shares(program, options.ranks)
+    if program.unequal:
+        limits = [sum(cores) / (len(cores) * min(cores))]
+    else:
+        limits = [run["full"]["limit"] for run in by_seed if "limit" in run["full"]]
+    figures = {
+        "quality": by_seed[0]["full"]["quality_name"],
+        "cores": cores,
+        "limit": statistics.fmean(limits) if limits else None,
+        "arms": {arm: summary(by_seed, arm) | {"rate": rates[arm]} for arm in arms},
+    }
+    show(name, figures, options)
+    return figures
+
+
+def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
+    """The figures of an arm over all seeds."""
+    pairs = [(runs[arm], runs["full"]) for runs in by_seed]
+    qualities = [run["quality"] for run, _ in pairs]
+    late = [run["late"] for run, _ in pairs]
+    name = pairs[0][0]["quality_name"]
+    scale = 100.0 if name == "accuracy" else 1.0
+    differences = [
+        100 * (run["quality"] / full["quality"] - 1)
+        if name in IN_PERCENT
+        else scale * (run["quality"] - full["quality"])
+        for run, full in pairs
+    ]
+    return {
+        "seconds": statistics.fmean(run["seconds"] for run, _ in pairs),
+        "speed_up": statistics.median(full["seconds"] / run["seconds"] for run, full in pairs),
+        "quality": scale * statistics.fmean(qualities),
+        "deviation": scale * statistics.stdev(qualities) if len(qualities) > 1 else 0.0,
+        "against_full": statistics.fmean(differences),
+        "late": None if None in late else statistics.fmean(late),
+    }
+
+
+def show(name: str, figures: dict[str, Any], options: Namespace) -> None:
+    limit = "" if figures["limit"] is None else f", limit {figures['limit']:.2f}"
+    cores = " ".join(f"{share:.2f}" for share in figures["cores"])
+    harness.print_table(
+        f"{name}: {options.ranks} ranks on {cores} cores over {options.transport}, {options.seeds} seeds{limit}",
+        ["arm", "rate", "seconds", "speed-up", figures["quality"], "against Full", "late"],
+        [
+            [
+                arm,
+                f"{row['rate']:g}",
+                f"{row['seconds']:.1f}",
+                f"{row['speed_up']:.2f}",
+                f"{row['quality']:.4g} ± {row['deviation']:.2g}",
+                f"{row['against_full']:+.2f}",
+                "" if row["late"] is None else f"{row['late']:.0%}",
+            ]
+            for arm, row in figures["arms"].items()
+        ],
+    )
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__, ranks=4)
+    parser.set_defaults(transport="gloo")  # for the reason in harness/work.py
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, help="those of each program, if not all; Full is always there"
+    )
+    parser.add_argument("--rates", nargs="+", type=float, help="the grid, if not each program's own")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each arm at its best rate")
+    parser.add_argument("--steps", type=int, help="of the programs, if not their own: to see that all runs")
+    parser.add_argument("--results", type=Path, default=ROOT / "build" / "work.jsonl", help="file of all runs")
+    options = parser.parse_args()
+    if reason := quota.unavailable():
+        print(f"Skipped: {reason}")
+        return
+    runs = Runs(options)
+    compared = {name: compare(runs, name, options) for name in options.programs}
+    harness.write_json(options.json, {"ranks": options.ranks, "transport": options.transport, "programs": compared})
+
+
+if __name__ == "__main__":
+    main()

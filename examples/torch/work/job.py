@@ -1,0 +1,126 @@
+"""What the programs of this folder share: their options, their clock, and the line of JSON that they end with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+import horovod_partial.torch as hvd
+
+POINTS = 8  # of the curve, beside the last
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time that a step computes
+CAN_BE_LATE = ("solo", "majority", "quorum", "auto", "group_average")  # elsewhere ranks wait, if for few others
+
+
+def options(description: str | None, *, rate: float, steps: int, what: str = "of each rank") -> argparse.Namespace:
+    """The command line, with these defaults."""
+    parser = argparse.ArgumentParser(
+        description=(description or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--policy", default="full", help="as text; see docs/api.md")
+    parser.add_argument("--missed", choices=["latest"], help="as eager-SGD was published, for a policy of gradients")
+    parser.add_argument("--rate", type=float, default=rate, help="learning rate")
+    parser.add_argument("--seed", type=int, default=0, help="of the data, the batches and the first model")
+    parser.add_argument("--steps", type=int, default=steps, help=what)
+    return parser.parse_args()
+
+
+def cosine(steps: int, warm_up: int = 0) -> Callable[[int], float]:
+    """A schedule by rounds, of which there are more than steps where ranks are late: then the last are at its end."""
+
+    def factor(round: int) -> float:
+        decay = max(0.05, (1 + math.cos(math.pi * min(round / steps, 1))) / 2)
+        return min(1.0, (round + 1) / (warm_up + 1)) * decay
+
+    return factor
+
+
+class Clock:
+    """Times a training, which begins on all ranks when this is made, and keeps rank 0's model now and then.
+
+    Args:
+        model: that is trained.
+        steps: of rank 0, about.
+    """
+
+    def __init__(self, model: nn.Module, steps: int) -> None:
+        self._model = model
+        self._every = max(1, steps // POINTS)
+        self._worked: list[float] = []  # seconds of computing by this thread, at the start of each step
+        self._kept: list[tuple[float, torch.Tensor]] = []
+        hvd.barrier()
+        self._start = time.perf_counter()
+
+    def step(self) -> None:
+        """A step begins."""
+        if hvd.rank() == 0 and len(self._worked) % self._every == 0:
+            parameters = parameters_to_vector(self._model.parameters()).detach()
+            self._kept.append((time.perf_counter() - self._start, parameters))
+        self._worked.append(time.thread_time())
+
+    def report(
+        self,
+        test: Callable[[], tuple[float, int]],
+        *,
+        policy: str,
+        name: str,
+        better: Literal["higher", "lower"],
+        of_mean: Callable[[float], float] = float,
+    ) -> None:
+        """The training has ended, with a flush: test the model, and print on rank 0 what came out.
+
+        Args:
+            test: tests this rank's model on its share of what is held out; gives a sum, and what to divide it by.
+            policy: of the training.
+            name: of the quality.
+            better: which of two qualities is the better one.
+            of_mean: makes the quality of the quotient.
+        """
+        self._worked.append(time.thread_time())
+        seconds = max(hvd.allgather_object(time.perf_counter() - self._start))
+        work = hvd.allgather_object(np.diff(self._worked))
+        late = _late_share(sum(map(len, work))) if policy.startswith(CAN_BE_LATE) else None
+        tests = [test()]
+        kept = hvd.broadcast_object(self._kept, root_rank=0, name="kept")
+        for _, parameters in kept:
+            vector_to_parameters(parameters, self._model.parameters())
+            tests.append(test())
+        sums = hvd.allreduce(torch.tensor(tests, dtype=torch.float64), name="tests").tolist()
+        quality, *earlier = (of_mean(total / count) for total, count in sums)
+        curve = [(when, value) for (when, _), value in zip(kept, earlier, strict=True)]
+        if hvd.rank() == 0:
+            figures = {
+                "seconds": seconds,
+                "quality": quality,
+                "quality_name": name,
+                "better": better,
+                "late": late,
+                "curve": [*curve, (seconds, quality)],
+                "work_ms": (1e3 * np.quantile(np.concatenate(work), QUANTILES)).tolist(),
+                "limit": _limit(work),
+            }
+            print(json.dumps(figures), flush=True)
+
+
+def _late_share(arrivals: int) -> float:
+    """The share of all ranks' steps that were too late for their round."""
+    stats = hvd.partial_stats()  # buckets of one optimizer have their rounds together; a flush may have one of its own
+    on_time = [sum(bucket["on_time"]) for name, bucket in stats.items() if not name.endswith(".flush")]
+    return 1 - min(on_time) / arrivals
+
+
+def _limit(work: list[np.ndarray]) -> float | None:
+    """How much faster any policy can be than waiting for all in each step; None where ranks take unequally many."""
+    if len(set(map(len, work))) > 1:
+        return None
+    by_step = np.array(work)
+    return float(by_step.max(axis=0).sum() / by_step.sum(axis=1).max())

