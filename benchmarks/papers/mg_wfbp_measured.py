@@ -1,0 +1,116 @@
+"""MG-WFBP on real ranks: what messages cost (figure 4), and steps under its plans on limited links."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from contextlib import nullcontext
+from typing import Any
+
+import fusion
+import harness
+import numpy as np
+import simulator
+from experiment import Job, Outcome, Plot, Row
+from harness import namespaces
+
+MEGABITS = 400  # of each link, at which eight ranks of ResNet-50's shapes take about 5 s for a step
+
+# --- Figure 4 --------------------------------------------------------------------------------------------------------
+
+
+def message_costs(job: Job) -> Outcome:
+    """The least-squares line through the times of Horovod's allreduce, as in the paper."""
+    where: list[tuple[str, int, Any]] = [
+        (f"{ranks} ranks, one machine", ranks, nullcontext()) for ranks in job.choose((2, 4, 8), (2,))
+    ]
+    missing = namespaces.missing()
+    if not (job.smoke or missing):
+        limited = namespaces.limited_links(4, MEGABITS)
+        where.append((f"4 ranks, links of {MEGABITS} Mbit/s", 4, limited))
+    rows, series, r_squared = [], {}, []
+    for place, ranks, links in where:
+        with links as command:
+            seconds = harness.launch(
+                simulator.messages,
+                ranks=ranks,
+                transport=job.transport if command is None else "mpi",
+                command=command,
+                path="full",
+                repeats=job.choose(60, 5),
+            )
+        slope, start = np.polyfit(simulator.SIZES, seconds, 1)
+        r_squared.append(float(np.corrcoef(simulator.SIZES, seconds)[0, 1] ** 2))
+        rows += [
+            Row(f"a, {place} (µs)", "972, 908, 236 (16 GPUs, three clusters)", 1e6 * start, "measured"),
+            Row(f"b, {place} (ns/B)", "1.97, 0.74, 0.406", 1e9 * slope, "measured"),
+            Row(f"R² of the line, {place}", "", r_squared[-1], "measured"),
+        ]
+        series[place] = ([size / 2**10 for size in simulator.SIZES], [1e3 * taken for taken in seconds])
+    lines = sum(value >= 0.95 for value in r_squared)
+    verdict = f"Messages cost a + b M, with an R² of 0.95 or more, in {lines} of {len(r_squared)} cases."
+    if missing:
+        verdict += f" No limited links: {missing}."
+    return Outcome(rows, Plot("KiB", "ms", series, log_x=True, log_y=True), verdict)
+
+
+# --- Steps -----------------------------------------------------------------------------------------------------------
+
+# By the names of benchmarks/fusion.py. WFBP is Horovod itself, told to fuse nothing.
+ARMS = {"WFBP": "per tensor", "SyncEASGD": "single message", "MG-WFBP": "paper", "exact plan": "exact"}
+# What is how many times as fast as what, and the paper's figure for it.
+GAINS = {
+    ("MG-WFBP", "WFBP"): "1.2 (16 GPUs)",
+    ("MG-WFBP", "SyncEASGD"): "1.36 (16 GPUs)",
+    ("exact plan", "MG-WFBP"): "",
+}
+
+
+def steps(job: Job) -> Outcome:
+    """Steps of benchmarks/fusion.py: many small tensors on one machine, and ResNet-50's shapes on limited links."""
+    missing = namespaces.missing()
+    sections = ["small"] if job.smoke or missing else ["small", "links"]
+    arms = job.choose(tuple(ARMS), ("SyncEASGD", "MG-WFBP"))
+    rows: list[Row] = []
+    times: dict[str, list[float]] = {arm: [] for arm in arms}
+    gains: dict[str, list[float]] = {}
+    for section, ranks in itertools.product(sections, job.choose((4, 8), (2,))):
+        place = f"{section}, {ranks} ranks"
+        for arm in arms:
+            times[arm].append(seconds(job, section, ranks, ARMS[arm]))
+            rows.append(Row(f"{place}: step, {arm} (ms)", "", 1e3 * times[arm][-1], "measured"))
+        for (faster, slower), paper in GAINS.items():
+            if faster in times and slower in times:
+                what = f"{faster} over {slower}"
+                gains.setdefault(what, []).append(times[slower][-1] / times[faster][-1])
+                rows.append(Row(f"{place}: {what}", paper, gains[what][-1], "measured"))
+    verdict = "; ".join(f"{what} {min(values):.2f} to {max(values):.2f} times" for what, values in gains.items()) + "."
+    if min(itertools.chain.from_iterable(gains.values())) < 0.98:
+        verdict += " So the order that the paper and the exact plan have is not that of all jobs here."
+    if missing:
+        verdict += f" No limited links: {missing}."
+    return Outcome(rows, bars(times), verdict)
+
+
+def bars(times: dict[str, list[float]]) -> Plot:
+    series = {arm: ([float(place) for place in range(1, len(values) + 1)], values) for arm, values in times.items()}
+    return Plot("jobs, in the order of the table", "step in s", series, bars=True)
+
+
+def seconds(job: Job, section: str, ranks: int, arm: str) -> float:
+    """The median step of a job."""
+    links: Any = namespaces.limited_links(ranks, MEGABITS) if section == "links" else nullcontext()
+    few = job.smoke or section == "links"
+    with links as command:
+        taken = harness.launch(
+            fusion.run,
+            ranks=ranks,
+            transport="mpi" if section == "links" else job.transport,
+            environment=fusion.ARMS[arm],
+            command=command,
+            section=section,
+            arm=arm,
+            steps=3 if few else 30,
+            warmup_steps=2 if few else 10,
+        )
+    return statistics.median(taken["seconds"])

@@ -1,0 +1,117 @@
+"""WAGMA-SGD: its experiments, and what of it is here.
+
+.venv/bin/python benchmarks/papers wagma_sgd fig4
+"""
+
+from __future__ import annotations
+
+import wagma_sgd_throughput as throughput
+import wagma_sgd_training as training
+from experiment import Experiment, Paper, Refusal
+
+PAPER = Paper(
+    key="wagma_sgd",
+    name="WAGMA-SGD",
+    citation=(
+        "Shigang Li, Tal Ben-Nun, Giorgi Nadiradze, Salvatore Di Girolamo, Nikoli Dryden, Dan Alistarh, Torsten "
+        "Hoefler: *Breaking (Global) Barriers in Parallel Stochastic Optimization with Wait-Avoiding Group "
+        "Averaging*, IEEE TPDS 2021 ([arXiv:2005.00124](https://arxiv.org/abs/2005.00124))"
+    ),
+    implemented=(
+        (
+            "Wait-avoiding group allreduce (section 3.1)",
+            "`hvd.group_allreduce`, [averages of models](models.md), `cpp/core`",
+        ),
+        ("Dynamic groups (section 3.2, algorithm 1)", "`hvd.Butterfly(size)`"),
+        ("Algorithm 2, with S of the square root of P and tau of 10", "`hvd.GroupAverage()`"),
+        ("Bounded staleness (section 4.1.2)", "`max_staleness`; an average of all ranks every `period` rounds"),
+        (
+            "Its rivals: D-PSGD, SGP, AD-PSGD, local SGD, eager-SGD",
+            "`benchmarks/baselines`; at any scale `benchmarks/papers/rivals.py`",
+        ),
+    ),
+    differs=(
+        "Algorithm 1 as printed shifts its mask on and on, which for 8 ranks and groups of 4 makes pairs in iteration "
+        + "1. The worked example does not, nor does the released code, nor `hvd.Butterfly`.",
+        "A rank on time gets sum / S, as in algorithm 2. The released code always takes (sum + own) / (S + 1).",
+        "The average comes after a rank's step, as in algorithm 2. The released code averages before it, so that "
+        + "messages travel during backward; here they travel after the step, or with `overlap=True` beside loading "
+        + "data.",
+        "A coordinator starts the rounds of all groups at once, within Horovod's negotiation, in place of activations "
+        + "along a butterfly.",
+        "All ranks are averaged in every `period`-th round of the job. In the paper a rank is at it after as many "
+        + "steps of its own, so that all wait for the slowest sum of ten steps; here a late rank has taken fewer.",
+        "A kept model that is older than `max_staleness` rounds is left out of its group's sum.",
+        "Numbers of ranks and groups need not be powers of two.",
+        "The rivals simulated as the paper has them keep all ranks in step. As their algorithms are written a rank "
+        + "waits for its neighbours only: both are shown.",
+    ),
+    experiments=(
+        Experiment(
+            "wagma_sgd",
+            "fig4",
+            "Figure 4: throughput of ResNet-50 where two ranks are late",
+            "simulated with 4 to 256 ranks, on two kinds of links; measured with 8 ranks",
+            throughput.images,
+        ),
+        Experiment(
+            "wagma_sgd",
+            "fig5",
+            "Figure 5: accuracy over time where two ranks are late",
+            "digits on 8 ranks in place of ResNet-50 on ImageNet; a twentieth of the paper's times",
+            training.images,
+        ),
+        Experiment(
+            "wagma_sgd",
+            "ablations",
+            "Section 5.2: without one part or another",
+            "digits on 8 ranks, of which two are late in each step; one group of all ranks also simulated with 64",
+            training.ablations,
+        ),
+        Experiment(
+            "wagma_sgd",
+            "fig6",
+            "Figure 6: a Transformer's batches",
+            "20,000 times drawn between the quartiles of the plot",
+            throughput.sentence_times,
+        ),
+        Experiment(
+            "wagma_sgd",
+            "fig7",
+            "Figure 7: throughput of a Transformer",
+            "simulated with 4 to 64 ranks, on two kinds of links, with the times of `fig6`",
+            throughput.text,
+        ),
+        Experiment(
+            "wagma_sgd",
+            "fig8",
+            "Figure 8: quality over time where sequences differ",
+            "sequences on 8 ranks in place of a Transformer on WMT17",
+            training.text,
+        ),
+        Experiment(
+            "wagma_sgd",
+            "fig9",
+            "Figure 9: collecting experience",
+            "5,000 times drawn from the least one, the median and the greatest",
+            throughput.collection_times,
+        ),
+        Experiment(
+            "wagma_sgd",
+            "fig10",
+            "Figure 10: throughput of PPO",
+            "simulated with 16 to 1,024 ranks, on two kinds of links, with the times of `fig9`",
+            throughput.experience,
+        ),
+    ),
+    refusals=(
+        Refusal("Figure 5: ResNet-50 on ImageNet", "neither the images nor 64 GPUs can be had", "digits, in `fig5`"),
+        Refusal("Figure 8: BLEU of a Transformer on WMT17", "10 epochs take weeks on 2 cores", "sequences, in `fig8`"),
+        Refusal(
+            "Figure 11: SPL in Habitat",
+            "Gibson and Matterport3D are given out on request only, and 64 GPUs cannot be had",
+            "PPO on an environment with heavy-tailed episodes, an example of this project",
+        ),
+        Refusal("Accuracies without delays, twice as many steps, 130 epochs (section 5.2)", "as figure 5"),
+    ),
+)

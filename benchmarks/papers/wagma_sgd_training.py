@@ -1,0 +1,149 @@
+"""What WAGMA-SGD does to accuracy: stand-ins for its Figs. 5 and 8, and the ablations of its section 5.2."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import rivals
+from eager_sgd_throughput import resnet50, seconds_of
+from eager_sgd_training import FULL, FULL_NAME, Arm, Setting, Trained, published, train_all
+from experiment import Job, Outcome, Plot, Row
+from wagma_sgd_throughput import IMAGE_COMPUTE, IMAGE_DELAY, IMAGE_PERIOD, IMAGE_VICTIMS
+
+from horovod_partial.policies import GroupAverage
+from horovod_partial.simulate import RandomRanks
+
+# A step of 0.615 s, in which two ranks are late by 0.32 s, twenty times as fast.
+IMAGES = Setting("digits", steps=200, lr=0.4, compute_ms=31, delay_ms=16, victims=2)
+TEXT = Setting("sequences", steps=160, lr=0.7, compute_ms=25)
+
+# The square root of 8 lies between 2 and 4.
+WAGMA = "WAGMA-SGD (groups of 4)"
+SMALL = "WAGMA-SGD (groups of 2)"
+ARMS = {
+    FULL_NAME: FULL,
+    "D-PSGD": Arm("d_psgd"),
+    "SGP (1n)": Arm("push_sum:1"),
+    "SGP (2n)": Arm("push_sum:2"),
+    "AD-PSGD": Arm("ad_psgd"),
+    "eager-SGD (solo)": published("solo", 105),
+    SMALL: Arm("group_average:2"),
+    WAGMA: Arm("group_average:4"),
+}
+# Speed-up over Allreduce-SGD, of the minutes that the paper plots, and its accuracy or score.
+IMAGES_PAPER = {
+    FULL_NAME: ("1", "75.9"),
+    "D-PSGD": ("1.16", "71.3"),
+    "SGP (2n)": ("1.13", "74.8"),
+    "AD-PSGD": ("2.28", "66.9"),
+    "eager-SGD (solo)": ("1.21", ""),
+    WAGMA: ("1.63", "75.3"),
+}
+TEXT_PAPER = {
+    FULL_NAME: ("1", "25.72"),
+    "D-PSGD": ("1.31", "25.69"),
+    "SGP (1n)": ("1.34", "25.75"),
+    "SGP (2n)": ("1.21", "26.01"),
+    "AD-PSGD": ("1.63", "25.21"),
+    WAGMA: ("1.80", "26.12"),
+}
+
+
+def images(job: Job) -> Outcome:
+    """Fig. 5: accuracy and time where two random ranks are late in each step."""
+    return _compare(job, IMAGES, IMAGES_PAPER, "accuracy in % (paper: ImageNet, here: digits)")
+
+
+def text(job: Job) -> Outcome:
+    """Fig. 8: quality and time where steps are as long as their sequences."""
+    return _compare(job, TEXT, TEXT_PAPER, "accuracy in % (paper: BLEU, here: sequences)")
+
+
+def _compare(job: Job, setting: Setting, paper: dict[str, tuple[str, str]], quality: str) -> Outcome:
+    arms = {name: arm for name, arm in ARMS.items() if name in paper or name == SMALL}
+    trained = _train(job, arms, replace(setting, steps=job.choose(setting.steps, 8)))
+    rows = []
+    for name, run in trained.items():
+        speed_up, of_paper = paper.get(name, ("", ""))
+        rows.append(Row(f"{name}: speed-up over Full", speed_up, run.speed_up, "measured"))
+        rows.append(Row(f"{name}: {quality}", of_paper, run.accuracy, "measured"))
+    full = trained[FULL_NAME]
+    best = max((SMALL, WAGMA), key=lambda name: trained[name].speed_up)
+    others = [name for name in trained if name not in (SMALL, WAGMA, FULL_NAME)]
+    faster = [name for name in others if trained[name].speed_up > trained[best].speed_up]
+    better = [name for name in others if trained[name].accuracy > trained[WAGMA].accuracy]
+    verdict = (
+        f"{best} is {trained[best].speed_up:.2f} times as fast as Full; of the rivals are faster: "
+        f"{', '.join(faster) or 'none'}. {WAGMA} is {trained[WAGMA].accuracy - full.accuracy:+.1f} points from Full; "
+        f"of the rivals are more accurate: {', '.join(better) or 'none'} (deviation over the seeds up to "
+        f"{_deviation(trained):.1f}). Local SGD, with an average in every step as in the paper, would be Full."
+    )
+    series = {name: ([run.speed_up], [run.accuracy]) for name, run in trained.items()}
+    return Outcome(rows, Plot("speed-up over Full", "accuracy in %", series), verdict)
+
+
+# --- Ablations -------------------------------------------------------------------------------------------------------
+
+ABLATIONS = {
+    FULL_NAME: FULL,
+    WAGMA: Arm("group_average:4"),
+    "1: only the average of all, every 10th step": Arm("local_sgd"),
+    "2: groups that never change": Arm("fixed_groups:4"),
+    "3: one group of all ranks": Arm(options={"sync": "group_average:8"}),
+    "4: smaller groups, of 2": Arm("group_average:2"),
+}
+# Accuracy on ImageNet with 64 ranks and groups of 8, and BLEU with 16 and groups of 4.
+ABLATIONS_PAPER = {
+    FULL_NAME: "75.9; 25.72",
+    WAGMA: "75.3; 26.12",
+    "1: only the average of all, every 10th step": "68.5",
+    "2: groups that never change": "72.2; 24.79",
+    "3: one group of all ranks": "no better",
+    "4: smaller groups, of 2": "72.8; 24.53",
+}
+SIMULATED_RANKS = 64
+BUTTERFLY = "recursive_doubling"  # by which the paper's groups reduce: log S messages of the whole model
+
+
+def ablations(job: Job) -> Outcome:
+    """The four of section 5.2: on digits, where two random ranks are late in each step."""
+    # In a smoke run, past the second average over all ranks, so that there is a distance.
+    trained = _train(job, ABLATIONS, replace(IMAGES, steps=job.choose(IMAGES.steps, 21)))
+    rows = []
+    for name, run in trained.items():
+        rows.append(Row(f"{name}: accuracy in %", ABLATIONS_PAPER[name], run.accuracy, "measured"))
+        if run.distance is not None:
+            rows.append(Row(f"{name}: distance of replicas from their mean", "", run.distance, "measured"))
+        rows.append(Row(f"{name}: speed-up over Full", "", run.speed_up, "measured"))
+    trace = resnet50(IMAGE_COMPUTE)
+    delays = RandomRanks(IMAGE_VICTIMS, IMAGE_DELAY).draw(job.choose(1_000, 20), SIMULATED_RANKS, IMAGE_COMPUTE, seed=0)
+    for (name, links), algorithm in itertools.product(rivals.LINKS.items(), (rivals.ALGORITHM, BUTTERFLY)):
+        eight, all_ranks = (
+            seconds_of(GroupAverage(size, period=IMAGE_PERIOD), trace, delays, links, algorithm)
+            for size in (8, SIMULATED_RANKS)
+        )
+        label = (
+            f"one group of {SIMULATED_RANKS} over groups of 8, {name}, {algorithm.replace('_', ' ')}: time of a step"
+        )
+        rows.append(Row(label, "1.24", all_ranks / eight, "simulated"))
+    distances = {name: run.distance for name, run in trained.items() if run.distance is not None}
+    base = distances.pop(WAGMA)
+    order = ", ".join(f"{name} {distance / base:.2f}" for name, distance in distances.items())
+    verdict = (
+        f"Before averages of all ranks, the distance of a replica from the mean, over that of {WAGMA}: {order}. "
+        "Accuracies differ by "
+        f"{max(run.accuracy for run in trained.values()) - min(run.accuracy for run in trained.values()):.1f} points "
+        f"at most (deviation over the seeds up to {_deviation(trained):.1f}): of so small a task the distances tell "
+        "more."
+    )
+    series = {name: ([run.speed_up], [run.distance]) for name, run in trained.items() if run.distance is not None}
+    return Outcome(rows, Plot("speed-up over Full", "distance of replicas from their mean", series), verdict)
+
+
+def _train(job: Job, arms: dict[str, Arm], setting: Setting) -> dict[str, Trained]:
+    return train_all(job, arms, setting, ranks=job.choose(8, 2), seeds=job.choose(3, 1))
+
+
+def _deviation(trained: dict[str, Trained]) -> float:
+    return max(run.deviation for run in trained.values())

@@ -1,0 +1,55 @@
+"""`benchmarks/papers`: each experiment in its smoke form, and docs/papers.md as the stored figures make it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = {
+    "eager_sgd": ("fig2", "fig3", "fig4", "fig9", "fig10", "fig11", "table2", "fig12", "fig13"),
+    "wagma_sgd": ("fig4", "fig5", "ablations", "fig6", "fig7", "fig8", "fig9", "fig10"),
+    "p_reduce": ("speedup", "heterogeneity", "rho", "weights", "isolation", "independent", "rate"),
+    "wp_sgd": ("fig3", "fig6", "fig7", "fig8", "fig9", "fig10", "ranks", "last_average"),
+    "mg_wfbp": ("theorem1", "fig4", "table4", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10", "fig11", "steps"),
+}
+IN_EVERY_RUN = {("mg_wfbp", "fig10"), ("wagma_sgd", "fig10"), ("p_reduce", "rho")}  # they start no ranks
+
+
+def run(*arguments: str, seconds: float = 280.0) -> subprocess.CompletedProcess[str]:
+    """A program of its own, as its modules are named like those of the tests."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "papers"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+
+
+@pytest.mark.timeout(300)  # some start jobs, one after the other
+@pytest.mark.parametrize(
+    ("paper", "experiment"),
+    [
+        pytest.param(paper, experiment, marks=() if (paper, experiment) in IN_EVERY_RUN else pytest.mark.full_matrix)
+        for paper, experiments in EXPERIMENTS.items()
+        for experiment in experiments
+    ],
+)
+def test_smoke(paper: str, experiment: str, tmp_path: Path) -> None:
+    done = run(paper, experiment, "--smoke", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nan" not in done.stdout
+    assert (tmp_path / f"{paper}_{experiment}.png").stat().st_size > 1000
+
+
+def test_the_page_is_that_of_the_stored_figures(tmp_path: Path) -> None:
+    done = run("--write-docs", str(tmp_path / "papers.md"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "papers.md").read_text() == (ROOT / "docs" / "papers.md").read_text()
+
+
+@pytest.mark.full_matrix
+@pytest.mark.parametrize("paper", EXPERIMENTS)
+def test_all_experiments_are_here(paper: str) -> None:
+    done = run(paper, "none of these")
+    assert done.returncode == 2
+    assert f"the experiments of {paper} are {', '.join(EXPERIMENTS[paper])}\n" in done.stderr
