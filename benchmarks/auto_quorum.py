@@ -1,6 +1,6 @@
 """`hvd.Auto` in simulated time: against every static quorum, and what a decision costs.
 
-    .venv/bin/python benchmarks/auto_quorum.py [--sections tuned others loads cost accuracy] [--seeds 3] [--json FILE]
+    .venv/bin/python benchmarks/auto_quorum.py [--sections tuned others loads cost accuracy lateness] [--seeds 3] [--json FILE]
 
 The simulator drives the coordinator of a real job; a step computes for 50 ms, a message takes 1 ms, Horovod's cycle 1 ms. Rates
 are steps of all ranks per second until the first rank has taken its last. Nothing here is measured on a cluster.
@@ -12,11 +12,14 @@ loads    delays that begin in step 300 and end with step 600: rounds until the f
 cost     the longest that one closing takes, with 8, 64 and 1,024 ranks: processor time, medians of 5 maxima over 256 rounds.
 accuracy  the ten kinds of delays with other seeds, and a network that learns the digits from the gradients in these very rounds:
          seconds, simulated, until it recognises 95 % of those that are held out.
+lateness  the same training at three learning rates, under static quorums: the gradients that it takes, over those of all ranks in
+         every round, grow with the share of late ones as 1 + a * late^2; a is fitted.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -35,6 +38,8 @@ from horovod_partial.simulate import Cluster, Result, Trace, simulate
 COMPUTE, REDUCTION = 0.05, 0.001
 BEGIN, END = 300, 600  # steps
 ACCURACY, LEARNING_RATE, MOST_STEPS = 0.95, 0.05, 3000
+LATENESS_RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
+LATENESS_DELAYS = ("one at random", "log-normal", "rotating", "half 1.7 times slower")
 FIRST_SEED = 1000  # of the accuracy; no threshold was chosen with it or a later one
 
 Matrix = NDArray[np.float64]
@@ -239,8 +244,8 @@ def _longest_closing(ranks: int, seed: int, rounds: int = 256) -> float:
     return longest
 
 
-def seconds_to_accuracy(policy: Auto | Quorum, delays: Matrix, seed: int) -> tuple[float, int, float]:
-    """Seconds, infinite where it is not reached; rounds; and the share of late gradients of the job."""
+def train(policy: Auto | Quorum, delays: Matrix, rate: float, seed: int) -> tuple[Result, int | None, int]:
+    """The job; the rounds until the accuracy is reached, if it is; and the gradients in those."""
     result = run(policy, delays)
     began = np.vstack([np.zeros(delays.shape[1]), result.ends[:-1]])
     arrived = began + COMPUTE * (1 + delays)
@@ -248,8 +253,16 @@ def seconds_to_accuracy(policy: Auto | Quorum, delays: Matrix, seed: int) -> tup
     tick = 1e-6  # of rounding
     joined = np.searchsorted(result.closed, arrived - tick)
     model_of = np.searchsorted(done, began + tick, side="right")
-    rounds = digits.rounds_until(ACCURACY, joined, model_of, LEARNING_RATE, seed)
-    return (np.inf, len(done), result.late) if rounds is None else (float(done[rounds - 1]), rounds, result.late)
+    rounds = digits.rounds_until(ACCURACY, joined, model_of, rate, seed)
+    return result, rounds, int((joined < (len(done) if rounds is None else rounds)).sum())
+
+
+def seconds_to_accuracy(policy: Auto | Quorum, delays: Matrix, seed: int) -> tuple[float, int, float]:
+    """Seconds, infinite where it is not reached; rounds; and the share of late gradients of the job."""
+    result, rounds, _ = train(policy, delays, LEARNING_RATE, seed)
+    if rounds is None:
+        return np.inf, len(result.closed), result.late
+    return float(result.closed[rounds - 1]) + REDUCTION, rounds, result.late
 
 
 def accuracy(seeds: range) -> list[dict[str, Any]]:
@@ -281,9 +294,32 @@ def accuracy(seeds: range) -> list[dict[str, Any]]:
     return figures
 
 
+def lateness(seeds: range) -> dict[str, dict[str, Any]]:
+    figures: dict[str, dict[str, Any]] = {}
+    for rate in LATENESS_RATES:
+        points = []
+        for name, seed in itertools.product(LATENESS_DELAYS, seeds):
+            delays = TUNED[name](np.random.default_rng(FIRST_SEED + seed), MOST_STEPS, 8)
+            _, reached, of_all = train(Quorum(8), delays, rate, FIRST_SEED + seed)
+            for quorum in candidates(8)[1:]:
+                result, rounds, gradients = train(Quorum(quorum), delays, rate, FIRST_SEED + seed)
+                if reached is not None and rounds is not None:
+                    points.append((result.late, gradients / of_all))
+        late, cost = np.array(points).T
+        figures[str(rate)] = {"a": float((late**2 @ (cost - 1)) / (late**2 @ late**2)), "points": points}
+    rows = []
+    for rate_text, found in figures.items():
+        late, cost = np.array(found["points"]).T
+        off = np.abs(1 + found["a"] * late**2 - cost)
+        rows.append([rate_text, f"{found['a']:.2f}", f"{np.median(off):.3f}", f"{late.max():.2f}", f"{cost.max():.2f}"])
+    columns = ["learning rate", "a", "median error", "largest late share", "largest cost"]
+    harness.print_table("Gradients to the accuracy, over those of all ranks: 1 + a * late^2", columns, rows)
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sections = ["tuned", "others", "loads", "cost", "accuracy"]
+    sections = ["tuned", "others", "loads", "cost", "accuracy", "lateness"]
     parser.add_argument("--sections", nargs="+", choices=sections, default=sections)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=800)
@@ -302,6 +338,8 @@ def main() -> None:
         figures["cost"] = cost()
     if "accuracy" in options.sections:
         figures["accuracy"] = accuracy(seeds)
+    if "lateness" in options.sections:
+        figures["lateness"] = lateness(seeds)
     harness.write_json(options.json, figures)
 
 

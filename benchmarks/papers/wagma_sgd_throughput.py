@@ -120,8 +120,9 @@ def images(job: Job) -> Outcome:
     verdict = (
         "WAGMA-SGD's throughput over the fastest rival that keeps in step, over eager-SGD, and over gossip that "
         f"waits for neighbours only: {'; '.join(claims)}. The paper has 1.23 and 1.13 with 64 ranks, ~1.22 and ~1.37 "
-        "with 256, and not the third; the first falls short of it with {', '.join(short) or 'none'}. Here eager-SGD sends gradients beside the compute, where a model travels after "
-        f"it. Measured with {ranks} ranks, in groups of 2 it is ahead of {', '.join(ahead) or 'nobody'}, and behind "
+        f"with 256, and not the third; the first falls short of it with {', '.join(short) or 'none'}. Here eager-SGD "
+        "sends gradients beside the compute, where a model travels after it. Measured with "
+        f"{ranks} ranks, in groups of 2 it is ahead of {', '.join(ahead) or 'nobody'}, and behind "
         f"{', '.join(behind) or 'nobody'}."
     )
     return Outcome(rows, plot, verdict)

@@ -70,9 +70,9 @@ class Arm:
 
 ARMS = {
     "full": Arm("full", 0.1, "Full", False),
-    "solo": Arm("solo", 0.1, "Solo", True),
-    "majority": Arm("majority", 0.1, "Majority", True),
-    "quorum": Arm("quorum:0.75", 0.1, "Quorum(0.75)", True),
+    "solo": Arm("solo", 0.05, "Solo", True),
+    "majority": Arm("majority", 0.05, "Majority", True),
+    "quorum": Arm("quorum:0.75", 0.05, "Quorum(0.75)", True),
     "group_average": Arm("group_average:2", 0.1, "GroupAverage(2)", True),
     "partial_reduce": Arm("partial_reduce:2", 0.1, "PartialReduce(2)", False),
     # The contraction of WP-SGD follows from the loss if that is convex. For a network it is a knob.
