@@ -110,7 +110,7 @@ PAPER = Paper(
         Refusal(
             "Figure 11: SPL in Habitat",
             "Gibson and Matterport3D are given out on request only, and 64 GPUs cannot be had",
-            "PPO on an environment with heavy-tailed episodes, an example of this project",
+            "PPO on an environment with heavy-tailed episodes, `examples/torch/work/ppo.py`",
         ),
         Refusal("Accuracies without delays, twice as many steps, 130 epochs (section 5.2)", "as figure 5"),
     ),

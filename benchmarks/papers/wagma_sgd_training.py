@@ -128,14 +128,12 @@ def ablations(job: Job) -> Outcome:
         )
         rows.append(Row(label, "1.24", all_ranks / eight, "simulated"))
     distances = {name: run.distance for name, run in trained.items() if run.distance is not None}
-    base = distances.pop(WAGMA)
-    order = ", ".join(f"{name} {distance / base:.2f}" for name, distance in distances.items())
+    order = ", ".join(f"{name} {distances[name]:.3f}" for name in sorted(distances, key=distances.__getitem__))
+    accuracies = [run.accuracy for run in trained.values()]
     verdict = (
-        f"Before averages of all ranks, the distance of a replica from the mean, over that of {WAGMA}: {order}. "
-        "Accuracies differ by "
-        f"{max(run.accuracy for run in trained.values()) - min(run.accuracy for run in trained.values()):.1f} points "
-        f"at most (deviation over the seeds up to {_deviation(trained):.1f}): of so small a task the distances tell "
-        "more."
+        f"The distance of a replica from the mean, before averages of all ranks: {order}. Accuracies differ by "
+        f"{max(accuracies) - min(accuracies):.1f} points at most (deviation over the seeds up to "
+        f"{_deviation(trained):.1f}): of so small a task the distances tell more."
     )
     series = {name: ([run.speed_up], [run.distance]) for name, run in trained.items() if run.distance is not None}
     return Outcome(rows, Plot("speed-up over Full", "distance of replicas from their mean", series), verdict)
