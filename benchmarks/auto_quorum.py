@@ -12,7 +12,7 @@ loads    delays that begin in step 300 and end with step 600: rounds until the f
 cost     the longest that one closing takes, with 8, 64 and 1,024 ranks: processor time, medians of 5 maxima over 256 rounds.
 accuracy  the ten kinds of delays with other seeds, and a network that learns the digits from the gradients in these very rounds:
          seconds, simulated, until it recognises 95 % of those that are held out.
-lateness  the same training at three learning rates, under static quorums: the gradients that it takes, over those of all ranks in
+lateness  the same training at several learning rates, under static quorums: the gradients that it takes, over those of all ranks in
          every round, grow with the share of late ones as 1 + a * late^2; a is fitted.
 """
 

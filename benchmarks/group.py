@@ -381,27 +381,16 @@ def throughput(
     }
 
 
-def arms_by_process_sets(ranks: int) -> list[tuple[list[list[int]], list[str]]]:
-    """The arms for so many ranks, but Full, that run in one job: with the process sets that they need."""
-    jobs: list[tuple[list[list[int]], list[str]]] = []
-    for name in RIVALS + OURS:
-        if ranks < 4 and name in WITH_FOUR:
-            continue
-        needed = exchanges.process_sets_of(name, ranks)
-        for process_sets, arms in jobs:
-            if process_sets == needed:
-                arms.append(name)
-                break
-        else:
-            jobs.append((needed, [name]))
-    return jobs
+def arms_for(ranks: int) -> list[str]:
+    """The arms for so many ranks, but Full."""
+    return [name for name in RIVALS + OURS if ranks >= 4 or name not in WITH_FOUR]
 
 
 def report_throughput(options: Any) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for count in (count for count in COUNTS if count <= options.ranks):
         arms: dict[str, dict[str, dict[str, float]]] = {name: {} for name in ["full", *RIVALS, *OURS]}
-        for process_sets, names in arms_by_process_sets(count):
+        for process_sets, names in exchanges.jobs({name: name for name in arms_for(count)}, count):
             measured = harness.launch(
                 throughput,
                 ranks=count,

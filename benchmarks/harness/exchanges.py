@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,24 @@ IN_STEP = ("full", "local_sgd", "d_psgd", "push_sum:1", "push_sum:2")
 def process_sets_of(name: str, ranks: int) -> list[list[int]]:
     """The ranks of the process sets that the exchange of that name needs."""
     return PROCESS_SETS[name](ranks) if name in PROCESS_SETS else []
+
+
+def jobs(exchange_of: Mapping[str, str], ranks: int) -> list[tuple[list[list[int]], list[str]]]:
+    """The arms that run in one job of Horovod, with the process sets that they need, as each of these costs time.
+
+    Args:
+        exchange_of: by arm, its name.
+        ranks: how many.
+    """
+    together: list[tuple[list[list[int]], list[str]]] = []
+    for name, exchange in exchange_of.items():
+        needed = process_sets_of(exchange, ranks)
+        same = next((names for process_sets, names in together if process_sets == needed), None)
+        if same is None:
+            together.append((needed, [name]))
+        else:
+            same.append(name)
+    return together
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float, process_sets: Sequence[hvd.ProcessSet] = ()) -> Any:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 Shape = tuple[int, ...]
+RESNET50 = (3, 4, 6, 3)  # blocks
 
 
 def resnet50() -> list[Shape]:
     """ResNet-50's 161 parameters, 25.6 million numbers, in the order of the model."""
-    return [shape for shape, _ in _resnet50()]
+    return [shape for shape, _ in resnet(RESNET50)]
 
 
 def resnet50_flops() -> list[float]:
     """Multiplications and additions that use each of them, for one image of 224 x 224."""
-    return [2.0 * math.prod(shape) * pixels for shape, pixels in _resnet50()]
+    return [2.0 * math.prod(shape) * pixels for shape, pixels in resnet(RESNET50)]
 
 
-def _resnet50() -> list[tuple[Shape, int]]:
-    """Shapes, and the pixels that each layer makes."""
+def resnet(blocks: Sequence[int]) -> list[tuple[Shape, int]]:
+    """Shapes, and the pixels that each layer makes, of a ResNet with so many blocks (He et al. 2015)."""
     layers = [*_convolution(3, 64, 7, 112)]
     channels, side = 64, 56
-    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for block in range(blocks):
+    for width, count, stride in zip((64, 128, 256, 512), blocks, (1, 2, 2, 2), strict=True):
+        for block in range(count):
             layers += _convolution(channels, width, 1, side)
             if block == 0:
                 side //= stride

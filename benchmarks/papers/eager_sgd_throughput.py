@@ -11,8 +11,8 @@ import harness
 import numpy as np
 import rivals
 import straggler
-from eager_sgd_training import jobs
 from experiment import Job, Outcome, Plot, Row
+from harness import exchanges
 from harness.hyperplane import Hyperplane
 from numpy.typing import NDArray
 
@@ -67,7 +67,7 @@ def measured_over_full(job: Job, arms: list[str], victims: int, delay_over_compu
     """
     ranks = job.choose(8, 2)
     ratios: dict[str, float] = {}
-    for process_sets, names in jobs({name: name for name in arms}, ranks):
+    for process_sets, names in exchanges.jobs({name: name for name in arms}, ranks):
         measured = harness.launch(
             throughputs,
             ranks=ranks,

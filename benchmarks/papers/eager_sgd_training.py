@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -253,28 +253,10 @@ class Trained:
     distance: float | None
 
 
-def jobs(exchange_of: Mapping[str, str], ranks: int) -> list[tuple[list[list[int]], list[str]]]:
-    """The arms that run in one job of Horovod, with the process sets that they need, as each of these costs time.
-
-    Args:
-        exchange_of: by arm, its name in harness/exchanges.py.
-        ranks: how many.
-    """
-    together: list[tuple[list[list[int]], list[str]]] = []
-    for name, exchange in exchange_of.items():
-        needed = exchanges.process_sets_of(exchange, ranks)
-        same = next((names for process_sets, names in together if process_sets == needed), None)
-        if same is None:
-            together.append((needed, [name]))
-        else:
-            same.append(name)
-    return together
-
-
 def train_all(job: Job, arms: dict[str, Arm], setting: Setting, ranks: int, seeds: int) -> dict[str, Trained]:
     """Train each arm, and Full beside those that need process sets of their own."""
     trained: dict[str, Trained] = {}
-    for process_sets, names in jobs({name: arm.exchange for name, arm in arms.items()}, ranks):
+    for process_sets, names in exchanges.jobs({name: arm.exchange for name, arm in arms.items()}, ranks):
         runs = harness.launch(
             train_arms,
             ranks=ranks,

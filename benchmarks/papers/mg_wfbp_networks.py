@@ -8,6 +8,7 @@ much as forward.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from experiment import Job, Outcome, Plot, Row
+from harness import shapes
 
 from horovod_partial.simulate import Gradient, Trace
 
@@ -39,19 +41,9 @@ class Tensor:
 
 
 def resnet(blocks: Sequence[int]) -> list[Tensor]:
-    """He et al. 2015, with the strides at convolutions of 3 x 3."""
-    tensors = convolution(3, 64, 49, 112)
-    channels, side = 64, 56
-    for width, count in zip((64, 128, 256, 512), blocks, strict=True):
-        for block in range(count):
-            first = convolution(channels, width, 1, side)
-            if block == 0 and width > 64:
-                side //= 2
-            tensors += first + convolution(width, width, 9, side) + convolution(width, 4 * width, 1, side)
-            if block == 0:
-                tensors += convolution(channels, 4 * width, 1, side)
-            channels = 4 * width
-    return tensors + linear(channels)
+    """He et al. 2015."""
+    layers = [(math.prod(shape), pixels) for shape, pixels in shapes.resnet(blocks)]
+    return [Tensor(numbers, numbers * pixels) for numbers, pixels in layers]
 
 
 def densenet(growth: int, blocks: Sequence[int]) -> list[Tensor]:
@@ -117,7 +109,7 @@ def linear(channels: int) -> list[Tensor]:
 
 
 NETWORKS: dict[str, Callable[[], list[Tensor]]] = {
-    "ResNet-50": partial(resnet, (3, 4, 6, 3)),
+    "ResNet-50": partial(resnet, shapes.RESNET50),
     "ResNet-152": partial(resnet, (3, 8, 36, 3)),
     "DenseNet-161": partial(densenet, 48, (6, 12, 36, 24)),
     "DenseNet-201": partial(densenet, 32, (6, 12, 48, 32)),

@@ -6,8 +6,8 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import horovod_partial.torch as hvd
+
+Batch = TypeVar("Batch")
 
 POINTS = 8  # of the curve, beside the last
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time that a step computes
@@ -42,6 +44,17 @@ def cosine(steps: int, warm_up: int = 0) -> Callable[[int], float]:
         return min(1.0, (round + 1) / (warm_up + 1)) * decay
 
     return factor
+
+
+def draw(epoch: Callable[[], Sequence[Batch]], steps: int, generator: torch.Generator) -> Iterator[Batch]:
+    """So many batches: those that `epoch` makes, shuffled, then those that it makes next."""
+    while True:
+        batches = epoch()
+        for number in torch.randperm(len(batches), generator=generator):
+            if steps == 0:
+                return
+            steps -= 1
+            yield batches[number]
 
 
 class Clock:

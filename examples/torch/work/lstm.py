@@ -81,13 +81,7 @@ class Classifier(nn.Module):
 
 def draw(videos: Videos, steps: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
     """The batches of a rank: in each epoch its whole share, in batches of similar length, which are shuffled."""
-    while True:
-        batches = videos.similar(torch.randperm(len(videos.frames), generator=generator))
-        for number in torch.randperm(len(batches), generator=generator):
-            if steps == 0:
-                return
-            steps -= 1
-            yield batches[number]
+    return job.draw(lambda: videos.similar(torch.randperm(len(videos.frames), generator=generator)), steps, generator)
 
 
 def main() -> None:

@@ -84,14 +84,9 @@ def similar(sentences: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 def draw(sentences: list[torch.Tensor], steps: int, generator: torch.Generator) -> Iterator[list[torch.Tensor]]:
     """The batches of a rank: in each epoch its whole share, in batches of similar length, which are shuffled."""
-    while True:
-        order = torch.randperm(len(sentences), generator=generator)
-        batches = similar([sentences[i] for i in order])
-        for number in torch.randperm(len(batches), generator=generator):
-            if steps == 0:
-                return
-            steps -= 1
-            yield batches[number]
+    return job.draw(
+        lambda: similar([sentences[i] for i in torch.randperm(len(sentences), generator=generator)]), steps, generator
+    )
 
 
 def main() -> None:
