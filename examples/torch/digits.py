@@ -46,8 +46,7 @@ def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: ha
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=digits_job.LEARNING_RATE, momentum=digits_job.MOMENTUM)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
-    # By round, so that all ranks have the same rate. There are more rounds than steps of a rank where ranks are late.
-    rate_of = lambda n: max(0.05, (1 + math.cos(math.pi * min(n / steps, 1))) / 2)
+    rate_of = lambda n: max(0.05, (1 + math.cos(math.pi * n / steps)) / 2)
     hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     notes = digits_job.Notes(hvd, lambda: parameters_to_vector(model.parameters()).detach().numpy())

@@ -239,8 +239,7 @@ def train(
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9), model.named_parameters(), sync=arm.sync
     )
-    # By round, so that all ranks have the same rate. There are more rounds than steps of a rank where ranks are late.
-    rate_of = lambda n: max(0.05, (1 + math.cos(math.pi * min(n / steps, 1))) / 2)
+    rate_of = lambda n: max(0.05, (1 + math.cos(math.pi * n / steps)) / 2)
     hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     buckets_before = set(hvd.partial_stats())

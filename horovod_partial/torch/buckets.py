@@ -177,8 +177,10 @@ class GradientBucket:
         self.missing = set(self.parameters)
 
 
-def take_round(buckets: Sequence[GradientBucket], process_set: int) -> bool:
-    """Let the views have the oldest round of a family that this rank has not taken; False if there is none.
+def take_round(buckets: Sequence[GradientBucket], process_set: int) -> int:
+    """Let the views have the oldest round of a family that this rank has not taken.
+
+    Returns how many gradients are in it, in all its buckets together; 0 if there is none.
 
     A round without any gradient, as a flush may have, is passed over: a step with zeros would move weights by momentum and
     decay. A bucket without a result of its own counts as zeros, on every rank.
@@ -190,8 +192,8 @@ def take_round(buckets: Sequence[GradientBucket], process_set: int) -> bool:
             for bucket in buckets:
                 bucket.empty = False
                 bucket.unpack()
-            return True
-    return False
+            return gradients
+    return 0
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -106,6 +106,7 @@ def wrap(
     cls.flushed = lambda self: True
     cls.flushed.__doc__ = "Nothing is ever pending under `Full`."
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
+    cls.steps_in_round = 1.0
     cls.fusion_plan = cls.last_round = cls.last_average = None  # there are none under `Full`
     cls.__reduce__ = reduce
     wrapped._rounds = 0

@@ -94,6 +94,7 @@ class GradientExchange(Exchange):
         self._flushed_at = 0  # of these steps
         self._has_warned = False
         self._has_result = False  # that of a round is in the gradients, and has not been applied
+        self._steps_in_round = 1.0  # of a rank, on average: how many gradients that result has
         self._shown: list[int] = []  # versions of the buckets when the user saw that result
         self._missed_more = False  # and there was another round then
         self._seen: list[torch.Tensor] = []  # what was in the buckets, if so
@@ -298,7 +299,7 @@ class GradientExchange(Exchange):
                 bucket.reset()
             for parameter in self._passes_left:
                 self._passes_left[parameter] = self._passes
-            self._has_result = self._take_round() if self._replays else self._take_results()
+            self._has_result = self._take_round() if self._replays else self._take_results(steps=1.0)
             self.synchronized = True
             if not all(unchanged) and not self._has_told:
                 first = self.buckets[unchanged.index(False)].parameters[0]
@@ -310,8 +311,9 @@ class GradientExchange(Exchange):
             self._has_told = False
         self.synchronized = True
 
-    def _take_results(self) -> bool:
-        """Whether any bucket has a result, which is in the gradients then."""
+    def _take_results(self, *, steps: float) -> bool:
+        """Whether any bucket has a result, which is in the gradients then, and counts as so many steps."""
+        self._steps_in_round = steps
         for bucket in self.buckets:
             bucket.unpack()
             bucket.show(self._frozen)
@@ -319,10 +321,13 @@ class GradientExchange(Exchange):
 
     def _take_round(self) -> bool:
         """Let the gradients be the oldest round's that this rank has not taken; False if there is none."""
-        taken = buckets.take_round(self.buckets, self.process_set.process_set_id)
-        for bucket in self.buckets if taken else ():
+        gradients = buckets.take_round(self.buckets, self.process_set.process_set_id)
+        if gradients == 0:
+            return False
+        self._steps_in_round = gradients / (len(self.buckets) * runtime.size_of(self.process_set))
+        for bucket in self.buckets:
             bucket.show(self._frozen)
-        return taken
+        return True
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         loss = None
@@ -437,7 +442,7 @@ class GradientExchange(Exchange):
             self.overflows.append(overflow)
             if overflow:
                 return
-        self.round_steps.before(optimizer)
+        self.round_steps.before(optimizer, self._steps_in_round)
         optimizer._base.step(optimizer)
         self.round_steps.after(optimizer)
 
@@ -535,7 +540,7 @@ class GradientExchange(Exchange):
             for bucket in self.buckets:
                 bucket.collect(process_set)
             with self._gradients_kept():
-                if self._take_results():
+                if self._take_results(steps=0.0):  # this rank's own have been counted
                     self._apply_round(optimizer)
         self._flushed_at = self._local_steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,9 @@ class RoundSteps:
         max_grad_value: as `clip_value` of `torch.nn.utils.clip_grad_value_`.
         grad_transform: changes the gradients in place; called before they are clipped.
 
+    Attributes:
+        steps: of a rank, on average, that the newest round brought.
+
     Raises:
         ValueError: an argument is out of its range, or of another type.
     """
@@ -44,6 +48,7 @@ class RoundSteps:
         self._max_norm = max_grad_norm
         self._max_value = max_grad_value
         self._transform = grad_transform
+        self.steps = 1.0
         self._hooks: OrderedDict[int, RoundHook] = OrderedDict()
 
     @property
@@ -60,8 +65,9 @@ class RoundSteps:
             "grad_transform": None if self._transform is None else "a function",
         }
 
-    def before(self, optimizer: torch.optim.Optimizer) -> None:
-        """Change the gradients of a round, which are the optimizer's."""
+    def before(self, optimizer: torch.optim.Optimizer, steps: float = 1.0) -> None:
+        """Change the gradients of a round, which are the optimizer's; they are of so many steps of a rank, on average."""
+        self.steps = steps
         if not self.changes_gradients:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -90,17 +96,20 @@ class RoundSteps:
 
 
 def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
-    """Let a learning rate schedule follow the rounds that its optimizer applies, instead of the steps of this rank.
+    """Let a learning rate schedule move with the rounds that its optimizer applies, instead of the steps of this rank.
 
     Under a partial policy a rank that is late applies several rounds in one step, and each with the rate that it had on the
-    other ranks. Under `hvd.Full()`, and where models are averaged, each step counts as one round.
+    other ranks. There are more rounds than steps then, since a round does not have the gradients of all ranks. So each round
+    moves the schedule by as much of a step as it has gradients, over the number of ranks (`optimizer.steps_in_round`): at
+    the end of a training the schedule has made as many steps as a rank, under every policy. Under `hvd.Full()`, and where
+    models are averaged, it moves with this rank's steps; so it does with `missed="sum"` and `"latest"`, where no rank
+    applies each round.
 
     Args:
         scheduler: made with the `hvd.DistributedOptimizer` itself. From now on calls of its `step` without an argument do
             nothing, so that loops that call it may stay as they are.
-        every: rounds for each step of the schedule; a schedule by epochs has `every=steps_per_epoch`. There are at least as
-            many rounds as a rank takes steps, and more where ranks are late: under `hvd.Solo()` up to one for each step of each
-            rank. So give a schedule that ends, such as `OneCycleLR`, as many as there may be.
+        every: steps for each step of the schedule; a schedule by epochs has `every=steps_per_epoch`. Ranks that take
+            unequally many steps count by their mean.
 
     Returns:
         The schedule.
@@ -128,14 +137,20 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
         if epoch is not None:
             base.step(self, epoch)
 
-    def after_round(_: torch.optim.Optimizer) -> None:
-        follower._rounds += 1
-        if follower._rounds % every == 0:
+    def after_round(optimizer: Any) -> None:
+        before = _whole(follower._steps / every)
+        follower._steps += optimizer.steps_in_round
+        for _ in range(before, _whole(follower._steps / every)):
             base.step(follower)
 
     # A class of its own: what lies in the schedule itself is in its state_dict, where a function has no place.
     follower: Any = scheduler
     follower.__class__ = type(base.__name__, (base,), {"step": step, "_follows_rounds": True})
-    follower._rounds = 0  # saved and loaded with the schedule
+    follower._steps = 0.0  # saved and loaded with the schedule
     optimizer.register_round_hook(after_round)
     return scheduler
+
+
+def _whole(steps: float) -> int:
+    """How many are complete, where parts of a step have been added up, and rounded."""
+    return math.floor(steps + 1e-6)

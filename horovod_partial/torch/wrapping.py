@@ -184,6 +184,15 @@ class _Methods(torch.optim.Optimizer):
         return self._exchange.rounds + (before if generation == runtime.generation else 0)
 
     @property
+    def steps_in_round(self) -> float:
+        """Steps of a rank, on average, that the newest applied round brought: its gradients over the number of ranks.
+
+        1 where each step counts as a round. They add up to the steps that a rank has taken, on average, when all is flushed:
+        what a schedule follows (`hvd.follow_rounds`), or the decay of a moving average in a round hook.
+        """
+        return self._exchange.round_steps.steps
+
+    @property
     def fusion_plan(self) -> FusionPlan | None:
         """Which gradients travel together, and why; None without `fusion`, and before it has been measured."""
         return self._exchange.fusion_plan

@@ -510,6 +510,62 @@ def test_schedules_that_cannot_follow(world: World) -> None:
         hvd.follow_rounds(schedule)
 
 
+@pytest.mark.parametrize("missed", ["replay", "sum", "latest"])
+@pytest.mark.parametrize("policy", ["solo", "majority", "full", "group_average:2"])
+def test_a_schedule_ends_with_the_steps(world: World, policy: str, missed: str) -> None:
+    """Ranks that are late make more rounds than steps; a schedule of so many steps takes them all the same."""
+    steps = 12
+    options = {"missed": missed} if policy in ("solo", "majority") else {}
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(3)]
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, lr=0.1),
+        [(str(number), parameter) for number, parameter in enumerate(parameters)],
+        sync=policy,
+        groups=[parameters[:1], parameters[1:]] if options else None,
+        **options,
+    )
+    # It raises if it is asked for more.
+    schedule = hvd.follow_rounds(torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps))
+    epochs = hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0), every=4)
+    brought = []
+    optimizer.register_round_hook(lambda one: brought.append(one.steps_in_round))
+    for step in range(steps):
+        optimizer.zero_grad()
+        if (step + world.rank) % world.size == 0:
+            time.sleep(0.02)
+        sum(parameter.sum() for parameter in parameters).backward()
+        optimizer.step()
+        schedule.step()
+    optimizer.flush()
+    if missed == "replay":
+        assert sum(brought) == pytest.approx(steps)
+        assert (schedule.last_epoch, epochs.last_epoch) == (steps, 3)
+        assert len(brought) == optimizer.rounds >= steps or policy == "group_average:2"
+    else:  # by this rank's own steps, of which one that has missed nothing is none
+        assert schedule.last_epoch <= steps
+    world.barrier()
+
+
+def test_a_schedule_with_ranks_that_end_early(world: World) -> None:
+    """It moves with the mean of the ranks' steps, on every rank alike, and goes on where it was loaded."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1), sync="solo")
+    schedule = hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
+    for _ in range(2 * (1 + world.rank)):
+        parameter.sum().backward()
+        optimizer.step()
+    optimizer.flush()  # those that have ended follow the others here
+    assert schedule.last_epoch == world.size + 1
+    saved = schedule.state_dict()
+    schedule.load_state_dict(saved)
+    for _ in range(2):
+        parameter.sum().backward()
+        optimizer.step()
+    optimizer.flush()
+    assert schedule.last_epoch == world.size + 3
+    world.barrier()
+
+
 @pytest.mark.parametrize("policy", ["full", hvd.PartialReduce(3)], ids=str)
 def test_other_policies_count_each_step_as_a_round(world: World, policy: Any) -> None:
     """One line of the policy changes, and the rest of the loop stays."""
@@ -531,7 +587,7 @@ def test_other_policies_count_each_step_as_a_round(world: World, policy: Any) ->
         optimizer.step()
         schedule.step()
     assert seen == [1.0, 0.5, 0.5]
-    assert schedule.state_dict()["_rounds"] == 3
+    assert schedule.state_dict()["_steps"] == 3
     expected = torch.ones(2) - torch.tensor([0.6, 0.8]) * 2.5  # the norm of each step is 1, and the rates 1, 1 and 0.5
     assert torch.allclose(model.weight[0], expected, atol=1e-5)
     hook.remove()

@@ -1,4 +1,4 @@
-"""A schedule: it follows rounds, so that a late rank applies each with the rate that it had on the others."""
+"""A schedule: it moves with the rounds that are applied, so that a late rank has the rates of the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[torch.nn.Module, tor
     optimizer = hvd.DistributedOptimizer(
         torch.optim.AdamW(model.parameters(), lr=1e-3), model.named_parameters(), sync=sync
     )
-    scheduler = hvd.follow_rounds(torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=4 * steps))
+    scheduler = hvd.follow_rounds(torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=steps))
     for images, labels in batches(steps):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()

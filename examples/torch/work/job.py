@@ -37,11 +37,11 @@ def options(description: str | None, *, rate: float, steps: int, what: str = "of
 
 
 def cosine(steps: int, warm_up: int = 0) -> Callable[[int], float]:
-    """A schedule by rounds, of which there are more than steps where ranks are late: then the last are at its end."""
+    """A schedule of so many steps, which rises to 1 in the first ones and then falls."""
 
-    def factor(round: int) -> float:
-        decay = max(0.05, (1 + math.cos(math.pi * min(round / steps, 1))) / 2)
-        return min(1.0, (round + 1) / (warm_up + 1)) * decay
+    def factor(step: int) -> float:
+        decay = max(0.05, (1 + math.cos(math.pi * min(step / steps, 1))) / 2)
+        return min(1.0, (step + 1) / (warm_up + 1)) * decay
 
     return factor
 
