@@ -28,7 +28,7 @@ from typing import Any
 
 import harness
 from harness import quota
-from harness.work import run_program
+from harness.work import Job, run_programs
 
 ROOT = Path(__file__).resolve().parents[1]
 TUNING_SEED = 100
@@ -89,65 +89,72 @@ def shares(program: Program, ranks: int) -> list[float]:
 
 
 class Runs:
-    """The runs of all programs, of which each is made once."""
+    """The runs of a program, of which each is made once."""
 
-    def __init__(self, options: Namespace) -> None:
+    def __init__(self, name: str, options: Namespace) -> None:
+        self._name = name
         self._options = options
-        lines = options.results.read_text().splitlines() if options.results.exists() else []
-        self._known: dict[str, Run] = {json.dumps(record["what"]): record["run"] for record in map(json.loads, lines)}
+        self._cores = shares(PROGRAMS[name], options.ranks)
+        self._failed: set[str] = set()
 
-    def get(self, name: str, arm: str, rate: float, seed: int) -> Run | None:
-        """What the program measured; None if it failed."""
-        options = self._options
+    def job(self, arm: str, rate: float, seed: int) -> Job:
         policy, missed = ARMS[arm]
         words = ["--missed", missed] if missed else []
-        words += ["--steps", str(options.steps)] if options.steps else []
-        what = {
-            "program": name,
+        words += ["--steps", str(self._options.steps)] if self._options.steps else []
+        return {
+            "program": self._name,
             "policy": policy,
             "rate": rate,
             "seed": seed,
-            "ranks": options.ranks,
-            "transport": options.transport,
-            "cores": shares(PROGRAMS[name], options.ranks),
             "options": words,
+            "transport": self._options.transport,
+            "cores": self._cores,
         }
-        key = json.dumps(what)
-        if key not in self._known:
-            print(f"{name}, {arm}, rate {rate:g}, seed {seed}", flush=True)
-            arguments = {key: value for key, value in what.items() if key != "program"}
+
+    def make(self, jobs: Sequence[Job]) -> list[Run | None]:
+        """Make those runs that are not there. Returns what the programs measured; None of one that failed."""
+        while missing := [job for job in jobs if json.dumps(job) not in self._failed.union(self._known())]:
+            self._options.results.parent.mkdir(parents=True, exist_ok=True)
             try:
-                run = run_program(name, **arguments)
+                run_programs(
+                    missing,
+                    self._options.results,
+                    ranks=self._options.ranks,
+                    transport=self._options.transport,
+                    cores=self._cores,
+                )
             except harness.LaunchError as failure:  # perhaps a rate at which a training diverges
                 print(failure, flush=True)
-                return None
-            self._known[key] = run
-            options.results.parent.mkdir(parents=True, exist_ok=True)
-            with options.results.open("a") as file:
-                file.write(json.dumps({"what": what, "run": run}) + "\n")
-        return self._known[key]
+                self._failed.add(next(key for key in map(json.dumps, missing) if key not in self._known()))
+        known = self._known()
+        return [known.get(json.dumps(job)) for job in jobs]
+
+    def _known(self) -> dict[str, Run]:
+        file = self._options.results
+        lines = file.read_text().splitlines() if file.exists() else []
+        return {json.dumps(record["job"]): record["run"] for record in map(json.loads, lines)}
 
 
-def tuned(runs: Runs, name: str, arm: str, rates: Sequence[float]) -> float:
-    """The rate with the best quality at the end."""
-
-    def badness(rate: float) -> float:
-        run = runs.get(name, arm, rate, TUNING_SEED)
-        if run is None or not math.isfinite(run["quality"]):
-            return math.inf
-        return -run["quality"] if run["better"] == "higher" else run["quality"]
-
-    return min(rates, key=badness) if len(rates) > 1 else rates[0]
+def badness(run: Run | None) -> float:
+    """Of a rate, by the quality at the end."""
+    if run is None or not math.isfinite(run["quality"]):
+        return math.inf
+    return -run["quality"] if run["better"] == "higher" else run["quality"]
 
 
-def compare(runs: Runs, name: str, options: Namespace) -> dict[str, Any]:
+def compare(name: str, options: Namespace) -> dict[str, Any]:
     """Tune and run the arms of a program. Returns their figures, and prints them."""
-    program = PROGRAMS[name]
+    program, runs = PROGRAMS[name], Runs(name, options)
     arms = ["full"] + [arm for arm in program.arms if arm != "full" and arm in (options.arms or program.arms)]
-    rates = {arm: tuned(runs, name, arm, options.rates or program.rates) for arm in arms}
+    grid = [(arm, rate) for arm in arms for rate in options.rates or program.rates]
+    tuning = dict(zip(grid, runs.make([runs.job(*of, TUNING_SEED) for of in grid]), strict=True))
+    rates = {
+        arm: min((rate for of, rate in grid if of == arm), key=lambda rate: badness(tuning[arm, rate])) for arm in arms
+    }
+    measured = runs.make([runs.job(arm, rates[arm], seed) for seed in range(options.seeds) for arm in arms])
     by_seed: list[dict[str, Run]] = []
     for seed in range(options.seeds):
-        in_turn = {arm: runs.get(name, arm, rates[arm], seed) for arm in arms}
+        in_turn = dict(zip(arms, measured[seed * len(arms) :], strict=False))
         failed = [arm for arm, run in in_turn.items() if run is None]
         if failed:
             raise SystemExit(f"{name}, seed {seed}: {', '.join(failed)} failed; see above")
@@ -226,8 +233,7 @@ def main() -> None:
     if reason := quota.unavailable():
         print(f"Skipped: {reason}")
         return
-    runs = Runs(options)
-    compared = {name: compare(runs, name, options) for name in options.programs}
+    compared = {name: compare(name, options) for name in options.programs}
     harness.write_json(options.json, {"ranks": options.ranks, "transport": options.transport, "programs": compared})
 
 

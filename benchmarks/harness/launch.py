@@ -69,7 +69,11 @@ def launch(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the ranks are ended then, too
     with tempfile.TemporaryDirectory(prefix="horovod-partial-") as folder:
         channel = Path(folder)
-        request = {"script": inspect.getfile(function), "function": function.__name__, "arguments": arguments}
+        request: dict[str, Any] = {
+            "script": inspect.getfile(function),
+            "function": function.__name__,
+            "arguments": arguments,
+        }
         request["framework"] = framework
         request["process_sets"] = [list(members) for members in process_sets]
         (channel / "request.json").write_text(json.dumps(request))

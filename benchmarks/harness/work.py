@@ -1,4 +1,4 @@
-"""Runs a program of examples/torch/work on ranks that have a share of a core each, and brings back what it measured.
+"""Runs programs of examples/torch/work on ranks that have a share of a core each, and keeps what they measure.
 
 A rank must wait cheaply, or it spends its share on waiting. Over Gloo, Horovod's threads sleep while they wait for others;
 over Open MPI they poll, and `mpi_yield_when_idle` is no help to a rank that is alone on its share. The thread that waits
@@ -8,6 +8,7 @@ for one of Horovod's own operations, as under `full`, asks for it in a loop, ove
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import runpy
@@ -19,70 +20,66 @@ from typing import Any
 
 from harness import quota
 from harness.launch import Transport, launch
+from harness.progress import progress
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "torch" / "work"
 CYCLE_MS = 5  # of Horovod's background thread; with its default of 1 that takes some 5 % of a core, on each rank
 POLL_SECONDS = 0.0005
+JOB_SECONDS = 600.0  # at most, of one program
+
+Job = dict[str, Any]
 
 
-def run_program(
-    program: str,
-    *,
-    policy: str,
-    rate: float,
-    seed: int,
-    ranks: int,
-    transport: Transport,
-    cores: Sequence[float] | None = None,
-    options: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Run a program once.
+def run_programs(
+    jobs: Sequence[Job], results: Path, *, ranks: int, transport: Transport, cores: Sequence[float]
+) -> None:
+    """Run programs, one after another in one launch, and append a line for each to a file as soon as it has ended.
 
     Args:
-        program: the name of its file.
-        policy: as text.
-        rate: of learning.
-        seed: of all that is random.
+        jobs: each with the `program`'s file name, its `policy` as text, `rate` of learning, `seed` of all that is random, and
+            more of its own `options`.
+        results: lines of JSON, each with the job and, as `run`, what the program's last line says.
         ranks: how many.
         transport: of Horovod.
-        cores: of each rank; None leaves the machine to all of them.
-        options: more of the program's own.
-
-    Returns:
-        What its last line says.
+        cores: of each rank.
 
     Raises:
-        LaunchError: a rank failed, or the job did not end in time.
+        LaunchError: a rank failed, or the jobs did not end in time.
         QuotaUnavailableError: there are no quotas here.
     """
-    words = ["--policy", policy, "--rate", str(rate), "--seed", str(seed), *options]
-    with contextlib.ExitStack() as stack:
-        variables = {} if cores is None else stack.enter_context(quota.removed_afterwards())
-        figures: dict[str, Any] = launch(
+    with quota.removed_afterwards() as variables:
+        launch(
             run,
             ranks=ranks,
             transport=transport,
+            timeout=JOB_SECONDS * len(jobs),
             environment={**variables, "HOROVOD_CYCLE_TIME": str(CYCLE_MS)},
-            program=str(PROGRAMS / f"{program}.py"),
-            words=words,
-            cores=cores,
+            jobs=list(jobs),
+            results=str(results.resolve()),
+            cores=list(cores),
         )
-    return figures
 
 
-def run(program: str, words: list[str], cores: Sequence[float] | None) -> dict[str, Any] | None:
-    """On every rank: be that program, on a share that begins when PyTorch is there. Returns rank 0's last line."""
-    if cores is not None:
-        quota.enter(cores)
+def run(jobs: Sequence[Job], results: str, cores: Sequence[float]) -> None:
+    """On every rank: be those programs, on a share that begins when PyTorch is there."""
+    quota.enter(cores)
     _wait_asleep()
-    sys.argv = [program, *words]
-    sys.path.insert(0, str(Path(program).parent))
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        runpy.run_path(program, run_name="__main__")
-    lines = output.getvalue().splitlines()
-    figures: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
-    return figures
+    sys.path.insert(0, str(PROGRAMS))
+    for job in jobs:
+        text = "{program}, {policy}, rate {rate:g}, seed {seed}".format(**job)
+        progress(text, 0, 1)
+        program = str(PROGRAMS / f"{job['program']}.py")
+        sys.argv = [program, "--policy", job["policy"], "--rate", str(job["rate"]), "--seed", str(job["seed"])]
+        sys.argv += job["options"]
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            runpy.run_path(program, run_name="__main__")
+        lines = output.getvalue().splitlines()
+        if lines:  # on rank 0
+            with Path(results).open("a") as file:
+                file.write(json.dumps({"job": job, "run": json.loads(lines[-1])}) + "\n")
+        gc.collect()  # the optimizer's buckets end
+        progress(text, 1, 1)
 
 
 def _wait_asleep() -> None:

@@ -26,9 +26,11 @@ def draw(plot: Plot, file: Path, title: str) -> None:
             width = 0.8 / len(plot.series)
             places = np.arange(len(xs)) + (index + 0.5) * width - 0.4
             axes.bar(places, ys, width, color=colour, label=label)
-            axes.set_xticks(range(len(xs)), plot.ticks or [f"{x:g}" for x in xs])
+            upright = len(plot.ticks) > 8  # or they would overlap
+            axes.set_xticks(range(len(xs)), plot.ticks or [f"{x:g}" for x in xs], rotation=90 if upright else 0)
         else:
-            axes.plot(xs, ys, marker=MARKERS[index % len(MARKERS)], markersize=4, color=colour, label=label)
+            style = "-" if index < len(COLOURS) else "--"  # where colours come again
+            axes.plot(xs, ys, style, marker=MARKERS[index % len(MARKERS)], markersize=4, color=colour, label=label)
     axes.set(title=title, xlabel=plot.xlabel, ylabel=plot.ylabel)
     if plot.log_x and not plot.bars:
         axes.set_xscale("log", base=2)

@@ -124,8 +124,8 @@ PAPER = Paper(
             "mg_wfbp",
             "steps",
             "Sections 6.3 and 6.4 on real ranks: steps under each plan",
-            "4 and 8 ranks: 200 small tensors on one machine; ResNet-50's shapes, 2 s of backward (sleeps), links of "
-            f"{measured.MEGABITS} Mbit/s (needs root)",
+            "200 small tensors, 4 and 8 ranks on one machine; ResNet-50's shapes, 2 s of backward (sleeps), 4 ranks on "
+            f"links of {measured.MEGABITS} Mbit/s (needs root)",
             measured.steps,
         ),
     ),

@@ -108,7 +108,7 @@ def images(job: Job) -> Outcome:
             )
         if not plot.series:
             series = rates(by_ranks, IMAGE_BATCH)
-            plot = Plot("ranks", f"images by second, {name}'s links", series, log_x=True, log_y=True)
+            plot = Plot("ranks", f"images a second, {name}'s links", series, log_x=True, log_y=True)
     ranks = job.choose(8, 2)
     over_full = measured_over_full(job, list(IMAGE_MEASURED), IMAGE_VICTIMS, IMAGE_DELAY / IMAGE_COMPUTE)
     for name, ratio in over_full.items():

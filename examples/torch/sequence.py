@@ -43,6 +43,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.nn.utils.rnn import pad_sequence
 
 import horovod_partial.torch as hvd
+from horovod_partial.policies import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples" / "shared")]
@@ -56,13 +57,13 @@ class Arm:
     """A policy to train under.
 
     Attributes:
-        sync: the policy, as text.
+        sync: the policy, as text or object.
         rate: the learning rate, of `RATES`.
         label: for readers.
         has_late: arrivals can be late. Under P-Reduce and WP-SGD they cannot: ranks wait, though for few others.
     """
 
-    sync: str
+    sync: Policy | str
     rate: float
     label: str
     has_late: bool
@@ -72,9 +73,9 @@ ARMS = {
     "full": Arm("full", 0.1, "Full", False),
     "solo": Arm("solo", 0.05, "Solo", True),
     "majority": Arm("majority", 0.05, "Majority", True),
-    "quorum": Arm("quorum:0.75", 0.05, "Quorum(0.75)", True),
+    "quorum": Arm("quorum:0.75", 0.2, "Quorum(0.75)", True),
     "group_average": Arm("group_average:2", 0.1, "GroupAverage(2)", True),
-    "partial_reduce": Arm("partial_reduce:2", 0.1, "PartialReduce(2)", False),
+    "partial_reduce": Arm("partial_reduce:2", 0.05, "PartialReduce(2)", False),
     # The contraction of WP-SGD follows from the loss if that is convex. For a network it is a knob.
     "weighted_average": Arm("weighted_average:8:0.98", 0.1, "WeightedAverage(8)", False),
 }

@@ -70,6 +70,7 @@ class Clock:
         self._every = max(1, steps // POINTS)
         self._worked: list[float] = []  # seconds of computing by this thread, at the start of each step
         self._kept: list[tuple[float, torch.Tensor]] = []
+        self._other_buckets = set(hvd.partial_stats())
         hvd.barrier()
         self._start = time.perf_counter()
 
@@ -101,7 +102,7 @@ class Clock:
         self._worked.append(time.thread_time())
         seconds = max(hvd.allgather_object(time.perf_counter() - self._start))
         work = hvd.allgather_object(np.diff(self._worked))
-        late = _late_share(sum(map(len, work))) if policy.startswith(CAN_BE_LATE) else None
+        late = self._late_share(sum(map(len, work))) if policy.startswith(CAN_BE_LATE) else None
         tests = [test()]
         kept = hvd.broadcast_object(self._kept, root_rank=0, name="kept")
         for _, parameters in kept:
@@ -123,12 +124,15 @@ class Clock:
             }
             print(json.dumps(figures), flush=True)
 
-
-def _late_share(arrivals: int) -> float:
-    """The share of all ranks' steps that were too late for their round."""
-    stats = hvd.partial_stats()  # buckets of one optimizer have their rounds together; a flush may have one of its own
-    on_time = [sum(bucket["on_time"]) for name, bucket in stats.items() if not name.endswith(".flush")]
-    return 1 - min(on_time) / arrivals
+    def _late_share(self, arrivals: int) -> float:
+        """The share of all ranks' steps that were too late for their round."""
+        # Buckets of one optimizer have their rounds together; a flush may have one of its own.
+        on_time = [
+            sum(bucket["on_time"])
+            for name, bucket in hvd.partial_stats().items()
+            if name not in self._other_buckets and not name.endswith(".flush")
+        ]
+        return 1 - min(on_time) / arrivals
 
 
 def _limit(work: list[np.ndarray]) -> float | None:

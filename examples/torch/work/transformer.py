@@ -33,6 +33,7 @@ HELD_OUT = 1024  # sentences
 WIDTH, HEADS, LAYERS = 64, 4, 2
 BATCH = 16
 STEPS, RATE, WARM_UP, LARGEST_NORM = 300, 0.01, 20, 1.0
+BETAS = 0.5, 0.999  # less momentum than is usual: late gradients act as momentum, and Full is better with it, too
 
 
 def read() -> list[torch.Tensor]:
@@ -103,7 +104,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     model = LanguageModel()
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.Adam(model.parameters(), lr=options.rate),
+        torch.optim.Adam(model.parameters(), lr=options.rate, betas=BETAS),
         model.named_parameters(),
         sync=options.policy,
         missed=options.missed,
