@@ -536,11 +536,15 @@ def test_a_schedule_ends_with_the_steps(world: World, policy: str, missed: str) 
         sum(parameter.sum() for parameter in parameters).backward()
         optimizer.step()
         schedule.step()
+    has_rounds = policy != "group_average:2"  # its steps count as rounds for hooks, and its averages for `rounds`
+    assert missed != "replay" or not has_rounds or len(brought) == optimizer.rounds
     optimizer.flush()
     if missed == "replay":
         assert sum(brought) == pytest.approx(steps)
         assert (schedule.last_epoch, epochs.last_epoch) == (steps, 3)
-        assert len(brought) == optimizer.rounds >= steps or policy == "group_average:2"
+        assert len(brought) >= steps
+        # The flush has one round, which is none to apply where no gradient was left.
+        assert not has_rounds or len(brought) in (optimizer.rounds, optimizer.rounds - 1)
     else:  # by this rank's own steps, of which one that has missed nothing is none
         assert schedule.last_epoch <= steps
     world.barrier()
