@@ -113,8 +113,9 @@ class Runs:
 
     def make(self, jobs: Sequence[Job]) -> list[Run | None]:
         """Make those runs that are not there. Returns what the programs measured; None of one that failed."""
-        while missing := [job for job in jobs if json.dumps(job) not in self._failed.union(self._known())]:
-            self._options.results.parent.mkdir(parents=True, exist_ok=True)
+        self._options.results.parent.mkdir(parents=True, exist_ok=True)
+        known = self._known()
+        while missing := [job for job in jobs if json.dumps(job) not in known.keys() | self._failed]:
             try:
                 run_programs(
                     missing,
@@ -125,8 +126,8 @@ class Runs:
                 )
             except harness.LaunchError as failure:  # perhaps a rate at which a training diverges
                 print(failure, flush=True)
-                self._failed.add(next(key for key in map(json.dumps, missing) if key not in self._known()))
-        known = self._known()
+            known = self._known()
+            self._failed.update([key for key in map(json.dumps, missing) if key not in known][:1])
         return [known.get(json.dumps(job)) for job in jobs]
 
     def _known(self) -> dict[str, Run]:

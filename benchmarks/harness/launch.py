@@ -69,13 +69,13 @@ def launch(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the ranks are ended then, too
     with tempfile.TemporaryDirectory(prefix="horovod-partial-") as folder:
         channel = Path(folder)
-        request: dict[str, Any] = {
+        request = {
             "script": inspect.getfile(function),
             "function": function.__name__,
             "arguments": arguments,
+            "framework": framework,
+            "process_sets": [list(members) for members in process_sets],
         }
-        request["framework"] = framework
-        request["process_sets"] = [list(members) for members in process_sets]
         (channel / "request.json").write_text(json.dumps(request))
         output = channel / "output.txt"
         with output.open("wb") as sink:

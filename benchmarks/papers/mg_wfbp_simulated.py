@@ -140,12 +140,12 @@ def figure9(job: Job) -> Outcome:
         for nbytes, (compute, read) in FIGURE9[network].items():
             results = iterations(step(network, compute, nbytes), cluster, 16)
             *others, merged = read[name]
+            place = f"{network}, {name}, FP{8 * nbytes}"
             for over, theirs in zip(BASELINES, others, strict=True):
                 gains.append(gain(results, over))
                 less.append(theirs / merged - gains[-1])
-                place = f"{network}, {name}, FP{8 * nbytes}"
                 rows.append(Row(f"{place}: MG-WFBP over {over}", f"~{theirs / merged:.2f}", gains[-1], "simulated"))
-            jobs.append(f"{network}, {name}, FP{8 * nbytes}")
+            jobs.append(place)
             exact.append(gain(results, "MG-WFBP", "exact plan"))
             for arm, values in times.items():
                 values.append(results[arm].iteration_time)

@@ -40,7 +40,7 @@ def cosine(steps: int, warm_up: int = 0) -> Callable[[int], float]:
     """A schedule of so many steps, which rises to 1 in the first ones and then falls."""
 
     def factor(step: int) -> float:
-        decay = max(0.05, (1 + math.cos(math.pi * min(step / steps, 1))) / 2)
+        decay = max(0.05, (1 + math.cos(math.pi * step / steps)) / 2)
         return min(1.0, (step + 1) / (warm_up + 1)) * decay
 
     return factor
