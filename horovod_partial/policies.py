@@ -251,8 +251,8 @@ class SlowMomentum:
     """Momentum of the averages over all ranks (SlowMo, Wang et al., ICLR 2020, Algorithm 1).
 
     With x the model after the last such average and a the plain average now, the momentum v becomes beta v + (x - a), and all
-    ranks go on from x - alpha v. (The paper divides x - a by the learning rate, and multiplies v by it again: the same while
-    the rate does not change.) It takes two more copies of the model. Parameters only are moved.
+    ranks go on from x - alpha v. It takes two more copies of the model. Parameters only are moved. The paper divides x - a by
+    the learning rate, and multiplies v by it again, so that v shrinks where a schedule lowers the rate; here it does not.
 
     Args:
         beta: of the momentum, 0 or more and below 1. With 0, and `alpha` 1, the average stays as it is.

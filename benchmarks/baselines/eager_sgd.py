@@ -25,7 +25,8 @@ class EagerSGD(Baseline):
         optimizer: as in `Baseline`; it applies the gradients of rounds.
         named_parameters: `model.named_parameters()`.
         collective: `"solo"` or `"majority"`.
-        sync_every: rounds from one average of the models to the next, which waits for all ranks: those of 10 epochs.
+        sync_every: rounds from one average of the models to the next, which waits for all ranks: those of 10 epochs. Where
+            ranks are late there are more rounds than steps, so that it comes somewhat oftener than every 10 epochs.
     """
 
     def __init__(

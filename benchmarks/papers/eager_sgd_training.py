@@ -22,7 +22,7 @@ import torch
 from experiment import Job, Outcome, Plot, Row
 from harness import digits, exchanges
 from torch import nn
-from torch.nn.utils import parameters_to_vector
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import horovod_partial.torch as hvd
 
@@ -208,16 +208,21 @@ def train(
         before = parameters_to_vector(model.parameters()).detach()
         optimizer.step()
         taken += 1
-        if arm != FULL and exchanges.was_full(arm.exchange, optimizer):
+        if (
+            taken > 1 and arm != FULL and exchanges.was_full(arm.exchange, optimizer)
+        ):  # groups begin with one, in step 1
             before_full.append(before)
     optimizer.flush()
+    if arm.options.get("missed") == "latest":  # replicas have parted, and the paper's trainings end with their average
+        last = hvd.allreduce(parameters_to_vector(model.parameters()).detach(), name="last")
+        vector_to_parameters(last, model.parameters())
     seconds = max(hvd.allgather_object(time.perf_counter() - start))
     mine = torch.tensor([task.accuracy(model), taken], dtype=torch.float64)
     accuracy, steps = hvd.allreduce(mine, name="figures").tolist()
     run = {"seconds": seconds, "accuracy": accuracy, "steps": steps}
     averages = min(hvd.allgather_object(len(before_full)))
-    if averages > 1:  # the first is that of the start
-        replicas = torch.stack(before_full[1:averages])
+    if averages > 0:
+        replicas = torch.stack(before_full[:averages])
         distances = hvd.allgather((replicas - hvd.allreduce(replicas, name="mean")).norm(dim=1)[None], name="distances")
         run["distance"] = distances.max(dim=0).values.mean().item()
     return run
@@ -322,6 +327,7 @@ VIDEOS_PAPER = {
     "solo as published": ("1.64", "60.6"),
     "majority as published": ("1.27", "69.7"),
 }
+VIDEOS_NOTE = " In the paper solo loses 9.0 points and majority none (+0.1), in ten times as many epochs and with averages of the models."
 LIGHT_ARMS = {
     FULL_NAME: FULL,
     "Solo": Arm("solo"),
@@ -353,7 +359,7 @@ def severe(job: Job) -> Outcome:
 def videos(job: Job) -> Outcome:
     """Fig. 13: sequences of natural lengths."""
     trained = _train(job, VIDEOS_ARMS, VIDEOS)
-    verdict = _compare(trained, [name for name in trained if name != FULL_NAME])
+    verdict = f"{_compare(trained, [name for name in trained if name != FULL_NAME])}{VIDEOS_NOTE}"
     return Outcome(_rows(trained, VIDEOS_PAPER), _plot(trained), verdict)
 
 

@@ -41,7 +41,8 @@ PAPER = Paper(
         + "along a butterfly.",
         "All ranks are averaged in every `period`-th round of the job. In the paper a rank is at it after as many "
         + "steps of its own, so that all wait for the slowest sum of ten steps; here a late rank has taken fewer.",
-        "A kept model that is older than `max_staleness` rounds is left out of its group's sum.",
+        "For a rank that has missed `max_staleness` rounds in a row all wait; the kept model of one that is out of "
+        + "training is left out of its group's sum then.",
         "Numbers of ranks and groups need not be powers of two.",
         "The rivals simulated as the paper has them keep all ranks in step. As their algorithms are written a rank "
         + "waits for its neighbours only: both are shown.",
@@ -65,7 +66,7 @@ PAPER = Paper(
             "wagma_sgd",
             "ablations",
             "Section 5.2: without one part or another",
-            "digits on 8 ranks, of which two are late in each step; one group of all ranks also simulated with 64",
+            "digits on 8 ranks, of which two are late in each step; one group of all ranks also simulated, with 64 and 16",
             training.ablations,
         ),
         Experiment(
@@ -86,7 +87,7 @@ PAPER = Paper(
             "wagma_sgd",
             "fig8",
             "Figure 8: quality over time where sequences differ",
-            "sequences on 8 ranks in place of a Transformer on WMT17",
+            "sequences on 8 ranks in place of a Transformer on WMT17; averages of all ranks every 10th step (paper: 8th)",
             training.text,
         ),
         Experiment(

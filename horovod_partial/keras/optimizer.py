@@ -218,6 +218,13 @@ class _State:
                         "the first step of the new one",
                         stacklevel=2,
                     )
+                if self._has_rounds and reducer.replays and _is_scheduled(optimizer):
+                    warnings.warn(
+                        f"the learning rate's schedule counts rounds, and under {self._policy!r} there are more rounds than steps "
+                        "where ranks are late: give it as many steps as there will be rounds (optimizer.rounds after a flush tells "
+                        "how many an epoch has), or it is over before the training; see docs/policies.md, One model",
+                        stacklevel=2,
+                    )
                 for variable in self._local:
                     reducer.register_local(variable)
                 made = reducer
@@ -292,10 +299,9 @@ class _State:
     def rate(self, optimizer: Any) -> float | None:
         """The learning rate that was set by hand; None where a schedule sets it, which follows rounds."""
         own = getattr(optimizer, "inner_optimizer", optimizer)
-        if isinstance(own, keras.optimizers.MultiOptimizer):
+        if isinstance(own, keras.optimizers.MultiOptimizer) or _is_scheduled(own):
             return None
-        is_scheduled = isinstance(own._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-        return None if is_scheduled else float(keras.ops.convert_to_numpy(own._learning_rate))
+        return float(keras.ops.convert_to_numpy(own._learning_rate))
 
     def rate_has_changed(self, optimizer: Any) -> None:
         made = self._current()
@@ -364,6 +370,14 @@ def _updating(optimizer: Any) -> Apply:
         own._iterations.assign_add(phase + 1)
 
     return apply
+
+
+def _is_scheduled(optimizer: Any) -> bool:
+    """Whether a schedule of Keras's sets the rate of an optimizer, or of one within it."""
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return any(map(_is_scheduled, optimizer.optimizers))
+    own = getattr(optimizer, "inner_optimizer", optimizer)
+    return isinstance(own._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
 
 
 def _scales_loss(optimizer: Any) -> bool:

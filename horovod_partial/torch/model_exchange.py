@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from horovod_partial import _core, bucket_config
 from horovod_partial.checks import require
 from horovod_partial.exchange.models import ModelAverager, takes_late
-from horovod_partial.policies import ModelPolicy, WeightedAverage
+from horovod_partial.policies import GroupAverage, ModelPolicy, WeightedAverage
 from horovod_partial.runtime import Tenure
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import average_async, signal
@@ -97,6 +97,7 @@ class ModelExchange(ModelAverager, Exchange):
         self._forward_hook: Any = None
         self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
         self._moves: SlowMomentumState | None = None  # that momentum, if what is in flight is an average over all ranks
+        self._begins = False  # whether that average is the one with which groups begin, a plain one as a flush is
         self._local_steps = 0
         self._flushed_at = 0  # of these steps
 
@@ -131,7 +132,8 @@ class ModelExchange(ModelAverager, Exchange):
         if steps is not None:
             flat = self._pack(self._tensors(optimizer)).flat
             self._moves = self._slow_momentum if self._slow_momentum and self.averages_all() else None
-            if self._moves is not None:
+            self._begins = isinstance(self.policy, GroupAverage) and self.rounds == 0
+            if self._moves is not None and not self._begins:
                 self._moves.contribute(self._parameters_of(flat))
             self._in_flight = average_async(
                 flat, flat, self.name, self.policy, self.process_set, steps, members=self._members, **self._options
@@ -168,7 +170,8 @@ class ModelExchange(ModelAverager, Exchange):
             return
         bucket.unpack()
         if self._moves is not None and not info.late:
-            self._moves.take(self._parameters_of(bucket.flat))
+            learn = self._moves.begin_at if self._begins else self._moves.take
+            learn(self._parameters_of(bucket.flat))
         if isinstance(self.policy, WeightedAverage):
             self.last_average = WeightedAverageInfo(
                 steps=info.work,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import keras
@@ -89,3 +90,17 @@ def test_replicas_are_equal(world: World, maker: str, case: dict[str, Any]) -> N
     assert optimizer.flushed()
     world.same(optimizer.rounds)
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+@pytest.mark.parametrize(("policy", "is_told"), [("solo", True), ("full", False), ("group_average", False)])
+def test_a_schedule_that_ends_early_is_told(world: World, policy: str, is_told: bool) -> None:
+    rate = keras.optimizers.schedules.CosineDecay(0.01, 40)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(rate), sync=policy)
+    step = stepper(make_model(), optimizer, graph=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(2):
+            step(*batch(world.rank, number))
+    optimizer.flush()
+    told = [str(warning.message) for warning in caught if "schedule counts rounds" in str(warning.message)]
+    assert len(told) == is_told

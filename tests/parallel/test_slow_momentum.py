@@ -121,6 +121,29 @@ def test_saved_and_loaded(world: World) -> None:
     assert plain.step() != pytest.approx(expected[0], abs=0.1)
 
 
+def test_groups_that_are_resumed_begin_with_a_plain_average(world: World) -> None:
+    """The round with which a new optimizer begins is no end of a period, so the momentum moves nothing there."""
+    policy = hvd.GroupAverage(world.size, period=2, slow_momentum=MOMENTUM)
+    walk = Walk(world, policy, grace_ms=1e9)
+    for _ in range(6):
+        walk.step()
+    walk.optimizer.flush()
+    momentum = walk.optimizer.state_dict()["slow_momentum"]["momentum"].item()
+    assert momentum != 0.0
+    resumed = Walk(world, policy, grace_ms=1e9)
+    resumed.step_number = walk.step_number
+    with torch.no_grad():
+        resumed.weight.copy_(walk.weight)
+    resumed.optimizer.load_state_dict(walk.optimizer.state_dict())
+    expected = walk.weight.item() - walk.mean_gradient(walk.step_number)
+    assert resumed.step() == pytest.approx(expected, abs=1e-9)
+    outer = Outer(expected)
+    outer.momentum = momentum
+    expected = outer.average(expected - walk.mean_gradient(resumed.step_number))
+    assert resumed.step() == pytest.approx(expected, abs=1e-9)
+    resumed.optimizer.flush()
+
+
 def test_a_rank_that_is_late(world: World) -> None:
     """The next round is of all ranks, but what a late rank comes with now is taken as its model, without momentum."""
     late, partner = 1, 0

@@ -23,14 +23,18 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time that a step computes
 CAN_BE_LATE = ("solo", "majority", "quorum", "auto", "group_average")  # elsewhere ranks wait, if for few others
 
 
-def options(description: str | None, *, rate: float, steps: int, what: str = "of each rank") -> argparse.Namespace:
-    """The command line, with these defaults."""
+def options(
+    description: str | None, *, rate: float, steps: int, momentum: float | None = None, what: str = "of each rank"
+) -> argparse.Namespace:
+    """The command line, with these defaults; a momentum only where there is one."""
     parser = argparse.ArgumentParser(
         description=(description or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--policy", default="full", help="as text; see docs/api.md")
     parser.add_argument("--missed", choices=["latest"], help="as eager-SGD was published, for a policy of gradients")
     parser.add_argument("--rate", type=float, default=rate, help="learning rate")
+    if momentum is not None:
+        parser.add_argument("--momentum", type=float, default=momentum, help="of SGD")
     parser.add_argument("--seed", type=int, default=0, help="of the data, the batches and the first model")
     parser.add_argument("--steps", type=int, default=steps, help=what)
     return parser.parse_args()
@@ -103,6 +107,9 @@ class Clock:
         seconds = max(hvd.allgather_object(time.perf_counter() - self._start))
         work = hvd.allgather_object(np.diff(self._worked))
         late = self._late_share(sum(map(len, work))) if policy.startswith(CAN_BE_LATE) else None
+        # eager-SGD as published ends with an average of the models; elsewhere they are equal by now.
+        mine = parameters_to_vector(self._model.parameters()).detach()
+        vector_to_parameters(hvd.allreduce(mine, name="last"), self._model.parameters())
         tests = [test()]
         kept = hvd.broadcast_object(self._kept, root_rank=0, name="kept")
         for _, parameters in kept:
@@ -126,13 +133,11 @@ class Clock:
 
     def _late_share(self, arrivals: int) -> float:
         """The share of all ranks' steps that were too late for their round."""
-        # Buckets of one optimizer have their rounds together; a flush may have one of its own.
+        # Gradients' buckets have their rounds together; those of flushes and of averages of models have fewer.
         on_time = [
-            sum(bucket["on_time"])
-            for name, bucket in hvd.partial_stats().items()
-            if name not in self._other_buckets and not name.endswith(".flush")
+            sum(bucket["on_time"]) for name, bucket in hvd.partial_stats().items() if name not in self._other_buckets
         ]
-        return 1 - min(on_time) / arrivals
+        return 1 - max(on_time) / arrivals
 
 
 def _limit(work: list[np.ndarray]) -> float | None:

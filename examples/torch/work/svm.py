@@ -31,7 +31,8 @@ ROWS, HELD_OUT = 40_000, 2_000  # of a rank; of all
 NOISE = 0.5
 REGULARISATION = 0.01
 START = 4.0
-RATE, STEPS = 1e-4, 1600
+RATE, STEPS = 1e-4, 640
+TEN_EPOCHS = 125  # mean sessions, after which eager-SGD as published averages the models
 
 
 def log_normal(median: float, spread: float, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -80,6 +81,7 @@ def main() -> None:
         model.named_parameters(),
         sync=options.policy,
         missed=options.missed,
+        model_sync_every=TEN_EPOCHS if options.missed else None,
     )
 
     clock = job.Clock(model, options.steps)

@@ -31,8 +31,8 @@ PADDING, RARE, END = range(3)  # the end of a sentence is before its beginning, 
 SHORTEST, LONGEST = 4, 192  # words of a sentence; what is longer is cut
 HELD_OUT = 1024  # sentences
 WIDTH, HEADS, LAYERS = 64, 4, 2
-BATCH = 16
-STEPS, RATE, WARM_UP, LARGEST_NORM = 300, 0.01, 20, 1.0
+BATCH = 8
+STEPS, RATE, WARM_UP, LARGEST_NORM = 600, 0.01, 40, 1.0
 BETAS = 0.5, 0.999  # less momentum than is usual: late gradients act as momentum, and Full is better with it, too
 
 
