@@ -22,7 +22,7 @@ import torch
 from experiment import Job, Outcome, Plot, Row
 from harness import digits, exchanges
 from torch import nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 import horovod_partial.torch as hvd
 
@@ -189,9 +189,9 @@ def train(
     """On every rank: train from one seed.
 
     Returns:
-        The seconds that it took, the accuracy after the flush, and how many steps a rank took. Where models are
-        averaged in groups, or now and then, also the largest distance between a replica and their mean, just before
-        averages over all ranks; mean over these.
+        The seconds that it took, the accuracy after the flush (the mean over the ranks' own models, where these have
+        parted), and how many steps a rank took. Where models are averaged in groups, or now and then, also the largest
+        distance between a replica and their mean, just before averages over all ranks; mean over these.
     """
     task = setting.make(seed)
     model = task.model()
@@ -208,14 +208,10 @@ def train(
         before = parameters_to_vector(model.parameters()).detach()
         optimizer.step()
         taken += 1
-        if (
-            taken > 1 and arm != FULL and exchanges.was_full(arm.exchange, optimizer)
-        ):  # groups begin with one, in step 1
+        # Not the average with which groups begin, in the first step.
+        if taken > 1 and arm != FULL and exchanges.was_full(arm.exchange, optimizer):
             before_full.append(before)
     optimizer.flush()
-    if arm.options.get("missed") == "latest":  # replicas have parted, and the paper's trainings end with their average
-        last = hvd.allreduce(parameters_to_vector(model.parameters()).detach(), name="last")
-        vector_to_parameters(last, model.parameters())
     seconds = max(hvd.allgather_object(time.perf_counter() - start))
     mine = torch.tensor([task.accuracy(model), taken], dtype=torch.float64)
     accuracy, steps = hvd.allreduce(mine, name="figures").tolist()
