@@ -76,7 +76,7 @@ PROGRAMS = {
     # WAGMA-SGD's paper has reinforcement learning, too.
     "ppo": Program((*GRADIENTS, "group_average"), (0.0005, 0.001, 0.002)),
     # Convex, as WP-SGD wants it.
-    "svm": Program((*GRADIENTS, "weighted_average"), (5e-5, 1e-4, 2e-4)),
+    "svm": Program((*GRADIENTS, "weighted_average"), (1e-4, 2e-4, 4e-4)),
     # One rank is always slower: P-Reduce's case.
     "heterogeneous": Program(
         (*GRADIENTS, MOMENTUM, "partial_reduce"), (0.1, 0.2, 0.4), (0.025, 0.05, 0.1), unequal=True

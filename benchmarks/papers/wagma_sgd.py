@@ -59,7 +59,8 @@ PAPER = Paper(
             "wagma_sgd",
             "fig5",
             "Figure 5: accuracy over time where two ranks are late",
-            "digits on 8 ranks in place of ResNet-50 on ImageNet; a twentieth of the paper's times",
+            "digits on 8 ranks in place of ResNet-50 on ImageNet; a twentieth of figure 4's times, where two ranks are late by half "
+            "a step. In the paper's figure 5 a step has half as many images, so that they are late by about a whole one",
             training.images,
         ),
         Experiment(
