@@ -363,7 +363,7 @@ def verdict(last: dict[str, float], ahead: Sequence[tuple[str, str]], close: Seq
     """Which of the orders that the paper claims are so here.
 
     Args:
-        last: losses.
+        last: losses, by method.
         ahead: methods that are ahead of others there.
         close: methods that are close to others there.
     """
