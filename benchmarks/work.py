@@ -5,7 +5,7 @@
 The programs are in examples/torch/work; each says in its first lines where its steps differ. Ranks get equal shares of the
 cores, by quotas (harness/quota.py, needs root); in `heterogeneous` the last rank has a third of what the others have. No
 rate is carried over from one policy to another: each arm is tuned over the same grid with one seed, by the quality at the
-end, and then runs with other seeds, all arms in turn for each.
+end, and then runs with other seeds, all arms in turn for each. (Full with a larger momentum has a grid of smaller rates.)
 
 Every run is appended to the file `--results`, and what is there is not run again: a benchmark that was ended goes on where
 it was. Speed-ups are medians over the seeds, qualities means with their standard deviations; `against Full` is the mean over
@@ -29,8 +29,7 @@ from typing import Any
 
 import harness
 from harness import quota
-from harness.work import PROGRAMS as PROGRAMS_FOLDER
-from harness.work import Job, run_programs
+from harness.work import FOLDER, Job, run_programs
 
 ROOT = Path(__file__).resolve().parents[1]
 TUNING_SEED = 100
@@ -101,7 +100,7 @@ class Runs:
         self._options = options
         self._cores = shares(PROGRAMS[name], options.ranks)
         self._failed: set[str] = set()
-        text = "".join((PROGRAMS_FOLDER / f"{each}.py").read_text() for each in (name, "job"))
+        text = "".join((FOLDER / f"{each}.py").read_text() for each in (name, "job"))
         self._source = hashlib.sha256(text.encode()).hexdigest()[:12]  # another program has other runs
 
     def job(self, arm: str, rate: float, seed: int) -> Job:
@@ -155,18 +154,10 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
     """Tune and run the arms of a program. Returns their figures, and prints them."""
     program, runs = PROGRAMS[name], Runs(name, options)
     arms = ["full"] + [arm for arm in program.arms if arm != "full" and arm in (options.arms or program.arms)]
-    grid = [
-        (arm, rate)
-        for arm in arms
-        for rate in options.rates or (program.with_momentum if arm == MOMENTUM else program.rates)
-    ]
+    grids = {arm: options.rates or (program.with_momentum if arm == MOMENTUM else program.rates) for arm in arms}
+    grid = [(arm, rate) for arm in arms for rate in grids[arm]]
     tuning = dict(zip(grid, runs.make([runs.job(*of, TUNING_SEED) for of in grid]), strict=True))
-    rates = {
-        arm: min((rate for of, rate in grid if of == arm), key=lambda rate: badness(tuning[arm, rate])) for arm in arms
-    }
-    at_the_edge = [
-        arm for arm in arms if rates[arm] in (min(tried := [rate for of, rate in grid if of == arm]), max(tried))
-    ]
+    rates = {arm: min(grids[arm], key=lambda rate: badness(tuning[arm, rate])) for arm in arms}
     measured = runs.make([runs.job(arm, rates[arm], seed) for seed in range(options.seeds) for arm in arms])
     by_seed: list[dict[str, Run]] = []
     for seed in range(options.seeds):
@@ -184,8 +175,8 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
     figures = {
         "quality": by_seed[0]["full"]["quality_name"],
         "cores": cores,
-        "limit": statistics.fmean(limits) if limits else None,
-        "at_the_edge": at_the_edge,
+        "limit": statistics.fmean(limits),
+        "at_the_edge": [arm for arm in arms if rates[arm] in (min(grids[arm]), max(grids[arm]))],
         "arms": {arm: summary(by_seed, arm) | {"rate": rates[arm]} for arm in arms},
     }
     show(name, figures, options)
@@ -216,10 +207,9 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
 
 
 def show(name: str, figures: dict[str, Any], options: Namespace) -> None:
-    limit = "" if figures["limit"] is None else f", limit {figures['limit']:.2f}"
     cores = " ".join(f"{share:.2f}" for share in figures["cores"])
     harness.print_table(
-        f"{name}: {options.ranks} ranks on {cores} cores over {options.transport}, {options.seeds} seeds{limit}",
+        f"{name}: {options.ranks} ranks on {cores} cores over {options.transport}, {options.seeds} seeds, limit {figures['limit']:.2f}",
         ["arm", "rate", "seconds", "speed-up", figures["quality"], "against Full", "late"],
         [
             [

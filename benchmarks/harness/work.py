@@ -22,7 +22,7 @@ from harness import quota
 from harness.launch import Transport, launch
 from harness.progress import progress
 
-PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "torch" / "work"
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "torch" / "work"
 CYCLE_MS = 5  # of Horovod's background thread; with its default of 1 that takes some 5 % of a core, on each rank
 POLL_SECONDS = 0.0005
 JOB_SECONDS = 600.0  # at most, of one program
@@ -64,11 +64,11 @@ def run(jobs: Sequence[Job], results: str, cores: Sequence[float]) -> None:
     """On every rank: be those programs, on a share that begins when PyTorch is there."""
     quota.enter(cores)
     _wait_asleep()
-    sys.path.insert(0, str(PROGRAMS))
+    sys.path.insert(0, str(FOLDER))
     for job in jobs:
         text = "{program}, {policy}, rate {rate:g}, seed {seed}".format(**job)
         progress(text, 0, 1)
-        program = str(PROGRAMS / f"{job['program']}.py")
+        program = str(FOLDER / f"{job['program']}.py")
         sys.argv = [program, "--policy", job["policy"], "--rate", str(job["rate"]), "--seed", str(job["seed"])]
         sys.argv += job["options"]
         output = io.StringIO()

@@ -11,7 +11,8 @@ HEAD = """\
 
 Made by `.venv/bin/python benchmarks/papers --write-docs` from the figures in `benchmarks/papers/results`; change it there.
 Measured figures are of up to 8 ranks on 2 cores. Simulated ones are of the paper's scale: by [the simulator](simulator.md), or
-for rivals and WP-SGD by models of this folder. Computed ones are of a single process. `~` stands before what was read off a plot of the paper.
+for rivals and WP-SGD by models of that folder. Computed ones are of a single process. `~` stands before what was read off a plot
+of the paper.
 """
 
 

@@ -80,7 +80,7 @@ def steps(job: Job) -> Outcome:
     arms = job.choose(tuple(ARMS), ("SyncEASGD", "MG-WFBP"))
     rows: list[Row] = []
     times: dict[str, list[float]] = {arm: [] for arm in arms}
-    gains: dict[str, list[float]] = {}
+    gains: dict[tuple[str, str], list[float]] = {}
     for section, ranks in jobs:
         place = f"{section}, {ranks} ranks"
         for arm in arms:
@@ -88,17 +88,16 @@ def steps(job: Job) -> Outcome:
             rows.append(Row(f"{place}: step, {arm} (ms)", "", 1e3 * times[arm][-1], "measured"))
         for (faster, slower), paper in GAINS.items():
             if faster in times and slower in times:
-                what = f"{faster} over {slower}"
-                gains.setdefault(what, []).append(times[slower][-1] / times[faster][-1])
-                rows.append(Row(f"{place}: {what}", paper, gains[what][-1], "measured"))
-    verdict = "; ".join(f"{what} {min(values):.2f} to {max(values):.2f} times" for what, values in gains.items()) + "."
-    behind = {what: sum(gain < 0.98 for gain in values) for what, values in gains.items()}
-    told = [
-        f"{what.partition(' over ')[0]} is behind {what.partition(' over ')[2]} in {count} of {len(jobs)} jobs"
-        for what, count in behind.items()
-        if count
-    ]
-    if told:
+                gain = times[slower][-1] / times[faster][-1]
+                gains.setdefault((faster, slower), []).append(gain)
+                rows.append(Row(f"{place}: {faster} over {slower}", paper, gain, "measured"))
+    told = [f"{one} over {other} {min(each):.2f} to {max(each):.2f} times" for (one, other), each in gains.items()]
+    verdict = f"{'; '.join(told)}."
+    behind = {pair: sum(gain < 0.98 for gain in each) for pair, each in gains.items()}
+    if any(behind.values()):
+        told = [
+            f"{one} is behind {other} in {count} of {len(jobs)} jobs" for (one, other), count in behind.items() if count
+        ]
         verdict += f" {'; '.join(told)}."
     if missing:
         verdict += f" No limited links: {missing}."

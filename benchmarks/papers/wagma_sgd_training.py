@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import rivals
 from eager_sgd_throughput import resnet50, seconds_of
@@ -17,6 +18,7 @@ from wagma_sgd_throughput import (
     TEXT_BYTES,
     TEXT_PERIOD,
     TEXT_QUARTILES,
+    Floats,
     sentences,
 )
 
@@ -128,15 +130,15 @@ def ablations(job: Job) -> Outcome:
         if run.distance is not None:
             rows.append(Row(f"{name}: distance of replicas from their mean", "", run.distance, "measured"))
         rows.append(Row(f"{name}: speed-up over Full", "", run.speed_up, "measured"))
-    costs: dict[str, list[float]] = {"1.24": [], "1.28": []}  # by the paper's figure
+    of_groups = _groups(job)
+    costs: dict[str, list[float]] = {each.paper: [] for each in of_groups}
     for (name, links), algorithm in itertools.product(rivals.LINKS.items(), (rivals.ALGORITHM, BUTTERFLY)):
-        where = f"{name}, {algorithm.replace('_', ' ')}"
-        for what, paper, cost in (
-            (f"ResNet-50, one group of {SIMULATED_RANKS} over groups of 8", "1.24", _images_cost),
-            (f"Transformer, one group of {TEXT_RANKS} over groups of 4", "1.28", _text_cost),
-        ):
-            costs[paper].append(cost(job, links, algorithm))
-            rows.append(Row(f"{what}, {where}: time of a step", paper, costs[paper][-1], "simulated"))
+        for each in of_groups:
+            cost = each.cost_of_one(links, algorithm)
+            costs[each.paper].append(cost)
+            what = f"{each.network}, one group of {each.delays.shape[1]} over groups of {each.size}"
+            where = f"{name}, {algorithm.replace('_', ' ')}"
+            rows.append(Row(f"{what}, {where}: time of a step", each.paper, cost, "simulated"))
     plot = Plot(
         "speed-up over Full",
         "distance of replicas from their mean",
@@ -157,7 +159,8 @@ def _verdict(trained: dict[str, Trained], costs: dict[str, list[float]]) -> str:
         (ALL, "is no better, and slower"),
     ):
         lost = mine.accuracy - trained[name].accuracy
-        farther = f", and its replicas are {distances[name] / distances[WAGMA]:.1f} times as far apart"
+        apart = distances[name] / distances[WAGMA] if distances[WAGMA] else math.inf  # in a smoke run
+        farther = f", and its replicas are {apart:.1f} times as far apart"
         shown = "is less accurate here, too" if lost > deviation else "is as accurate here"
         if lost < -deviation:
             shown = "is more accurate here"
@@ -174,24 +177,43 @@ def _verdict(trained: dict[str, Trained], costs: dict[str, list[float]]) -> str:
     )
 
 
-def _images_cost(job: Job, links: Cluster, algorithm: str) -> float:
-    trace = resnet50(IMAGE_COMPUTE)
-    delays = RandomRanks(IMAGE_VICTIMS, IMAGE_DELAY).draw(job.choose(1_000, 20), SIMULATED_RANKS, IMAGE_COMPUTE, seed=0)
-    few, all_ranks = (
-        seconds_of(GroupAverage(size, period=IMAGE_PERIOD), trace, delays, links, algorithm)
-        for size in (8, SIMULATED_RANKS)
-    )
-    return all_ranks / few
+@dataclass(frozen=True)
+class Groups:
+    """A job whose ranks average in groups: what ablation 3 costs there.
+
+    Attributes:
+        network: that is trained.
+        trace: of its step.
+        delays: as in `horovod_partial.simulate`.
+        period: of the averages of all ranks.
+        size: of the groups.
+        paper: by how much longer a step takes there with one group of all ranks.
+    """
+
+    network: str
+    trace: Trace
+    delays: Floats
+    period: int
+    size: int
+    paper: str
+
+    def cost_of_one(self, links: Cluster, algorithm: str) -> float:
+        """The time of a step with one group of all ranks, over that with groups."""
+        groups, one = (
+            seconds_of(GroupAverage(size, period=self.period), self.trace, self.delays, links, algorithm)
+            for size in (self.size, self.delays.shape[1])
+        )
+        return one / groups
 
 
-def _text_cost(job: Job, links: Cluster, algorithm: str) -> float:
-    least = TEXT_QUARTILES[0]
-    trace = Trace.even(1, TEXT_BYTES, least, 0.0)
-    delays = sentences(job.choose(1_000, 20), TEXT_RANKS) - least
-    few, all_ranks = (
-        seconds_of(GroupAverage(size, period=TEXT_PERIOD), trace, delays, links, algorithm) for size in (4, TEXT_RANKS)
+def _groups(job: Job) -> tuple[Groups, ...]:
+    steps, least = job.choose(1_000, 20), TEXT_QUARTILES[0]
+    late = RandomRanks(IMAGE_VICTIMS, IMAGE_DELAY).draw(steps, SIMULATED_RANKS, IMAGE_COMPUTE, seed=0)
+    unequal = sentences(steps, TEXT_RANKS) - least
+    return (
+        Groups("ResNet-50", resnet50(IMAGE_COMPUTE), late, IMAGE_PERIOD, 8, "1.24"),
+        Groups("Transformer", Trace.even(1, TEXT_BYTES, least, 0.0), unequal, TEXT_PERIOD, 4, "1.28"),
     )
-    return all_ranks / few
 
 
 def _train(job: Job, arms: dict[str, Arm], setting: Setting) -> dict[str, Trained]:

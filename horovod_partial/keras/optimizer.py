@@ -374,9 +374,9 @@ def _updating(optimizer: Any) -> Apply:
 
 def _is_scheduled(optimizer: Any) -> bool:
     """Whether a schedule of Keras's sets the rate of an optimizer, or of one within it."""
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        return any(map(_is_scheduled, optimizer.optimizers))
     own = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(own, keras.optimizers.MultiOptimizer):
+        return any(map(_is_scheduled, own.optimizers))
     return isinstance(own._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
 
 

@@ -96,8 +96,8 @@ class ModelExchange(ModelAverager, Exchange):
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
-        self._moves: SlowMomentumState | None = None  # that momentum, if what is in flight is an average over all ranks
-        self._begins = False  # whether that average is the one with which groups begin, a plain one as a flush is
+        # What that momentum learns from what is in flight, if this is an average over all ranks.
+        self._learn: Callable[[torch.Tensor], None] | None = None
         self._local_steps = 0
         self._flushed_at = 0  # of these steps
 
@@ -131,10 +131,13 @@ class ModelExchange(ModelAverager, Exchange):
         steps = self.steps_to_average()
         if steps is not None:
             flat = self._pack(self._tensors(optimizer)).flat
-            self._moves = self._slow_momentum if self._slow_momentum and self.averages_all() else None
-            self._begins = isinstance(self.policy, GroupAverage) and self.rounds == 0
-            if self._moves is not None and not self._begins:
-                self._moves.contribute(self._parameters_of(flat))
+            self._learn = None
+            if self._slow_momentum is not None and self.averages_all():
+                if isinstance(self.policy, GroupAverage) and self.rounds == 0:
+                    self._learn = self._slow_momentum.begin_at  # groups begin with a plain average, as after a flush
+                else:
+                    self._slow_momentum.contribute(self._parameters_of(flat))
+                    self._learn = self._slow_momentum.take
             self._in_flight = average_async(
                 flat, flat, self.name, self.policy, self.process_set, steps, members=self._members, **self._options
             )
@@ -169,9 +172,8 @@ class ModelExchange(ModelAverager, Exchange):
         if info.late and not takes_late(self.policy):
             return
         bucket.unpack()
-        if self._moves is not None and not info.late:
-            learn = self._moves.begin_at if self._begins else self._moves.take
-            learn(self._parameters_of(bucket.flat))
+        if self._learn is not None and not info.late:
+            self._learn(self._parameters_of(bucket.flat))
         if isinstance(self.policy, WeightedAverage):
             self.last_average = WeightedAverageInfo(
                 steps=info.work,

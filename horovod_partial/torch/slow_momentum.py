@@ -28,15 +28,16 @@ class SlowMomentumState:
         """Turn this rank's model, in place, into what it contributes to an average over all ranks."""
         if self._anchor is None or self._momentum is None:
             return
-        anchor = self._anchor.to(model)  # a state that was loaded may lie on another device
-        momentum = self._momentum.to(model).mul(self._policy.beta).add_(anchor).sub_(model)
-        torch.sub(anchor, momentum, alpha=self._policy.alpha, out=model)
+        # A state that was loaded may lie on another device.
+        self._anchor, self._momentum = self._anchor.to(model), self._momentum.to(model)
+        momentum = self._momentum.mul(self._policy.beta).add_(self._anchor).sub_(model)
+        torch.sub(self._anchor, momentum, alpha=self._policy.alpha, out=model)
 
     @torch.no_grad()
     def take(self, average: torch.Tensor) -> None:
         """Learn the momentum from an average over all ranks of what they have contributed."""
         if self._anchor is not None:
-            self._momentum = (self._anchor.to(average) - average).div_(self._policy.alpha)
+            self._momentum = (self._anchor - average).div_(self._policy.alpha)
         self.begin_at(average)
 
     @torch.no_grad()
