@@ -11,12 +11,14 @@ Bucket::Bucket(std::string name, const BucketOptions& options)
 
 void Bucket::AddPending(const Arrival& arrival) {
   if (arrival.input == nullptr || options_.late != Late::kAccumulate) return;
-  if (options_.drop_nonfinite && !memory().AllFinite(options_.type, arrival.input, options_.elements)) {
-    ++dropped_;
-    return;
-  }
-  if (incoming_gradients_ == 0) {
-    incoming_.Reserve(bytes(), memory());
+  const bool first = incoming_gradients_ == 0;
+  incoming_.Reserve(bytes(), memory());
+  if (options_.drop_nonfinite) {
+    if (!memory().AddIfFinite(options_.type, incoming_.data(), arrival.input, options_.elements, first)) {
+      ++dropped_;
+      return;
+    }
+  } else if (first) {
     memory().Copy(incoming_.data(), arrival.input, bytes());
   } else {
     memory().Add(options_.type, incoming_.data(), arrival.input, options_.elements);
@@ -218,8 +220,9 @@ bool Bucket::Finish() {
     memory().Scale(options_.type, result, options_.elements, 1.0 / members_gradients_);
   completed_ = last_.round + 1;
   state_ = State::kIdle;
+  const bool left_out = std::exchange(left_out_, false);
   if (on_time_ && !only_delivers_) {
-    held_ = replays;
+    held_ = replays && !left_out;
     held_gradients_ = members_gradients_;
     return true;
   }
@@ -232,6 +235,7 @@ bool Bucket::Finish() {
   }
   // A round that only delivered, and had nothing to deliver, is no update: a step with zeros would not be none.
   const bool empty = std::exchange(discard_result_, false) || members_gradients_ == 0;
+  if (left_out) return false;
   if (!empty) {
     missed_gradients_ = members_gradients_;
     missed_.Push(late_result, members_gradients_, options_.type, options_.elements);
@@ -246,6 +250,7 @@ void Bucket::LeaveOut(Round completed) {
   held_ = false;
   missed_.Clear();
   completed_ = std::max(completed_, completed);
+  left_out_ = state_ == State::kRunning;
 }
 
 void Bucket::Clear(Round complete) {

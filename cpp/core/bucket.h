@@ -103,7 +103,7 @@ class Bucket {
   void Clear(Round complete = 0);
   // Nobody will ask for what has been missed.
   void DiscardMissed() { missed_.Clear(); }
-  // With kReplay: this rank has joined, and gets no results; so many rounds have ended elsewhere.
+  // With kReplay: this rank has joined, and gets no results, nor that of a round which runs; so many have ended elsewhere.
   void LeaveOut(Round completed);
   // With Weights::kStaleness: this rank's model is at least as new as that iteration. Returns its iteration.
   int CatchUp(int iteration) { return iteration_ = std::max(iteration_, iteration); }
@@ -159,6 +159,7 @@ class Bucket {
   bool on_time_ = false;   // kRunning: the entry is the arrival
   bool wants_full_round_ = false;
   bool discard_result_ = false;  // kRunning: the result would be missed, and is of before a Clear
+  bool left_out_ = false;        // kRunning, kReplay: this rank has joined since, and the result is none of its
   bool cleared_ = false;  // what is outgoing has been forgotten; a round that counts it may close until the next report
   bool held_ = false;     // kReplay: a result in the arrival's output has not been taken
   int held_gradients_ = 0;     // in it

@@ -578,7 +578,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
       if (retired) report.items.push_back(std::move(item));
       continue;
     }
-    if (joined && core.state() != Bucket::State::kRunning) core.LeaveOut(core.completed());
+    if (joined) core.LeaveOut(core.completed());
     item.age = std::max(now - bucket->arrived, Time(0));
     if (core.state() == Bucket::State::kRunning) {
       item.kind = Report::Item::Kind::kRunning;

@@ -162,6 +162,7 @@ class Replica {
     bool excused = false;          // it has joined or cleared once, and did not get what was reduced meanwhile
     bool cleared = false;          // what is announced is zeros, and is not announced again
     bool discards = false;         // the result of the round that runs is not wanted
+    bool left_out = false;         // nor is its number: the rank has joined since
     bool wants_full = false;       // with its next arrival
   };
   Model model;
@@ -316,6 +317,7 @@ class Replica {
     Do({Call::kLeaveOut, completed, nullptr});
     model.untaken.clear();
     model.held = model.missed = false;
+    model.left_out = bucket_->state() == Bucket::State::kRunning;
   }
 
   // The round, whose sum is `result`, ends.
@@ -334,7 +336,9 @@ class Replica {
       model.cleared = false;
     }
     const bool discards = std::exchange(model.discards, false);
-    if (in_family()) {
+    if (std::exchange(model.left_out, false)) {
+      // Nobody takes it.
+    } else if (in_family()) {
       const bool empty = !on_time && (discards || !news);
       model.held = on_time;
       model.untaken.push_back({empty ? 0 : result, empty ? 0 : bucket_->last().gradients(rank)});
@@ -734,6 +738,7 @@ class World {
       Put(key, model.cleared | model.discards << 1 | model.wants_full << 2 |
                    (rank.postponed[Index(b)] != nullptr) << 3 | (open.full >> r & 1) << 4 |
                    static_cast<int>(rank.over) << 5 | Owes(rank, b) << 7);
+      Put(key, model.left_out);
       Put(key, model.later_gradients | model.announced_gradients << 4);
       if (job_->family) {
         Put(key, bucket.untaken() | bucket.oldest_rounds() << 4);
@@ -1130,7 +1135,7 @@ class World {
     RankState& rank = ranks_[Index(turn_)];
     if (std::exchange(rank.wants_join, false)) rank.joined = true;
     for (int b = 0; b < job_->buckets && rank.joined; ++b)
-      if (rank.postponed[Index(b)] == nullptr) LeaveOut(turn_, b, rank.replicas[Index(b)]->bucket().completed());
+      LeaveOut(turn_, b, rank.replicas[Index(b)]->bucket().completed());
     rank.said = move.says;
     rank.news = false;
     Report report;
@@ -1520,7 +1525,9 @@ class World {
   void End(Rank r, int bucket, const Ending& ending) {
     RankState& rank = ranks_[Index(r)];
     Replica& replica = Change(rank, bucket);
+    const bool left_out = replica.model.left_out;
     replica.Finish(r, ending.input, ending.due);
+    if (left_out) rank.taken = std::max(rank.taken, replica.bucket().taken());
     rank.news = rank.news || replica.bucket().HasUnannounced();
     rank.flush_rounds = static_cast<std::uint8_t>(rank.flush_rounds - (ending.flushes ? 1 : 0));
     EndFlush(rank);
