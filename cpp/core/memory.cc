@@ -26,8 +26,10 @@ class HostMemory final : public Memory {
   void Scale(DataType type, void* data, std::size_t elements, double factor) override {
     horovod_partial::Scale(type, data, elements, factor);
   }
-  bool AllFinite(DataType type, const void* data, std::size_t elements) override {
-    return horovod_partial::AllFinite(type, data, elements);
+  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
+    if (!AllFinite(type, source, elements)) return false;
+    first ? Copy(target, source, elements * SizeOf(type)) : Add(type, target, source, elements);
+    return true;
   }
 };
 

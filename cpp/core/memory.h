@@ -25,7 +25,9 @@ class Memory {
   // As the functions of dtype.h.
   virtual void Add(DataType type, void* target, const void* source, std::size_t elements) = 0;
   virtual void Scale(DataType type, void* data, std::size_t elements, double factor) = 0;
-  virtual bool AllFinite(DataType type, const void* data, std::size_t elements) = 0;
+  // Adds the source to the target, or with `first` copies it there; unless an element of it is infinite or not a number:
+  // then the target is left as it was, and this is false. One operation, for a device tells the host only at its end.
+  virtual bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) = 0;
 };
 
 }  // namespace horovod_partial

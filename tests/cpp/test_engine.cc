@@ -1551,8 +1551,8 @@ class ScarceMemory final : public Memory {
   void Scale(DataType type, void* data, std::size_t elements, double factor) override {
     Host().Scale(type, data, elements, factor);
   }
-  bool AllFinite(DataType type, const void* data, std::size_t elements) override {
-    return Host().AllFinite(type, data, elements);
+  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
+    return Host().AddIfFinite(type, target, source, elements, first);
   }
 
   bool scarce = false;

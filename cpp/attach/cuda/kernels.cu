@@ -59,6 +59,21 @@ struct AddTo<bool> {
 };
 
 template <class T>
+struct AddUnless {
+  AddTo<T> add;
+  const int* found;
+  bool first;
+  __device__ void operator()(std::size_t i) const {
+    if (*found != 0) return;
+    if (first) {
+      add.target[i] = add.source[i];
+    } else {
+      add(i);
+    }
+  }
+};
+
+template <class T>
 struct ScaleBy {
   T* data;
   double factor;
@@ -83,6 +98,15 @@ void QueueAdd(DataType type, void* target, const void* source, std::size_t eleme
   Dispatch<__half>(type, [&](auto zero) {
     using T = decltype(zero);
     Queue(elements, stream, AddTo<T>{static_cast<T*>(target), static_cast<const T*>(source)});
+  });
+}
+
+void QueueAddUnless(const int* found, DataType type, void* target, const void* source, std::size_t elements, bool first,
+                    cudaStream_t stream) {
+  Dispatch<__half>(type, [&](auto zero) {
+    using T = decltype(zero);
+    const AddTo<T> add{static_cast<T*>(target), static_cast<const T*>(source)};
+    Queue(elements, stream, AddUnless<T>{add, found, first});
   });
 }
 

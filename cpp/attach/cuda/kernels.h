@@ -13,5 +13,8 @@ void QueueAdd(DataType type, void* target, const void* source, std::size_t eleme
 void QueueScale(DataType type, void* data, std::size_t elements, double factor, cudaStream_t stream);
 // Sets `*found`, in the device's memory, to 1 if an element is infinite or not a number.
 void QueueFindNonFinite(DataType type, const void* data, std::size_t elements, int* found, cudaStream_t stream);
+// Adds, or with `first` copies, unless `*found` is set by then.
+void QueueAddUnless(const int* found, DataType type, void* target, const void* source, std::size_t elements, bool first,
+                    cudaStream_t stream);
 
 }  // namespace horovod_partial::attach

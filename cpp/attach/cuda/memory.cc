@@ -1,5 +1,10 @@
 #include "attach/cuda/memory.h"
 
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,40 +21,114 @@ void Check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
 }
 
-// The device of this thread, until the guard goes: Horovod's and the application's threads have their own choices.
-class DeviceGuard {
+// --- Contexts
+
+// A function of the driver, which only machines with a GPU have. So nothing is linked to it, and the runtime finds it.
+template <class Function>
+Function* DriverFunction(const char* name) {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+  Check(cudaGetDriverEntryPointByVersion(name, &address, CUDART_VERSION, cudaEnableDefault, &result));
+#else
+  Check(cudaGetDriverEntryPoint(name, &address, cudaEnableDefault, &result));
+#endif
+  if (result != cudaDriverEntryPointSuccess) throw std::runtime_error(std::string("CUDA's driver has no ") + name);
+  return reinterpret_cast<Function*>(address);
+}
+
+void CheckDriver(CUresult result) {
+  if (result != CUDA_SUCCESS) throw std::runtime_error("CUDA's driver: error " + std::to_string(result));
+}
+
+// The context that the runtime, and so every framework, uses on a device. It is kept.
+CUcontext RetainContext(int device) {
+  static auto* const retain = DriverFunction<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain");
+  CUcontext context = nullptr;
+  CheckDriver(retain(&context, device));
+  return context;
+}
+
+// Lets this thread work on a device until the guard goes. Horovod's and the application's threads have their own choices,
+// and many have made none. cudaSetDevice, to give such a thread its device 0 back, would make a context there, which takes
+// half a gigabyte of that GPU for each process. So the context is put before the thread's own, and taken away again.
+class ContextGuard {
  public:
-  explicit DeviceGuard(int device) {
-    Check(cudaGetDevice(&before_));
-    Check(cudaSetDevice(device));
+  explicit ContextGuard(CUcontext context) {
+    static auto* const push = DriverFunction<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent");
+    CheckDriver(push(context));
   }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-  ~DeviceGuard() { cudaSetDevice(before_); }
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+  ~ContextGuard() {
+    static auto* const pop = DriverFunction<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent");
+    CUcontext context = nullptr;
+    pop(&context);
+  }
+};
+
+// --- Memory
+
+class OutOfMemory final : public std::bad_alloc {
+ public:
+  OutOfMemory(int device, std::size_t bytes)
+      : text_("GPU " + std::to_string(device) + " has no " + std::to_string(bytes) +
+              " bytes left for gradients that came late; leave room, by torch.cuda.set_per_process_memory_fraction say") {}
+  const char* what() const noexcept override { return text_.c_str(); }
 
  private:
-  int before_ = 0;
+  const std::string text_;
 };
 
 // One stream for all operations; each waits for its end. Operations of several threads may interleave on it.
+//
+// Storage comes from a pool of CUDA's, which keeps what was given back: cudaMalloc would wait, in the moment of need, for
+// all that is queued on the device. (The allocator of a framework is no choice: the background thread would wait for the
+// interpreter.)
 class CudaMemory final : public Memory {
  public:
-  explicit CudaMemory(int device) : device_(device) {
-    const DeviceGuard guard(device_);
+  explicit CudaMemory(int device) : device_(device), context_(RetainContext(device)) {
+    const ContextGuard guard(context_);
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {cudaMemLocationTypeDevice, device};
+    Check(cudaMemPoolCreate(&pool_, &properties));
+    std::uint64_t kept = std::numeric_limits<std::uint64_t>::max();
+    Check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &kept));
+    Check(cudaMallocHost(reinterpret_cast<void**>(&answer_), sizeof *answer_));
+    found_ = static_cast<int*>(Allocate(sizeof *found_));
   }
 
   int device() const override { return device_; }
+  CUcontext context() const { return context_; }
 
   void* Allocate(std::size_t bytes) override {
     if (bytes == 0) return nullptr;
-    const DeviceGuard guard(device_);
+    const ContextGuard guard(context_);
     void* data = nullptr;
-    if (cudaMalloc(&data, bytes) != cudaSuccess) throw std::bad_alloc();
+    cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaMemPoolTrimTo(pool_, 0);  // what is kept may be in pieces that are too small
+      error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+    }
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // it would stay as this thread's last error
+      throw OutOfMemory(device_, bytes);
+    }
+    Check(error);
+    Check(cudaStreamSynchronize(stream_));  // from here on it may be used on any stream
     return data;
   }
+  // Nothing on a device uses it any more: operations have ended, and so have reductions when they call back.
   void Free(void* data) override {
-    if (data != nullptr) cudaFree(data);  // fails when the process ends, and the device's context has gone before
+    if (data == nullptr) return;
+    try {
+      const ContextGuard guard(context_);
+      cudaFreeAsync(data, stream_);
+    } catch (const std::exception&) {
+      // The process ends, and the device's context has gone before.
+    }
   }
   void Copy(void* target, const void* source, std::size_t bytes) override {
     Run([&] { Check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream_)); });
@@ -63,35 +142,35 @@ class CudaMemory final : public Memory {
   void Scale(DataType type, void* data, std::size_t elements, double factor) override {
     Run([&] { QueueScale(type, data, elements, factor, stream_); });
   }
-  bool AllFinite(DataType type, const void* data, std::size_t elements) override {
+  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
     std::lock_guard<std::mutex> lock(found_mutex_);
-    if (found_ == nullptr) found_ = static_cast<int*>(Allocate(sizeof(int)));
-    int found = 0;
     Run([&] {
-      Check(cudaMemsetAsync(found_, 0, sizeof found, stream_));
-      QueueFindNonFinite(type, data, elements, found_, stream_);
-      Check(cudaMemcpyAsync(&found, found_, sizeof found, cudaMemcpyDeviceToHost, stream_));
+      Check(cudaMemsetAsync(found_, 0, sizeof *found_, stream_));
+      QueueFindNonFinite(type, source, elements, found_, stream_);
+      QueueAddUnless(found_, type, target, source, elements, first, stream_);
+      Check(cudaMemcpyAsync(answer_, found_, sizeof *answer_, cudaMemcpyDeviceToHost, stream_));
     });
-    return found == 0;
+    return *answer_ == 0;
   }
 
  private:
   template <class Operation>
   void Run(const Operation& operation) {
-    const DeviceGuard guard(device_);
+    const ContextGuard guard(context_);
     operation();
     Check(cudaStreamSynchronize(stream_));
   }
 
   const int device_;
+  const CUcontext context_;
   cudaStream_t stream_{};
-  std::mutex found_mutex_;  // guards the number, on the device, that AllFinite asks for
+  cudaMemPool_t pool_{};
+  std::mutex found_mutex_;  // guards what AddIfFinite asks for: the number on the device, and where the host reads it
   int* found_ = nullptr;
+  int* answer_ = nullptr;
 };
 
-}  // namespace
-
-Memory& CudaMemoryOf(int device) {
+CudaMemory& CudaMemoryAt(int device) {
   static std::mutex mutex;                                                 // guards the map
   static auto* memories = new std::map<int, std::unique_ptr<CudaMemory>>;  // buffers may outlive static objects
   std::lock_guard<std::mutex> lock(mutex);
@@ -100,8 +179,18 @@ Memory& CudaMemoryOf(int device) {
   return *memory;
 }
 
+}  // namespace
+
+int CudaDevices() {
+  int count = 0;
+  Check(cudaGetDeviceCount(&count));
+  return count;
+}
+
+Memory& CudaMemoryOf(int device) { return CudaMemoryAt(device); }
+
 CudaReadyEvent::CudaReadyEvent(int device, std::uintptr_t stream) {
-  const DeviceGuard guard(device);
+  const ContextGuard guard(CudaMemoryAt(device).context());
   Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
   if (const cudaError_t error = cudaEventRecord(event_, reinterpret_cast<cudaStream_t>(stream)); error != cudaSuccess) {
     cudaEventDestroy(event_);

@@ -10,6 +10,9 @@
 
 namespace horovod_partial::attach {
 
+// How many devices this process sees. Makes no context.
+int CudaDevices();
+
 // The one of a device; never destroyed. Throws std::runtime_error if CUDA refuses.
 Memory& CudaMemoryOf(int device);
 
