@@ -35,7 +35,7 @@ build: build/release/build.ninja .venv/install-stamp ## Build the extensions in 
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
-build/info/stamp: $(SETUP_STAMP) tools/horovod_info.py tools/horovod_source.py
+build/info/stamp: $(SETUP_STAMP) tools/horovod_info.py tools/install_horovod.py
 	@$(BIN)/python tools/horovod_info.py build/info
 	@touch $@
 
@@ -61,7 +61,7 @@ mutants: build/release/build.ninja ## Plant defects in the core, and see that th
 
 .PHONY: check-gpu
 check-gpu: $(SETUP_STAMP) ## Compile the attachment for CUDA and NCCL; needs no GPU
-	@$(PIP) --no-deps --requirement requirements/gpu.txt
+	@$(PIP) --no-deps --requirement requirements/gpu.txt --requirement requirements/gpu-check.txt
 	@$(MAKE) --no-print-directory build/gpu/build.ninja
 	@$(BIN)/cmake --build build/gpu -j $(JOBS) --target attach_gpu
 
@@ -133,6 +133,27 @@ test-tf215: ## Run the tests of the tape and the operations with TensorFlow 2.15
 		tests/parallel/test_tensorflow.py tests/parallel/test_jobs.py::test_two_frameworks_in_one_process \
 		$(addprefix tests/parallel/test_conformance_,operations.py rounds.py invariants.py models.py) \
 		-k 'test_tensorflow or two_frameworks or eager or graph'
+
+# Horovod with NCCL, and ours for it, in environments of their own: what of a build for GPUs can be tested without one.
+GPU_VENVS := .venv-gpu .venv-gpu211
+# Those of PyTorch: the others need TensorFlow, other machines, or minutes for what has nothing to do with a build.
+GPU_BUILD_TESTS := $(filter-out %_papers.py %_hosts.py %_smoke.py %_work.py %cookbook.py, \
+	$(shell grep -L "tensorflow\|keras" tests/parallel/test_*.py)) $(addprefix tests/parallel/test_conformance_,invariants.py merging.py)
+.PHONY: setup-gpu $(GPU_VENVS:%=setup-%)
+setup-gpu: $(GPU_VENVS:%=setup-%) ## Make .venv-gpu and .venv-gpu211: PyTorch for CUDA, and Horovod and ours built with NCCL
+$(GPU_VENVS:%=setup-%): setup-%:
+	@$(PYTHON) tools/bootstrap.py $*
+	@rm -rf build/$*
+	@CMAKE_ARGS=-DHOROVOD_PARTIAL_WERROR=ON CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $*/bin/python -m pip install --quiet \
+		--disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
+		--config-settings='--global-option=build --build-base=build/$*' .
+
+.PHONY: test-gpu-build
+test-gpu-build: setup-gpu ## Run PyTorch's parallel tests on CPU tensors over builds with NCCL, without a GPU
+	@for venv in $(GPU_VENVS); do for transport in gloo mpi; do \
+		PATH="$(CURDIR)/$$venv/bin:$$PATH" $$venv/bin/pytest -rs --transport=$$transport \
+			-k "not (eager or graph or tensorflow or keras)" $(GPU_BUILD_TESTS) || exit; \
+	done; done
 
 .PHONY: demo
 demo: build ## Set up, build and train on digits under each policy

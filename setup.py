@@ -13,7 +13,7 @@ if missing:
     sys.exit(f"error: Building horovod-partial needs {' and '.join(missing)}; run `pip install {' '.join(missing)}`.")
 
 import horovod_info
-from horovod_source import SetupError
+from install_horovod import SetupError
 from scikit_build_core.setuptools.build_cmake import BuildCMake
 from setuptools import setup
 

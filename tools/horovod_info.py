@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-import horovod_source
-from horovod_source import SetupError
+import install_horovod
+from install_horovod import SetupError
 
 # Printed as the last line of a process of its own: frameworks are large, talk on stdout, and may fail to load.
 # NVTX has no question of its own, but it changes the layout of a tensor's entry; its handle is an exported symbol.
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 def ask_horovod() -> Answer:
     """What the installed Horovod was built for, and with."""
-    wanted = horovod_source.VERSION
+    wanted = install_horovod.VERSION
     advice = f"install Horovod {wanted}, then run `pip install --no-build-isolation .`"
     try:
         found = version("horovod")
@@ -64,17 +64,24 @@ def ask_horovod() -> Answer:
 def write(directory: Path) -> None:
     """Write what CMake and the package need to know, leaving files alone that would not change."""
     answer = ask_horovod()
+    directory.mkdir(parents=True, exist_ok=True)
+    variables = {
+        "HOROVOD_SOURCE": str(install_horovod.source_tree()),
+        "HOROVOD_FEATURES": ";".join(answer.features).upper(),
+        "TENSORFLOW_COMPILE_FLAGS": ";".join(answer.compile_flags),
+        "TENSORFLOW_LINK_FLAGS": ";".join(answer.link_flags),
+    }
+    if "cuda" in answer.features:
+        gpu = install_horovod.gpu_variables(directory)
+        variables |= {"CMAKE_CUDA_COMPILER": gpu["CUDACXX"], "CUDAToolkit_ROOT": gpu["CUDAToolkit_ROOT"]}
+        variables |= {"NCCL_HEADERS": gpu["HOROVOD_NCCL_INCLUDE"]} if "HOROVOD_NCCL_INCLUDE" in gpu else {}
     files = {
-        "horovod.cmake": f'set(HOROVOD_SOURCE "{horovod_source.source_tree()}")\n'
-        f'set(HOROVOD_FEATURES "{";".join(answer.features).upper()}")\n'
-        f'set(TENSORFLOW_COMPILE_FLAGS "{";".join(answer.compile_flags)}")\n'
-        f'set(TENSORFLOW_LINK_FLAGS "{";".join(answer.link_flags)}")\n',
+        "horovod.cmake": "".join(f'set({name} "{value}")\n' for name, value in variables.items()),
         "_build_info.py": '"""Written by the build: the Horovod that the extensions were compiled for."""\n\n'
-        f"HOROVOD_VERSION = {json.dumps(horovod_source.VERSION)}\n"
+        f"HOROVOD_VERSION = {json.dumps(install_horovod.VERSION)}\n"
         f"FEATURES = {json.dumps(answer.features)}\n"
         f"FRAMEWORKS = {json.dumps(answer.frameworks)}\n",
     }
-    directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         path = directory / name
         if not path.is_file() or path.read_text() != text:
