@@ -299,6 +299,10 @@ class Runtime:
         """The results that this rank has missed, without an arrival."""
         return self._guarded(_attach.collect, self._library, process_set, name, target)
 
+    def device_of_buckets(self) -> int:
+        """Horovod's number for the device on which this rank's buckets lie, -1 for the host."""
+        return max(_attach.device_of_buckets(self._library, process_set) for process_set in list(self._process_sets))
+
     def taken(self, process_set: int, name: str) -> int:
         """How many rounds of a bucket have ended on this rank and, of a family, have been taken."""
         return self._guarded(_attach.taken, self._library, process_set, name)

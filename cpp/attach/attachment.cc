@@ -479,6 +479,11 @@ int Generation(const std::string& library_path) {
   return attached == nullptr || attached->is_initialized() == 0 ? 0 : attached->generation.load();
 }
 
+int DeviceOfBuckets(const std::string& library_path, std::int32_t process_set_id) {
+  const auto session = FindSession(library_path, process_set_id);
+  return session == nullptr ? Memory::kHost : session->device();
+}
+
 Round Taken(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket) {
   const auto session = FindSession(library_path, process_set_id);
   const auto found = session == nullptr ? nullptr : session->engine().Find(bucket);

@@ -37,6 +37,9 @@ Round Taken(const std::string& library_path, std::int32_t process_set_id, const 
 // Bucket::CatchUp; 0 without the bucket.
 int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration);
 
+// Session::device; the host without a session.
+int DeviceOfBuckets(const std::string& library_path, std::int32_t process_set_id);
+
 // Records what this rank sees from now on, until EndRecording or the next generation. Throws std::runtime_error where
 // it cannot, or does so already.
 void Record(const std::string& library_path, const std::string& directory, std::size_t most_bytes);

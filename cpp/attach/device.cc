@@ -21,6 +21,14 @@ Memory& MemoryOf(int device) {
 #endif
 }
 
+int DefaultDevice([[maybe_unused]] int local_rank) {
+#if HAVE_CUDA
+  return local_rank % CudaDevices();
+#else
+  return Memory::kHost;
+#endif
+}
+
 std::shared_ptr<ReadyEvent> RecordReadyEvent([[maybe_unused]] int device, [[maybe_unused]] std::uintptr_t stream) {
 #if HAVE_CUDA
   if (device != Memory::kHost) return std::make_shared<CudaReadyEvent>(device, stream);

@@ -149,9 +149,11 @@ void Session::Guard(const char* hook, const std::function<void()>& body) {
   try {
     body();
   } catch (const std::exception& error) {
-    Log(LogLevel::kError, rank_,
-        std::string("internal error in ") + hook + ": " + error.what() + "; all ranks shut down. Please report this.");
-    failed_ = true;
+    // The engine's own errors say what has happened; others should not happen.
+    const bool explained = dynamic_cast<const EngineError*>(&error) != nullptr;
+    const std::string text = explained ? error.what() : std::string("internal error in ") + hook + ": " + error.what();
+    Log(LogLevel::kError, rank_, text + "; all ranks shut down" + (explained ? "" : ". Please report this"));
+    if (!failed_.exchange(true)) engine_.TellFailure(text);
   }
 }
 
@@ -206,7 +208,8 @@ void Session::Tick(std::vector<long long>& status_bits) {
     }
     if (cycle) status_bits[0] &= ~kUncachedInQueue;
   });
-  if (failed_) status_bits[0] &= ~kShouldShutDown;
+  // The last cycle negotiates, because this rank's report tells the others why.
+  if (failed_) status_bits[0] &= ~(kUncachedInQueue | kShouldShutDown);
 }
 
 // After a cycle that negotiates, the next ones are short: where ranks take turns at small tensors, half of Horovod's
@@ -273,13 +276,17 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
           report = std::move(*opened);
           continue;
         }
-        if (request.request_type() == hvd::Request::JOIN) joined_[static_cast<std::size_t>(rank)] = true;
+        if (request.request_type() == hvd::Request::JOIN) {
+          joined_[static_cast<std::size_t>(rank)] = true;
+          join_devices_[rank] = request.device();
+        }
         others.push_back(request);
       }
       if (others.size() < list.requests().size()) list.set_requests(others);
       Observe(rank, report, now);
     }
     joined_[0] = process_set_->joined;
+    if (joined_[0]) join_devices_[0] = OwnJoinDevice();
     Observe(0, engine_.BuildReport(now, ForeignSince(now), joined_[0]), now);
     coordinator_->SetJoined(joined_);
     auto closings = coordinator_->Decide(now);
@@ -300,6 +307,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
       if (closing.error.empty() && grouped && !refusal.empty())
         closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
+      if (closing.error.empty()) closing.error = JoinRefusal(closing.bucket);
     }
     // The round begins here on this rank, not when the responses are known: fusing looks its entries up before that.
     engine_.Begin(closings, joined_[0]);
@@ -638,12 +646,22 @@ void Session::PlaceZeros(const std::string& name, hvd::DataType type, std::int64
     std::lock_guard<std::mutex> lock(queue.mutex_);
     if (queue.tensor_table_.count(wire_name) > 0) return;
   }
-  // A bucket that has failed here lies where it did; of one that this rank never used the response only has a guess.
-  if (const auto bucket = engine_.Find(name)) device = bucket->config.memory->device();
+  // A bucket that has failed here lies where it did; of one that this rank never used the response tells no more than
+  // that it lies on a device.
+  if (const auto bucket = engine_.Find(name)) {
+    device = bucket->config.memory->device();
+  } else if (device != CPU_DEVICE_ID) {
+    device = DeviceOfThisRank();
+  }
   const auto bytes = static_cast<std::size_t>(elements) * SizeOf(static_cast<DataType>(type));
   auto zeros = std::make_shared<Buffer>();
-  zeros->Reserve(bytes, MemoryOf(device));
-  if (bytes > 0) zeros->Zero();
+  try {
+    zeros->Reserve(bytes, MemoryOf(device));
+    if (bytes > 0) zeros->Zero();
+  } catch (const std::exception& error) {
+    throw EngineError("rank " + std::to_string(rank_) + " cannot take part with zeros in " + name + ": " +
+                      error.what());
+  }
   hvd::TensorTableEntry entry;
   entry.tensor_name = wire_name;
   entry.context = std::make_shared<BucketContext>(MemoryOf(device));
@@ -654,6 +672,38 @@ void Session::PlaceZeros(const std::string& name, hvd::DataType type, std::int64
   entry.callback = [zeros](const hvd::Status&) {};
   std::lock_guard<std::mutex> lock(queue.mutex_);
   queue.tensor_table_.emplace(wire_name, std::move(entry));
+}
+
+// A joined rank takes part with zeros of Horovod's, which lie where its join says, and have to lie where the others'
+// tensors do: NCCL reads no memory of the host, nor Gloo and MPI that of a GPU.
+std::string Session::JoinRefusal(const std::string& bucket) const {
+  const auto on_host = [](int device) { return device == CPU_DEVICE_ID; };
+  for (Rank rank = 0; rank < size_; ++rank) {
+    if (!joined_[static_cast<std::size_t>(rank)]) continue;
+    const bool joined_on_host = on_host(join_devices_.at(rank));
+    if (joined_on_host == on_host(coordinator_->declaration(bucket).device)) continue;
+    return "rank " + std::to_string(rank) + " has joined with " + (joined_on_host ? "the CPU" : "a GPU") +
+           " as its device, and " + bucket + " lies on " + (joined_on_host ? "GPUs" : "CPUs") +
+           ": give hvd.join the device=" + (joined_on_host ? " of that rank's tensors" : "-1") + " there.";
+  }
+  return "";
+}
+
+int Session::OwnJoinDevice() const {
+  auto& queue = QueueAccess::Of(controller_);
+  std::lock_guard<std::mutex> lock(queue.mutex_);
+  return queue.tensor_table_.at(JOIN_TENSOR_NAME).device;
+}
+
+int Session::device() const {
+  for (const auto& bucket : engine_.Buckets())
+    if (const int device = bucket->config.memory->device(); device != CPU_DEVICE_ID) return device;
+  return CPU_DEVICE_ID;
+}
+
+int Session::DeviceOfThisRank() const {
+  const int used = device();
+  return used != CPU_DEVICE_ID ? used : DefaultDevice(controller_.GetLocalRank());
 }
 
 // --- Collectives

@@ -70,6 +70,8 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   std::string MissingHooks() const;
   std::map<std::string, Coordinator::Offsets> ArrivalOffsets() const;
   std::map<std::string, std::int64_t> UnconnectedWindows() const;
+  // Where this rank's buckets lie, by Horovod's number; the host, if none lies on a device.
+  int device() const;
 
   // --- Background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
@@ -102,6 +104,9 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
  private:
   void WatchForShutdown();
   hvd::TensorTableEntry MakeEntry(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry);
+  int DeviceOfThisRank() const;
+  int OwnJoinDevice() const;
+  std::string JoinRefusal(const std::string& bucket) const;
   // An entry of zeros, whose result nobody wants, unless there is an entry.
   void PlaceZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
   std::vector<hvd::Request> RowOf(const Closing& closing) const;
@@ -144,10 +149,11 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   std::map<std::string, Closing> closed_;   // coordinator: decided in this cycle, by wire name
   std::map<std::string, Closing> grouped_;  // rounds with groups, now or later, that have not been executed yet
   std::unique_ptr<GroupCommunicators> communicators_;
-  std::int64_t sequence_ = 0;  // of allreduces, the same on all ranks
-  std::size_t known_ = 1;      // entries in Horovod's table that have been recorded; one is the session's own
-  std::vector<bool> joined_;   // coordinator
-  std::string failures_;       // coordinator: which rank has failed, and why, until all have been told
+  std::int64_t sequence_ = 0;         // of allreduces, the same on all ranks
+  std::size_t known_ = 1;             // entries in Horovod's table that have been recorded; one is the session's own
+  std::vector<bool> joined_;          // coordinator
+  std::map<Rank, int> join_devices_;  // coordinator: where those that have joined have Horovod's zeros
+  std::string failures_;              // coordinator: which rank has failed, and why, until all have been told
   Time last_watch_{0};
   const bool keeps_cycle_time_ = std::getenv("HOROVOD_CYCLE_TIME") != nullptr;
   int short_cycles_ = 0;  // how many more there shall be

@@ -1,8 +1,11 @@
 // Horovod's view of a bucket's memory.
 #pragma once
 
-#include <cstring>
 #include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "attach/horovod.h"
 #include "core/buffer.h"
@@ -45,7 +48,12 @@ class BucketContext : public hvd::OpContext {
   explicit BucketContext(Memory& memory) : memory_(memory) {}
 
   hvd::Status AllocatePersistent(std::int64_t size, std::shared_ptr<hvd::PersistentBuffer>* buffer) override {
-    *buffer = std::make_shared<FusionBuffer>(static_cast<std::size_t>(size), memory_);
+    try {
+      *buffer = std::make_shared<FusionBuffer>(static_cast<std::size_t>(size), memory_);
+    } catch (const std::bad_alloc& error) {
+      return hvd::Status::UnknownError("no memory for a fusion buffer of " + std::to_string(size) +
+                                       " bytes, which HOROVOD_FUSION_THRESHOLD sets: " + error.what());
+    }
     return hvd::Status::OK();
   }
   hvd::Status AllocateOutput(hvd::TensorShape, std::shared_ptr<hvd::Tensor>*,

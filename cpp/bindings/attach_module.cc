@@ -356,6 +356,8 @@ PYBIND11_MODULE(_attach, m) {
         py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));
   m.def("generation", &attach::Generation, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
+  m.def("device_of_buckets", &attach::DeviceOfBuckets, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
+        py::arg("process_set"));
   m.def("taken", &attach::Taken, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("process_set"),
         py::arg("name"));
   m.def("catch_up", &attach::CatchUp, py::call_guard<py::gil_scoped_release>(), py::arg("library"),

@@ -157,9 +157,7 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
     }
     ArriveNow(*bucket, *operation, calls);
   } catch (const std::exception& error) {
-    Fail(*bucket, WhyItFailed(*bucket, error), calls);
-    calls.Forget();  // the caller gets the exception
-    throw;
+    FailAndThrow(*bucket, error, calls);
   }
   return operation;
 }
@@ -184,7 +182,7 @@ void Engine::ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls)
   switch (bucket.core.Arrive(operation.arrival)) {
     case Bucket::Arrived::kOnTime: bucket.bringers.Open(bucket.arrived); break;
     case Bucket::Arrived::kWaiting: break;
-    case Bucket::Arrived::kLate: Complete(bucket, *std::exchange(bucket.operation, nullptr), true, calls); break;
+    case Bucket::Arrived::kLate: Complete(bucket, true, calls); break;
     case Bucket::Arrived::kBusy:
       throw std::logic_error("bucket " + bucket.core.name() + " is busy without an outstanding operation");
   }
@@ -201,8 +199,21 @@ void Engine::ArriveOrFail(SharedBucket& bucket, Calls& calls) {
 }
 
 std::string Engine::WhyItFailed(const SharedBucket& bucket, const std::exception& error) const {
-  return "rank " + std::to_string(rank_) + " could not keep its contribution to " + bucket.core.name() + ": " +
+  return "rank " + std::to_string(rank_) + " could not keep what belongs to " + bucket.core.name() + ": " +
          error.what() + ". Nothing more can be done with this bucket";
+}
+
+// Background thread, under the bucket's lock: where its memory fails, or the device that has it, nobody here is told by
+// an exception, and this rank cannot do what the others count on.
+template <class Work>
+auto Engine::InMemory(const SharedBucket& bucket, const Work& work) const {
+  try {
+    return work();
+  } catch (const std::logic_error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw EngineError(WhyItFailed(bucket, error));
+  }
 }
 
 // Under the bucket's lock: from now on every use of it fails. Nothing is cleared: what was pending may or may not have
@@ -214,6 +225,14 @@ void Engine::Fail(SharedBucket& bucket, const std::string& error, Calls& calls) 
     operation->error = error;
     Done(bucket, *operation, calls);
   }
+}
+
+// The same for who is here, and gets it as an exception.
+void Engine::FailAndThrow(SharedBucket& bucket, const std::exception& error, Calls& calls) {
+  const std::string why = WhyItFailed(bucket, error);
+  Fail(bucket, why, calls);
+  calls.Forget();
+  throw std::runtime_error(why);
 }
 
 bool Engine::Poll(const SharedBucket& bucket, const Operation& operation) const {
@@ -260,11 +279,16 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->operation != nullptr || !bucket->core.HasMissed()) return nullptr;
+    bucket->operation = operation;
     if (bucket->core.state() == Bucket::State::kIdle) {
-      Complete(*bucket, *operation, true, calls);
+      try {
+        Complete(*bucket, true, calls);
+      } catch (const std::exception& error) {
+        FailAndThrow(*bucket, error, calls);
+      }
       return operation;
     }
-    bucket->operation = operation;  // another rank has begun the next round already: its end completes this
+    // Another rank has begun the next round already: its end completes this.
   }
   try {
     WaitFor(*bucket, *operation, false);
@@ -305,12 +329,17 @@ std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) 
   if (taken.rounds == 0) return std::nullopt;
   Round newest = -1;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
+    Calls calls;
     std::lock_guard<std::mutex> lock(buckets[i]->mutex);
     // What a flush has brought stays this rank's: one that has come to its end before may have shut Horovod down since.
     const bool is_flushed = flush_bounds_ && buckets[i]->flush_end != kForEver;
     if (!buckets[i]->poison.empty() && !is_flushed) throw EngineError(buckets[i]->poison);
     if (buckets[i]->core.full()) news_ = true;  // the others may wait for this
-    taken.gradients += buckets[i]->core.TakeRounds(taken.rounds, family[i].output);
+    try {
+      taken.gradients += buckets[i]->core.TakeRounds(taken.rounds, family[i].output);
+    } catch (const std::exception& error) {  // the members are not together any more
+      FailAndThrow(*buckets[i], error, calls);
+    }
     newest = buckets[i]->core.taken() - 1;
   }
   if (auto* recorder = Recording())
@@ -587,7 +616,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
       continue;
     } else if (core.state() == Bucket::State::kArrived && !core.reported()) {
       item.kind = Report::Item::Kind::kArrival;
-      item.gradients = core.ReportArrival();
+      item.gradients = InMemory(*bucket, [&] { return core.ReportArrival(); });
       item.work = core.arrival().work;
       item.full = core.wants_full_round();
       if (!core.declared()) item.declaration = bucket->declaration();
@@ -597,7 +626,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
       // Who will not train any more does not hold the others' models back with its own.
       const bool leaves = retired || report.flush == Report::Flush::kEnding;
       if (!leaves || core.options().late != Late::kKeep) {
-        item.gradients = core.ReportPending();
+        item.gradients = InMemory(*bucket, [&] { return core.ReportPending(); });
         item.late = core.ReportLate();
       }
       if (!retired && core.full())
@@ -641,7 +670,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     // Who has slipped into a round has not declared itself: zeros are sent, and the arrival goes on waiting.
     if (!bucket->core.declared() && !bucket->core.reported() && closing.Includes(rank_)) continue;
     const bool first = !bucket->core.declared();
-    const Bucket::Entry entry = bucket->core.Begin(closing, rank_);
+    const Bucket::Entry entry = InMemory(*bucket, [&] { return bucket->core.Begin(closing, rank_); });
     bucket->flush_round = closing.flushes && entry.member;
     if (closing.flushes && bucket->draining) bucket->flush_end = closing.round + 1;
     flush_rounds += bucket->flush_round ? 1 : 0;
@@ -696,8 +725,7 @@ void Engine::Forget(const SharedBucket& bucket) {
 // Under the bucket's lock: its last round is over, and has delivered all. What else has arrived since that was decided
 // begins a new bucket.
 void Engine::End(SharedBucket& bucket, Calls& calls) {
-  if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr)
-    Complete(bucket, *std::exchange(bucket.operation, nullptr), true, calls);
+  if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) Complete(bucket, true, calls);
   if (bucket.core.declared()) --in_use_;
   bucket.core = Bucket(bucket.core.name(), bucket.core.options());
   bucket.statistics = {};
@@ -743,8 +771,15 @@ void Engine::Done(SharedBucket& bucket, Operation& operation, Calls& calls) {
         [on_done = std::exchange(operation.on_done, nullptr), self = operation.shared_from_this()] { on_done(*self); });
 }
 
-// The result goes to the application; under the bucket's lock.
-void Engine::Complete(SharedBucket& bucket, Operation& operation, bool late, Calls& calls) {
+// The result goes to the application, whose operation is outstanding until then; under the bucket's lock.
+void Engine::Complete(SharedBucket& bucket, bool late, Calls& calls) {
+  Fill(bucket, *bucket.operation, late);
+  RecordResult(bucket, *bucket.operation);
+  Done(bucket, *std::exchange(bucket.operation, nullptr), calls);
+}
+
+// Under the bucket's lock. May throw.
+void Engine::Fill(SharedBucket& bucket, Operation& operation, bool late) {
   const Closing& closing = bucket.core.last();
   operation.info.round = closing.round;
   operation.info.late = late;
@@ -761,8 +796,6 @@ void Engine::Complete(SharedBucket& bucket, Operation& operation, bool late, Cal
     operation.info.empty = !bucket.core.HasMissed();
     if (bucket.core.options().missed != Missed::kReplay) bucket.core.TakeMissed(operation.arrival.output);
   }
-  RecordResult(bucket, operation);
-  Done(bucket, operation, calls);
 }
 
 void Engine::EndFlushRound(const std::string& error) {
@@ -772,29 +805,30 @@ void Engine::EndFlushRound(const std::string& error) {
   TellFlush();
 }
 
+// Under the bucket's lock: its reduction has ended well. May throw.
+void Engine::EndRound(SharedBucket& bucket, Calls& calls) {
+  const bool on_time = bucket.core.Finish();
+  if (bucket.core.last().ends) return;
+  // What could not be announced while the round was running.
+  if (bucket.core.HasUnannounced() || (bucket.owner != nullptr && bucket.owner->gone())) news_ = true;
+  bucket.statistics.dropped = bucket.core.dropped();
+  bucket.statistics.summed = bucket.core.summed();
+  // An operation whose device has not made it is no arrival yet, and waits for a later round.
+  if (bucket.operation != nullptr && bucket.awaited == nullptr) Complete(bucket, !on_time, calls);
+}
+
 void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error) {
   Calls calls;
   std::lock_guard<std::mutex> lock(bucket->mutex);
-  std::string failure = error;
-  bool on_time = false;
-  try {
-    if (failure.empty()) on_time = bucket->core.Finish();
-  } catch (const std::exception& exception) {  // a device may fail, and whoever calls back does not expect it
-    failure = exception.what();
-  }
   const bool ends = bucket->core.last().ends;
-  if (!failure.empty()) Fail(*bucket, failure, calls);
-  if (ends) {
-    End(*bucket, calls);
-  } else if (failure.empty()) {
-    // What could not be announced while the round was running.
-    if (bucket->core.HasUnannounced() || (bucket->owner != nullptr && bucket->owner->gone())) news_ = true;
-    bucket->statistics.dropped = bucket->core.dropped();
-    bucket->statistics.summed = bucket->core.summed();
-    // An operation whose device has not made it is no arrival yet, and waits for a later round.
-    if (bucket->operation != nullptr && bucket->awaited == nullptr)
-      Complete(*bucket, *std::exchange(bucket->operation, nullptr), !on_time, calls);
+  std::string failure = error;
+  try {
+    if (failure.empty()) EndRound(*bucket, calls);
+  } catch (const std::exception& exception) {  // a device may fail, and whoever calls back does not expect it
+    failure = WhyItFailed(*bucket, exception);
   }
+  if (!failure.empty()) Fail(*bucket, failure, calls);
+  if (ends) End(*bucket, calls);
   if (std::exchange(bucket->flush_round, false)) {
     EndFlushRound(failure);
   } else if (bucket->draining) {
@@ -824,9 +858,13 @@ void Engine::Close(const std::string& shut_down) {
 
 void Engine::SayFarewell(const std::string& failure) {
   if (!collectives_.Alive()) return;
+  TellFailure(failure);
+  farewell_.AwaitSaid(kFarewellPatience);
+}
+
+void Engine::TellFailure(const std::string& failure) {
   farewell_.Say(failure);
   news_ = true;
-  farewell_.AwaitSaid(kFarewellPatience);
 }
 
 void Engine::ThrowShutDown() const { throw EngineError(first_failure_->Explain(kShutDown)); }

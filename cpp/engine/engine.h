@@ -142,7 +142,8 @@ class Engine {
 
   // --- Application's threads
   // Throws std::invalid_argument if the name is bound to another declaration or in use, EngineError if the library
-  // below is down or the bucket has failed.
+  // below is down or the bucket has failed, and std::runtime_error where the memory or its device fails: then the
+  // bucket has failed.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
   // The bucket of that name is there for that owner, also if it has not been declared yet. When the owner is gone on
   // all ranks, the bucket ends: it and its statistics are forgotten. An arrival after that leaves it without an owner.
@@ -189,6 +190,8 @@ class Engine {
   // All the rounds that were closed in this cycle, in order, those that were refused too. A joined rank takes part in
   // none. Where the engine makes no entry, the library below sends zeros.
   void Begin(const std::vector<Closing>& closings, bool joined);
+  // The library below ends by this failure on this rank: the next report tells the others.
+  void TellFailure(const std::string& failure);
   // The callback of Collectives::Place.
   void Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error);
 
@@ -220,11 +223,16 @@ class Engine {
   void ReleaseFlush();
   void Refuse(SharedBucket& bucket, const std::string& error, Calls& calls);
   void Fail(SharedBucket& bucket, const std::string& error, Calls& calls);
+  [[noreturn]] void FailAndThrow(SharedBucket& bucket, const std::exception& error, Calls& calls);
+  template <class Work>
+  auto InMemory(const SharedBucket& bucket, const Work& work) const;
   std::string WhyItFailed(const SharedBucket& bucket, const std::exception& error) const;
   void StopAwaiting(SharedBucket& bucket);
   void TellOfRefusal(const std::string& error);
   void Done(SharedBucket& bucket, Operation& operation, Calls& calls);
-  void Complete(SharedBucket& bucket, Operation& operation, bool late, Calls& calls);
+  void Complete(SharedBucket& bucket, bool late, Calls& calls);
+  void Fill(SharedBucket& bucket, Operation& operation, bool late);
+  void EndRound(SharedBucket& bucket, Calls& calls);
   void BeginFlushRounds(int rounds, Report::Flush over);
   void CloseFlush(int number, Report::Flush over);
   void EndFlush();

@@ -73,9 +73,14 @@ def shutdown() -> None:
     runtime.shutdown()
 
 
-def join(*args: Any, **kwargs: Any) -> int:
-    """`horovod.torch.join`, after what this rank has pending has been delivered."""
-    return runtime.join(*args, **kwargs)
+def join(device: int | None = None) -> int:
+    """`horovod.torch.join`, after what this rank has pending has been delivered.
+
+    Args:
+        device: of the zeros by which this rank takes part from then on, -1 for the CPU. Without it, where this rank's partial
+            collectives are, as Horovod wants it.
+    """
+    return runtime.join(device=runtime.device_of_buckets() if device is None else device)
 
 
 def flush(process_set: ProcessSet = global_process_set) -> None:
@@ -164,7 +169,14 @@ def device_number(device: torch.device) -> int:
 
 
 def _stream(device: torch.device) -> int:
-    return 0 if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
+    if device.type == "cpu":
+        return 0
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "partial collectives cannot be captured into a CUDA graph, which would replay one round for ever; capture the "
+            "forward and backward passes alone, and leave the optimizer's step and its reductions outside"
+        )
+    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def partial_allreduce_async_(

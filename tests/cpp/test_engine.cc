@@ -1,10 +1,12 @@
-// Single cases of the engine, each under a script of its own.
+// Single cases of the engine, each under a script of its own. With HOROVOD_PARTIAL_TEST_ON_DEVICES the tensors of ranks
+// lie on make-believe devices.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <future>
 #include <stdexcept>
@@ -38,6 +40,10 @@ class RanksTest : public testing::Test {
   void Start(int size, std::vector<BucketConfig> configs, FakeHorovod::Settings settings = {}) {
     settings.size = size;
     settings.clock = [](Rank) { return Now() + 1h; };  // whoever waits has waited for long
+    if (std::getenv("HOROVOD_PARTIAL_TEST_ON_DEVICES") != nullptr) {
+      devices_ = std::make_unique<FakeDevices>(size, FakeDevices::Streams::kNone);
+      settings.memory = [this](Rank rank) -> Memory& { return (*devices_)[rank]; };
+    }
     horovod_ = std::make_unique<FakeHorovod>(std::move(settings));
     for (Rank rank = 0; rank < size; ++rank)
       applications_.push_back(std::make_unique<Application>(*horovod_, rank, configs));
@@ -91,6 +97,7 @@ class RanksTest : public testing::Test {
   }
 
   const Watchdog watchdog_{testing::UnitTest::GetInstance()->current_test_info()->name()};
+  std::unique_ptr<FakeDevices> devices_;
   std::unique_ptr<FakeHorovod> horovod_;
   std::vector<std::unique_ptr<Application>> applications_;
   Random random_{1};
@@ -642,12 +649,17 @@ class FamilyTest : public RanksTest {
   }
   // How many gradients were in the round that was taken; -1 for no round.
   int Take(Rank rank) {
-    const auto taken = EngineOf(rank).TakeRound({{family_[0], first_.data()}, {family_[1], second_.data()}});
-    return taken ? taken->gradients : -1;
+    Tensor first(horovod_->memory(rank));
+    Tensor second(horovod_->memory(rank));
+    const auto taken = EngineOf(rank).TakeRound({{family_[0], first.data()}, {family_[1], second.data()}});
+    if (!taken) return -1;
+    first_ = first.values();
+    second_ = second.values();
+    return taken->gradients;
   }
   const Family family_ = {BucketName(0), BucketName(1)};
-  Floats first_ = Floats(kElements);
-  Floats second_ = Floats(kElements);
+  Floats first_;  // of the last round that was taken
+  Floats second_;
 };
 
 TEST_F(FamilyTest, ARoundIsTakenWhenItHasEndedInAllMembers) {
@@ -1394,7 +1406,7 @@ TEST_F(GroupsTest, ARankThatHadJoinedInRoundZeroFindsAGroup) {
 TEST_F(GroupsTest, ARankThatHadJoinedInRoundZeroDoesNotLoseItsModelWhenItSlipsIn) {
   Start(3, {ReadyConfig(2)});
   RunRoundZeroWithout({2});
-  At(2).At(0).handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(2));
+  At(2).Declare(0);
   for (const Rank rank : {0, 1}) At(rank).Arrive(0);
   bool arrived = false;
   Cycle([&] {
@@ -1474,7 +1486,7 @@ TEST_F(GroupsTest, WeightedAveragesCountTheWorkBehindAModel) {
     for (const Rank rank : {0, 1, 2}) {
       EXPECT_THAT(LastOf(rank).results[0], Each(testing::FloatEq((0 * 4 + 1 * 2 + 2 * 1) / 7.F)));
       EXPECT_THAT(LastOf(rank).info.work, ElementsAre(5, 4, 3));
-      EXPECT_TRUE(rank == 1 || At(rank).At(0).input == Floats(kElements, static_cast<float>(rank)))
+      EXPECT_TRUE(rank == 1 || At(rank).At(0).input.values() == Floats(kElements, static_cast<float>(rank)))
           << "the application's own is not scaled";
     }
   }
@@ -1572,9 +1584,10 @@ TEST_F(OneEngineTest, AnExceptionWhileArrivingFailsTheBucket) {
   CloseRound(false, 0);
   engine_.Finished(handle_, "");
   memory.scarce = true;
-  EXPECT_THROW(arrive(), std::bad_alloc) << "a late contribution needs a buffer";
+  EXPECT_THAT([&] { arrive(); }, ThrowsMessage<std::runtime_error>(HasSubstr("rank 0 could not keep what belongs")))
+      << "a late contribution needs a buffer";
   EXPECT_EQ(handle_->operation, nullptr) << "no later wait, flush or end of the job may wait for it";
-  EXPECT_THAT([&] { arrive(); }, ThrowsMessage<EngineError>(HasSubstr("rank 0 could not keep its contribution")));
+  EXPECT_THAT([&] { arrive(); }, ThrowsMessage<EngineError>(HasSubstr("rank 0 could not keep what belongs to bucket")));
   EXPECT_THAT([&] { engine_.Collect(handle_, values_.data()); }, ThrowsMessage<EngineError>(HasSubstr("bad_alloc")));
   EXPECT_TRUE(ReportAt(Now()).empty());
 }

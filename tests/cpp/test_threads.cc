@@ -43,7 +43,7 @@ struct Draw {
   int barriers = 0;                   // of every rank: collectives that are not ours
   bool delivers = false;              // ranks deliver alone, now and then, and throw the results away
   int shutdown_after = -1;            // cycles
-  bool device = false;                // reductions end some cycles after they began, on each rank at its own time
+  bool device = false;                // of each rank: its reductions end cycles after they began, at its own time
   bool patient = false;               // for the hooks every wait has lasted long enough to count, not just every second
   bool trains = false;                // what a rank contributes is what it got last, and a step from there
 };
@@ -74,7 +74,11 @@ Draw DrawJob(Random& random) {
 
 class Job {
  public:
-  Job(std::uint64_t seed, Draw draw) : draw_(std::move(draw)), script_(seed), horovod_(MakeSettings()) {
+  Job(std::uint64_t seed, Draw draw)
+      : draw_(std::move(draw)),
+        devices_(draw_.size, FakeDevices::Streams::kNone),
+        script_(seed),
+        horovod_(MakeSettings()) {
     for (Rank rank = 0; rank < draw_.size; ++rank)
       applications_.push_back(std::make_unique<Application>(horovod_, rank, draw_.configs));
     for (auto& application : applications_) {
@@ -122,7 +126,10 @@ class Job {
     // For a hook either no wait has lasted long enough to count, or each has; and no arrival is old.
     settings.clock = [this](Rank) { return Now() + (draw_.patient || Below(script_.random(), 2) == 0 ? 1ms : -1h); };
     settings.coordinator_clock = [this] { return time_ += 1ms; };
-    if (draw_.device) settings.device_cycles = [this](Rank) { return Below(script_.random(), 4); };
+    if (draw_.device) {
+      settings.device_cycles = [this](Rank) { return Below(script_.random(), 4); };
+      settings.memory = [this](Rank rank) -> Memory& { return devices_[rank]; };
+    }
     return settings;
   }
 
@@ -202,6 +209,7 @@ class Job {
   }
 
   const Draw draw_;
+  FakeDevices devices_;
   Script script_;
   FakeHorovod horovod_;
   std::vector<std::unique_ptr<Application>> applications_;
@@ -431,9 +439,9 @@ TEST_F(InvariantsTest, InvariantI8OnTimeMeansNoCopy) {
         const auto r = static_cast<std::size_t>(rank);
         const Closing::Contribution& contribution = past.closing.contributions[r];
         if (!contribution.fresh || contribution.gradients != 1) continue;
-        const Application::Memory& memory = job.At(rank).At(bucket);
-        EXPECT_EQ(past.inputs[r], memory.input.data());
-        EXPECT_THAT(past.outputs[r], AnyOf(memory.input.data(), memory.output.data()));
+        const Application::Tensors& tensors = job.At(rank).At(bucket);
+        EXPECT_EQ(past.inputs[r], tensors.input.data());
+        EXPECT_THAT(past.outputs[r], AnyOf(tensors.input.data(), tensors.output.data()));
       }
     }
     for (Rank rank = 0; rank < job.draw().size; ++rank) {
@@ -543,10 +551,10 @@ class ModelsOfBucket {
       double models = 0;
       double steps = 0;
       for (const Application* application : applications_) {
-        const auto& memory = MemoryOf(application->rank());
-        models += memory.got.back().results.back()[i];
-        for (std::size_t step = 0; step < memory.contributions.size(); ++step)
-          steps += memory.contributions[step][i] - (step == 0 ? 0.0 : memory.got[step - 1].results.back()[i]);
+        const auto& tensors = TensorsOf(application->rank());
+        models += tensors.got.back().results.back()[i];
+        for (std::size_t step = 0; step < tensors.contributions.size(); ++step)
+          steps += tensors.contributions[step][i] - (step == 0 ? 0.0 : tensors.got[step - 1].results.back()[i]);
       }
       EXPECT_NEAR(models, steps, 1e-6 * static_cast<double>(rounds_.size() * applications_.size())) << "element " << i;
     }
@@ -559,7 +567,7 @@ class ModelsOfBucket {
   int size() const { return static_cast<int>(applications_.size()); }
   bool IsReady() const { return config_.spec.policy.rule == Policy::Rule::kReady; }
   bool Divides() const { return config_.spec.divisor == Divisor::kContributors; }
-  const Application::Memory& MemoryOf(Rank rank) const { return applications_[Index(rank)]->At(bucket_); }
+  const Application::Tensors& TensorsOf(Rank rank) const { return applications_[Index(rank)]->At(bucket_); }
   static std::string Describe(const Closing& closing) {
     return "round " + std::to_string(closing.round) + " of " + closing.bucket + ", closed by " +
            NameOf(closing.reason) + " in groups " + testing::PrintToString(closing.groups);
@@ -610,21 +618,21 @@ class ModelsOfBucket {
   // Of ready ranks: each model is in one group, in the order of the steps, sent from where it lies, and nothing is
   // kept.
   void CheckEveryModelIsReducedOnce(Rank rank) const {
-    const Application::Memory& memory = MemoryOf(rank);
+    const Application::Tensors& tensors = TensorsOf(rank);
     std::size_t step = 0;
     int iteration = 0;
     for (const PastRound* past : rounds_) {
       if (!past->closing.Includes(rank)) continue;
       SCOPED_TRACE(Describe(past->closing));
-      ASSERT_LT(step, memory.contributions.size());
+      ASSERT_LT(step, tensors.contributions.size());
       const double weight = WeightOf(past->closing, rank, iteration);
       std::vector<double> model;
-      for (const float value : memory.contributions[step]) model.push_back(weight * value);
+      for (const float value : tensors.contributions[step]) model.push_back(weight * value);
       ExpectNear(FloatsOf(past->sent[Index(rank)]), model);
       ++step;
     }
-    EXPECT_EQ(step, memory.contributions.size()) << "a model is lost";
-    EXPECT_EQ(memory.handle->core.held_bytes(), 0u);
+    EXPECT_EQ(step, tensors.contributions.size()) << "a model is lost";
+    EXPECT_EQ(tensors.handle->core.held_bytes(), 0u);
   }
 
   // Of a rank that has got the model of `iteration` with its last round; moves that on.
@@ -644,7 +652,7 @@ class ModelsOfBucket {
   // Each round has the newest model that the rank had announced, again and again until there is a newer one; as it was,
   // not torn; and not for more rounds than the staleness allows.
   void CheckKeptModels(Rank rank) const {
-    const Application::Memory& memory = MemoryOf(rank);
+    const Application::Tensors& tensors = TensorsOf(rank);
     std::ptrdiff_t last_step = -1;
     Round last_new = -1;
     for (const PastRound* past : rounds_) {
@@ -657,9 +665,9 @@ class ModelsOfBucket {
         continue;
       }
       EXPECT_EQ(contribution.gradients, 1);
-      const auto found = std::find(memory.contributions.begin(), memory.contributions.end(), sent);
-      ASSERT_NE(found, memory.contributions.end()) << "a model is sent that there never was";
-      const std::ptrdiff_t step = found - memory.contributions.begin();
+      const auto found = std::find(tensors.contributions.begin(), tensors.contributions.end(), sent);
+      ASSERT_NE(found, tensors.contributions.end()) << "a model is sent that there never was";
+      const std::ptrdiff_t step = found - tensors.contributions.begin();
       if (contribution.stale) {
         EXPECT_FALSE(contribution.fresh);
         EXPECT_EQ(step, last_step);
@@ -674,11 +682,11 @@ class ModelsOfBucket {
 
   // What each rank has got of each of its steps.
   void CheckResults(Rank rank) const {
-    const Application::Memory& memory = MemoryOf(rank);
-    ASSERT_EQ(memory.got.size(), memory.contributions.size());
+    const Application::Tensors& tensors = TensorsOf(rank);
+    ASSERT_EQ(tensors.got.size(), tensors.contributions.size());
     Round last = -1;
-    for (std::size_t step = 0; step < memory.got.size(); ++step) {
-      const Application::Got& got = memory.got[step];
+    for (std::size_t step = 0; step < tensors.got.size(); ++step) {
+      const Application::Got& got = tensors.got[step];
       const RoundInfo& info = got.info;
       SCOPED_TRACE("step " + std::to_string(step) + " got round " + std::to_string(info.round));
       ASSERT_GT(info.round, last) << "a round's result is taken twice";
@@ -701,7 +709,8 @@ class ModelsOfBucket {
         Round from = info.round;
         while (from > before && ContributorsOf(from, rank).empty()) --from;
         EXPECT_EQ(info.empty, from == before);
-        expected = SumOfKeptModels(from == before ? -1 : from, rank, info.late ? &memory.contributions[step] : nullptr);
+        expected =
+            SumOfKeptModels(from == before ? -1 : from, rank, info.late ? &tensors.contributions[step] : nullptr);
       }
       ExpectNear(got.results[0], expected);
       for (const Rank member : info.late ? Members() : contributors) {
@@ -749,14 +758,14 @@ class ModelsOfBucket {
       std::size_t step = 0;
       for (Round round = 0; round < closing.round; ++round)
         if (rounds_[static_cast<std::size_t>(round)]->closing.Includes(members[m])) ++step;
-      const Floats& model = MemoryOf(members[m]).contributions[step];
+      const Floats& model = TensorsOf(members[m]).contributions[step];
       for (std::size_t i = 0; i < kElements; ++i) mean[i] += weights[m] * model[i];
     }
     return mean;
   }
 
   const Application::Got* OnTime(Rank rank, Round round) const {
-    for (const Application::Got& got : MemoryOf(rank).got)
+    for (const Application::Got& got : TensorsOf(rank).got)
       if (got.info.round == round && !got.info.late) return &got;
     return nullptr;
   }
@@ -844,17 +853,30 @@ TEST_F(ModelsTest, HangNeither) {
 
 // --- Free threads
 
-// One background thread for each rank, and `threads` for its application, each with a bucket of its own that it shares
-// with its likes on the other ranks. Nothing is scripted here: the sanitizers watch, and the sums must be right in any
-// case.
-void RunFreely(int size, int threads, int steps, Missed missed, int shutdown_at_step = -1) {
-  const Watchdog watchdog("free threads");
+enum class On : std::uint8_t { kHost, kDevices };
+
+// On devices operations end at any time, and other threads than the background's call back.
+FakeHorovod::Settings FreeSettings(int size, On on, FakeDevices& devices) {
   FakeHorovod::Settings settings;
   settings.size = size;
   settings.thresholds = {1ms, 2ms};
   settings.fused = 0;
-  settings.device_cycles = [](Rank rank) { return rank % 3; };
-  FakeHorovod horovod(std::move(settings));
+  if (on == On::kHost) {
+    settings.device_cycles = [](Rank rank) { return rank % 3; };
+  } else {
+    settings.finalizer = true;
+    settings.memory = [&devices](Rank rank) -> Memory& { return devices[rank]; };
+  }
+  return settings;
+}
+
+// One background thread for each rank, and `threads` for its application, each with a bucket of its own that it shares
+// with its likes on the other ranks. Nothing is scripted here: the sanitizers watch, and the sums must be right in any
+// case.
+void RunFreely(On on, int size, int threads, int steps, Missed missed, int shutdown_at_step = -1) {
+  const Watchdog watchdog("free threads");
+  FakeDevices devices(size, FakeDevices::Streams::kOwn);
+  FakeHorovod horovod(FreeSettings(size, on, devices));
   std::vector<BucketConfig> configs;
   for (int b = 0; b < threads; ++b) configs.push_back(Config(1 + b % size, missed));
   std::vector<std::unique_ptr<Application>> applications;
@@ -907,19 +929,20 @@ void RunFreely(int size, int threads, int steps, Missed missed, int shutdown_at_
 
 constexpr int kFreeSteps = kSanitized ? 40 : 60;  // more, and the sums would exceed the integers that a float holds
 
-TEST(FreeThreadsTest, DeliverEverythingOnce) { RunFreely(4, 3, kFreeSteps, Missed::kSum); }
+class FreeThreadsTest : public testing::TestWithParam<On> {};
 
-TEST(FreeThreadsTest, DeliverEverythingOnceWithReplay) { RunFreely(2, 2, kFreeSteps, Missed::kReplay); }
+INSTANTIATE_TEST_SUITE_P(All, FreeThreadsTest, testing::Values(On::kHost, On::kDevices),
+                         [](const auto& instance) { return instance.param == On::kHost ? "Host" : "Devices"; });
+
+TEST_P(FreeThreadsTest, DeliverEverythingOnce) { RunFreely(GetParam(), 4, 3, kFreeSteps, Missed::kSum); }
+
+TEST_P(FreeThreadsTest, DeliverEverythingOnceWithReplay) { RunFreely(GetParam(), 2, 2, kFreeSteps, Missed::kReplay); }
 
 // Threads without a script, with a bucket of models for each thread of a rank.
-void RunModelsFreely(int size, int steps, const std::vector<BucketConfig>& configs) {
+void RunModelsFreely(On on, int size, int steps, const std::vector<BucketConfig>& configs) {
   const Watchdog watchdog("free threads with models");
-  FakeHorovod::Settings settings;
-  settings.size = size;
-  settings.thresholds = {1ms, 2ms};
-  settings.fused = 0;
-  settings.device_cycles = [](Rank rank) { return rank % 3; };
-  FakeHorovod horovod(std::move(settings));
+  FakeDevices devices(size, FakeDevices::Streams::kOwn);
+  FakeHorovod horovod(FreeSettings(size, on, devices));
   std::vector<std::unique_ptr<Application>> applications;
   for (Rank rank = 0; rank < size; ++rank)
     applications.push_back(std::make_unique<Application>(horovod, rank, configs));
@@ -962,20 +985,21 @@ void RunModelsFreely(int size, int steps, const std::vector<BucketConfig>& confi
     ModelsOfBucket(horovod.history(), all, bucket).Check();
 }
 
-TEST(FreeThreadsTest, AverageKeptModelsInTheirGroups) {
+TEST_P(FreeThreadsTest, AverageKeptModelsInTheirGroups) {
   Random random(1);
   std::vector<BucketConfig> configs;
   for (const Round period : {0, 4, 0}) configs.push_back(ModelConfig(DrawSchedule(random, 4), period));
   configs[2].spec.policy.max_staleness = 1;
-  RunModelsFreely(4, kFreeSteps, configs);
+  RunModelsFreely(GetParam(), 4, kFreeSteps, configs);
 }
 
-TEST(FreeThreadsTest, AverageModelsOfReadyRanks) {
-  RunModelsFreely(5, kFreeSteps, {ReadyConfig(2), ReadyConfig(3, 2), ReadyConfig(2, 4, Weights::kStaleness)});
+TEST_P(FreeThreadsTest, AverageModelsOfReadyRanks) {
+  RunModelsFreely(GetParam(), 5, kFreeSteps,
+                  {ReadyConfig(2), ReadyConfig(3, 2), ReadyConfig(2, 4, Weights::kStaleness)});
 }
 
-TEST(FreeThreadsTest, EndWhenHorovodDoes) {
-  for (const int step : {0, 1, 7, 20}) RunFreely(3, 2, kFreeSteps, Missed::kSum, step);
+TEST_P(FreeThreadsTest, EndWhenHorovodDoes) {
+  for (const int step : {0, 1, 7, 20}) RunFreely(GetParam(), 3, 2, kFreeSteps, Missed::kSum, step);
 }
 
 }  // namespace

@@ -64,14 +64,32 @@ inline Floats Contribution(Rank rank, int bucket, int step) {
   return values;
 }
 
-// A make-believe device: makes a contribution when it has been asked often enough, and says so.
-class FakeDevice final : public ReadyEvent {
+// Zeros at first. An engine knows it by its address, which on a device is none for a test.
+class Tensor {
  public:
-  FakeDevice(FakeHorovod& horovod, Floats& target, Floats contribution, int polls)
+  explicit Tensor(Memory& memory) {
+    buffer_.Reserve(kElements * sizeof(float), memory);
+    buffer_.Zero();
+  }
+  void* data() { return buffer_.data(); }
+  const void* data() const { return buffer_.data(); }
+  void Set(const Floats& values) { std::copy(values.begin(), values.end(), View()); }
+  Floats values() const { return {View(), View() + kElements}; }
+
+ private:
+  float* View() const { return static_cast<float*>(test::View(buffer_.memory(), buffer_.data(), buffer_.size())); }
+
+  Buffer buffer_;
+};
+
+// Makes a contribution when it has been asked often enough, and says so.
+class PolledEvent final : public ReadyEvent {
+ public:
+  PolledEvent(FakeHorovod& horovod, Tensor& target, Floats contribution, int polls)
       : horovod_(horovod), target_(target), contribution_(std::move(contribution)), polls_(polls) {}
   bool Ready() const override {
     if (polls_ > 0 && --polls_ == 0) {
-      std::copy(contribution_.begin(), contribution_.end(), target_.begin());
+      target_.Set(contribution_);
       horovod_.CountWakeUp();  // the arrival may end its wait at once
     }
     return polls_ == 0;
@@ -79,7 +97,7 @@ class FakeDevice final : public ReadyEvent {
 
  private:
   FakeHorovod& horovod_;
-  Floats& target_;
+  Tensor& target_;
   const Floats contribution_;
   mutable int polls_;
 };
@@ -91,11 +109,14 @@ class Application {
     RoundInfo info;
     std::vector<Floats> results;  // the newest is the last
   };
-  struct Memory {
+  struct Tensors {
+    explicit Tensors(Memory& memory) : input(memory), output(memory), round(memory) {}
+
     std::shared_ptr<SharedBucket> handle;
     std::shared_ptr<Operation> operation;
-    Floats input = Floats(kElements);
-    Floats output = Floats(kElements);
+    Tensor input;
+    Tensor output;
+    Tensor round;  // with kReplay: where the next round is taken to
     bool in_place = false;
     int steps = 0;
     std::vector<Floats> contributions;  // by step
@@ -104,52 +125,55 @@ class Application {
   };
 
   Application(FakeHorovod& horovod, Rank rank, const std::vector<BucketConfig>& configs)
-      : horovod_(horovod), engine_(horovod.engine(rank)), rank_(rank), memory_(configs.size()), configs_(configs) {}
+      : horovod_(horovod), engine_(horovod.engine(rank)), rank_(rank), configs_(configs) {
+    for (BucketConfig& config : configs_) {
+      config.memory = &horovod.memory(rank);
+      tensors_.emplace_back(*config.memory);
+    }
+  }
 
+  void Declare(int bucket) {
+    if (At(bucket).handle == nullptr) At(bucket).handle = engine_.Declare(BucketName(bucket), configs_[Index(bucket)]);
+  }
   // With `polls` a device makes the contribution, and is ready when it has been asked so often.
   void Arrive(int bucket, bool in_place = true, int polls = 0) {
     ArriveWith(bucket, Contribution(rank_, bucket, At(bucket).steps), in_place, polls);
   }
   void ArriveWith(int bucket, const Floats& contribution, bool in_place = true, int polls = 0, int work = 0) {
-    Memory& memory = At(bucket);
-    if (memory.handle == nullptr) memory.handle = engine_.Declare(BucketName(bucket), configs_[Index(bucket)]);
-    ++memory.steps;
-    memory.contributions.push_back(contribution);
-    AddTo(memory.submitted, contribution);
-    memory.in_place = in_place;
-    const Bucket::Arrival arrival{memory.input.data(), Target(memory).data(), 1, work};  // it stays where it is
-    if (polls > 0) {
-      std::fill(memory.input.begin(), memory.input.end(), -1.F);
-      memory.operation = engine_.Arrive(memory.handle, arrival,
-                                        std::make_shared<FakeDevice>(horovod_, memory.input, contribution, polls));
-    } else {
-      std::copy(contribution.begin(), contribution.end(), memory.input.begin());
-      memory.operation = engine_.Arrive(memory.handle, arrival);
-    }
+    Tensors& tensors = At(bucket);
+    Declare(bucket);
+    ++tensors.steps;
+    tensors.contributions.push_back(contribution);
+    AddTo(tensors.submitted, contribution);
+    tensors.in_place = in_place;
+    const Bucket::Arrival arrival{tensors.input.data(), Target(tensors).data(), 1, work};  // it stays where it is
+    tensors.input.Set(polls > 0 ? Floats(kElements, -1.F) : contribution);
+    tensors.operation =
+        engine_.Arrive(tensors.handle, arrival, polls > 0 ? Make(tensors.input, contribution, polls) : nullptr);
   }
   bool IsDone(int bucket) { return engine_.Poll(*At(bucket).handle, *At(bucket).operation); }
   void Wait(int bucket) {
-    Memory& memory = At(bucket);
-    const std::shared_ptr<Operation> operation = std::exchange(memory.operation, nullptr);
-    engine_.Wait(*memory.handle, *operation);
-    Keep(bucket, operation->info, Target(memory));
+    Tensors& tensors = At(bucket);
+    const std::shared_ptr<Operation> operation = std::exchange(tensors.operation, nullptr);
+    engine_.Wait(*tensors.handle, *operation);
+    Keep(bucket, operation->info, Target(tensors));
   }
   // As an optimizer of gradients does after a flush.
   void Collect() {
     for (int bucket = 0; bucket < buckets(); ++bucket) {
-      Memory& memory = At(bucket);
-      if (memory.handle == nullptr || memory.handle->config.spec.late != Late::kAccumulate) continue;
-      if (memory.handle->config.spec.missed == Missed::kReplay) {
-        Keep(bucket, {}, memory.output);
-      } else if (const auto operation = engine_.Collect(memory.handle, memory.output.data())) {
-        Keep(bucket, operation->info, memory.output);
+      Tensors& tensors = At(bucket);
+      if (tensors.handle == nullptr || tensors.handle->config.spec.late != Late::kAccumulate) continue;
+      if (tensors.handle->config.spec.missed == Missed::kReplay) {
+        Keep(bucket, {}, tensors.output);
+      } else if (const auto operation = engine_.Collect(tensors.handle, tensors.output.data())) {
+        Keep(bucket, operation->info, tensors.output);
       }
     }
   }
 
-  int buckets() const { return static_cast<int>(memory_.size()); }
+  int buckets() const { return static_cast<int>(tensors_.size()); }
   Rank rank() const { return rank_; }
-  Memory& At(int bucket) { return memory_[Index(bucket)]; }
+  Tensors& At(int bucket) { return tensors_[Index(bucket)]; }
   Floats Total(int bucket) {
     Floats total(kElements);
     for (const Got& got : At(bucket).got)
@@ -161,27 +185,33 @@ class Application {
 
  private:
   static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
-  static Floats& Target(Memory& memory) { return memory.in_place ? memory.input : memory.output; }
+  // A device makes the contribution: in its own time, if it has a stream.
+  std::shared_ptr<ReadyEvent> Make(Tensor& target, const Floats& contribution, int polls) {
+    auto* const device = dynamic_cast<FakeDevice*>(&horovod_.memory(rank_));
+    if (device == nullptr || !device->has_stream())
+      return std::make_shared<PolledEvent>(horovod_, target, contribution, polls);
+    return device->Record([&target, contribution] { target.Set(contribution); });
+  }
+  static Tensor& Target(Tensors& tensors) { return tensors.in_place ? tensors.input : tensors.output; }
 
   // With kReplay each bucket is a family of its own.
-  void Keep(int bucket, const RoundInfo& info, const Floats& result) {
-    Memory& memory = At(bucket);
+  void Keep(int bucket, const RoundInfo& info, const Tensor& result) {
+    Tensors& tensors = At(bucket);
     Got got{info, {}};
-    if (memory.handle->config.spec.missed == Missed::kReplay) {
-      Floats next(kElements);
-      while (const auto taken = engine_.TakeRound({{BucketName(bucket), next.data()}}))
-        if (taken->gradients > 0) got.results.push_back(next);
+    if (tensors.handle->config.spec.missed == Missed::kReplay) {
+      while (const auto taken = engine_.TakeRound({{BucketName(bucket), tensors.round.data()}}))
+        if (taken->gradients > 0) got.results.push_back(tensors.round.values());
     } else {
-      got.results.push_back(result);
+      got.results.push_back(result.values());
     }
-    memory.got.push_back(std::move(got));
+    tensors.got.push_back(std::move(got));
   }
 
   FakeHorovod& horovod_;
   Engine& engine_;
   const Rank rank_;
-  std::vector<Memory> memory_;
-  const std::vector<BucketConfig> configs_;
+  std::vector<Tensors> tensors_;
+  std::vector<BucketConfig> configs_;
 };
 
 }  // namespace horovod_partial::test

@@ -29,6 +29,7 @@
 
 #include "core/coordinator.h"
 #include "engine/engine.h"
+#include "harness/fake_device.h"
 
 // Horovod's shutdown calls back under its queue's lock, and then takes the bucket's; a submission takes them the other
 // way round. That is no deadlock: a bucket that is called back has an entry in the table, so nobody can be submitting
@@ -74,6 +75,10 @@ class FakeHorovod {
     std::function<std::string(const Closing&, Rank)> fault = [](const Closing&, Rank) { return std::string(); };
     // After how many cycles an entry is called back: a device reduces behind the cycles.
     std::function<int(Rank)> device_cycles = [](Rank) { return 0; };
+    // Entries are called back by a thread of their own, as those of NCCL are, whatever the cycles do.
+    bool finalizer = false;
+    // Where a rank's tensors lie.
+    std::function<Memory&(Rank)> memory = [](Rank) -> Memory& { return Memory::Host(); };
   };
 
   explicit FakeHorovod(Settings settings) : settings_(std::move(settings)), coordinator_(settings_.size) {
@@ -84,6 +89,7 @@ class FakeHorovod {
 
   int size() const { return settings_.size; }
   Engine& engine(Rank rank) { return ranks_[Index(rank)]->engine; }
+  Memory& memory(Rank rank) const { return settings_.memory(rank); }
 
   // --- Application's threads
 
@@ -183,9 +189,11 @@ class FakeHorovod {
     const void* input = nullptr;
     void* output = nullptr;
     std::size_t bytes = 0;
+    Memory* memory = nullptr;
     std::shared_ptr<SharedBucket> handle;  // null: zeros of a bucket that this rank does not know
     std::shared_ptr<Buffer> zeros;
   };
+  static void* Input(const Entry& entry) { return View(*entry.memory, entry.input, entry.bytes); }
   // An entry that a device reduces while the cycles go on.
   struct OnDevice {
     Entry entry;
@@ -197,12 +205,15 @@ class FakeHorovod {
 
   struct RankState final : Collectives {
     RankState(FakeHorovod& the_owner, Rank the_rank, int size, Engine::Thresholds thresholds)
-        : owner(the_owner), rank(the_rank), engine(*this, the_rank, size, thresholds) {}
+        : owner(the_owner), rank(the_rank), engine(*this, the_rank, size, thresholds) {
+      if (the_owner.settings_.finalizer) finalizer = std::make_unique<FakeStream>(static_cast<std::uint64_t>(the_rank));
+    }
 
     void Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) override {
       std::lock_guard<std::mutex> lock(queue_mutex);
       Entry made;
-      if (entry.member) made = {entry.input, entry.output, bucket->core.bytes(), bucket, nullptr};
+      if (entry.member)
+        made = {entry.input, entry.output, bucket->core.bytes(), &bucket->core.memory(), bucket, nullptr};
       if (!table.emplace(bucket->core.name(), made).second)
         throw std::logic_error("two entries for " + bucket->core.name());
     }
@@ -218,7 +229,7 @@ class FakeHorovod {
     std::atomic<bool> foreign{false};
     std::atomic<Time> foreign_since{kNever};
 
-    // Background only, as all that follows.
+    // Background only, as all that follows, up to the engine.
     std::vector<OnDevice> on_device;
 
     // Of one cycle.
@@ -230,6 +241,7 @@ class FakeHorovod {
     std::vector<std::vector<char>> results;
 
     Engine engine;
+    std::unique_ptr<FakeStream> finalizer;  // null: the background calls back
   };
 
   // Tensors that are reduced, or refused, together.
@@ -352,12 +364,22 @@ class FakeHorovod {
 
   // What it does not know, or what has failed there, is sent as zeros.
   void FillMissing(RankState& state, const std::string& bucket) {
+    {
+      std::lock_guard<std::mutex> lock(state.queue_mutex);
+      if (state.table.count(bucket) > 0) return;
+    }
     Entry entry;
     for (const auto& other : ranks_)  // the response tells the size
       if (const auto handle = other->engine.Find(bucket)) entry.bytes = handle->core.bytes();
     entry.zeros = std::make_shared<Buffer>();
-    entry.zeros->Reserve(entry.bytes);
-    if (entry.bytes > 0) entry.zeros->Zero();
+    entry.memory = &memory(state.rank);
+    try {
+      entry.zeros->Reserve(entry.bytes, *entry.memory);
+      if (entry.bytes > 0) entry.zeros->Zero();
+    } catch (const std::exception& error) {
+      throw EngineError("rank " + std::to_string(state.rank) + " cannot take part with zeros in " + bucket + ": " +
+                        error.what());
+    }
     entry.input = entry.output = entry.zeros->data();
     std::lock_guard<std::mutex> lock(state.queue_mutex);
     state.table.emplace(bucket, entry);
@@ -383,8 +405,10 @@ class FakeHorovod {
       }
       if (!closing.error.empty()) continue;
       const Entry& entry = state.entries[k];
-      const auto* bytes = static_cast<const char*>(entry.input);
-      state.inputs[k].assign(bytes, bytes + entry.bytes);
+      if (entry.input != nullptr) {
+        const auto* bytes = static_cast<const char*>(Input(entry));
+        state.inputs[k].assign(bytes, bytes + entry.bytes);
+      }
       PastRound& past = history_[response.first_round + k];
       past.inputs[Index(rank)] = entry.input;
       past.outputs[Index(rank)] = entry.output;
@@ -408,13 +432,13 @@ class FakeHorovod {
         const auto& other = ranks_[Index(member)];
         const Entry& entry = other->entries[k];
         if (entry.input == nullptr) continue;  // joined
-        if (std::memcmp(entry.input, other->inputs[k].data(), entry.bytes) != 0)
+        if (std::memcmp(Input(entry), other->inputs[k].data(), entry.bytes) != 0)
           Complain("rank " + std::to_string(other->rank) + " writes what is being sent");
         if (result.empty()) {
           result = other->inputs[k];
         } else {
           const DataType type = TypeOf(response.closings[k].bucket);
-          Add(type, result.data(), entry.input, result.size() / SizeOf(type));
+          Add(type, result.data(), Input(entry), result.size() / SizeOf(type));
         }
       }
       history_[response.first_round + k].results[Index(rank)] = result;
@@ -435,9 +459,13 @@ class FakeHorovod {
         Entry& entry = state.entries[k];
         std::string error = closing.error;
         if (error.empty()) error = settings_.fault(closing, rank);
-        state.on_device.push_back({std::move(entry), std::move(state.inputs[k]), std::move(state.results[k]), error,
-                                   closing.error.empty() ? settings_.device_cycles(rank) : 0});
-        entry = {};
+        const int cycles = closing.error.empty() ? settings_.device_cycles(rank) : 0;
+        OnDevice each{std::exchange(entry, {}), std::move(state.inputs[k]), std::move(state.results[k]), error, cycles};
+        if (state.finalizer != nullptr && closing.error.empty()) {
+          state.finalizer->Queue([this, &state, each] { Guard([&] { Finish(state, each); }); });
+        } else {
+          state.on_device.push_back(std::move(each));
+        }
       }
       FinishOnDevice(state);
     });
@@ -449,21 +477,25 @@ class FakeHorovod {
     for (OnDevice& each : std::exchange(state.on_device, {}))
       (each.cycles <= 0 ? ended : running).push_back(std::move(each));
     state.on_device = std::move(running);
-    for (OnDevice& each : ended) {
-      const Entry& entry = each.entry;
-      if (!each.input.empty() && std::memcmp(entry.input, each.input.data(), each.input.size()) != 0)
-        Complain("rank " + std::to_string(state.rank) + " writes what a device reduces");
-      if (each.error.empty() && entry.output != nullptr && !each.result.empty())
-        std::memcpy(entry.output, each.result.data(), entry.bytes);
-      if (entry.handle != nullptr) state.engine.Finished(entry.handle, each.error);
-      CountWakeUp();
-    }
+    for (const OnDevice& each : ended) Finish(state, each);
+  }
+
+  // Background, or the finalizer's thread.
+  void Finish(RankState& state, const OnDevice& each) {
+    const Entry& entry = each.entry;
+    if (!each.input.empty() && std::memcmp(Input(entry), each.input.data(), each.input.size()) != 0)
+      Complain("rank " + std::to_string(state.rank) + " writes what a device reduces");
+    if (each.error.empty() && entry.output != nullptr && !each.result.empty())
+      std::memcpy(View(*entry.memory, entry.output, entry.bytes), each.result.data(), entry.bytes);
+    if (entry.handle != nullptr) state.engine.Finished(entry.handle, each.error);
+    CountWakeUp();
   }
 
   // Calls back under the queue's lock, as Horovod does.
   void Finalize(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
     state.alive = false;
+    if (state.finalizer != nullptr) state.finalizer->WaitForAll();
     for (OnDevice& each : state.on_device) each.cycles = 0;
     FinishOnDevice(state);
     {
