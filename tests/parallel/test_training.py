@@ -267,6 +267,33 @@ def test_loading_a_checkpoint_forgets_what_is_pending(world: World) -> None:
     assert script.weight.item() == 0.0
 
 
+# --- Compiled models --------------------------------------------------------------------------------------------------
+
+
+# In `make test-all` alone: to import the compiler takes each rank many seconds.
+@pytest.mark.full_matrix
+@pytest.mark.launch(ranks=(2,))
+@pytest.mark.parametrize("policy", ["full", EVERYBODY])
+def test_a_compiled_model_trains_as_it_would_uncompiled(world: World, policy: str) -> None:
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters(), sync=policy
+        )
+        forward = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        for step in range(4):
+            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(100 * step + world.rank))
+            optimizer.zero_grad()
+            forward(x).square().mean().backward()
+            optimizer.step()
+        optimizer.flush()
+        results.append(weights(model))
+    assert torch.equal(*results)
+    world.same(results[1].tolist())
+
+
 # --- Mixed precision --------------------------------------------------------------------------------------------------
 
 

@@ -132,6 +132,13 @@ class Application {
     }
   }
 
+  // What a device has not made yet, when a shutdown has ended the wait for it, is made before its memory goes.
+  ~Application() {
+    if (auto* const device = OwnDevice()) device->Synchronize();
+  }
+  Application(const Application&) = delete;
+  Application& operator=(const Application&) = delete;
+
   void Declare(int bucket) {
     if (At(bucket).handle == nullptr) At(bucket).handle = engine_.Declare(BucketName(bucket), configs_[Index(bucket)]);
   }
@@ -185,9 +192,10 @@ class Application {
 
  private:
   static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
+  FakeDevice* OwnDevice() const { return dynamic_cast<FakeDevice*>(&horovod_.memory(rank_)); }
   // A device makes the contribution: in its own time, if it has a stream.
   std::shared_ptr<ReadyEvent> Make(Tensor& target, const Floats& contribution, int polls) {
-    auto* const device = dynamic_cast<FakeDevice*>(&horovod_.memory(rank_));
+    auto* const device = OwnDevice();
     if (device == nullptr || !device->has_stream())
       return std::make_shared<PolledEvent>(horovod_, target, contribution, polls);
     return device->Record([&target, contribution] { target.Set(contribution); });

@@ -171,6 +171,10 @@ class FakeDevice final : public Memory {
   // --- What tests do
 
   bool has_stream() const { return stream_ != nullptr; }
+  // Until all that is queued has been done.
+  void Synchronize() {
+    if (stream_ != nullptr) stream_->WaitForAll();
+  }
   // Stands behind what is queued on the stream, and `work`, which makes a contribution say.
   std::shared_ptr<ReadyEvent> Record(std::function<void()> work) {
     return std::make_shared<Event>(*stream_, stream_->Queue(std::move(work)));
