@@ -7,6 +7,7 @@ life cycle: the handshake after `init`, the flush before `shutdown`, and the exi
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.metadata
 import json
 import os
@@ -295,9 +296,10 @@ class Runtime:
         """Blocks until the arrival's result is there."""
         self._guarded(handle.wait)
 
-    def collect(self, process_set: int, name: str, target: int) -> HANDLE | None:
-        """The results that this rank has missed, without an arrival."""
-        return self._guarded(_attach.collect, self._library, process_set, name, target)
+    def collect(self, process_set: int, name: str, target: int, *, to_host: bool = False) -> HANDLE | None:
+        """The results that this rank has missed, without an arrival: where the bucket lies, or on the host."""
+        collect = functools.partial(_attach.collect, to_host=to_host)
+        return self._guarded(collect, self._library, process_set, name, target)
 
     def device_of_buckets(self) -> int:
         """Horovod's number for the device on which this rank's buckets lie, -1 for the host."""

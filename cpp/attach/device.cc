@@ -1,5 +1,6 @@
 #include "attach/device.h"
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -12,12 +13,29 @@ namespace horovod_partial::attach {
 
 static_assert(Memory::kHost == CPU_DEVICE_ID, "the core's number for the host is Horovod's");
 
+namespace {
+
+class HostStream final : public Stream {
+ public:
+  int device() const override { return Memory::kHost; }
+  void Copy(void* target, const void* source, std::size_t bytes) const override { std::memcpy(target, source, bytes); }
+  void Zero(void* data, std::size_t bytes) const override { std::memset(data, 0, bytes); }
+  std::shared_ptr<ReadyEvent> Record() const override { return nullptr; }
+  void Synchronize() const override {}
+};
+
+[[maybe_unused]] [[noreturn]] void Refuse(int device) {
+  throw std::invalid_argument("device " + std::to_string(device) + ": Horovod was built without CUDA");
+}
+
+}  // namespace
+
 Memory& MemoryOf(int device) {
   if (device == Memory::kHost) return Memory::Host();
 #if HAVE_CUDA
   return CudaMemoryOf(device);
 #else
-  throw std::invalid_argument("device " + std::to_string(device) + ": Horovod was built without CUDA");
+  Refuse(device);
 #endif
 }
 
@@ -29,11 +47,22 @@ int DefaultDevice([[maybe_unused]] int local_rank) {
 #endif
 }
 
-std::shared_ptr<ReadyEvent> RecordReadyEvent([[maybe_unused]] int device, [[maybe_unused]] std::uintptr_t stream) {
+void CopyToHost(int device, void* target, const void* source, std::size_t bytes) {
+  if (device == Memory::kHost) return Memory::Host().Copy(target, source, bytes);
 #if HAVE_CUDA
-  if (device != Memory::kHost) return std::make_shared<CudaReadyEvent>(device, stream);
+  CopyFromCuda(device, target, source, bytes);
+#else
+  Refuse(device);
 #endif
-  return nullptr;
+}
+
+std::unique_ptr<Stream> StreamOf(int device, [[maybe_unused]] std::uintptr_t handle) {
+  if (device == Memory::kHost) return std::make_unique<HostStream>();
+#if HAVE_CUDA
+  return CudaStreamOf(device, handle);
+#else
+  Refuse(device);
+#endif
 }
 
 }  // namespace horovod_partial::attach

@@ -75,20 +75,26 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   };
   auto session = attach::SessionOf(library, process_set);
   auto bucket = session->engine().Declare(name, config);
-  auto ready = attach::RecordReadyEvent(config.memory->device(), stream);
+  auto ready = attach::StreamOf(config.memory->device(), stream)->Record();
   auto arrived = session->engine().Arrive(bucket, {address(input), address(output), 1, work}, std::move(ready));
   return {std::move(session), std::move(bucket), std::move(arrived)};
 }
 
-// The results that this rank has missed, or nothing; `pointer` has room for the whole bucket.
+// The results that this rank has missed, or nothing; `pointer` has room for the whole bucket, where that lies or on the
+// host.
 std::optional<Handle> Collect(const std::string& library, std::int32_t process_set, const std::string& name,
-                              std::uintptr_t pointer) {
+                              std::uintptr_t pointer, bool to_host) {
   py::gil_scoped_release release;
   auto session = attach::FindSession(library, process_set);
   auto bucket = session == nullptr ? nullptr : session->engine().Find(name);
   if (bucket == nullptr) return std::nullopt;
-  auto operation = session->engine().Collect(bucket, reinterpret_cast<void*>(pointer));
+  void* const target = reinterpret_cast<void*>(pointer);
+  Memory& memory = *bucket->config.memory;
+  Buffer there;
+  if (to_host && memory.device() != Memory::kHost) there.Reserve(bucket->core.bytes(), memory);
+  auto operation = session->engine().Collect(bucket, there.size() > 0 ? there.data() : target);
   if (operation == nullptr) return std::nullopt;
+  if (there.size() > 0) attach::CopyToHost(memory.device(), target, there.data(), there.size());
   return Handle(std::move(session), std::move(bucket), std::move(operation));
 }
 
@@ -354,7 +360,8 @@ PYBIND11_MODULE(_attach, m) {
   m.def("take_stacks", &TakeStacks);
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
         py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
-  m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"));
+  m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"),
+        py::kw_only(), py::arg("to_host") = false);
   m.def("generation", &attach::Generation, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
   m.def("device_of_buckets", &attach::DeviceOfBuckets, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
         py::arg("process_set"));

@@ -142,6 +142,9 @@ class CudaMemory final : public Memory {
   void Scale(DataType type, void* data, std::size_t elements, double factor) override {
     Run([&] { QueueScale(type, data, elements, factor, stream_); });
   }
+  void CopyToHost(void* target, const void* source, std::size_t bytes) {
+    Run([&] { Check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, stream_)); });
+  }
   bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
     std::lock_guard<std::mutex> lock(found_mutex_);
     Run([&] {
@@ -179,6 +182,34 @@ CudaMemory& CudaMemoryAt(int device) {
   return *memory;
 }
 
+// A framework's.
+class CudaStream final : public Stream {
+ public:
+  CudaStream(int device, std::uintptr_t handle)
+      : device_(device), handle_(handle), context_(CudaMemoryAt(device).context()) {}
+
+  int device() const override { return device_; }
+  void Copy(void* target, const void* source, std::size_t bytes) const override {
+    Run([&](cudaStream_t stream) { return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream); });
+  }
+  void Zero(void* data, std::size_t bytes) const override {
+    Run([&](cudaStream_t stream) { return cudaMemsetAsync(data, 0, bytes, stream); });
+  }
+  std::shared_ptr<ReadyEvent> Record() const override { return std::make_shared<CudaReadyEvent>(device_, handle_); }
+  void Synchronize() const override { Run(cudaStreamSynchronize); }
+
+ private:
+  template <class Operation>
+  void Run(const Operation& operation) const {
+    const ContextGuard guard(context_);
+    Check(operation(reinterpret_cast<cudaStream_t>(handle_)));
+  }
+
+  const int device_;
+  const std::uintptr_t handle_;
+  const CUcontext context_;
+};
+
 }  // namespace
 
 int CudaDevices() {
@@ -188,6 +219,14 @@ int CudaDevices() {
 }
 
 Memory& CudaMemoryOf(int device) { return CudaMemoryAt(device); }
+
+void CopyFromCuda(int device, void* target, const void* source, std::size_t bytes) {
+  CudaMemoryAt(device).CopyToHost(target, source, bytes);
+}
+
+std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle) {
+  return std::make_unique<CudaStream>(device, handle);
+}
 
 CudaReadyEvent::CudaReadyEvent(int device, std::uintptr_t stream) {
   const ContextGuard guard(CudaMemoryAt(device).context());

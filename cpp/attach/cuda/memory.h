@@ -3,8 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
+#include "attach/device.h"
 #include "core/memory.h"
 #include "engine/ready_event.h"
 
@@ -15,6 +18,10 @@ int CudaDevices();
 
 // The one of a device; never destroyed. Throws std::runtime_error if CUDA refuses.
 Memory& CudaMemoryOf(int device);
+
+// As the functions of attach/device.h.
+void CopyFromCuda(int device, void* target, const void* source, std::size_t bytes);
+std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle);
 
 // Stands behind what is queued on `stream`, a cudaStream_t, now.
 class CudaReadyEvent final : public ReadyEvent {
