@@ -14,10 +14,10 @@ from horovod.torch.mpi_ops import Average, Sum
 from horovod_partial import _attach, bucket_config, round_stats
 from horovod_partial.checks import is_int, require
 from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce
+from horovod_partial.exchange.devices import gpu_refusal
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Full, Policy
 from horovod_partial.runtime import Runtime, library_of
-from horovod_partial.settings import settings
 from horovod_partial.torch import recorded_waits
 
 runtime = Runtime("torch", torch.__version__, mpi_ops, library_of(mpi_lib_v2))
@@ -151,16 +151,8 @@ def check_device(device: torch.device) -> None:
     advice = "use sync=hvd.Full(), or move them to the CPU"
     if device.type != "cuda":
         raise ValueError(f"partial collectives of tensors on {device} are not supported; {advice}")
-    if not settings().experimental_gpu:
-        raise ValueError(
-            f"partial collectives of tensors on {device} have not been tried on a GPU yet; {advice}, or set "
-            "HOROVOD_PARTIAL_EXPERIMENTAL_GPU=1"
-        )
-    if not (mpi_ops.cuda_built() and mpi_ops.nccl_built()):
-        raise ValueError(f"Horovod was built without CUDA and NCCL, and cannot reduce tensors on {device}; {advice}")
-    for variable in ("HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS"):
-        if os.environ.get(variable, "0") not in ("", "0"):
-            raise ValueError(f"partial collectives need {variable}=0: they use results on the host's time")
+    if refusal := gpu_refusal(f"tensors on {device}", advice, mpi_ops):
+        raise ValueError(refusal)
 
 
 def device_number(device: torch.device) -> int:
