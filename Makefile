@@ -60,10 +60,10 @@ mutants: build/release/build.ninja ## Plant defects in the core, and see that th
 	@$(BIN)/python tools/mutants.py --jobs $(JOBS) build/mutants build/info
 
 .PHONY: check-gpu
-check-gpu: $(SETUP_STAMP) ## Compile the attachment for CUDA and NCCL; needs no GPU
+check-gpu: $(SETUP_STAMP) ## Compile what differs for CUDA and NCCL; needs no GPU
 	@$(PIP) --no-deps --requirement requirements/gpu.txt --requirement requirements/gpu-check.txt
 	@$(MAKE) --no-print-directory build/gpu/build.ninja
-	@$(BIN)/cmake --build build/gpu -j $(JOBS) --target attach_gpu
+	@$(BIN)/cmake --build build/gpu -j $(JOBS) --target check_gpu
 
 .PHONY: test
 test: build ctest-release ## Set up, build and run the tests with up to 8 ranks

@@ -1,14 +1,24 @@
-# Compile the attachment as for a Horovod with CUDA and NCCL, so that this path cannot rot where there is no GPU.
+# Compile the attachment and TensorFlow's kernels as for a Horovod with CUDA and NCCL, so that this path cannot rot where
+# there is no GPU.
 # Compiler and headers are those of requirements/gpu.txt, or of an installed toolkit.
 set(toolkit "${Python_SITEARCH}/nvidia/cu13")
 find_path(CUDA_HEADERS cuda_runtime.h HINTS "${toolkit}/include" REQUIRED)
 find_path(NCCL_HEADERS nccl.h HINTS "${Python_SITEARCH}/nvidia/nccl/include" REQUIRED)
 find_program(NVCC nvcc HINTS "${toolkit}/bin" REQUIRED)
 
-add_library(attach_gpu OBJECT EXCLUDE_FROM_ALL ${attach_sources} ${cuda_sources})
-target_link_libraries(attach_gpu PRIVATE engine horovod)
-target_include_directories(attach_gpu SYSTEM PRIVATE "${CUDA_HEADERS}" "${NCCL_HEADERS}")
-target_compile_definitions(attach_gpu PRIVATE HAVE_GPU=1 HAVE_CUDA=1 HAVE_NCCL=1)
+add_custom_target(check_gpu)
+function(add_check name libraries)
+  add_library(${name} OBJECT EXCLUDE_FROM_ALL ${ARGN})
+  target_link_libraries(${name} PRIVATE ${libraries} horovod)
+  target_include_directories(${name} SYSTEM PRIVATE "${CUDA_HEADERS}" "${NCCL_HEADERS}")
+  target_compile_definitions(${name} PRIVATE HAVE_GPU=1 HAVE_CUDA=1 HAVE_NCCL=1)
+  add_dependencies(check_gpu ${name})
+endfunction()
+add_check(attach_gpu engine ${attach_sources} ${cuda_sources})
+if(TARGET tensorflow)
+  add_check(tensorflow_ops_gpu "tensorflow;engine" ${tf_sources})
+  target_compile_definitions(tensorflow_ops_gpu PRIVATE HOROVOD_PARTIAL_GPU_KERNELS=1)
+endif()
 
 # CMake's own support for CUDA wants a whole toolkit, with libraries to link a test program with.
 foreach(source IN LISTS cuda_sources)
@@ -22,4 +32,4 @@ foreach(source IN LISTS cuda_sources)
   endif()
 endforeach()
 add_custom_target(attach_gpu_kernels DEPENDS ${kernels})
-add_dependencies(attach_gpu attach_gpu_kernels)
+add_dependencies(check_gpu attach_gpu_kernels)

@@ -5,11 +5,13 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attach/attachment.h"
 #include "tf/async_kernel.h"
 #include "tf/destination.h"
+#include "tf/device.h"
 #include "tf/library.h"
 #include "tf/packed_tensors.h"
 
@@ -33,12 +35,14 @@ class ArriveOp final : public AsyncKernel {
     const int count = context->num_inputs() - 2;  // the bucket comes first, what the weight follows from last
     std::vector<std::int64_t> elements;
     for (int i = 1; i <= count; ++i) elements.push_back(context->input(i).NumElements());
-    const auto tensors = std::make_shared<PackedTensors>(context->input(1).dtype(), elements);
-    absl::Status status = tensors->Allocate(context, 1);
-    if (!status.ok()) return status;
-    for (int i = 1; i <= count; ++i) tensors->Put(static_cast<std::size_t>(i - 1), context->input(i));
+    std::shared_ptr<attach::Stream> stream = StreamOf(context);
     std::shared_ptr<attach::Session> session;
-    status = destination_.GetSession(bucket_, &session);
+    absl::Status status = destination_.GetSession(bucket_, *stream, &session);
+    if (!status.ok()) return status;
+    const auto tensors = std::make_shared<PackedTensors>(std::move(stream), context->input(1).dtype(), elements);
+    status = tensors->Allocate(context, 1);
+    for (int i = 1; i <= count && status.ok(); ++i)
+      status = tensors->Put(static_cast<std::size_t>(i - 1), context->input(i));
     if (!status.ok()) return status;
     // In eager code TensorFlow calls this in the application's thread, which sleeps until `done`.
     const Caller caller{graph_ ? Caller::Kind::kGraph : Caller::Kind::kBlockedThread, context->step_id()};
@@ -84,8 +88,14 @@ class BucketOp final : public tensorflow::OpKernel {
   std::string bucket_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("HorovodPartialBucket").Device(tensorflow::DEVICE_CPU), BucketOp);
-REGISTER_KERNEL_BUILDER(Name("HorovodPartialArrive").Device(tensorflow::DEVICE_CPU), ArriveOp);
+REGISTER_KERNELS(Name("HorovodPartialBucket").HostMemory("handle"), BucketOp);
+REGISTER_KERNELS(Name("HorovodPartialArrive")
+                     .HostMemory("handle")
+                     .HostMemory("work")
+                     .HostMemory("info")
+                     .HostMemory("members")
+                     .HostMemory("member_work"),
+                 ArriveOp);
 
 }  // namespace
 }  // namespace horovod_partial::tf

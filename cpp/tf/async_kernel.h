@@ -3,6 +3,8 @@
 
 #include <tensorflow/core/framework/op_kernel.h>
 
+#include "tf/status.h"
+
 namespace horovod_partial::tf {
 
 class AsyncKernel : public tensorflow::AsyncOpKernel {
@@ -10,14 +12,14 @@ class AsyncKernel : public tensorflow::AsyncOpKernel {
   using AsyncOpKernel::AsyncOpKernel;
 
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final {
-    const absl::Status status = Start(context, done);
+    const absl::Status status = AsStatus([&] { return Start(context, done); });
     if (status.ok()) return;  // and the context may be gone by now
     context->SetStatus(status);
     done();
   }
 
  private:
-  // Where it succeeds `done` is called once, maybe before it returns; otherwise never.
+  // Where it succeeds `done` is called once, maybe before it returns; otherwise, or where it throws, never.
   virtual absl::Status Start(tensorflow::OpKernelContext* context, const DoneCallback& done) const = 0;
 };
 

@@ -7,6 +7,7 @@
 #include "attach/device.h"
 #include "engine/engine.h"
 #include "tf/library.h"
+#include "tf/status.h"
 
 namespace horovod_partial::tf {
 namespace {
@@ -19,18 +20,6 @@ DataType CoreType(tensorflow::DataType type) {
     case tensorflow::DT_FLOAT: return DataType::kFloat32;
     case tensorflow::DT_DOUBLE: return DataType::kFloat64;
     default: throw std::invalid_argument("tensors of type " + tensorflow::DataTypeString(type) + " are not reduced");
-  }
-}
-
-absl::Status AsStatus(const std::function<absl::Status()>& body) {
-  try {
-    return body();
-  } catch (const EngineError& error) {
-    return absl::UnknownError(error.what());
-  } catch (const std::invalid_argument& error) {
-    return absl::InvalidArgumentError(error.what());
-  } catch (const std::exception& error) {
-    return absl::FailedPreconditionError(error.what());
   }
 }
 
@@ -49,10 +38,14 @@ Destination::Destination(tensorflow::OpKernelConstruction* context) {
   }
 }
 
-absl::Status Destination::GetSession(const std::string& name, std::shared_ptr<attach::Session>* session) const {
+absl::Status Destination::GetSession(const std::string& name, const attach::Stream& stream,
+                                     std::shared_ptr<attach::Session>* session) const {
   return AsStatus([&]() -> absl::Status {
     *session = attach::SessionOf(LibraryPath(), process_set_);
-    const int size = (*session)->engine().size();
+    const Engine& engine = (*session)->engine();
+    if (stream.device() != Memory::kHost && !GpuRefusal().empty())
+      return absl::InvalidArgumentError("rank " + std::to_string(engine.rank()) + ": " + name + ": " + GpuRefusal());
+    const int size = engine.size();
     if (size == size_) return absl::OkStatus();
     return absl::FailedPreconditionError("bucket " + name + " was made for " + std::to_string(size_) +
                                          " ranks, and now there are " + std::to_string(size) +
@@ -64,11 +57,12 @@ absl::Status Destination::Arrive(const std::shared_ptr<attach::Session>& session
                                  const Caller& caller, const std::shared_ptr<const PackedTensors>& tensors, int work,
                                  std::function<void(const Operation&)> on_done) const {
   return AsStatus([&]() -> absl::Status {
-    BucketConfig config{spec_, &attach::MemoryOf(-1), CoreType(type_), tensors->shape()};
+    const attach::Stream& stream = tensors->stream();
+    BucketConfig config{spec_, &attach::MemoryOf(stream.device()), CoreType(type_), tensors->shape()};
     config.spec.policy.description = tensors->Describe(spec_.policy.description);
     const auto handle = session->engine().Declare(bucket, config);
-    session->engine().Arrive(handle, {tensors->source(), tensors->target(), 1, work}, nullptr, std::move(on_done),
-                             caller);
+    session->engine().Arrive(handle, {tensors->source(), tensors->target(), 1, work}, stream.Record(),
+                             std::move(on_done), caller);
     return absl::OkStatus();
   });
 }

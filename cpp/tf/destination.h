@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "attach/device.h"
 #include "attach/session.h"
 #include "core/bucket_spec.h"
 #include "tf/packed_tensors.h"
@@ -20,8 +21,9 @@ class Destination {
   // An error is the context's.
   explicit Destination(tensorflow::OpKernelConstruction* context);
 
-  // What the kernel's tensors travel by; `name` is for an error.
-  absl::Status GetSession(const std::string& name, std::shared_ptr<attach::Session>* session) const;
+  // What the kernel's tensors travel by, where those of its device may; `name` is for an error.
+  absl::Status GetSession(const std::string& name, const attach::Stream& stream,
+                          std::shared_ptr<attach::Session>* session) const;
 
   // Arrives. `on_done` is called once, with the tensors back, unless this fails; maybe before it returns.
   absl::Status Arrive(const std::shared_ptr<attach::Session>& session, const std::string& bucket, const Caller& caller,

@@ -13,6 +13,7 @@
 #include "attach/fusion.h"
 #include "tf/async_kernel.h"
 #include "tf/destination.h"
+#include "tf/device.h"
 #include "tf/packed_tensors.h"
 
 namespace horovod_partial::tf {
@@ -42,8 +43,11 @@ struct Member {
 
 // A message that is not complete.
 struct Filling {
-  Filling(tensorflow::DataType type, const std::vector<std::int64_t>& elements)
-      : message(std::make_shared<PackedTensors>(type, elements)), members(elements.size()), missing(elements.size()) {}
+  Filling(std::shared_ptr<const attach::Stream> stream, tensorflow::DataType type,
+          const std::vector<std::int64_t>& elements)
+      : message(std::make_shared<PackedTensors>(std::move(stream), type, elements)),
+        members(elements.size()),
+        missing(elements.size()) {}
 
   const std::shared_ptr<PackedTensors> message;
   std::vector<std::shared_ptr<Member>> members;  // in the message's order; null: not here yet
@@ -62,12 +66,13 @@ class Fillings {
   // The first member to come makes the message. As soon as one has joined, another thread may end its kernel; so it
   // gets what it still needs.
   absl::Status Join(const FusionSteps::Place& place, const std::shared_ptr<Member>& member,
-                    std::shared_ptr<Filling>* filling, Tensor* gradient) {
+                    const std::shared_ptr<const attach::Stream>& stream, std::shared_ptr<Filling>* filling,
+                    Tensor* gradient) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (member->given_up) return GivenUp(place.bucket);
     auto& slot = fillings_[place.bucket];
     if (slot == nullptr) {
-      auto made = std::make_shared<Filling>(member->context->input_dtype(1), place.elements);
+      auto made = std::make_shared<Filling>(stream, member->context->input_dtype(1), place.elements);
       const absl::Status status = made->message->Allocate(member->context, 1);
       if (!status.ok()) {
         fillings_.erase(place.bucket);
@@ -75,6 +80,9 @@ class Fillings {
       }
       slot = std::move(made);
     }
+    if (slot->message->stream().device() != stream->device())
+      return absl::InvalidArgumentError("the gradients of " + place.bucket +
+                                        " lie on several devices: compute them under one tf.device");
     auto& seat = slot->members[place.position];
     if (seat != nullptr)
       return absl::InvalidArgumentError("a gradient of " + place.bucket +
@@ -94,9 +102,9 @@ class Fillings {
     return true;
   }
 
-  // TensorFlow gives a member's step up. If its message was being filled, the next step begins with an empty one; what
-  // has arrived at its bucket is not touched.
-  void Abandon(const FusionSteps::Place& place, Member& member) {
+  // A member's step is given up. If its message was being filled, the next step begins with an empty one; what has
+  // arrived at its bucket is not touched.
+  void Abandon(const FusionSteps::Place& place, Member& member, const absl::Status& status) {
     std::shared_ptr<Filling> filling;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -107,14 +115,14 @@ class Fillings {
       fillings_.erase(it);
     }
     for (const auto& each : filling->members)
-      if (each != nullptr) each->Finish(GivenUp(place.bucket));
+      if (each != nullptr) each->Finish(status);
   }
 
- private:
   static absl::Status GivenUp(const std::string& bucket) {
     return absl::CancelledError("the step was given up before the message " + bucket + " was complete");
   }
 
+ private:
   std::mutex mutex_;  // guards the map, and of each message that is in it all but the memory
   std::map<std::string, std::shared_ptr<Filling>> fillings_;
 };
@@ -130,31 +138,33 @@ class MemberOp final : public AsyncKernel {
   absl::Status Start(OpKernelContext* context, const DoneCallback& done) const override {
     CancellationManager* const manager = context->cancellation_manager();
     if (manager == nullptr) return absl::InternalError("merged gradients need steps that can be cancelled");
+    const std::shared_ptr<const attach::Stream> stream = StreamOf(context);
     std::shared_ptr<attach::Session> session;
-    absl::Status status = destination_.GetSession(steps_, &session);
+    absl::Status status = destination_.GetSession(steps_, *stream, &session);
     if (!status.ok()) return status;
-    FusionSteps::Place place;
-    try {
-      const auto steps = attach::SharedSteps::Find(steps_);
-      steps->Enter(session);
-      place = steps->With([&](FusionSteps& merged) {
-        return merged.RecordGradient(gradient_, context->input(1).NumElements(), Seconds());
-      });
-    } catch (const std::invalid_argument& error) {
-      return absl::InvalidArgumentError(error.what());
-    }
+    const auto steps = attach::SharedSteps::Find(steps_);
+    steps->Enter(session);
+    const FusionSteps::Place place = steps->With([&](FusionSteps& merged) {
+      return merged.RecordGradient(gradient_, context->input(1).NumElements(), Seconds());
+    });
     const Caller caller{Caller::Kind::kGraph, context->step_id()};
     const auto member = std::make_shared<Member>(Member{context, done, manager->get_cancellation_token()});
-    const auto abandon = [place, member] { Fillings::Instance().Abandon(place, *member); };
+    const auto abandon = [place, member] {
+      Fillings::Instance().Abandon(place, *member, Fillings::GivenUp(place.bucket));
+    };
     if (!manager->RegisterCallback(member->token, abandon)) return absl::CancelledError("the step has been given up");
     std::shared_ptr<Filling> filling;
     Tensor gradient;
-    status = Fillings::Instance().Join(place, member, &filling, &gradient);
+    status = Fillings::Instance().Join(place, member, stream, &filling, &gradient);
     if (!status.ok()) {
       member->Finish(status);
       return absl::OkStatus();
     }
-    filling->message->Put(place.position, gradient);
+    status = filling->message->Put(place.position, gradient);
+    if (!status.ok()) {
+      Fillings::Instance().Abandon(place, *member, status);
+      return absl::OkStatus();
+    }
     if (!Fillings::Instance().Complete(place.bucket, filling)) return absl::OkStatus();
     const absl::Status arrived =
         destination_.Arrive(session, place.bucket, caller, filling->message, 0,
@@ -205,9 +215,14 @@ class PlannedOp final : public tensorflow::OpKernel {
   void Compute(OpKernelContext* /*context*/) override {}
 };
 
-REGISTER_KERNEL_BUILDER(Name("HorovodPartialMember").Device(tensorflow::DEVICE_CPU), MemberOp);
-REGISTER_KERNEL_BUILDER(Name("HorovodPartialStepEnded").Device(tensorflow::DEVICE_CPU), StepEndedOp);
-REGISTER_KERNEL_BUILDER(Name("HorovodPartialPlanned").Device(tensorflow::DEVICE_CPU), PlannedOp);
+REGISTER_KERNELS(Name("HorovodPartialMember")
+                     .HostMemory("handle")
+                     .HostMemory("info")
+                     .HostMemory("members")
+                     .HostMemory("member_work"),
+                 MemberOp);
+REGISTER_KERNELS(Name("HorovodPartialStepEnded").HostMemory("due"), StepEndedOp);
+REGISTER_KERNELS(Name("HorovodPartialPlanned").HostMemory("handles"), PlannedOp);
 
 }  // namespace
 }  // namespace horovod_partial::tf

@@ -1,8 +1,10 @@
 #include "tf/packed_tensors.h"
 
 #include <cstring>
+#include <utility>
 
 #include "core/packing.h"
+#include "tf/status.h"
 
 namespace horovod_partial::tf {
 namespace {
@@ -36,8 +38,12 @@ absl::Status SetView(OpKernelContext* context, int output, const Tensor& packed,
   return absl::OkStatus();
 }
 
-PackedTensors::PackedTensors(tensorflow::DataType type, const std::vector<std::int64_t>& elements)
-    : type_(type), offsets_(PackedOffsets(elements, tensorflow::DataTypeSize(type))), shapes_(elements.size()) {}
+PackedTensors::PackedTensors(std::shared_ptr<const attach::Stream> stream, tensorflow::DataType type,
+                             const std::vector<std::int64_t>& elements)
+    : stream_(std::move(stream)),
+      type_(type),
+      offsets_(PackedOffsets(elements, tensorflow::DataTypeSize(type))),
+      shapes_(elements.size()) {}
 
 absl::Status PackedTensors::Allocate(OpKernelContext* context, int input) {
   if (shapes_.size() > 1) {
@@ -52,18 +58,21 @@ absl::Status PackedTensors::Allocate(OpKernelContext* context, int input) {
   return status;
 }
 
-void PackedTensors::Put(std::size_t index, const Tensor& tensor) {
+absl::Status PackedTensors::Put(std::size_t index, const Tensor& tensor) {
   shapes_[index] = tensor.shape();
   if (shapes_.size() == 1) {
     source_ = tensor;
-    return;
+    return absl::OkStatus();
   }
   const auto unit = static_cast<std::int64_t>(tensorflow::DataTypeSize(type_));
   const auto bytes = static_cast<std::size_t>(tensor.NumElements() * unit);
   const auto room = static_cast<std::size_t>((offsets_[index + 1] - offsets_[index]) * unit);
   char* const place = static_cast<char*>(Address(source_)) + offsets_[index] * unit;
-  if (bytes > 0) std::memcpy(place, tensor.data(), bytes);
-  std::memset(place + bytes, 0, room - bytes);
+  return AsStatus([&] {
+    if (bytes > 0) stream_->Copy(place, tensor.data(), bytes);
+    if (room > bytes) stream_->Zero(place + bytes, room - bytes);
+    return absl::OkStatus();
+  });
 }
 
 std::vector<std::int64_t> PackedTensors::shape() const {

@@ -6,9 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "attach/device.h"
 #include "engine/engine.h"
 
 namespace horovod_partial::tf {
@@ -20,17 +22,20 @@ void* Address(const tensorflow::Tensor& tensor);
 absl::Status SetView(tensorflow::OpKernelContext* context, int output, const tensorflow::Tensor& packed,
                      std::int64_t begin, const tensorflow::TensorShape& shape);
 
-// Tensors of one type in one piece of memory; one alone travels from where it lies. No lock: each tensor may be put
-// into it by another thread, and all of them before it is sent.
+// Tensors of one type in one piece of memory of the stream's device; one alone travels from where it lies. No lock:
+// each tensor may be put into it by another thread, and all of them before it is sent.
 class PackedTensors {
  public:
-  PackedTensors(tensorflow::DataType type, const std::vector<std::int64_t>& elements);
+  PackedTensors(std::shared_ptr<const attach::Stream> stream, tensorflow::DataType type,
+                const std::vector<std::int64_t>& elements);
 
   // Memory for the results, and for the tensors if there are several; `context` is that of one of them, and `input` its
   // number there. The result of one alone is the context's first output. It comes to where the tensor lies if nobody
   // else needs that, so this must be called before the tensor has another owner.
   absl::Status Allocate(tensorflow::OpKernelContext* context, int input);
-  void Put(std::size_t index, const tensorflow::Tensor& tensor);
+  // On a device the copy is queued.
+  absl::Status Put(std::size_t index, const tensorflow::Tensor& tensor);
+  const attach::Stream& stream() const { return *stream_; }
 
   // --- With all tensors in it
   std::vector<std::int64_t> shape() const;
@@ -42,6 +47,7 @@ class PackedTensors {
   absl::Status SetResult(tensorflow::OpKernelContext* context, int output, std::size_t index) const;
 
  private:
+  const std::shared_ptr<const attach::Stream> stream_;
   const tensorflow::DataType type_;
   const std::vector<std::int64_t> offsets_;
   std::vector<tensorflow::TensorShape> shapes_;

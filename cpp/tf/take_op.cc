@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "attach/attachment.h"
 #include "core/packing.h"
 #include "engine/engine.h"
+#include "tf/device.h"
 #include "tf/library.h"
 #include "tf/packed_tensors.h"
 
@@ -19,6 +21,8 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
+
+std::string NameOf(int device) { return device == Memory::kHost ? "the host" : "GPU " + std::to_string(device); }
 
 class MemoryOp final : public tensorflow::OpKernel {
  public:
@@ -64,17 +68,33 @@ class TakeRoundOp final : public tensorflow::OpKernel {
     try {
       const auto session = attach::FindSession(LibraryPath(), process_set_);
       if (session == nullptr) return;
+      const auto stream = StreamOf(context);
+      CheckDevices(*session, stream->device());
+      stream->Synchronize();  // earlier work may still use what the results come to
       while (const auto taken = session->engine().TakeRound(family)) {
         if (taken->gradients == 0) continue;  // no update
         found->scalar<bool>()() = true;
         return;
       }
+    } catch (const std::invalid_argument& error) {
+      context->SetStatus(absl::InvalidArgumentError(error.what()));
     } catch (const std::exception& error) {
       context->SetStatus(absl::UnknownError(error.what()));
     }
   }
 
  private:
+  // TensorFlow may place what takes a round elsewhere than what has arrived.
+  void CheckDevices(attach::Session& session, int device) const {
+    for (const std::string& name : buckets_) {
+      const auto bucket = session.engine().Find(name);
+      if (bucket != nullptr && bucket->config.memory->device() != device)
+        throw std::invalid_argument("rank " + std::to_string(session.engine().rank()) + ": the gradients of " + name +
+                                    " lie on " + NameOf(bucket->config.memory->device()) + ", and are taken on " +
+                                    NameOf(device) + ": flush under the tf.device that you train under");
+    }
+  }
+
   // The tensors of a bucket lie side by side, and so does the result then.
   void* UseInputs(OpKernelContext* context, int first, int count) {
     const int inputs = static_cast<int>(buckets_.size()) + first;
@@ -110,9 +130,9 @@ class HasRoundOp final : public tensorflow::OpKernel {
   int process_set_ = 0;
 };
 
-REGISTER_KERNEL_BUILDER(Name("HorovodPartialMemory").Device(tensorflow::DEVICE_CPU), MemoryOp);
-REGISTER_KERNEL_BUILDER(Name("HorovodPartialTakeRound").Device(tensorflow::DEVICE_CPU), TakeRoundOp);
-REGISTER_KERNEL_BUILDER(Name("HorovodPartialHasRound").Device(tensorflow::DEVICE_CPU), HasRoundOp);
+REGISTER_KERNELS(Name("HorovodPartialMemory"), MemoryOp);
+REGISTER_KERNELS(Name("HorovodPartialTakeRound").HostMemory("handles").HostMemory("found"), TakeRoundOp);
+REGISTER_KERNELS(Name("HorovodPartialHasRound").HostMemory("handles").HostMemory("found"), HasRoundOp);
 
 }  // namespace
 }  // namespace horovod_partial::tf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -35,12 +36,19 @@ class Arrived(NamedTuple):
         positions: of its gradients within the step.
         members: these gradients.
         results: what came out of the arrival, in whose memory the next result may be.
+        device: on which the bucket lies, as TensorFlow names it; empty where that is TensorFlow's choice.
     """
 
     name: str
     positions: list[int]
     members: list[Member]
     results: list[tf.Tensor]
+    device: str
+
+
+def on_device_of(family: Sequence[Arrived]) -> AbstractContextManager[None]:
+    """Where the rounds of a family are taken, whatever device is chosen around: where its buckets lie."""
+    return tf.device(family[0].device or None)
 
 
 def memory_of(family: Sequence[Arrived]) -> list[tf.Tensor]:
@@ -50,9 +58,12 @@ def memory_of(family: Sequence[Arrived]) -> list[tf.Tensor]:
 
 def new_memory(family: Sequence[Arrived]) -> list[tf.Tensor]:
     """Memory of the same kind."""
-    return [
-        tensor for bucket in family for tensor in memory([(member.dtype, member.shape) for member in bucket.members])
-    ]
+    with on_device_of(family):
+        return [
+            tensor
+            for bucket in family
+            for tensor in memory([(member.dtype, member.shape) for member in bucket.members])
+        ]
 
 
 def take_round(
@@ -69,7 +80,8 @@ def take_round(
         The gradients in the order of the step; and whether there was a round: they are undefined otherwise.
     """
     names, counts = [bucket.name for bucket in family], [len(bucket.members) for bucket in family]
-    taken, found = taken_round(process_set, names, counts, memory)
+    with on_device_of(family):
+        taken, found = taken_round(process_set, names, counts, memory)
     gradients: list[tf.Tensor] = [None] * len(taken)
     members = [(i, member) for bucket in family for i, member in zip(bucket.positions, bucket.members, strict=True)]
     for (position, member), result in zip(members, taken, strict=True):
@@ -79,7 +91,8 @@ def take_round(
 
 def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
     """Whether there is a round to take."""
-    return round_is_there(process_set, [bucket.name for bucket in family])
+    with on_device_of(family):
+        return round_is_there(process_set, [bucket.name for bucket in family])
 
 
 def collect(process_set: ProcessSet, name: str, members: Sequence[Member]) -> list[tf.Tensor]:
@@ -87,7 +100,7 @@ def collect(process_set: ProcessSet, name: str, members: Sequence[Member]) -> li
     dtype = members[0].dtype.as_numpy_dtype
     offsets = _core.packed_offsets([member.shape.num_elements() for member in members], np.dtype(dtype).itemsize)
     flat = np.zeros(offsets[-1], dtype)
-    handle = runtime.collect(process_set.process_set_id, name, flat.ctypes.data)
+    handle = runtime.collect(process_set.process_set_id, name, flat.ctypes.data, to_host=True)
     if handle is None or handle.info().empty:
         return []
     return [

@@ -114,7 +114,7 @@ class GradientReducer(gradients.GradientReducer):
             self._buckets[bucket] = [(variables[i], members[i]) for i in positions]
             spec = self._bucket_spec(self._members([variables[i] for i in positions]))
             results, info = arrive([wires[i] for i in positions], bucket, self.process_set, spec)
-            arrived.append(Arrived(bucket, positions, own, results))
+            arrived.append(Arrived(bucket, positions, own, results, results[0].device))
             infos.append(info)
         return name, arrived, infos
 

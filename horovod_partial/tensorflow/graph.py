@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.control_flow_v2_func_graphs import CondBranchFuncGraph, WhileBodyFuncGraph
 
 from horovod_partial import _core
+from horovod_partial.exchange.devices import gpu_refusal
 from horovod_partial.runtime import Runtime
 
 _LIBRARY = str(Path(get_extension_full_path(mpi_ops.__file__, "mpi_lib")).resolve())
@@ -26,6 +28,9 @@ _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 _operations = tf.load_op_library(_OPERATIONS)
 library = ctypes.CDLL(_OPERATIONS)  # what is no operation: without the interpreter's lock, and without exceptions
 library.horovod_partial_set_library(_LIBRARY.encode())
+library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
+
+_ADVICE = "use sync=hvd.Full(), or compute and train under tf.device('/CPU:0')"
 
 # The types that travel, as in PyTorch; bfloat16, which Horovod 0.28.1 lacks, is widened to float32.
 _DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
@@ -95,6 +100,22 @@ def _plain(message: str) -> str:
     return re.sub(r"^\{\{.*?\}\} | \[Op:.*$", "", message)
 
 
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """In eager code, errors as those of the other front ends."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(_plain(error.message)) from None
+    except tf.errors.UnknownError as error:
+        raise HorovodInternalError(_plain(error.message)) from None
+
+
+def _placed() -> contextlib.AbstractContextManager[None]:
+    """Where operations on a bucket run: where TensorFlow puts them, or on the host, where all else is of no use."""
+    return contextlib.nullcontext() if library.horovod_partial_has_gpu_kernels() else tf.device("/CPU:0")
+
+
 def refuse_xla() -> None:
     """Raise ValueError where XLA is to compile the function that is being traced."""
     if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
@@ -124,20 +145,15 @@ def arrive(
             runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
     attributes = _destination(process_set, spec)
-    try:
-        with tf.device("/CPU:0"):
-            results, numbers, members, member_work = _operations.horovod_partial_arrive(
-                handle=_bucket(name),
-                tensors=tensors,
-                work=work,
-                bucket=name,
-                graph=not tf.executing_eagerly(),
-                **attributes,
-            )
-    except tf.errors.InvalidArgumentError as error:
-        raise ValueError(_plain(error.message)) from None
-    except tf.errors.UnknownError as error:
-        raise HorovodInternalError(_plain(error.message)) from None
+    with _plain_errors(), _placed():
+        results, numbers, members, member_work = _operations.horovod_partial_arrive(
+            handle=_bucket(name),
+            tensors=tensors,
+            work=work,
+            bucket=name,
+            graph=not tf.executing_eagerly(),
+            **attributes,
+        )
     return results, _round_info(numbers, members, member_work)
 
 
@@ -145,6 +161,8 @@ def _destination(process_set: ProcessSet, spec: _core.BucketSpec) -> dict[str, A
     """The attributes that say where a message goes."""
     runtime.use(process_set.process_set_id)
     refuse_xla()
+    # Not before now: `init` may have taken the setting from rank 0.
+    library.horovod_partial_refuse_gpus(gpu_refusal("tensors on a GPU", _ADVICE, mpi_ops).encode())
     return {"process_set": process_set.process_set_id, "size": runtime.size_of(process_set), "spec": spec.encode()}
 
 
@@ -156,7 +174,7 @@ def _round_info(numbers: tf.Tensor, members: tf.Tensor, work: tf.Tensor) -> Roun
 def memory(described: Sequence[tuple[tf.DType, tf.TensorShape]]) -> list[tf.Tensor]:
     """Tensors of these types and shapes, undefined, side by side as those of a bucket are. In eager code."""
     dtypes, shapes = zip(*described, strict=True)
-    with tf.device("/CPU:0"):
+    with _placed():
         return list(_operations.horovod_partial_memory(T=dtypes[0], N=len(shapes), shapes=shapes))
 
 
@@ -171,23 +189,20 @@ def taken_round(
         counts: of the tensors in each.
         memory: what is to hold the results: what `arrive` gave for each bucket, or `memory`.
     """
-    try:
-        with tf.device("/CPU:0"):
-            results, found = _operations.horovod_partial_take_round(
-                handles=[_bucket(name) for name in names],
-                memory=memory,
-                buckets=names,
-                counts=counts,
-                process_set=process_set.process_set_id,
-            )
-    except tf.errors.UnknownError as error:
-        raise HorovodInternalError(_plain(error.message)) from None
+    with _plain_errors(), _placed():
+        results, found = _operations.horovod_partial_take_round(
+            handles=[_bucket(name) for name in names],
+            memory=memory,
+            buckets=names,
+            counts=counts,
+            process_set=process_set.process_set_id,
+        )
     return list(results), found
 
 
 def round_is_there(process_set: ProcessSet, names: Sequence[str]) -> tf.Tensor:
     """Whether there is such a round."""
-    with tf.device("/CPU:0"):
+    with _placed():
         return _operations.horovod_partial_has_round(
             handles=[_bucket(name) for name in names], buckets=names, process_set=process_set.process_set_id
         )
@@ -212,7 +227,7 @@ def arrive_merged(
     """
     attributes = _destination(process_set, spec)
     results, infos, numbers = [], [], []
-    with tf.device("/CPU:0"):
+    with _placed():
         for number, tensor in enumerate(tensors):
             result, *info = _operations.horovod_partial_member(
                 handle=_bucket(f"{name}.{number}"), tensor=tensor, steps=name, gradient=number, **attributes
@@ -232,5 +247,5 @@ def step_ended(name: str) -> tf.Tensor:
 
 def planned(name: str, gradients: int) -> tf.Operation:
     """What all gradients of the next step wait for, in a graph."""
-    with tf.device("/CPU:0"):
+    with _placed():
         return _operations.horovod_partial_planned(handles=[_bucket(f"{name}.{i}") for i in range(gradients)])

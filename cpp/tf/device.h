@@ -1,0 +1,30 @@
+// The device that a kernel runs on.
+#pragma once
+
+#include <tensorflow/core/framework/op_kernel.h>
+
+#include <memory>
+
+#include "attach/device.h"
+
+namespace horovod_partial::tf {
+
+// TensorFlow's stream there, in whose order it makes a kernel's inputs and hands out memory.
+std::unique_ptr<attach::Stream> StreamOf(tensorflow::OpKernelContext* context);
+
+// Whether there are kernels for GPUs: where Horovod reduces what lies there.
+#if HOROVOD_PARTIAL_GPU_KERNELS
+inline constexpr bool kHasGpuKernels = true;
+#define HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel) \
+  REGISTER_KERNEL_BUILDER(definition.Device(tensorflow::DEVICE_GPU), Kernel)
+#else
+inline constexpr bool kHasGpuKernels = false;
+#define HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel) static_assert(true)
+#endif
+
+// A kernel for every device. Handles of buckets, and what the host reads or writes, are `HostMemory` of the definition.
+#define REGISTER_KERNELS(definition, Kernel)                                  \
+  REGISTER_KERNEL_BUILDER(definition.Device(tensorflow::DEVICE_CPU), Kernel); \
+  HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel)
+
+}  // namespace horovod_partial::tf
