@@ -155,6 +155,19 @@ test-gpu-build: setup-gpu ## Run PyTorch's parallel tests on CPU tensors over bu
 			-k "not (eager or graph or tensorflow or keras)" $(GPU_BUILD_TESTS) || exit; \
 	done; done
 
+# TensorFlow takes a double for a GPU, so that our kernels for GPUs run on it: placement, what is on the host and what on the
+# device, the order of streams. It says nothing of CUDA or NCCL.
+DOUBLE := build/release/double
+GPU_DOUBLE_TESTS := $(addprefix tests/parallel/test_,tensorflow.py merging_tensorflow.py conformance_operations.py conformance_models.py)
+.PHONY: test-gpu-double
+test-gpu-double: build build/release/build.ninja ## Run TensorFlow's tests on a double of a GPU
+	@$(BIN)/cmake --build build/release -j $(JOBS) --target gpu_double tensorflow_ops_double
+	@rm -rf $(DOUBLE)/package && mkdir $(DOUBLE)/package && cp -r horovod_partial $(DOUBLE)/package
+	@cp $(DOUBLE)/_tensorflow_ops.so $(DOUBLE)/libhorovod_partial_attach.so $(DOUBLE)/package/horovod_partial
+	@cp tests/parallel/doubles/gpu/devices.py $(DOUBLE)/package/horovod_partial/exchange
+	@TF_PLUGGABLE_DEVICE_LIBRARY_PATH=$(CURDIR)/$(DOUBLE)/gpu_double.so PYTHONPATH=$(CURDIR)/$(DOUBLE)/package \
+		$(BIN)/pytest $(GPU_DOUBLE_TESTS) -k 'test_tensorflow or merging_tensorflow or eager or graph'
+
 .PHONY: demo
 demo: build ## Set up, build and train on digits under each policy
 	@$(BIN)/python examples/torch/digits.py

@@ -1,0 +1,91 @@
+// In place of cpp/attach/device.cc: the double of a GPU, device 0. A bucket's memory there is the host's, so that Horovod can
+// reduce it; what a kernel queues on TensorFlow's stream is done in its own time.
+#include "attach/device.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+#include "stream.h"
+
+namespace horovod_partial::attach {
+namespace {
+
+class DoubleMemory final : public Memory {
+ public:
+  int device() const override { return 0; }
+  void* Allocate(std::size_t bytes) override { return Host().Allocate(bytes); }
+  void Free(void* data) override { Host().Free(data); }
+  void Copy(void* target, const void* source, std::size_t bytes) override { Host().Copy(target, source, bytes); }
+  void Zero(void* data, std::size_t bytes) override { Host().Zero(data, bytes); }
+  void Add(DataType type, void* target, const void* source, std::size_t elements) override {
+    Host().Add(type, target, source, elements);
+  }
+  void Scale(DataType type, void* data, std::size_t elements, double factor) override {
+    Host().Scale(type, data, elements, factor);
+  }
+  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
+    return Host().AddIfFinite(type, target, source, elements, first);
+  }
+};
+
+class DoubleEvent final : public ReadyEvent {
+ public:
+  explicit DoubleEvent(const DoubleStream& stream) : stream_(stream), number_(stream.queued()) {}
+  bool Ready() const override { return stream_.Done(number_); }
+
+ private:
+  const DoubleStream& stream_;
+  const std::uint64_t number_;
+};
+
+class OnDouble final : public Stream {
+ public:
+  explicit OnDouble(DoubleStream& stream) : stream_(stream) {}
+  int device() const override { return 0; }
+  void Copy(void* target, const void* source, std::size_t bytes) const override {
+    stream_.Queue([=] { std::memcpy(target, source, bytes); });
+  }
+  void Zero(void* data, std::size_t bytes) const override {
+    stream_.Queue([=] { std::memset(data, 0, bytes); });
+  }
+  std::shared_ptr<ReadyEvent> Record() const override { return std::make_shared<DoubleEvent>(stream_); }
+  void Synchronize() const override { stream_.Wait(stream_.queued()); }
+
+ private:
+  DoubleStream& stream_;
+};
+
+class OnHost final : public Stream {
+ public:
+  int device() const override { return Memory::kHost; }
+  void Copy(void* target, const void* source, std::size_t bytes) const override { std::memcpy(target, source, bytes); }
+  void Zero(void* data, std::size_t bytes) const override { std::memset(data, 0, bytes); }
+  std::shared_ptr<ReadyEvent> Record() const override { return nullptr; }
+  void Synchronize() const override {}
+};
+
+}  // namespace
+
+Memory& MemoryOf(int device) {
+  static auto* memory = new DoubleMemory;  // buffers may outlive static objects
+  if (device == Memory::kHost) return Memory::Host();
+  return *memory;
+}
+
+void CopyToHost(int, void* target, const void* source, std::size_t bytes) { std::memcpy(target, source, bytes); }
+
+std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t) {
+  if (device == Memory::kHost) return std::make_unique<OnHost>();
+  static const auto stream = [] {
+    void* const plugin = dlopen(std::getenv("TF_PLUGGABLE_DEVICE_LIBRARY_PATH"), RTLD_NOW | RTLD_NOLOAD);
+    void* const found = plugin == nullptr ? nullptr : dlsym(plugin, "double_stream");
+    if (found == nullptr) throw std::logic_error("the double of a GPU is not there");
+    return reinterpret_cast<DoubleStream* (*)()>(found);
+  }();
+  return std::make_unique<OnDouble>(*stream());
+}
+
+}  // namespace horovod_partial::attach
