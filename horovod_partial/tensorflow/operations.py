@@ -120,7 +120,8 @@ def partial_allreduce(
 
     Args:
         tensor: a tensor, or several of one dtype, which travel as one message: int32, int64, float16, float32, float64,
-            or bfloat16, which travels as float32 at twice its bytes. Tensors on a GPU travel through the host's memory.
+            or bfloat16, which travels as float32 at twice its bytes.
+            Those on a GPU travel through the host's memory, or are refused: see `docs/tensorflow.md`.
         name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
         op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`.
         sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce`.
