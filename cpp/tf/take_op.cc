@@ -59,7 +59,9 @@ class TakeRoundOp final : public tensorflow::OpKernel {
     std::vector<Member> family;
     int first = 0;
     for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-      family.push_back({buckets_[bucket], UseInputs(context, first, counts_[bucket])});
+      void* memory = nullptr;
+      OP_REQUIRES_OK(context, UseInputs(context, buckets_[bucket], first, counts_[bucket], &memory));
+      family.push_back({buckets_[bucket], memory});
       first += counts_[bucket];
     }
     Tensor* found = nullptr;
@@ -95,16 +97,21 @@ class TakeRoundOp final : public tensorflow::OpKernel {
     }
   }
 
-  // The tensors of a bucket lie side by side, and so does the result then.
-  void* UseInputs(OpKernelContext* context, int first, int count) {
+  // The tensors of a bucket lie side by side, and so does the result then; unless TensorFlow has copied them on their
+  // way, each by itself.
+  absl::Status UseInputs(OpKernelContext* context, const std::string& bucket, int first, int count, void** memory) {
     const int inputs = static_cast<int>(buckets_.size()) + first;
-    void* memory = nullptr;
+    const Tensor* begin = nullptr;  // of those that have elements, the first
     for (int i = count - 1; i >= 0; --i) {
       const Tensor& tensor = context->input(inputs + i);
-      if (memory == nullptr || tensor.NumElements() > 0) memory = Address(tensor);
+      if (begin != nullptr && tensor.NumElements() > 0 && begin->NumElements() > 0 && !begin->SharesBufferWith(tensor))
+        return absl::InternalError("the memory of " + bucket +
+                                   " went over another device; train and flush under one tf.device");
+      if (begin == nullptr || tensor.NumElements() > 0) begin = &tensor;
       context->set_output(first + i, tensor);
     }
-    return memory;
+    *memory = Address(*begin);
+    return absl::OkStatus();
   }
 
   std::vector<std::string> buckets_;

@@ -47,7 +47,10 @@ class Arrived(NamedTuple):
 
 
 def on_device_of(family: Sequence[Arrived]) -> AbstractContextManager[None]:
-    """Where the rounds of a family are taken, whatever device is chosen around: where its buckets lie."""
+    """Where the rounds of a family are taken, whatever device is chosen around: where its buckets lie.
+
+    That holds for all between an arrival and the taking: a copy of the results would not be what the arrival has lent.
+    """
     return tf.device(family[0].device or None)
 
 

@@ -20,6 +20,7 @@ from horovod_partial.tensorflow.buckets import (
     has_round,
     memory_of,
     new_memory,
+    on_device_of,
     take_round,
 )
 from horovod_partial.tensorflow.fusion import Fusion, fusion_of
@@ -213,15 +214,18 @@ class Family(gradients.Family):
             self._in_flush = tf.function(lambda memory: self._in_training(memory), autograph=False)
 
     def apply_arrived(self, arrived: list[Arrived]) -> None:
-        self._in_training(memory_of(arrived))
+        with on_device_of(arrived):
+            self._in_training(memory_of(arrived))
 
     def apply_rounds(self) -> None:
-        self._in_flush(new_memory(self._buckets))
+        with on_device_of(self._buckets):
+            self._in_flush(new_memory(self._buckets))
 
     def _apply_all(self, memory: list[tf.Tensor]) -> None:
         def another(_: tf.Tensor, *memory: tf.Tensor) -> list[tf.Tensor]:
             results, found = take_round(self.process_set, self._buckets, memory)
-            tf.cond(found, lambda: _done(lambda: self._apply(results, self._variables)), _nothing)
+            with tf.device(None):  # where TensorFlow places updates
+                tf.cond(found, lambda: _done(lambda: self._apply(results, self._variables)), _nothing)
             # TensorFlow keeps side effects in order within an iteration only, and the next one begins with this answer.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
