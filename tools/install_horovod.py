@@ -56,8 +56,9 @@ PATCHES = {
     "horovod/common/ops/cuda/CMakeLists.txt": [("set(CMAKE_CUDA_STANDARD 11)", "set(CMAKE_CUDA_STANDARD 17)")],
 }
 
-# Horovod's CMake files predate CMake 4, and its setup.py setuptools 80.
+# Horovod's setup.py predates setuptools 80. Its CMake files predate CMake 4, which takes them if it is asked to.
 BUILD_TOOLS = {"cmake": "3.31.10", "setuptools": "79.0.1", "wheel": "0.48.0"}
+OLD_CMAKE_FILES = {"CMAKE_POLICY_VERSION_MINIMUM": "3.5"}
 
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm")  # packages that have it
 
@@ -101,7 +102,7 @@ def source_tree() -> Path:
     if not tree.is_dir():
         tree.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=tree.parent) as scratch:
-            archive = _checked_archive(Path(given)) if given else _download(Path(scratch))
+            archive = _checked_archive(Path(given)) if given else download(Path(scratch))
             shutil.unpack_archive(archive, scratch)
             try:  # a rename is atomic, so a tree in the cache is always whole
                 (Path(scratch) / f"horovod-{VERSION}").rename(tree)
@@ -130,7 +131,12 @@ def _checked_archive(archive: Path) -> Path:
     return archive
 
 
-def _download(folder: Path) -> Path:
+def download(folder: Path) -> Path:
+    """Fetch the archive into a folder.
+
+    Raises:
+        SetupError: it could not be fetched.
+    """
     requirement = folder / "horovod.txt"
     requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:"]
@@ -200,12 +206,13 @@ def build_tools() -> Iterator[dict[str, str]]:
     """The environment variables with which Horovod's setup.py finds tools that it works with, installed for now if need be."""
     environment = dict(os.environ)
     environment["PATH"] = f"{sysconfig.get_path('scripts')}:{environment.get('PATH', '')}"
-    numbers = {name: _version(name) for name in ("setuptools", "wheel")}
-    numbers["cmake"] = _cmake_version(environment["PATH"])
-    too_new = {"cmake": 4, "setuptools": 80}
-    missing = [
-        name for name, number in numbers.items() if not number or int(number.split(".")[0]) >= too_new.get(name, 9999)
-    ]
+    setuptools = _version("setuptools")
+    there = {
+        "cmake": shutil.which("cmake", path=environment["PATH"]),
+        "setuptools": setuptools and int(setuptools.split(".")[0]) < 80,
+        "wheel": _version("wheel"),
+    }
+    missing = [name for name, found in there.items() if not found]
     if not missing:
         yield environment
         return
@@ -216,21 +223,22 @@ def build_tools() -> Iterator[dict[str, str]]:
         yield environment
 
 
-def _cmake_version(path: str) -> str:
-    cmake = shutil.which("cmake", path=path)
-    if cmake is None:
-        return ""
-    output = subprocess.run([cmake, "--version"], check=False, capture_output=True, text=True).stdout
-    match = re.search(r"version ([\d.]+)", output)
-    return match[1] if match else ""
-
-
 def _nvidia_package(*names: str) -> Path | None:
     """The folder of NVIDIA's packages of this environment that has all these files, which has one name for each CUDA."""
     spec = find_spec("nvidia")
     roots = list(spec.submodule_search_locations or ()) if spec else []
     folders = [folder for root in roots for folder in sorted(Path(root).iterdir())]
     return next((folder for folder in folders if all((folder / name).exists() for name in names)), None)
+
+
+def _toolkit() -> Path | None:
+    """The folder of the toolkit whose nvcc is on the PATH, where there may be a script that calls it."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        return None
+    plan = subprocess.run([nvcc, "--dryrun", "-E", "none.cu"], check=False, capture_output=True, text=True).stderr
+    match = re.search(r"TOP=(.+)", plan)
+    return Path(match[1]).resolve() if match else None
 
 
 def gpu_variables(links: Path) -> dict[str, str]:
@@ -240,8 +248,7 @@ def gpu_variables(links: Path) -> dict[str, str]:
         SetupError: one of them is not there.
     """
     given = os.environ.get("HOROVOD_CUDA_HOME")
-    nvcc = shutil.which("nvcc")
-    home = Path(given) if given else _nvidia_package("bin/nvcc") or (Path(nvcc).resolve().parents[1] if nvcc else None)
+    home = Path(given) if given else _nvidia_package("bin/nvcc") or _toolkit()
     if home is None or not (home / "bin" / "nvcc").exists():
         raise SetupError(
             "--nccl needs CUDA's compiler: install its toolkit or NVIDIA's package nvidia-cuda-nvcc of PyTorch's CUDA version, "
@@ -317,7 +324,7 @@ def _build(folder: Path, flags: dict[str, str], nccl: bool) -> Path:
         tree = Path(scratch) / "horovod"
         shutil.copytree(source_tree(), tree)
         _patch(tree)
-        environment |= {"MAKEFLAGS": f"-j{min(os.cpu_count() or 1, 16)}", **flags}
+        environment |= {"MAKEFLAGS": f"-j{min(os.cpu_count() or 1, 16)}", **OLD_CMAKE_FILES, **flags}
         if nccl:
             environment |= gpu_variables(Path(scratch) / "links")
             environment["PATH"] = f"{environment['CUDA_HOME']}/bin:{environment['PATH']}"
