@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -29,6 +30,8 @@ _launches = pytest.StashKey[dict[Setup, Launch]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_launches] = {}
+    if ranks_world.setup is not None and config.getoption("device") != "cpu":
+        torch.set_default_device(config.getoption("device"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -93,10 +96,12 @@ def _is_for_the_full_matrix(item: pytest.Item) -> bool:
     return any(not mark.args or (isinstance(setup, Setup) and setup.transport in mark.args) for mark in marks)
 
 
-def _chosen(items: Sequence[pytest.Item], full: bool) -> Iterator[pytest.Item]:
+def _chosen(items: Sequence[pytest.Item], full: bool, device: str) -> Iterator[pytest.Item]:
     """The cases of a run. The full one has all on the setups of the default run, but for jobs, and a third of the rest."""
     seen: Counter[object] = Counter()  # of each test, on each setup
     for item in items:
+        if device != "cpu" and item.get_closest_marker("cpu_only"):
+            continue
         setup = _setup_of(item)
         usual = setup is None or setup.usual
         by_default = usual and not _is_for_the_full_matrix(item)
@@ -115,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Chooses the cases of the matrix. Tests of one setup come together, whatever file they are in: they share a launch."""
     if ranks_world.setup is not None:
         return  # ranks are told which tests to run
-    chosen = dict.fromkeys(_chosen(items, config.getoption("matrix") == "full"))
+    chosen = dict.fromkeys(_chosen(items, config.getoption("matrix") == "full", config.getoption("device")))
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
     order: dict[object, int] = {}
@@ -133,7 +138,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         runs = all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))
         if setup is not None and setup.unavailable is None and runs:
             tests.setdefault(setup, []).append(item.nodeid)
-    given = {name: session.config.getoption(name) for name in ("matrix", "transport", "hosts")}
+    given = {name: session.config.getoption(name) for name in ("matrix", "transport", "ranks", "device", "hosts")}
     arguments = [f"--{name}={value}" for name, value in given.items() if value]
     for setup, node_ids in tests.items():
         session.config.stash[_launches][setup] = Launch(setup, node_ids, session.config.rootpath, arguments)

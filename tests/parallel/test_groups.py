@@ -24,6 +24,7 @@ import horovod_partial.torch as hvd
 
 pytestmark = pytest.mark.launch(full_ranks=(4, 8))
 FRONT = front_of("torch")
+DEVICE = torch.zeros(1).get_device()  # Horovod's number for it, on which a rank that has joined has its zeros
 FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
 
 
@@ -47,7 +48,7 @@ def test_forms(world: World, dtype: str, kind: str) -> None:
     steps = [3 * rank for rank in world.ranks] if kind == "weighted" else [0] * world.size
     if kind == "weighted":
         options = options | {"steps": steps[world.rank]}
-    models = [torch.from_numpy(model(rank, (5, 7))).to(getattr(torch, dtype)) for rank in world.ranks]
+    models = [torch.tensor(model(rank, (5, 7)), dtype=getattr(torch, dtype)) for rank in world.ranks]
     for number, suffix in enumerate(("", "_", "_async", "_async_")):
         tensor = models[world.rank].clone()
         result = getattr(hvd, operation + suffix)(tensor, name=world.name(), **options)
@@ -56,9 +57,9 @@ def test_forms(world: World, dtype: str, kind: str) -> None:
         members = world.ranks if number == 0 or kind != "group" else hvd.Butterfly(2).groups(number, world.size)
         members = members if members is world.ranks else group_of(world.rank, members)
         shares = softmax([steps[rank] for rank in members], 0.9)
-        expected = np.average([models[rank].double() for rank in members], 0, shares)
+        expected = np.average([models[rank].double().cpu() for rank in members], 0, shares)
         assert (result.dtype, result.shape) == (tensor.dtype, (5, 7))
-        assert np.allclose(result.double(), expected, atol={"float16": 2e-3, "bfloat16": 1e-2}.get(dtype, 1e-6))
+        assert np.allclose(result.double().cpu(), expected, atol={"float16": 2e-3, "bfloat16": 1e-2}.get(dtype, 1e-6))
         in_place = suffix.endswith("_")
         assert (result.data_ptr() == tensor.data_ptr()) == in_place
         assert torch.equal(tensor, result if in_place else models[world.rank])
@@ -85,7 +86,7 @@ def test_tensors_that_are_refused(world: World) -> None:
 def same_within_groups(world: World, rounds: list[tuple[hvd.RoundInfo, torch.Tensor]]) -> None:
     """All that were on time in a group have the same bits; every on-time member of a group is found."""
     results = defaultdict(dict)
-    for rank, theirs in enumerate(world.gather([(info, result.numpy().tobytes()) for info, result in rounds])):
+    for rank, theirs in enumerate(world.gather([(info, result.cpu().numpy().tobytes()) for info, result in rounds])):
         for info, result in theirs:
             if not info.late:
                 results[info.round, info.members][rank] = (result, info.fresh)
@@ -347,7 +348,7 @@ def test_join(world: World, kind: str) -> None:
             assert result.item() == pytest.approx(sum(models) / len(models), rel=1e-12)
 
     calls(4 + 4 * world.rank)
-    world.same(hvd.join())
+    world.same(hvd.join(DEVICE))
     calls(4)
     hvd.flush()
     FRONT.check_that_the_job_goes_on(world)
@@ -361,7 +362,7 @@ def test_a_first_round_without_a_joined_rank(world: World) -> None:
             assert 1 not in info.members
             models = [value(rank) for rank in info.members] + [float(value(world.rank))] * info.late
             assert result.item() == pytest.approx(sum(models) / len(models))
-    hvd.join()
+    hvd.join(DEVICE)
     FRONT.check_that_the_job_goes_on(world)
 
 
@@ -468,5 +469,5 @@ def test_a_weighted_average_without_a_joined_rank(world: World) -> None:
         assert info.members == tuple(others)
         weights = softmax([2 * rank for rank in others], 0.9)
         assert result.item() == pytest.approx(sum(w * value(r) for w, r in zip(weights, others, strict=True)))
-    hvd.join()
+    hvd.join(DEVICE)
     FRONT.check_that_the_job_goes_on(world)

@@ -23,7 +23,8 @@ def test_i1_exactly_once(world: World, policy: str) -> None:
     delivered = [torch.zeros(7, dtype=torch.int64) for _ in names]
     for step in range(rounds):
         delay(rng)
-        own = [torch.randint(-1000, 1000, (7,), generator=torch.manual_seed(rng.randrange(2**32))) for _ in names]
+        torch.manual_seed(rng.randrange(2**32))
+        own = [torch.randint(-1000, 1000, (7,)) for _ in names]
         in_place = rng.random() < 0.5
         start = hvd.partial_allreduce_async_ if in_place else hvd.partial_allreduce_async
         handles = []

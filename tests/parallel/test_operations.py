@@ -37,7 +37,8 @@ def test_in_place(world: World, dtype: str) -> None:
 
 
 def test_full_is_horovods_own_operation(world: World) -> None:
-    tensor = torch.rand(1000, generator=torch.manual_seed(world.rank))
+    torch.manual_seed(world.rank)
+    tensor = torch.rand(1000)
     for policy in (hvd.Full(), "full", None):
         handle = hvd.partial_allreduce_async(tensor, name=world.name("ours"), sync=policy)
         assert isinstance(handle, int)

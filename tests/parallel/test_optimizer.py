@@ -649,7 +649,7 @@ def test_elastic_state(world: World, policy: str) -> None:
 def test_grad_scaler(world: World, policy: str, overflow: bool) -> None:
     """Where a rank's gradients overflow, all leave out a round; where models are averaged, that rank alone leaves out a step."""
     model = make_model()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=1024.0, growth_interval=3)
     optimizer = wrap(model, sync_of(policy), grad_scaler=scaler, max_grad_norm=1.0)
     for step in range(8):
         optimizer.zero_grad()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
+from harness.buckets import collect
 from harness.matrix import FRONT_END
 from harness.world import World
 from horovod_partial.exchange.rounds import RoundInfo
@@ -115,6 +116,7 @@ class Torch(Front):
         import torch
 
         self.torch = torch
+        self.device = torch.get_default_device()  # also for threads, which have a default of their own
         self.disagreement, self.misfit = self.hvd.HorovodInternalError, ValueError
 
     def bind(self, kind: str = "partial_allreduce", /, **options: Any) -> Callable[..., Arrival]:
@@ -122,10 +124,13 @@ class Torch(Front):
         return lambda tensor: TorchArrival(self.hvd, begin(tensor, **options))
 
     def tensor(self, values: Any, dtype: str = "float32") -> Any:
-        return self.torch.as_tensor(np.array(values)).to(getattr(self.torch, dtype))
+        return self.torch.as_tensor(np.array(values)).to(self.device, getattr(self.torch, dtype))
 
     def array(self, tensor: Any) -> np.ndarray:
-        return (tensor.double() if tensor.is_floating_point() else tensor.long()).numpy()
+        return (tensor.double() if tensor.is_floating_point() else tensor.long()).cpu().numpy()
+
+    def collect(self, name: str, like: np.ndarray, process_set: int = 0) -> np.ndarray:
+        return self.array(collect(name, self.tensor(like, str(like.dtype)), process_set))
 
 
 class TorchArrival:

@@ -62,9 +62,10 @@ def setups_of(definition: pytest.Item | Any, config: pytest.Config, **defaults: 
     """The setups that a test function asks for with `@pytest.mark.launch(...)`; the closest mark wins over `defaults`.
 
     `ranks` and `transports` are tuples; with `--matrix=full` `full_ranks` and `full_transports` are used, which are
-    `ranks` and `transports` where only those are given. `--transport` chooses among `full_transports`. `environment` is
-    a dictionary, and `label` names it. With `hosts` of 2 or more the ranks are spread over so many. `double` names a
-    file of `doubles/`. `framework` is `"torch"`, or `"tensorflow"` for Keras too.
+    `ranks` and `transports` where only those are given. `--transport` chooses among `full_transports`, and `--ranks`
+    among `full_ranks`, whose setups then count as usual. `environment` is a dictionary, and `label` names it. With `hosts`
+    of 2 or more the ranks are spread over so many. `double` names a file of `doubles/`. `framework` is `"torch"`, or
+    `"tensorflow"` for Keras too.
     """
     options = dict(defaults)
     for mark in reversed(list(definition.iter_markers("launch"))):
@@ -77,18 +78,25 @@ def setups_of(definition: pytest.Item | Any, config: pytest.Config, **defaults: 
     if unknown:
         raise pytest.UsageError(f"unknown arguments of the mark launch: {', '.join(sorted(unknown))}")
     full = config.getoption("matrix") == "full"
+    chosen, chosen_ranks = config.getoption("transport"), config.getoption("ranks")
+    asked = {"ranks": chosen_ranks, "transports": chosen}
     usual = {}
     for kind, (default, default_full) in several.items():
         for_full, usual[kind] = options.pop(f"full_{kind}", default_full), options.pop(kind, default)
-        options[kind] = for_full if full or (kind == "transports" and config.getoption("transport")) else usual[kind]
+        options[kind] = for_full if full or asked[kind] else usual[kind]
     ranks, transports = options.pop("ranks"), options.pop("transports")
-    chosen = config.getoption("transport")
     options["hosts"] = config.getoption("hosts") or options.get("hosts", 1)
     options["environment"] = tuple(sorted(options.get("environment", {}).items()))
     return [
-        Setup(transport, count, **options, usual=transport in usual["transports"] and count in usual["ranks"])
+        Setup(
+            transport,
+            count,
+            **options,
+            usual=bool(chosen_ranks) or (transport in usual["transports"] and count in usual["ranks"]),
+        )
         for transport in transports
         if transport in (chosen, "none") or chosen is None
         for count in ranks
+        if chosen_ranks is None or transport == "none" or count == chosen_ranks
         if options["hosts"] <= count <= MOST_RANKS[options.get("framework", "torch")]
     ]

@@ -48,7 +48,8 @@ def make_model(seed: int = 0) -> torch.nn.Sequential:
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 * rank + step)
-    return torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator)
+    x, y = (torch.randn(6, columns, generator=generator, device="cpu") for columns in (4, 2))
+    return x.to(torch.get_default_device()), y.to(torch.get_default_device())
 
 
 def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
