@@ -260,7 +260,7 @@ def average_over_all_(model: torch.Tensor, name: str, process_set: ProcessSet) -
 
 def signal(name: str, process_set: ProcessSet) -> None:
     """Tell in a round that some rank has come here; waits for nobody, but for all in the first round."""
-    nothing = torch.zeros(1)
+    nothing = torch.zeros(1, device="cpu")  # as the declaration says, whatever the default device is
     config = make_config(
         dtype=nothing.dtype, shape=tuple(nothing.shape), size=runtime.size_of(process_set), **bucket_config.of_signals()
     )

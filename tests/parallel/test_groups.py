@@ -21,6 +21,7 @@ from harness.script import value
 from harness.world import World
 
 import horovod_partial.torch as hvd
+from horovod_partial.torch.model_operations import signal
 
 pytestmark = pytest.mark.launch(full_ranks=(4, 8))
 FRONT = front_of("torch")
@@ -81,6 +82,13 @@ def test_tensors_that_are_refused(world: World) -> None:
         ):
             with pytest.raises(ValueError, match=text):
                 start(tensor, name=world.name(), **options)
+
+
+@alone
+def test_a_signal_lies_on_the_host(world: World) -> None:
+    with torch.device("meta"):  # the default for tensors that are made here
+        signal(world.name(), hvd.global_process_set)
+    assert hvd.partial_stats()[world.name()]["rounds"] == 1
 
 
 def same_within_groups(world: World, rounds: list[tuple[hvd.RoundInfo, torch.Tensor]]) -> None:
