@@ -1,6 +1,6 @@
 """How long one tensor takes: when all ranks arrive together, and when each comes 5 ms after the one before.
 
-    .venv/bin/python benchmarks/latency.py [--json FILE] [--transport gloo]
+    .venv/bin/python benchmarks/latency.py [--device cuda] [--json FILE] [--transport gloo]
 
 Together: `Majority` against `hvd.allreduce`, turn about, each behind a barrier; medians of the mean over the ranks. Ours
 are negotiated in every round, as Horovod's are without its response cache, so the ratio is to Horovod without it (both
@@ -90,16 +90,17 @@ def mean_over_ranks(seconds: list[float], name: str) -> list[float]:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__, ranks=4)
+    parser = harness.arguments(__doc__, ranks=4, device=True)
     parser.add_argument("--rounds", type=int, default=MOST_ROUNDS, help="of the small sizes")
     parser.add_argument("--skew-ranks", type=int, default=8, help="processes to start for the skew")
     parser.add_argument("--skew-rounds", type=int, default=500, help="under skew")
     options = parser.parse_args()
-    job = {"ranks": options.ranks, "transport": options.transport, "rounds": options.rounds}
+    job = {"transport": options.transport, "device": options.device}
 
-    uncached = harness.launch(together, **job, environment={"HOROVOD_CACHE_CAPACITY": "0"})
-    default = harness.launch(together, **job)
-    skewed = harness.launch(skew, ranks=options.skew_ranks, transport=options.transport, rounds=options.skew_rounds)
+    both = {"ranks": options.ranks, "rounds": options.rounds}
+    uncached = harness.launch(together, **job, **both, environment={"HOROVOD_CACHE_CAPACITY": "0"})
+    default = harness.launch(together, **job, **both)
+    skewed = harness.launch(skew, **job, ranks=options.skew_ranks, rounds=options.skew_rounds)
 
     ratios = {size: row["majority"] / row["horovod"] for size, row in uncached.items()}
     milliseconds = {
@@ -135,9 +136,8 @@ def main() -> None:
     harness.write_json(
         options.json,
         {
-            "ranks": options.ranks,
-            "transport": options.transport,
-            "rounds": options.rounds,
+            **job,
+            **both,
             "together": ratios,
             "together_milliseconds": milliseconds,
             "skew": {f"full_over_{name}": skewed["full"] / mean for name, mean in skewed.items() if name != "full"},

@@ -1,6 +1,6 @@
 """What a step costs where nobody is slow: ours against Horovod's own, without any compute.
 
-    .venv/bin/python benchmarks/overhead.py [--framework tensorflow] [--json FILE] [--transport gloo]
+    .venv/bin/python benchmarks/overhead.py [--framework tensorflow] [--device cuda] [--json FILE] [--transport gloo]
 
 Every arm has its own copy of the parameters, and its gradients come from a backward that does next to nothing. In
 PyTorch all are optimizers; in TensorFlow ours are optimizers of Keras in the step of `model.fit`, and Horovod's is its
@@ -41,6 +41,7 @@ def alternate(module: str, shape_set: str, steps: int, block: int) -> dict[str, 
             start = time.perf_counter()
             for _ in range(block):
                 arms[name]()
+            own.finish()
             if index >= WARM_UP:
                 seconds[name].append((time.perf_counter() - start) / block)
     means = own.mean_over_ranks(list(seconds.values()), f"{shape_set}.seconds")
@@ -48,11 +49,13 @@ def alternate(module: str, shape_set: str, steps: int, block: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__, ranks=4)
+    parser = harness.arguments(__doc__, ranks=4, device=True)
     parser.add_argument("--framework", choices=("torch", "tensorflow"), default="torch", help="whose optimizers")
     parser.add_argument("--steps", type=int, default=200, help="of each arm")
     parser.add_argument("--block", type=int, default=4, help="steps that an arm takes in a row")
     options = parser.parse_args()
+    if options.framework != "torch" and options.device != "cpu":
+        parser.error("--device is for --framework torch")
 
     framework = options.framework
     measured = harness.launch(
@@ -60,12 +63,13 @@ def main() -> None:
         ranks=options.ranks,
         transport=options.transport,
         framework=framework,
+        device=options.device,
         module=f"harness.steps_{framework}",
         steps=options.steps,
         block=options.block,
     )
     figures: dict[str, Any] = {"framework": framework, "ranks": options.ranks, "transport": options.transport}
-    figures["steps"] = options.steps
+    figures |= {"device": options.device, "steps": options.steps}
     figures |= {"horovod_over_horovod": {}, "void": {}, "milliseconds": {}}
     rows = []
     for shape_set, seconds in measured.items():

@@ -1,6 +1,6 @@
 """A regression on a hyperplane where in every step one rank of eight, drawn at random, is late: policies side by side.
 
-    .venv/bin/python benchmarks/straggler.py [--json FILE] [--transport gloo]
+    .venv/bin/python benchmarks/straggler.py [--device cuda] [--json FILE] [--transport gloo]
 
 eager-SGD's first experiment (PPoPP'20, section 7.2.1) in miniature: 8,192 dimensions, a step of C = 40 ms (a sleep), and a
 delay of D = 20, 30 or 40 ms. Each rank serves its own delays too, so nobody can be faster than C + D/8 a step, where
@@ -18,6 +18,7 @@ from typing import Any
 
 import harness
 import torch
+from harness.device import finish
 from torch import nn
 
 import horovod_partial.torch as hvd
@@ -49,12 +50,16 @@ def measure(steps: int, seeds: int) -> dict[str, Any]:
 
 def draw_data(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """This rank's points on a noisy hyperplane that all ranks share, and the points that all ranks are tested with."""
+
+    def randn(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator, device="cpu").to(torch.get_default_device())
+
     shared = torch.Generator().manual_seed(seed)
-    plane = torch.randn(DIMENSIONS, 1, generator=shared) * (10 / DIMENSIONS) ** 0.5
-    test_points = torch.randn(TEST_POINTS, DIMENSIONS, generator=shared)
+    plane = randn(DIMENSIONS, 1, shared) * (10 / DIMENSIONS) ** 0.5
+    test_points = randn(TEST_POINTS, DIMENSIONS, shared)
     own = torch.Generator().manual_seed(1_000 * (seed + 1) + hvd.rank())
-    points = torch.randn(POINTS, DIMENSIONS, generator=own)
-    values = points @ plane + NOISE * torch.randn(POINTS, 1, generator=own)
+    points = randn(POINTS, DIMENSIONS, own)
+    values = points @ plane + NOISE * randn(POINTS, 1, own)
     return points, values, test_points, test_points @ plane
 
 
@@ -80,6 +85,7 @@ def train(
         optimizer.zero_grad()
         nn.functional.mse_loss(model(points[begin : begin + BATCH]), values[begin : begin + BATCH]).backward()
         optimizer.step()
+    finish()
     seconds = time.perf_counter() - start
     optimizer.flush()
     all_seconds = time.perf_counter() - start
@@ -113,11 +119,11 @@ def late_wait(rounds: int) -> float:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__, ranks=8)
+    parser = harness.arguments(__doc__, ranks=8, device=True)
     parser.add_argument("--steps", type=int, default=400, help="of each rank")
     parser.add_argument("--seeds", type=int, default=3, help="runs to average")
     options = parser.parse_args()
-    job = {"ranks": options.ranks, "transport": options.transport}
+    job = {"ranks": options.ranks, "transport": options.transport, "device": options.device}
 
     measured = harness.launch(measure, **job, steps=options.steps, seeds=options.seeds)
     figures: dict[str, Any] = {

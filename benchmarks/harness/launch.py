@@ -44,6 +44,7 @@ def launch(
     command: Sequence[str] | None = None,
     options: Sequence[str] = (),
     framework: Framework = "torch",
+    device: str = "cpu",
     **arguments: Any,
 ) -> Any:
     """Run `function(**arguments)` on `ranks` ranks, with Horovod initialised, and show its progress.
@@ -58,6 +59,7 @@ def launch(
         command: what starts the ranks, if not `horovodrun`; their program is added to it.
         options: more of that command's own.
         framework: whose Horovod is initialised.
+        device: where PyTorch's tensors lie, unless the function says otherwise.
         arguments: for the function; they travel as JSON, and so does its result.
 
     Returns:
@@ -74,6 +76,7 @@ def launch(
             "function": function.__name__,
             "arguments": arguments,
             "framework": framework,
+            "device": device,
             "process_sets": [list(members) for members in process_sets],
         }
         (channel / "request.json").write_text(json.dumps(request))

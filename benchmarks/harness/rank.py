@@ -18,7 +18,7 @@ def main() -> None:
     """Run the function that was asked for, and leave its result on rank 0."""
     channel = Path(os.environ[CHANNEL])
     request = json.loads((channel / "request.json").read_text())
-    hvd = _import(request["framework"])
+    hvd = _import(request["framework"], request["device"])
     process_sets = [hvd.ProcessSet(members) for members in request["process_sets"]]
     hvd.init(process_sets=process_sets)
     if hvd.rank() == 0:
@@ -30,12 +30,13 @@ def main() -> None:
         (channel / "result.json").write_text(json.dumps(result))
 
 
-def _import(framework: str) -> Any:
-    """The framework, which is to use one thread, and our front end for it."""
+def _import(framework: str, device: str) -> Any:
+    """The framework, which is to use one thread and a device, and our front end for it."""
     if framework == "torch":
         import torch
 
         torch.set_num_threads(1)
+        torch.set_default_device(device)
     else:
         import tensorflow as tf
 

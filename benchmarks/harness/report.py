@@ -14,13 +14,15 @@ from rich.table import Table
 from harness.launch import default_transport
 
 
-def arguments(description: str | None, *, ranks: int) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has: `--ranks`, `--transport` and `--json`."""
+def arguments(description: str | None, *, ranks: int, device: bool = False) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has: `--ranks`, `--transport` and `--json`; some have `--device`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--ranks", type=int, default=ranks, help="processes to start")
     parser.add_argument("--transport", choices=["mpi", "gloo"], default=default_transport(), help="of Horovod")
+    if device:
+        parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where PyTorch's tensors lie")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     return parser
 

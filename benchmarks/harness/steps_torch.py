@@ -8,7 +8,10 @@ import horovod.torch
 import torch
 
 import horovod_partial.torch as hvd
+from harness.device import finish
 from harness.shapes import Shape
+
+__all__ = ["barrier", "finish", "make_steps", "mean_over_ranks"]
 
 Step = Callable[[], None]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
