@@ -55,7 +55,7 @@ NCCL_LIBRARY = STATE / "nccl" / "libnccl.so.2"
 TAIL = 6000  # characters of a step's output that are kept
 
 # What the build, the tests and the benchmarks import, besides PyTorch and NumPy; the versions are those of requirements/.
-PACKAGES = ["cloudpickle", "packaging", "psutil", "pyyaml", "pydantic-settings", "rich", "typer"]
+PACKAGES = ["cffi", "cloudpickle", "packaging", "psutil", "pyyaml", "pydantic-settings", "rich", "typer"]
 PACKAGES += ["ninja", "pybind11", "scikit-build-core", "setuptools", "wheel", "pytest", "pytest-timeout"]
 PINS = ["build", "runtime", "test", "constraints"]
 NCCL_PACKAGE = "nvidia-nccl-cu13>=2.30"
@@ -85,12 +85,13 @@ class Step:
     def __init__(self, name: str, deadline: float) -> None:
         self.name = name
         self.deadline = deadline
+        self.mark = f"{os.getpid()}.{name}"  # in the environment of all that it starts
         self.log = STATE / f"{name}.log"
         self.json = STATE / f"{name}.json"
         self.log.write_text("")
         self.json.unlink(missing_ok=True)
 
-    def run(self, *command: object, cwd: Path = STATE, **variables: object) -> None:
+    def run(self, *command: object, cwd: Path | None = None, **variables: object) -> None:
         """Run a command to its end, or to that of the time.
 
         Raises:
@@ -101,14 +102,14 @@ class Step:
             "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count()),
             install_horovod.CACHE_VARIABLE: str(STATE / "cache"),
             install_horovod.SOURCE_VARIABLE: str(ARCHIVES / f"horovod-{install_horovod.VERSION}.tar.gz"),
-            "GPU_CHECK_STEP": self.name,
+            "GPU_CHECK_STEP": self.mark,
         }
         environment |= {name: str(value) for name, value in variables.items()}
         with self.log.open("a") as log:
             print("+", *command, file=log, flush=True)
             process = subprocess.Popen(
                 [str(word) for word in command],
-                cwd=cwd,
+                cwd=cwd or STATE,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -128,12 +129,12 @@ class Step:
         """End what a command has left: a rank that waits for ever would keep the GPU."""
         for entry in Path("/proc").iterdir():
             try:
-                if f"GPU_CHECK_STEP={self.name}\0".encode() in (entry / "environ").read_bytes():
+                if f"GPU_CHECK_STEP={self.mark}\0".encode() in (entry / "environ").read_bytes():
                     os.kill(int(entry.name), signal.SIGKILL)
             except (OSError, ValueError):  # no process, or it has ended meanwhile
                 continue
 
-    def gpu(self, *command: object, ranks: int, cwd: Path = STATE) -> None:
+    def gpu(self, *command: object, ranks: int, cwd: Path | None = None) -> None:
         """Run a command of the environment whose ranks may use CUDA tensors."""
         variables = {"HOROVOD_PARTIAL_EXPERIMENTAL_GPU": "1"}
         if ranks > 1:
@@ -262,11 +263,16 @@ def run(chosen: Chosen) -> int:
             result["figures"] = json.loads(step.json.read_text())
         result["output"] = step.log.read_text(errors="replace")[-TAIL:]
         results["steps"][name] = result
-        results["machine"] = machine()
-        chosen.results.parent.mkdir(parents=True, exist_ok=True)
-        chosen.results.write_text(json.dumps(results, indent=2) + "\n")
+        write(results, chosen.results)
         print(f"{name}: {reason or 'passed'}, {result['seconds']} s", flush=True)
+    results["machine"] = machine()
+    write(results, chosen.results)
     return 0 if all(results["steps"][name]["passed"] for name in chosen.steps) else 1
+
+
+def write(results: dict[str, Any], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=2) + "\n")
 
 
 QUESTION = """
