@@ -96,12 +96,10 @@ def _is_for_the_full_matrix(item: pytest.Item) -> bool:
     return any(not mark.args or (isinstance(setup, Setup) and setup.transport in mark.args) for mark in marks)
 
 
-def _chosen(items: Sequence[pytest.Item], full: bool, device: str) -> Iterator[pytest.Item]:
+def _chosen(items: Sequence[pytest.Item], full: bool) -> Iterator[pytest.Item]:
     """The cases of a run. The full one has all on the setups of the default run, but for jobs, and a third of the rest."""
     seen: Counter[object] = Counter()  # of each test, on each setup
     for item in items:
-        if device != "cpu" and item.get_closest_marker("cpu_only"):
-            continue
         setup = _setup_of(item)
         usual = setup is None or setup.usual
         by_default = usual and not _is_for_the_full_matrix(item)
@@ -120,7 +118,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Chooses the cases of the matrix. Tests of one setup come together, whatever file they are in: they share a launch."""
     if ranks_world.setup is not None:
         return  # ranks are told which tests to run
-    chosen = dict.fromkeys(_chosen(items, config.getoption("matrix") == "full", config.getoption("device")))
+    chosen = dict.fromkeys(_chosen(items, config.getoption("matrix") == "full"))
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
     order: dict[object, int] = {}
