@@ -155,18 +155,21 @@ test-gpu-build: setup-gpu ## Run PyTorch's parallel tests on CPU tensors over bu
 			-k "not (eager or graph or tensorflow or keras)" $(GPU_BUILD_TESTS) || exit; \
 	done; done
 
-# TensorFlow takes a double for a GPU, so that our kernels for GPUs run on it: placement, what is on the host and what on the
-# device, the order of streams. It says nothing of CUDA or NCCL.
+# The double of a GPU, which TensorFlow takes for one, so that our kernels for GPUs run: placement, what is on the host and what
+# on the device, the order of streams. Of PyTorch's tensors only we say that they lie there: devices in messages, joins, zeros,
+# fusion, events. It says nothing of CUDA or NCCL.
 DOUBLE := build/release/double
-GPU_DOUBLE_TESTS := $(addprefix tests/parallel/test_,tensorflow.py merging_tensorflow.py conformance_operations.py conformance_models.py)
+GPU_DOUBLE_TESTS := $(addprefix tests/parallel/test_,tensorflow.py merging_tensorflow.py conformance_operations.py \
+	conformance_models.py gpu_kernels.py gpu_devices.py operations.py rounds.py optimizer.py groups.py ends.py invariants.py)
 .PHONY: test-gpu-double
-test-gpu-double: build build/release/build.ninja ## Run TensorFlow's tests on a double of a GPU
+test-gpu-double: build build/release/build.ninja ## Run tests of operations and optimizers on a double of a GPU
 	@$(BIN)/cmake --build build/release -j $(JOBS) --target gpu_double tensorflow_ops_double
 	@rm -rf $(DOUBLE)/package && mkdir $(DOUBLE)/package && cp -r horovod_partial $(DOUBLE)/package
 	@cp $(DOUBLE)/_tensorflow_ops.so $(DOUBLE)/libhorovod_partial_attach.so $(DOUBLE)/package/horovod_partial
 	@cp tests/parallel/doubles/gpu/devices.py $(DOUBLE)/package/horovod_partial/exchange
+	@cp tests/parallel/doubles/gpu/torch_devices.py $(DOUBLE)/package/horovod_partial/torch/devices.py
 	@TF_PLUGGABLE_DEVICE_LIBRARY_PATH=$(CURDIR)/$(DOUBLE)/gpu_double.so PYTHONPATH=$(CURDIR)/$(DOUBLE)/package \
-		$(BIN)/pytest $(GPU_DOUBLE_TESTS) -k 'test_tensorflow or merging_tensorflow or eager or graph'
+		$(BIN)/pytest -rs --no-fold-skipped $(GPU_DOUBLE_TESTS)
 
 .PHONY: demo
 demo: build ## Set up, build and train on digits under each policy

@@ -65,7 +65,7 @@ PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux201
 SEVERAL_RANKS = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "1", "NCCL_NVLS_ENABLE": "0"}
 RANKS = 4
 
-TESTS = ["operations", "rounds", "optimizer", "groups", "invariants"]
+TESTS = ["operations", "rounds", "optimizer", "groups", "invariants", "gpu_devices"]
 TESTS += [f"conformance_{name}" for name in ("operations", "rounds", "models", "invariants")]
 POLICIES = ["tests/parallel/programs/every_policy.py", "--device", "cuda"]
 BENCHMARKS = {

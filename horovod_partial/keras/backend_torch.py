@@ -19,11 +19,12 @@ from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, Policy, Quorum
 from horovod_partial.torch import model_operations, operations, replicas
 from horovod_partial.torch.buckets import GradientBucket, kind, take_round
+from horovod_partial.torch.devices import device_number
 from horovod_partial.torch.elastic import run
 from horovod_partial.torch.full_optimizer import widening
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import signal
-from horovod_partial.torch.operations import PartialHandle, device_number, make_config, runtime, submit
+from horovod_partial.torch.operations import PartialHandle, make_config, runtime, submit
 
 __all__ = [
     "GradientReducer",

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from horovod_partial.exchange import bucket_plan
-from horovod_partial.torch.operations import PartialHandle, check_device, poll, runtime, synchronize, wire_dtype
+from horovod_partial.torch.devices import check_device
+from horovod_partial.torch.operations import PartialHandle, poll, runtime, synchronize, wire_dtype
 
 
 class Widened:

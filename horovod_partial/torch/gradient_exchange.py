@@ -25,12 +25,12 @@ from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.buckets import GradientBucket
+from horovod_partial.torch.devices import device_number
 from horovod_partial.torch.fusion import Collectives, Fusion
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import average_over_all_
 from horovod_partial.torch.operations import (
     PartialHandle,
-    device_number,
     make_config,
     runtime,
     submit,

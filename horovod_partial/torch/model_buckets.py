@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from horovod_partial.torch.operations import check_device
+from horovod_partial.torch.devices import check_device
 
 
 class ModelBucket:

@@ -22,10 +22,10 @@ from horovod_partial.policies import (
     Schedule,
     WeightedAverage,
 )
+from horovod_partial.torch.devices import device_number
 from horovod_partial.torch.operations import (
     PartialHandle,
     check_arguments,
-    device_number,
     empty_like,
     make_config,
     runtime,

@@ -14,11 +14,11 @@ from horovod.torch.mpi_ops import Average, Sum
 from horovod_partial import _attach, bucket_config, round_stats
 from horovod_partial.checks import is_int, require
 from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce
-from horovod_partial.exchange.devices import gpu_refusal
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Full, Policy
 from horovod_partial.runtime import Runtime, library_of
 from horovod_partial.torch import recorded_waits
+from horovod_partial.torch.devices import check_device, device_number, stream_handle
 
 runtime = Runtime("torch", torch.__version__, mpi_ops, library_of(mpi_lib_v2))
 runtime.on_record = functools.partial(recorded_waits.install, runtime)
@@ -138,37 +138,6 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype not in _DTYPES:
         raise ValueError(f"Tensor type {dtype} is not supported.")
     return dtype
-
-
-def check_device(device: torch.device) -> None:
-    """Refuse tensors whose memory the core cannot work on.
-
-    Raises:
-        ValueError: the tensor is neither on the host nor, where that is allowed, on a CUDA device.
-    """
-    if device.type == "cpu":
-        return
-    advice = "use sync=hvd.Full(), or move them to the CPU"
-    if device.type != "cuda":
-        raise ValueError(f"partial collectives of tensors on {device} are not supported; {advice}")
-    if refusal := gpu_refusal(f"tensors on {device}", advice, mpi_ops):
-        raise ValueError(refusal)
-
-
-def device_number(device: torch.device) -> int:
-    """Horovod's number for a device: -1 is the host."""
-    return -1 if device.type == "cpu" else device.index
-
-
-def _stream(device: torch.device) -> int:
-    if device.type == "cpu":
-        return 0
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "partial collectives cannot be captured into a CUDA graph, which would replay one round for ever; capture the "
-            "forward and backward passes alone, and leave the optimizer's step and its reductions outside"
-        )
-    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def partial_allreduce_async_(
@@ -356,7 +325,7 @@ def submit(
     wire = wire_dtype(tensor.dtype)
     source = tensor.to(wire)
     target = output if wire == output.dtype else torch.empty_like(source)
-    stream = _stream(source.device)
+    stream = stream_handle(source.device)
     handle = runtime.submit(
         process_set.process_set_id, name, config, source.data_ptr(), target.data_ptr(), work, stream
     )

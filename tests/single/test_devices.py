@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from horovod_partial.settings import settings
-from horovod_partial.torch.operations import _stream, check_device, device_number, mpi_ops
+from horovod_partial.torch.devices import check_device, device_number, mpi_ops, stream_handle
 
 CUDA = torch.device("cuda", 1)
 
@@ -48,9 +48,9 @@ def test_gpus_need_a_horovod_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_graph_would_replay_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert _stream(torch.device("cpu")) == 0
+    assert stream_handle(torch.device("cpu")) == 0
     with pytest.raises(RuntimeError, match="cannot be captured into a CUDA graph"):
-        _stream(CUDA)
+        stream_handle(CUDA)
 
 
 @pytest.mark.parametrize("variable", ["HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS"])

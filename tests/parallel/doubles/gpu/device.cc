@@ -1,5 +1,6 @@
 // In place of cpp/attach/device.cc: the double of a GPU, device 0. A bucket's memory there is the host's, so that Horovod can
-// reduce it; what a kernel queues on TensorFlow's stream is done in its own time.
+// reduce it; what a kernel queues on TensorFlow's stream is done in its own time. PyTorch, which has no stream here, gets one on
+// which nothing but events stand, each there after a while.
 #include "attach/device.h"
 
 #include <dlfcn.h>
@@ -33,7 +34,7 @@ class DoubleMemory final : public Memory {
 
 class DoubleEvent final : public ReadyEvent {
  public:
-  explicit DoubleEvent(const DoubleStream& stream) : stream_(stream), number_(stream.queued()) {}
+  explicit DoubleEvent(DoubleStream& stream) : stream_(stream), number_(stream.Queue([] {})) {}
   bool Ready() const override { return stream_.Done(number_); }
 
  private:
@@ -75,17 +76,19 @@ Memory& MemoryOf(int device) {
   return *memory;
 }
 
+int DefaultDevice(int) { return 0; }
+
 void CopyToHost(int, void* target, const void* source, std::size_t bytes) { std::memcpy(target, source, bytes); }
 
 std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t) {
   if (device == Memory::kHost) return std::make_unique<OnHost>();
+  static auto* const own = new DoubleStream;  // like TensorFlow's, which lives as long as the process
   static const auto stream = [] {
     void* const plugin = dlopen(std::getenv("TF_PLUGGABLE_DEVICE_LIBRARY_PATH"), RTLD_NOW | RTLD_NOLOAD);
     void* const found = plugin == nullptr ? nullptr : dlsym(plugin, "double_stream");
-    if (found == nullptr) throw std::logic_error("the double of a GPU is not there");
     return reinterpret_cast<DoubleStream* (*)()>(found);
   }();
-  return std::make_unique<OnDouble>(*stream());
+  return std::make_unique<OnDouble>(stream == nullptr ? *own : *stream());
 }
 
 }  // namespace horovod_partial::attach

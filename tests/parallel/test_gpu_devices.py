@@ -1,0 +1,75 @@
+"""What the devices of ranks mean in a job on GPUs, or on the double of one (`make test-gpu-double`): joins, zeros, mixed jobs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from harness.matrix import scripted
+from harness.world import World
+from horovod.common.exceptions import HorovodInternalError
+
+import horovod_partial.torch as hvd
+from horovod_partial.torch import devices, operations
+
+HOST = -1
+
+pytestmark = [
+    scripted,
+    pytest.mark.skipif(
+        devices.device_number(torch.zeros(1).device) == HOST, reason="needs a GPU (--device), or the double of one"
+    ),
+]
+joins_on_gpus = pytest.mark.skipif(not operations.mpi_ops.cuda_built(), reason="Horovod without CUDA joins on the host")
+
+
+def reduce(name: str) -> float:
+    """How many ranks have reduced a one."""
+    return hvd.partial_allreduce(torch.ones(3), name=name, op=hvd.Sum, sync="quorum:1.0")[0].item()
+
+
+@joins_on_gpus
+@pytest.mark.parametrize("joins", [0, 1])
+def test_join_goes_to_the_device_of_the_ranks_tensors(world: World, joins: int) -> None:
+    name = world.name()
+    assert reduce(name) == world.size
+    assert operations.runtime.device_of_buckets() == devices.device_number(torch.zeros(1).device)
+    if world.rank != joins:
+        for _ in range(3):
+            assert reduce(name) == world.size - 1
+    hvd.join()
+    assert reduce(name) == world.size
+
+
+@joins_on_gpus
+@pytest.mark.parametrize("joins", [0, 1])
+def test_a_rank_that_has_joined_before_round_0_takes_part_in_it(world: World, joins: int) -> None:
+    name = world.name()
+    if world.rank != joins:
+        assert reduce(name) == world.size - 1
+    hvd.join(device=0)
+    assert reduce(name) == world.size
+
+
+@pytest.mark.parametrize("joins", [0, 1])
+def test_a_join_on_the_host_is_refused_by_name(world: World, joins: int) -> None:
+    name = world.name()
+    if world.rank == joins:
+        hvd.join(device=HOST)
+    else:
+        refusal = re.escape(f"rank {joins} has joined with the CPU as its device, and {name}")
+        with pytest.raises(HorovodInternalError, match=refusal):
+            reduce(name)
+        hvd.join(device=0)
+    assert reduce(name) == world.size
+
+
+def test_ranks_on_hosts_and_on_gpus_are_refused_by_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = world.name()
+    with monkeypatch.context() as patch:
+        if world.rank == 0:
+            patch.setattr(operations, "device_number", lambda _: HOST)
+        with pytest.raises(HorovodInternalError, match=r"device CPU.*device GPU.*\(rank 0 and rank 1\)"):
+            reduce(name)
+    assert reduce(name) == world.size
