@@ -52,7 +52,7 @@ ARCHIVES = STATE / "archives"  # what has been carried
 VENV = STATE / "venv"
 PYTHON = VENV / "bin" / "python"
 NCCL_LIBRARY = STATE / "nccl" / "libnccl.so.2"
-TAIL = 6000  # characters of a step's output that are kept
+TAIL = 20_000  # characters of a step's output that are kept
 
 # What the build, the tests and the benchmarks import, besides PyTorch and NumPy; the versions are those of requirements/.
 PACKAGES = ["cffi", "cloudpickle", "packaging", "psutil", "pyyaml", "pydantic-settings", "rich", "typer"]
@@ -154,7 +154,7 @@ def build_environment(step: Step) -> None:
     # An environment that is made in another one sees that of the system, not that one.
     (own,) = VENV.glob("lib/python3*/site-packages")
     (own / "gpu_check.pth").write_text("\n".join([*site.getsitepackages(), ""]))
-    pip(step, "--no-index", "--no-deps", *sorted(ARCHIVES.glob("*.whl")))
+    pip(step, "--no-index", "--no-deps", "--ignore-installed", *sorted(ARCHIVES.glob("*.whl")))
 
 
 def build_horovod(step: Step) -> None:
