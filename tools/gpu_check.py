@@ -40,6 +40,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +53,7 @@ ARCHIVES = STATE / "archives"  # what has been carried
 VENV = STATE / "venv"
 PYTHON = VENV / "bin" / "python"
 NCCL_LIBRARY = STATE / "nccl" / "libnccl.so.2"
+LAST_WORDS_SECONDS = 15
 TAIL = 20_000  # characters of a step's output that are kept
 
 # What the build, the tests and the benchmarks import, besides PyTorch and NumPy; the versions are those of requirements/.
@@ -119,6 +121,9 @@ class Step:
             try:
                 status = process.wait(max(self.deadline - time.monotonic(), 0))
             except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)  # pytest says then what has failed so far
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LAST_WORDS_SECONDS)
                 raise SetupError("did not end in time") from None
             finally:
                 self._end_all()
@@ -204,7 +209,16 @@ def memcheck(step: Step) -> None:
 def tests(ranks: int) -> Action:
     def run(step: Step) -> None:
         files = [f"tests/parallel/test_{name}.py" for name in TESTS]
-        options = ["--device=cuda", "--transport=gloo", f"--ranks={ranks}", "-v", "-rsf", "-k", "not (eager or graph)"]
+        options = [
+            "--device=cuda",
+            "--transport=gloo",
+            f"--ranks={ranks}",
+            "-v",
+            "-rsf",
+            "--maxfail=15",
+            "-k",
+            "not (eager or graph)",
+        ]
         # Not `python -m pytest`, which finds the package of this folder first.
         step.gpu(PYTHON.parent / "pytest", *options, *files, ranks=ranks, cwd=ROOT)
 
@@ -431,6 +445,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # for what is started here, too: a shell may have it ignored
     try:
         sys.exit(main(sys.argv[1:]))
     except SetupError as error:
