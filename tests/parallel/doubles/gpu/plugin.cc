@@ -1,5 +1,5 @@
-// A double of a GPU for TensorFlow, which takes it for one: a pluggable device whose memory is the host's and whose streams
-// are threads.
+// A double of a GPU for TensorFlow, which takes it for one: a pluggable device whose memory is the host's and whose
+// streams are threads.
 #include <tensorflow/c/experimental/stream_executor/stream_executor.h>
 #include <tensorflow/c/tf_status.h>
 
@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::int64_t kBytes = 1 << 30;
 std::atomic<SP_Stream> first_stream{nullptr};  // on which TensorFlow computes; the next ones are for copies
-constexpr int kNotANumber = 0xFF;  // four or two of these bytes are a float that is none
+constexpr int kNotANumber = 0xFF;              // four or two of these bytes are a float that is none
 
 void Queue(SP_Stream stream, std::function<void()> work) { stream->stream.Queue(std::move(work)); }
 
@@ -38,7 +38,7 @@ struct Position {
   std::uint64_t number;
 };
 
-Position PositionOf(SP_Event event) {
+Position Recorded(SP_Event event) {
   std::lock_guard<std::mutex> lock(event->mutex);
   return {event->stream, event->number};
 }
@@ -93,7 +93,7 @@ void FillExecutor(SP_StreamExecutor& executor) {
   executor.create_event = [](const SP_Device*, SP_Event* event, TF_Status*) { *event = new SP_Event_st; };
   executor.destroy_event = [](const SP_Device*, SP_Event event) { delete event; };
   executor.get_event_status = [](const SP_Device*, SP_Event event) {
-    const Position position = PositionOf(event);
+    const Position position = Recorded(event);
     const bool pending = position.stream != nullptr && !position.stream->Done(position.number);
     return pending ? SE_EVENT_PENDING : SE_EVENT_COMPLETE;
   };
@@ -103,9 +103,9 @@ void FillExecutor(SP_StreamExecutor& executor) {
     event->number = stream->stream.queued();
   };
   executor.wait_for_event = [](const SP_Device* const, SP_Stream stream, SP_Event event, TF_Status* const) {
-    Queue(stream, [position = PositionOf(event)] { Wait(position); });
+    Queue(stream, [position = Recorded(event)] { Wait(position); });
   };
-  executor.block_host_for_event = [](const SP_Device*, SP_Event event, TF_Status*) { Wait(PositionOf(event)); };
+  executor.block_host_for_event = [](const SP_Device*, SP_Event event, TF_Status*) { Wait(Recorded(event)); };
 
   executor.create_timer = [](const SP_Device*, SP_Timer* timer, TF_Status*) { *timer = new SP_Timer_st; };
   executor.destroy_timer = [](const SP_Device*, SP_Timer timer) { delete timer; };

@@ -13,8 +13,9 @@
 
 namespace horovod_partial {
 
-// A thread that does what is queued, in order and each piece after a while: who does not wait finds what was there before.
-// Both libraries of the double use it, by this header: TensorFlow's plugin makes it, the attachment queues on it.
+// A thread that does what is queued, in order and each piece after a while: who does not wait finds what was there
+// before. Both libraries of the double use it, by this header: TensorFlow's plugin makes it, the attachment queues on
+// it.
 class DoubleStream {
  public:
   DoubleStream() : thread_([this] { Run(); }) {}
