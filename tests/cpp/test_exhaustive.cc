@@ -9,8 +9,8 @@
 //
 // Groups have 1.2 million states, in 20 s: which rank is which counts there, and so does the round.
 //
-// Families have half a million states, in 5 s. With 3 steps in each case they have 16.7 million, in 3 minutes. Where rounds
-// end late they have a million more, in 10 s.
+// Families have half a million states, in 5 s. With 3 steps in each case they have 16.7 million, in 3 minutes. Where
+// rounds end late they have a million more, in 10 s.
 //
 // An adaptive quorum, which may be another one in each round, has a sixth of a million states, in 3 s. With 3 steps
 // where the staleness bound is 1 they are 0.8 million, which were explored once.

@@ -49,9 +49,10 @@ CUcontext RetainContext(int device) {
   return context;
 }
 
-// Lets this thread work on a device until the guard goes. Horovod's and the application's threads have their own choices,
-// and many have made none. cudaSetDevice, to give such a thread its device 0 back, would make a context there, which takes
-// half a gigabyte of that GPU for each process. So the context is put before the thread's own, and taken away again.
+// Lets this thread work on a device until the guard goes. Horovod's and the application's threads have their own
+// choices, and many have made none. cudaSetDevice, to give such a thread its device 0 back, would make a context there,
+// which takes half a gigabyte of that GPU for each process. So the context is put before the thread's own, and taken
+// away again.
 class ContextGuard {
  public:
   explicit ContextGuard(CUcontext context) {
@@ -72,8 +73,10 @@ class ContextGuard {
 class OutOfMemory final : public std::bad_alloc {
  public:
   OutOfMemory(int device, std::size_t bytes)
-      : text_("GPU " + std::to_string(device) + " has no " + std::to_string(bytes) +
-              " bytes left for gradients that came late; leave room, by torch.cuda.set_per_process_memory_fraction say") {}
+      : text_(
+            "GPU " + std::to_string(device) + " has no " + std::to_string(bytes) +
+            " bytes left for gradients that came late; leave room, by torch.cuda.set_per_process_memory_fraction say") {
+  }
   const char* what() const noexcept override { return text_.c_str(); }
 
  private:
@@ -82,9 +85,9 @@ class OutOfMemory final : public std::bad_alloc {
 
 // One stream for all operations; each waits for its end. Operations of several threads may interleave on it.
 //
-// Storage comes from a pool of CUDA's, which keeps what was given back: cudaMalloc would wait, in the moment of need, for
-// all that is queued on the device. (The allocator of a framework is no choice: the background thread would wait for the
-// interpreter.)
+// Storage comes from a pool of CUDA's, which keeps what was given back: cudaMalloc would wait, in the moment of need,
+// for all that is queued on the device. (The allocator of a framework is no choice: the background thread would wait
+// for the interpreter.)
 class CudaMemory final : public Memory {
  public:
   explicit CudaMemory(int device) : device_(device), context_(RetainContext(device)) {

@@ -1,6 +1,6 @@
-// In place of cpp/attach/device.cc: the double of a GPU, device 0. A bucket's memory there is the host's, so that Horovod can
-// reduce it; what a kernel queues on TensorFlow's stream is done in its own time. PyTorch, which has no stream here, gets one on
-// which nothing but events stand, each there after a while.
+// In place of cpp/attach/device.cc: the double of a GPU, device 0. A bucket's memory there is the host's, so that
+// Horovod can reduce it; what a kernel queues on TensorFlow's stream is done in its own time. PyTorch, which has no
+// stream here, gets one on which nothing but events stand, each there after a while.
 #include "attach/device.h"
 
 #include <dlfcn.h>
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "stream.h"
+#include "harness/fake_stream.h"
 
 namespace horovod_partial::attach {
 namespace {
@@ -34,17 +34,17 @@ class DoubleMemory final : public Memory {
 
 class DoubleEvent final : public ReadyEvent {
  public:
-  explicit DoubleEvent(DoubleStream& stream) : stream_(stream), number_(stream.Queue([] {})) {}
+  explicit DoubleEvent(test::FakeStream& stream) : stream_(stream), number_(stream.Queue([] {})) {}
   bool Ready() const override { return stream_.Done(number_); }
 
  private:
-  const DoubleStream& stream_;
+  const test::FakeStream& stream_;
   const std::uint64_t number_;
 };
 
 class OnDouble final : public Stream {
  public:
-  explicit OnDouble(DoubleStream& stream) : stream_(stream) {}
+  explicit OnDouble(test::FakeStream& stream) : stream_(stream) {}
   int device() const override { return 0; }
   void Copy(void* target, const void* source, std::size_t bytes) const override {
     stream_.Queue([=] { std::memcpy(target, source, bytes); });
@@ -53,10 +53,10 @@ class OnDouble final : public Stream {
     stream_.Queue([=] { std::memset(data, 0, bytes); });
   }
   std::shared_ptr<ReadyEvent> Record() const override { return std::make_shared<DoubleEvent>(stream_); }
-  void Synchronize() const override { stream_.Wait(stream_.queued()); }
+  void Synchronize() const override { stream_.WaitForAll(); }
 
  private:
-  DoubleStream& stream_;
+  test::FakeStream& stream_;
 };
 
 class OnHost final : public Stream {
@@ -82,11 +82,11 @@ void CopyToHost(int, void* target, const void* source, std::size_t bytes) { std:
 
 std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t) {
   if (device == Memory::kHost) return std::make_unique<OnHost>();
-  static auto* const own = new DoubleStream;  // like TensorFlow's, which lives as long as the process
+  static auto* const own = new test::FakeStream;  // like TensorFlow's, which lives as long as the process
   static const auto stream = [] {
     void* const plugin = dlopen(std::getenv("TF_PLUGGABLE_DEVICE_LIBRARY_PATH"), RTLD_NOW | RTLD_NOLOAD);
     void* const found = plugin == nullptr ? nullptr : dlsym(plugin, "double_stream");
-    return reinterpret_cast<DoubleStream* (*)()>(found);
+    return reinterpret_cast<test::FakeStream* (*)()>(found);
   }();
   return std::make_unique<OnDouble>(stream == nullptr ? *own : *stream());
 }

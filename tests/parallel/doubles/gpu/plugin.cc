@@ -8,15 +8,15 @@
 #include <cstring>
 #include <mutex>
 
-#include "stream.h"
+#include "harness/fake_stream.h"
 
 struct SP_Stream_st {
-  horovod_partial::DoubleStream stream;
+  horovod_partial::test::FakeStream stream;
 };
 
 struct SP_Event_st {
   std::mutex mutex;  // guards what follows
-  horovod_partial::DoubleStream* stream = nullptr;
+  horovod_partial::test::FakeStream* stream = nullptr;
   std::uint64_t number = 0;
 };
 
@@ -30,11 +30,11 @@ constexpr int kNotANumber = 0xFF;              // four or two of these bytes are
 
 void Queue(SP_Stream stream, std::function<void()> work) { stream->stream.Queue(std::move(work)); }
 
-void WaitForAll(SP_Stream stream) { stream->stream.Wait(stream->stream.queued()); }
+void WaitForAll(SP_Stream stream) { stream->stream.WaitForAll(); }
 
 // Where an event stands: what was queued when it was recorded.
 struct Position {
-  horovod_partial::DoubleStream* stream;
+  horovod_partial::test::FakeStream* stream;
   std::uint64_t number;
 };
 
@@ -170,7 +170,7 @@ void FillPlatform(SP_PlatformFns& platform) {
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 // For the other part of the double: TensorFlow does not tell kernels which stream of a plugin theirs is.
-EXPORTED horovod_partial::DoubleStream* double_stream() { return &first_stream.load()->stream; }
+EXPORTED horovod_partial::test::FakeStream* double_stream() { return &first_stream.load()->stream; }
 
 // For TensorFlow.
 EXPORTED void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status*) {

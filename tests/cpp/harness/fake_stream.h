@@ -1,4 +1,4 @@
-// A double of a GPU's stream.
+// A make-believe stream of a device, for the C++ tests and for the double of a GPU in tests/parallel.
 #pragma once
 
 #include <chrono>
@@ -11,17 +11,16 @@
 #include <thread>
 #include <utility>
 
-namespace horovod_partial {
+namespace horovod_partial::test {
 
 // A thread that does what is queued, in order and each piece after a while: who does not wait finds what was there
-// before. Both libraries of the double use it, by this header: TensorFlow's plugin makes it, the attachment queues on
-// it.
-class DoubleStream {
+// before.
+class FakeStream {
  public:
-  DoubleStream() : thread_([this] { Run(); }) {}
-  DoubleStream(const DoubleStream&) = delete;
-  DoubleStream& operator=(const DoubleStream&) = delete;
-  ~DoubleStream() {
+  explicit FakeStream(std::uint64_t seed = 1) : random_(seed), thread_([this] { Run(); }) {}
+  FakeStream(const FakeStream&) = delete;
+  FakeStream& operator=(const FakeStream&) = delete;
+  ~FakeStream() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       ends_ = true;
@@ -50,35 +49,37 @@ class DoubleStream {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return done_ >= number; });
   }
+  void WaitForAll() { Wait(queued()); }
 
  private:
-  static constexpr int kLongestDelay = 200;  // microseconds
+  static constexpr int kLongestDelay = 50;  // microseconds
 
   void Run() {
-    std::mt19937 random;
     std::uniform_int_distribution<int> delay(0, kLongestDelay);
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       changed_.wait(lock, [&] { return ends_ || !queue_.empty(); });
       if (queue_.empty()) return;
-      const auto work = std::move(queue_.front());
+      auto work = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
-      std::this_thread::sleep_for(std::chrono::microseconds(delay(random)));
+      std::this_thread::sleep_for(std::chrono::microseconds(delay(random_)));
       work();
+      work = nullptr;
       lock.lock();
       ++done_;
       changed_.notify_all();
     }
   }
 
-  mutable std::mutex mutex_;  // guards all but the thread
+  mutable std::mutex mutex_;  // guards what follows, up to the numbers' source
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
   std::uint64_t queued_ = 0;
   std::uint64_t done_ = 0;
   bool ends_ = false;
+  std::mt19937_64 random_;  // used by the thread alone
   std::thread thread_;
 };
 
-}  // namespace horovod_partial
+}  // namespace horovod_partial::test
