@@ -42,7 +42,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import install_horovod
 from install_horovod import SetupError
@@ -69,7 +69,7 @@ RANKS = 4
 
 TESTS = ["operations", "rounds", "optimizer", "groups", "invariants", "gpu_devices"]
 TESTS += [f"conformance_{name}" for name in ("operations", "rounds", "models", "invariants")]
-POLICIES = ["tests/parallel/programs/every_policy.py", "--device", "cuda"]
+POLICIES = [ROOT / "tests" / "parallel" / "programs" / "every_policy.py", "--device", "cuda"]
 BENCHMARKS = {
     "c.overhead": ["overhead"],
     "c.latency": ["latency", "--skew-ranks", str(RANKS)],
@@ -197,13 +197,13 @@ def build_nccl(step: Step) -> None:
 
 
 def one_rank(step: Step) -> None:
-    step.gpu(PYTHON, ROOT / POLICIES[0], *POLICIES[1:], ranks=1)
+    step.gpu(PYTHON, *POLICIES, ranks=1)
 
 
 def memcheck(step: Step) -> None:
     # Calls that the driver refuses count for nothing: PyTorch and NCCL ask it for what it may lack, and we check ours.
     check = ["compute-sanitizer", "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "1"]
-    step.gpu(*check, PYTHON, ROOT / POLICIES[0], *POLICIES[1:], "--steps", "2", ranks=1)
+    step.gpu(*check, PYTHON, *POLICIES, "--steps", "2", ranks=1)
 
 
 def tests(ranks: int) -> Action:
@@ -249,22 +249,14 @@ STEPS: dict[str, Action] = {
 # --- Running
 
 
-class Chosen(NamedTuple):
-    """What `run` was asked for."""
-
-    steps: list[str]
-    results: Path
-    seconds: float
-
-
-def run(chosen: Chosen) -> int:
-    """Run the steps in order, and write what became of them after each. Returns the exit status."""
+def run(steps: Sequence[str], file: Path, seconds: float) -> int:
+    """Run the steps in order, in so much time, and write what became of them after each. Returns the exit status."""
     STATE.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + chosen.seconds
+    deadline = time.monotonic() + seconds
     results: dict[str, Any] = {"steps": {}}
-    if chosen.results.exists():
-        results = json.loads(chosen.results.read_text())
-    for name in chosen.steps:
+    if file.exists():
+        results = json.loads(file.read_text())
+    for name in steps:
         step = Step(name, deadline)
         begin = time.monotonic()
         reason = "" if begin < deadline else "no time was left for it"
@@ -278,11 +270,11 @@ def run(chosen: Chosen) -> int:
             result["figures"] = json.loads(step.json.read_text())
         result["output"] = step.log.read_text(errors="replace")[-TAIL:]
         results["steps"][name] = result
-        write(results, chosen.results)
+        write(results, file)
         print(f"{name}: {reason or 'passed'}, {result['seconds']} s", flush=True)
     results["machine"] = machine()
-    write(results, chosen.results)
-    return 0 if all(results["steps"][name]["passed"] for name in chosen.steps) else 1
+    write(results, file)
+    return 0 if all(results["steps"][name]["passed"] for name in steps) else 1
 
 
 def write(results: dict[str, Any], file: Path) -> None:
@@ -441,7 +433,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if options.archives is not None:
         store(options.archives)
-    return run(Chosen(steps_of(options.parts), options.results, options.seconds))
+    return run(steps_of(options.parts), options.results, options.seconds)
 
 
 if __name__ == "__main__":

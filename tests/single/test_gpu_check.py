@@ -31,7 +31,7 @@ def gpu_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 def run(gpu_check: ModuleType, *steps: str, seconds: float = 60.0) -> tuple[int, dict[str, dict[str, object]]]:
     results = gpu_check.STATE / "results.json"
-    status = gpu_check.run(gpu_check.Chosen(list(steps), results, seconds))
+    status = gpu_check.run(steps, results, seconds)
     return status, json.loads(results.read_text())["steps"]
 
 
