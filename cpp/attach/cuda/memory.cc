@@ -73,10 +73,9 @@ class ContextGuard {
 class OutOfMemory final : public std::bad_alloc {
  public:
   OutOfMemory(int device, std::size_t bytes)
-      : text_(
-            "GPU " + std::to_string(device) + " has no " + std::to_string(bytes) +
-            " bytes left for gradients that came late; leave room, by torch.cuda.set_per_process_memory_fraction say") {
-  }
+      : text_("GPU " + std::to_string(device) + " has no " + std::to_string(bytes) +
+              " bytes left for gradients that came late; leave room for them, in PyTorch by "
+              "torch.cuda.set_per_process_memory_fraction") {}
   const char* what() const noexcept override { return text_.c_str(); }
 
  private:
