@@ -133,25 +133,38 @@ class Pair {
   }
 
   FakeDevice& device(Rank rank) { return devices_[rank]; }
+  FakeHorovod& horovod() { return horovod_; }
+  Application& operator[](Rank rank) { return *ranks_.at(static_cast<std::size_t>(rank)); }
+  // Reductions end so many cycles after they began.
+  void RunOnDevices(int cycles) { device_cycles_ = cycles; }
+  void Cycle() {
+    horovod_.Cycle(random_, [] {});
+  }
+  void Wait(Application& rank) {
+    while (horovod_.IsAlive(rank.rank()) && !rank.IsDone(0)) Cycle();
+    rank.Wait(0);
+  }
   std::string complaint() const { return horovod_.complaint(); }
 
   void RunRoundZero() {
     for (auto& rank : ranks_) rank->Arrive(0);
     for (auto& rank : ranks_) Wait(*rank);
   }
-  // Rank 1 comes after rounds, and while others run, then has missed two; all is delivered and taken.
+  // Rank 1 comes after rounds, and while others run, then has missed two, and comes twice before it takes a result; all
+  // is delivered and taken. Now and then its device makes the contribution only when it has been asked some times.
   void Train() {
     for (const int cycles : {0, 0, 2, 2}) {
-      device_cycles_ = cycles;
+      RunOnDevices(cycles);
       ranks_[0]->Arrive(0);
       Cycle();
-      ranks_[1]->Arrive(0);
+      ranks_[1]->Arrive(0, true, cycles + 1);
       for (auto& rank : ranks_) Wait(*rank);
     }
     for (int round = 0; round < 2 && kind_.partial; ++round) {
       ranks_[0]->Arrive(0);
       Wait(*ranks_[0]);
     }
+    if (kind_.partial) ArriveTwice();
     std::vector<std::future<void>> ends;
     for (auto& rank : ranks_)
       ends.push_back(std::async(std::launch::async, [this, &rank] {
@@ -172,12 +185,14 @@ class Pair {
     settings.device_cycles = [this](Rank) { return device_cycles_; };
     return settings;
   }
-  void Cycle() {
-    horovod_.Cycle(random_, [] {});
-  }
-  void Wait(Application& rank) {
-    while (horovod_.IsAlive(rank.rank()) && !rank.IsDone(0)) Cycle();
-    rank.Wait(0);
+  void ArriveTwice() {
+    Application& rank = *ranks_[1];
+    for (int arrival = 0; arrival < 2; ++arrival) {
+      rank.Arrive(0);
+      while (horovod_.IsAlive(1) && !rank.IsDone(0)) Cycle();
+      horovod_.engine(1).Wait(*rank.At(0).handle, *rank.At(0).operation);
+      Cycle();
+    }
   }
 
   const Kind kind_;
@@ -280,6 +295,26 @@ TEST(DevicesTest, ARestartFreesWhatTheGenerationBeforeHad) {
     horovod.Cycle(random, [] {});
     EXPECT_EQ(horovod.complaint(), "");
   }
+}
+
+// Its number too: what another member of a family has of that round is gone.
+TEST(DevicesTest, ARankThatJoinsWhileARoundRunsTakesNothingOfIt) {
+  const Watchdog watchdog("a join");
+  Pair pair({"Replay", Config(1, Missed::kReplay)});
+  pair.RunRoundZero();
+  pair.RunOnDevices(3);
+  pair[0].Arrive(0);
+  pair.Cycle();
+  EXPECT_FALSE(pair[0].IsDone(0));
+  pair.horovod().Join(1);
+  pair.Wait(pair[0]);
+  EXPECT_FALSE(pair.horovod().engine(1).HasRound({BucketName(0)}));
+  pair.horovod().Join(0);
+  while (pair.horovod().IsJoining(0)) pair.Cycle();
+  for (const Rank rank : {0, 1}) pair[rank].Arrive(0);
+  for (const Rank rank : {0, 1}) pair.Wait(pair[rank]);
+  EXPECT_EQ(pair[1].At(0).got.back().results, pair[0].At(0).got.back().results);
+  EXPECT_EQ(pair.complaint(), "");
 }
 
 TEST(DevicesTest, AJobOnHostsAndDevicesIsRefusedByName) {
