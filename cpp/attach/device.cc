@@ -1,10 +1,10 @@
 #include "attach/device.h"
 
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "attach/horovod.h"
+#include "attach/host_stream.h"
 #if HAVE_CUDA
 #include "attach/cuda/memory.h"
 #endif
@@ -14,15 +14,6 @@ namespace horovod_partial::attach {
 static_assert(Memory::kHost == CPU_DEVICE_ID, "the core's number for the host is Horovod's");
 
 namespace {
-
-class HostStream final : public Stream {
- public:
-  int device() const override { return Memory::kHost; }
-  void Copy(void* target, const void* source, std::size_t bytes) const override { std::memcpy(target, source, bytes); }
-  void Zero(void* data, std::size_t bytes) const override { std::memset(data, 0, bytes); }
-  std::shared_ptr<ReadyEvent> Record() const override { return nullptr; }
-  void Synchronize() const override {}
-};
 
 [[maybe_unused]] [[noreturn]] void Refuse(int device) {
   throw std::invalid_argument("device " + std::to_string(device) + ": Horovod was built without CUDA");

@@ -11,8 +11,8 @@
 
 namespace horovod_partial {
 
-// What a late rank gets of the results that it missed. The paper overwrites (eager-SGD, PPoPP'20, section 4.1.1); keeping
-// their sum, or each of them, gives every replica every update (docs/policies.md has the figures).
+// What a late rank gets of the results that it missed. The paper overwrites (eager-SGD, PPoPP'20, section 4.1.1);
+// keeping their sum, or each of them, gives every replica every update (docs/policies.md has the figures).
 enum class Missed : std::uint8_t {
   kSum,     // added up, as one result, as soon as the rank arrives
   kReplay,  // each apart, until the application takes whole rounds of the bucket's family, oldest first

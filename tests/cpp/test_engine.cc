@@ -1528,6 +1528,7 @@ class OneEngineTest : public testing::Test {
 
   const Watchdog watchdog_{testing::UnitTest::GetInstance()->current_test_info()->name()};
   testing::NiceMock<MockTransport> transport_;
+  FakeDevices devices_{1, FakeDevices::Streams::kNone};  // before the buckets that may lie there
   Engine engine_{transport_, 0, 2, kThresholds};
   std::shared_ptr<SharedBucket> handle_;
   Floats values_ = Floats(kElements);
@@ -1546,49 +1547,24 @@ TEST_F(OneEngineTest, PlacesWhatTheApplicationHasWhenItsRoundBegins) {
   CloseRound(true, 1);
 }
 
-// The host's memory, of which there is no more as soon as a test says so.
-class ScarceMemory final : public Memory {
- public:
-  int device() const override { return kHost; }
-  void* Allocate(std::size_t bytes) override {
-    if (scarce) throw std::bad_alloc();
-    return Host().Allocate(bytes);
-  }
-  void Free(void* data) override { Host().Free(data); }
-  void Copy(void* target, const void* source, std::size_t bytes) override { Host().Copy(target, source, bytes); }
-  void Zero(void* data, std::size_t bytes) override { Host().Zero(data, bytes); }
-  void Add(DataType type, void* target, const void* source, std::size_t elements) override {
-    Host().Add(type, target, source, elements);
-  }
-  void Scale(DataType type, void* data, std::size_t elements, double factor) override {
-    Host().Scale(type, data, elements, factor);
-  }
-  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
-    return Host().AddIfFinite(type, target, source, elements, first);
-  }
-
-  bool scarce = false;
-};
-
 TEST_F(OneEngineTest, AnExceptionWhileArrivingFailsTheBucket) {
-  static ScarceMemory memory;  // the bucket outlives this function
-  memory.scarce = false;
+  Tensor values(devices_[0]);
   BucketConfig config = Config(1);
-  config.memory = &memory;
+  config.memory = &devices_[0];
   handle_ = engine_.Declare("bucket", config);
-  const auto arrive = [&] { return engine_.Arrive(handle_, {values_.data(), values_.data(), 1}); };
+  const auto arrive = [&] { return engine_.Arrive(handle_, {values.data(), values.data(), 1}); };
   arrive();
   ReportAt(Now());
   CloseRound(true, 1);
   engine_.Finished(handle_, "");
   CloseRound(false, 0);
   engine_.Finished(handle_, "");
-  memory.scarce = true;
+  devices_[0].Allow(0);
   EXPECT_THAT([&] { arrive(); }, ThrowsMessage<std::runtime_error>(HasSubstr("rank 0 could not keep what belongs")))
       << "a late contribution needs a buffer";
   EXPECT_EQ(handle_->operation, nullptr) << "no later wait, flush or end of the job may wait for it";
   EXPECT_THAT([&] { arrive(); }, ThrowsMessage<EngineError>(HasSubstr("rank 0 could not keep what belongs to bucket")));
-  EXPECT_THAT([&] { engine_.Collect(handle_, values_.data()); }, ThrowsMessage<EngineError>(HasSubstr("bad_alloc")));
+  EXPECT_THAT([&] { engine_.Collect(handle_, values.data()); }, ThrowsMessage<EngineError>(HasSubstr("bad_alloc")));
   EXPECT_TRUE(ReportAt(Now()).empty());
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "attach/host_stream.h"
 #include "harness/fake_stream.h"
 
 namespace horovod_partial::attach {
@@ -59,15 +60,6 @@ class OnDouble final : public Stream {
   test::FakeStream& stream_;
 };
 
-class OnHost final : public Stream {
- public:
-  int device() const override { return Memory::kHost; }
-  void Copy(void* target, const void* source, std::size_t bytes) const override { std::memcpy(target, source, bytes); }
-  void Zero(void* data, std::size_t bytes) const override { std::memset(data, 0, bytes); }
-  std::shared_ptr<ReadyEvent> Record() const override { return nullptr; }
-  void Synchronize() const override {}
-};
-
 }  // namespace
 
 Memory& MemoryOf(int device) {
@@ -81,7 +73,7 @@ int DefaultDevice(int) { return 0; }
 void CopyToHost(int, void* target, const void* source, std::size_t bytes) { std::memcpy(target, source, bytes); }
 
 std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t) {
-  if (device == Memory::kHost) return std::make_unique<OnHost>();
+  if (device == Memory::kHost) return std::make_unique<HostStream>();
   static auto* const own = new test::FakeStream;  // like TensorFlow's, which lives as long as the process
   static const auto stream = [] {
     void* const plugin = dlopen(std::getenv("TF_PLUGGABLE_DEVICE_LIBRARY_PATH"), RTLD_NOW | RTLD_NOLOAD);
