@@ -684,7 +684,8 @@ std::string Session::JoinRefusal(const std::string& bucket) const {
     if (joined_on_host == on_host(coordinator_->declaration(bucket).device)) continue;
     return "rank " + std::to_string(rank) + " has joined with " + (joined_on_host ? "the CPU" : "a GPU") +
            " as its device, and " + bucket + " lies on " + (joined_on_host ? "GPUs" : "CPUs") +
-           ": give hvd.join the device=" + (joined_on_host ? " of that rank's tensors" : "-1") + " there.";
+           ": give hvd.join the device=" + (joined_on_host ? " of that rank's tensors" : "-1") +
+           " there, or with TensorFlow train and join on the same kind of device.";
   }
   return "";
 }

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,8 +52,10 @@ class BucketContext : public hvd::OpContext {
     try {
       *buffer = std::make_shared<FusionBuffer>(static_cast<std::size_t>(size), memory_);
     } catch (const std::bad_alloc& error) {
-      return hvd::Status::UnknownError("no memory for a fusion buffer of " + std::to_string(size) +
-                                       " bytes, which HOROVOD_FUSION_THRESHOLD sets: " + error.what());
+      // It ends Horovod's loop, which writes it down. With a status Horovod would go on to its next reduction, and meet
+      // the other ranks in this one.
+      throw std::runtime_error("no memory for a fusion buffer of " + std::to_string(size) +
+                               " bytes, which HOROVOD_FUSION_THRESHOLD sets: " + error.what());
     }
     return hvd::Status::OK();
   }

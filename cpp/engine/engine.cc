@@ -142,13 +142,13 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
   }
   if (!bucket->core.declared()) Enter(bucket);
   if (arrival.input != nullptr && bucket->owner != nullptr && bucket->owner->gone()) bucket->owner = nullptr;
-  if (arrival.output == nullptr) {
-    operation->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
-    operation->arrival.output = operation->scratch.data();
-  }
-  operation->on_done = std::move(on_done);
   bucket->operation = operation;
   try {
+    if (arrival.output == nullptr) {
+      operation->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
+      operation->arrival.output = operation->scratch.data();
+    }
+    operation->on_done = std::move(on_done);
     bucket->bringers.Arrive(caller, bucket->core.completed(), Now());
     if (ready != nullptr && !ready->Ready()) {
       bucket->awaited = std::move(ready);
@@ -157,6 +157,7 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
     }
     ArriveNow(*bucket, *operation, calls);
   } catch (const std::exception& error) {
+    operation->on_done = nullptr;  // the caller gets the exception
     FailAndThrow(*bucket, error, calls);
   }
   return operation;
@@ -231,8 +232,7 @@ void Engine::Fail(SharedBucket& bucket, const std::string& error, Calls& calls) 
 void Engine::FailAndThrow(SharedBucket& bucket, const std::exception& error, Calls& calls) {
   const std::string why = WhyItFailed(bucket, error);
   Fail(bucket, why, calls);
-  calls.Forget();
-  throw std::runtime_error(why);
+  throw EngineError(why);
 }
 
 bool Engine::Poll(const SharedBucket& bucket, const Operation& operation) const {

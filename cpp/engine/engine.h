@@ -91,7 +91,6 @@ class Calls {
   ~Calls() {
     for (const auto& call : calls_) call();
   }
-  void Forget() { calls_.clear(); }
   void Add(std::function<void()> call) { calls_.push_back(std::move(call)); }
 
  private:
@@ -142,8 +141,7 @@ class Engine {
 
   // --- Application's threads
   // Throws std::invalid_argument if the name is bound to another declaration or in use, EngineError if the library
-  // below is down or the bucket has failed, and std::runtime_error where the memory or its device fails: then the
-  // bucket has failed.
+  // below is down, or the bucket has failed, which it does where its memory is used up or its device fails.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
   // The bucket of that name is there for that owner, also if it has not been declared yet. When the owner is gone on
   // all ranks, the bucket ends: it and its statistics are forgotten. An arrival after that leaves it without an owner.

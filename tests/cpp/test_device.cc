@@ -164,7 +164,11 @@ class Pair {
       ranks_[0]->Arrive(0);
       Wait(*ranks_[0]);
     }
-    if (kind_.partial) ArriveTwice();
+    if (kind_.partial) {
+      ArriveTwice();
+      ranks_[0]->Arrive(0);
+      Wait(*ranks_[0]);
+    }
     std::vector<std::future<void>> ends;
     for (auto& rank : ranks_)
       ends.push_back(std::async(std::launch::async, [this, &rank] {

@@ -111,11 +111,12 @@ class CudaMemory final : public Memory {
     void* data = nullptr;
     cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();           // it would stay as this thread's last error, and the next launch be blamed
       cudaMemPoolTrimTo(pool_, 0);  // what is kept may be in pieces that are too small
       error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     }
     if (error == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // it would stay as this thread's last error
+      cudaGetLastError();
       throw OutOfMemory(device_, bytes);
     }
     Check(error);
@@ -230,8 +231,8 @@ std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle) {
   return std::make_unique<CudaStream>(device, handle);
 }
 
-CudaReadyEvent::CudaReadyEvent(int device, std::uintptr_t stream) {
-  const ContextGuard guard(CudaMemoryAt(device).context());
+CudaReadyEvent::CudaReadyEvent(int device, std::uintptr_t stream) : context_(CudaMemoryAt(device).context()) {
+  const ContextGuard guard(context_);
   Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
   if (const cudaError_t error = cudaEventRecord(event_, reinterpret_cast<cudaStream_t>(stream)); error != cudaSuccess) {
     cudaEventDestroy(event_);
@@ -239,10 +240,18 @@ CudaReadyEvent::CudaReadyEvent(int device, std::uintptr_t stream) {
   }
 }
 
-CudaReadyEvent::~CudaReadyEvent() { cudaEventDestroy(event_); }
+CudaReadyEvent::~CudaReadyEvent() {
+  try {
+    const ContextGuard guard(context_);
+    cudaEventDestroy(event_);
+  } catch (const std::exception&) {
+    // The process ends, and the device's context has gone before.
+  }
+}
 
 // After an error on the device there is nothing to wait for: the reduction will meet it.
 bool CudaReadyEvent::Ready() const {
+  const ContextGuard guard(context_);
   const bool ready = cudaEventQuery(event_) != cudaErrorNotReady;
   cudaGetLastError();  // "not ready" would stay as this thread's last error
   return ready;

@@ -1,6 +1,7 @@
 // Memory of CUDA devices, and events of their streams. Compiled where Horovod has CUDA.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -34,6 +35,7 @@ class CudaReadyEvent final : public ReadyEvent {
   bool Ready() const override;
 
  private:
+  const CUcontext context_;
   cudaEvent_t event_{};
 };
 
