@@ -30,6 +30,15 @@ Memory& MemoryOf(int device) {
 #endif
 }
 
+Memory& SpareMemoryOf(int device) {
+  if (device == Memory::kHost) return Memory::Host();
+#if HAVE_CUDA
+  return PinnedMemoryOf(device);
+#else
+  Refuse(device);
+#endif
+}
+
 int DefaultDevice([[maybe_unused]] int local_rank) {
 #if HAVE_CUDA
   return local_rank % CudaDevices();

@@ -13,6 +13,10 @@ namespace horovod_partial::attach {
 // Throws std::invalid_argument for a device where Horovod was built without it.
 Memory& MemoryOf(int device);
 
+// Memory of the host that a device can use too, though slowly: for a rank whose device has none left, or has failed,
+// and whose zeros the others wait for.
+Memory& SpareMemoryOf(int device);
+
 // Where a rank works that has not shown it yet: Horovod's examples give each local rank a device of its own.
 int DefaultDevice(int local_rank);
 

@@ -47,6 +47,8 @@ const std::shared_ptr<FirstFailure>& ProcessFirstFailure() {
   return *failure;
 }
 
+std::string Failed(Rank rank) { return "rank " + std::to_string(rank) + " has failed: "; }
+
 bool HasOurs(const hvd::ResponseList& responses) {
   return std::any_of(responses.responses().begin(), responses.responses().end(),
                      [](const hvd::Response& response) { return IsOurs(response); });
@@ -153,7 +155,9 @@ void Session::Guard(const char* hook, const std::function<void()>& body) {
     const bool explained = dynamic_cast<const EngineError*>(&error) != nullptr;
     const std::string text = explained ? error.what() : std::string("internal error in ") + hook + ": " + error.what();
     Log(LogLevel::kError, rank_, text + "; all ranks shut down" + (explained ? "" : ". Please report this"));
-    if (!failed_.exchange(true)) engine_.TellFailure(text);
+    if (failed_.exchange(true)) return;
+    failure_ = text;
+    if (process_set_id_ == 0) ProcessFirstFailure()->Hear(Failed(rank_) + text);
   }
 }
 
@@ -208,7 +212,7 @@ void Session::Tick(std::vector<long long>& status_bits) {
     }
     if (cycle) status_bits[0] &= ~kUncachedInQueue;
   });
-  // The last cycle negotiates, because this rank's report tells the others why.
+  // The last cycle negotiates, because in its messages this rank tells the others why.
   if (failed_) status_bits[0] &= ~(kUncachedInQueue | kShouldShutDown);
 }
 
@@ -249,13 +253,19 @@ void Session::WatchWaits(Time now) {
 void Session::BeforeSendReady(hvd::RequestList& requests) {
   hooks_run_ |= kSendReadyTensors;
   if (state_ == nullptr) return;
-  Guard("SendReadyTensors", [&] {
-    const Time now = Now();
-    RecordHanded(now);
-    const Report report = engine_.BuildReport(now, ForeignSince(now), process_set_->joined);
-    if (!report.empty()) requests.add_request(Enclose(report, rank_));
-  });
-  if (failed_) requests.set_shutdown(true);
+  if (!failed_) {
+    Guard("SendReadyTensors", [&] {
+      const Time now = Now();
+      RecordHanded(now);
+      const Report report = engine_.BuildReport(now, ForeignSince(now), process_set_->joined);
+      if (!report.empty()) requests.add_request(Enclose(report, rank_));
+    });
+  }
+  if (!failed_) return;
+  Report farewell;
+  farewell.failure = failure_;
+  if (!farewell.empty()) requests.add_request(Enclose(farewell, rank_));
+  requests.set_shutdown(true);
 }
 
 void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready) {
@@ -266,6 +276,8 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
     const Time now = Now();
     RecordHanded(now);
     WatchWaits(now);
+    bool ends = failed_;  // then nothing is decided any more: who has failed could only take part with zeros
+    if (ends && !failure_.empty()) NoteFailure(0, failure_);
     // The other ranks' messages: ours are taken out, for Horovod would count them.
     for (Rank rank = 1; rank < size_; ++rank) {
       auto& list = ready[static_cast<std::size_t>(rank)];
@@ -283,18 +295,22 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
         others.push_back(request);
       }
       if (others.size() < list.requests().size()) list.set_requests(others);
+      ends = ends || (list.shutdown() && !report.failure.empty());
       Observe(rank, report, now);
     }
     joined_[0] = process_set_->joined;
     if (joined_[0]) join_devices_[0] = OwnJoinDevice();
-    Observe(0, engine_.BuildReport(now, ForeignSince(now), joined_[0]), now);
-    coordinator_->SetJoined(joined_);
-    auto closings = coordinator_->Decide(now);
-    if (decision_log_ != nullptr) {
-      decision_log_->SetJoined(joined_);
-      decision_log_->Decide(now, closings);
+    std::vector<Closing> closings;
+    if (!ends) {
+      Observe(0, engine_.BuildReport(now, ForeignSince(now), joined_[0]), now);
+      coordinator_->SetJoined(joined_);
+      closings = coordinator_->Decide(now);
+      if (decision_log_ != nullptr) {
+        decision_log_->SetJoined(joined_);
+        decision_log_->Decide(now, closings);
+      }
+      RecordDecisions(closings, now);
     }
-    RecordDecisions(closings, now);
     if (!failures_.empty()) {
       Closing& farewell = closings.emplace_back();
       farewell.bucket = Farewell::kBucket;
@@ -343,15 +359,13 @@ void Session::Observe(Rank rank, const Report& report, Time now) {
     timeline.NegotiateStart(WireName(item.bucket), hvd::Request::ALLREDUCE);
     timeline.NegotiateRankReady(WireName(item.bucket), rank);
   }
-  if (!report.failure.empty()) {
-    if (failures_.empty()) {
-      failures_ = "rank " + std::to_string(rank) + " has failed: " + report.failure;
-    } else {
-      failures_ += "; so has rank " + std::to_string(rank);
-    }
-  }
+  if (!report.failure.empty()) NoteFailure(rank, report.failure);
   coordinator_->Observe(rank, report, now);
   if (decision_log_ != nullptr) decision_log_->Observe(rank, report, now);
+}
+
+void Session::NoteFailure(Rank rank, const std::string& failure) {
+  failures_ += failures_.empty() ? Failed(rank) + failure : "; so has rank " + std::to_string(rank);
 }
 
 // What Horovod makes a response of: a request for each rank, joined ones too, for it finds a rank's device by the rank.
@@ -418,10 +432,27 @@ std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
 
 }  // namespace
 
+// What rank 0 was about to decide has failed, and its reason travels instead, unless it does so already.
+void Session::SayWhy(hvd::ResponseList& responses) {
+  const std::string name = WireName(Farewell::kBucket);
+  if (failure_.empty() || process_set_->joined || closed_.count(name) > 0) return;
+  PlaceZeros(Farewell::kBucket, hvd::HOROVOD_UINT8, 0, CPU_DEVICE_ID);
+  Closing& farewell = closed_[name];
+  farewell.bucket = Farewell::kBucket;
+  farewell.error = Failed(rank_) + failure_;
+  hvd::Response response;
+  response.set_response_type(hvd::Response::ERROR);
+  response.set_tensor_names({name});
+  responses.add_response(response);
+}
+
 void Session::BeforeSendFinal(hvd::ResponseList& responses) {
   hooks_run_ |= kSendFinalTensors;
   if (state_ == nullptr) return;
-  if (failed_) responses.set_shutdown(true);
+  if (failed_) {
+    responses.set_shutdown(true);
+    SayWhy(responses);
+  }
   Guard("SendFinalTensors", [&] {
     std::lock_guard<std::mutex> lock(coordinator_mutex_);
     for (const auto& response : responses.responses())
@@ -655,9 +686,17 @@ void Session::PlaceZeros(const std::string& name, hvd::DataType type, std::int64
   }
   const auto bytes = static_cast<std::size_t>(elements) * SizeOf(static_cast<DataType>(type));
   auto zeros = std::make_shared<Buffer>();
-  try {
-    zeros->Reserve(bytes, MemoryOf(device));
+  const auto make = [&](Memory& memory) {
+    *zeros = {};
+    zeros->Reserve(bytes, memory);
     if (bytes > 0) zeros->Zero();
+  };
+  try {
+    try {
+      make(MemoryOf(device));
+    } catch (const std::exception&) {
+      make(SpareMemoryOf(device));
+    }
   } catch (const std::exception& error) {
     throw EngineError("rank " + std::to_string(rank_) + " cannot take part with zeros in " + name + ": " +
                       error.what());

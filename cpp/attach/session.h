@@ -123,6 +123,8 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
                        bool everyone);
   void RecordDecisions(const std::vector<Closing>& closings, Time now) const;
   void Observe(Rank rank, const Report& report, Time now);
+  void NoteFailure(Rank rank, const std::string& failure);
+  void SayWhy(hvd::ResponseList& responses);
 
   hvd::Controller& controller_;                 // background thread
   const std::weak_ptr<hvd::Controller> alive_;  // the same, for the application's threads
@@ -143,6 +145,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
 
   // Background thread only.
   std::string broken_;                             // why no reduction can follow; empty while all is well
+  std::string failure_;                            // what a hook has met, for the other ranks
   std::string foreign_;                            // a collective that is not ours, outstanding
   std::weak_ptr<hvd::OpContext> foreign_context_;  // and which of that name; a barrier has none
   Time foreign_since_ = kNever;

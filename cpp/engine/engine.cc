@@ -858,13 +858,9 @@ void Engine::Close(const std::string& shut_down) {
 
 void Engine::SayFarewell(const std::string& failure) {
   if (!collectives_.Alive()) return;
-  TellFailure(failure);
-  farewell_.AwaitSaid(kFarewellPatience);
-}
-
-void Engine::TellFailure(const std::string& failure) {
   farewell_.Say(failure);
   news_ = true;
+  farewell_.AwaitSaid(kFarewellPatience);
 }
 
 void Engine::ThrowShutDown() const { throw EngineError(first_failure_->Explain(kShutDown)); }

@@ -188,8 +188,6 @@ class Engine {
   // All the rounds that were closed in this cycle, in order, those that were refused too. A joined rank takes part in
   // none. Where the engine makes no entry, the library below sends zeros.
   void Begin(const std::vector<Closing>& closings, bool joined);
-  // The library below ends by this failure on this rank: the next report tells the others.
-  void TellFailure(const std::string& failure);
   // The callback of Collectives::Place.
   void Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error);
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from harness.job import Job
 from harness.matrix import scripted
 from harness.world import World
 from horovod.common.exceptions import HorovodInternalError
@@ -21,6 +22,7 @@ pytestmark = [
         devices.device_number(torch.zeros(1).device) == HOST, reason="needs a GPU (--device), or the double of one"
     ),
 ]
+on_the_double = pytest.mark.skipif(operations.mpi_ops.cuda_built(), reason="needs the double of a GPU")
 joins_on_gpus = pytest.mark.skipif(not operations.mpi_ops.cuda_built(), reason="Horovod without CUDA joins on the host")
 
 
@@ -73,3 +75,15 @@ def test_ranks_on_hosts_and_on_gpus_are_refused_by_name(world: World, monkeypatc
         with pytest.raises(HorovodInternalError, match=r"device CPU.*device GPU.*\(rank 0 and rank 1\)"):
             reduce(name)
     assert reduce(name) == world.size
+
+
+@pytest.mark.launch(label="job")
+@on_the_double
+@pytest.mark.parametrize("fails", [0, 1])
+def test_every_rank_is_told_of_a_device_without_memory(job: Job, fails: int) -> None:
+    """A late rank needs memory for zeros, finds none, and takes part with other memory until all have heard."""
+    assert job.run("no_memory", str(fails)) != 0
+    errors = job.notes("error")
+    assert len(errors) == job.setup.ranks, job.output()
+    for error in errors.values():
+        assert f"rank {fails} has failed: rank {fails} could not keep what belongs to bucket: std::bad_alloc" in error

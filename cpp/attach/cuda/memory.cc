@@ -176,14 +176,57 @@ class CudaMemory final : public Memory {
   int* answer_ = nullptr;
 };
 
-CudaMemory& CudaMemoryAt(int device) {
-  static std::mutex mutex;                                                 // guards the map
-  static auto* memories = new std::map<int, std::unique_ptr<CudaMemory>>;  // buffers may outlive static objects
+// NCCL's kernels read and write pinned memory of the host as they do a device's.
+class PinnedMemory final : public Memory {
+ public:
+  explicit PinnedMemory(int device) : device_(device), context_(RetainContext(device)) {}
+
+  int device() const override { return device_; }
+  void* Allocate(std::size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    const ContextGuard guard(context_);
+    void* data = nullptr;
+    if (cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped) == cudaSuccess) return data;
+    cudaGetLastError();
+    throw OutOfMemory(device_, bytes);
+  }
+  void Free(void* data) override {
+    if (data == nullptr) return;
+    try {
+      const ContextGuard guard(context_);
+      cudaFreeHost(data);
+    } catch (const std::exception&) {
+      // The process ends, and the device's context has gone before.
+    }
+  }
+  void Copy(void* target, const void* source, std::size_t bytes) override { Host().Copy(target, source, bytes); }
+  void Zero(void* data, std::size_t bytes) override { Host().Zero(data, bytes); }
+  void Add(DataType type, void* target, const void* source, std::size_t elements) override {
+    Host().Add(type, target, source, elements);
+  }
+  void Scale(DataType type, void* data, std::size_t elements, double factor) override {
+    Host().Scale(type, data, elements, factor);
+  }
+  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
+    return Host().AddIfFinite(type, target, source, elements, first);
+  }
+
+ private:
+  const int device_;
+  const CUcontext context_;
+};
+
+template <class Kind>
+Kind& OneOfEach(int device) {
+  static std::mutex mutex;                                           // guards the map
+  static auto* memories = new std::map<int, std::unique_ptr<Kind>>;  // buffers may outlive static objects
   std::lock_guard<std::mutex> lock(mutex);
   auto& memory = (*memories)[device];
-  if (memory == nullptr) memory = std::make_unique<CudaMemory>(device);
+  if (memory == nullptr) memory = std::make_unique<Kind>(device);
   return *memory;
 }
+
+CudaMemory& CudaMemoryAt(int device) { return OneOfEach<CudaMemory>(device); }
 
 // A framework's.
 class CudaStream final : public Stream {
@@ -222,6 +265,8 @@ int CudaDevices() {
 }
 
 Memory& CudaMemoryOf(int device) { return CudaMemoryAt(device); }
+
+Memory& PinnedMemoryOf(int device) { return OneOfEach<PinnedMemory>(device); }
 
 void CopyFromCuda(int device, void* target, const void* source, std::size_t bytes) {
   CudaMemoryAt(device).CopyToHost(target, source, bytes);

@@ -21,6 +21,7 @@ int CudaDevices();
 Memory& CudaMemoryOf(int device);
 
 // As the functions of attach/device.h.
+Memory& PinnedMemoryOf(int device);
 void CopyFromCuda(int device, void* target, const void* source, std::size_t bytes);
 std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle);
 

@@ -5,9 +5,10 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <stdexcept>
+#include <new>
 
 #include "attach/host_stream.h"
 #include "harness/fake_stream.h"
@@ -15,10 +16,15 @@
 namespace horovod_partial::attach {
 namespace {
 
+std::atomic<bool> has_memory{true};
+
 class DoubleMemory final : public Memory {
  public:
   int device() const override { return 0; }
-  void* Allocate(std::size_t bytes) override { return Host().Allocate(bytes); }
+  void* Allocate(std::size_t bytes) override {
+    if (has_memory) return Host().Allocate(bytes);
+    throw std::bad_alloc();
+  }
   void Free(void* data) override { Host().Free(data); }
   void Copy(void* target, const void* source, std::size_t bytes) override { Host().Copy(target, source, bytes); }
   void Zero(void* data, std::size_t bytes) override { Host().Zero(data, bytes); }
@@ -68,6 +74,8 @@ Memory& MemoryOf(int device) {
   return *memory;
 }
 
+Memory& SpareMemoryOf(int) { return Memory::Host(); }
+
 int DefaultDevice(int) { return 0; }
 
 void CopyToHost(int, void* target, const void* source, std::size_t bytes) { std::memcpy(target, source, bytes); }
@@ -84,3 +92,6 @@ std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t) {
 }
 
 }  // namespace horovod_partial::attach
+
+// For tests: from now on it has no memory left, or has some again.
+extern "C" void double_has_memory(bool has) { horovod_partial::attach::has_memory = has; }
