@@ -18,7 +18,7 @@ import tomllib
 
 TOP = Path(__file__).resolve().parent.parent
 LIST = TOP / "tests" / "cpp" / "mutants.toml"
-SOURCES = ("CMakeLists.txt", "cmake", "cpp", "tests/cpp")
+SOURCES = ("CMakeLists.txt", "cmake", "cpp", "tests/cpp", "tests/parallel/doubles/gpu")
 SHORTEST_LIMIT_SECONDS = 60
 
 
