@@ -7,7 +7,7 @@
 namespace horovod_partial {
 namespace {
 
-class HostMemory final : public Memory {
+class HostMemory final : public HostAddressable {
  public:
   int device() const override { return kHost; }
 
@@ -18,19 +18,6 @@ class HostMemory final : public Memory {
     return data;
   }
   void Free(void* data) override { std::free(data); }
-  void Copy(void* target, const void* source, std::size_t bytes) override { std::memcpy(target, source, bytes); }
-  void Zero(void* data, std::size_t bytes) override { std::memset(data, 0, bytes); }
-  void Add(DataType type, void* target, const void* source, std::size_t elements) override {
-    horovod_partial::Add(type, target, source, elements);
-  }
-  void Scale(DataType type, void* data, std::size_t elements, double factor) override {
-    horovod_partial::Scale(type, data, elements, factor);
-  }
-  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
-    if (!AllFinite(type, source, elements)) return false;
-    first ? Copy(target, source, elements * SizeOf(type)) : Add(type, target, source, elements);
-    return true;
-  }
 };
 
 }  // namespace
@@ -38,6 +25,24 @@ class HostMemory final : public Memory {
 Memory& Memory::Host() {
   static auto* memory = new HostMemory;  // buffers may outlive static objects
   return *memory;
+}
+
+void HostAddressable::Copy(void* target, const void* source, std::size_t bytes) { std::memcpy(target, source, bytes); }
+
+void HostAddressable::Zero(void* data, std::size_t bytes) { std::memset(data, 0, bytes); }
+
+void HostAddressable::Add(DataType type, void* target, const void* source, std::size_t elements) {
+  horovod_partial::Add(type, target, source, elements);
+}
+
+void HostAddressable::Scale(DataType type, void* data, std::size_t elements, double factor) {
+  horovod_partial::Scale(type, data, elements, factor);
+}
+
+bool HostAddressable::AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) {
+  if (!AllFinite(type, source, elements)) return false;
+  first ? Copy(target, source, elements * SizeOf(type)) : Add(type, target, source, elements);
+  return true;
 }
 
 }  // namespace horovod_partial

@@ -25,9 +25,20 @@ class Memory {
   // As the functions of dtype.h.
   virtual void Add(DataType type, void* target, const void* source, std::size_t elements) = 0;
   virtual void Scale(DataType type, void* data, std::size_t elements, double factor) = 0;
-  // Adds the source to the target, or with `first` copies it there; unless an element of it is infinite or not a number:
-  // then the target is left as it was, and this is false. One operation, for a device tells the host only at its end.
+  // Adds the source to the target, or with `first` copies it there; unless an element of it is infinite or not a
+  // number: then the target is left as it was, and this is false. One operation, for a device tells the host only at
+  // its end.
   virtual bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) = 0;
+};
+
+// Memory that the host reads and writes by its addresses, whoever else does.
+class HostAddressable : public Memory {
+ public:
+  void Copy(void* target, const void* source, std::size_t bytes) override;
+  void Zero(void* data, std::size_t bytes) override;
+  void Add(DataType type, void* target, const void* source, std::size_t elements) override;
+  void Scale(DataType type, void* data, std::size_t elements, double factor) override;
+  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override;
 };
 
 }  // namespace horovod_partial

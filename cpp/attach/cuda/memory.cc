@@ -68,6 +68,16 @@ class ContextGuard {
   }
 };
 
+// From a destructor: when the process ends, the device's context may have gone before, and everything with it.
+template <class Operation>
+void GiveBack(CUcontext context, const Operation& operation) {
+  try {
+    const ContextGuard guard(context);
+    operation();
+  } catch (const std::exception&) {
+  }
+}
+
 // --- Memory
 
 class OutOfMemory final : public std::bad_alloc {
@@ -125,13 +135,7 @@ class CudaMemory final : public Memory {
   }
   // Nothing on a device uses it any more: operations have ended, and so have reductions when they call back.
   void Free(void* data) override {
-    if (data == nullptr) return;
-    try {
-      const ContextGuard guard(context_);
-      cudaFreeAsync(data, stream_);
-    } catch (const std::exception&) {
-      // The process ends, and the device's context has gone before.
-    }
+    if (data != nullptr) GiveBack(context_, [&] { cudaFreeAsync(data, stream_); });
   }
   void Copy(void* target, const void* source, std::size_t bytes) override {
     Run([&] { Check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream_)); });
@@ -177,7 +181,7 @@ class CudaMemory final : public Memory {
 };
 
 // NCCL's kernels read and write pinned memory of the host as they do a device's.
-class PinnedMemory final : public Memory {
+class PinnedMemory final : public HostAddressable {
  public:
   explicit PinnedMemory(int device) : device_(device), context_(RetainContext(device)) {}
 
@@ -191,24 +195,7 @@ class PinnedMemory final : public Memory {
     throw OutOfMemory(device_, bytes);
   }
   void Free(void* data) override {
-    if (data == nullptr) return;
-    try {
-      const ContextGuard guard(context_);
-      cudaFreeHost(data);
-    } catch (const std::exception&) {
-      // The process ends, and the device's context has gone before.
-    }
-  }
-  void Copy(void* target, const void* source, std::size_t bytes) override { Host().Copy(target, source, bytes); }
-  void Zero(void* data, std::size_t bytes) override { Host().Zero(data, bytes); }
-  void Add(DataType type, void* target, const void* source, std::size_t elements) override {
-    Host().Add(type, target, source, elements);
-  }
-  void Scale(DataType type, void* data, std::size_t elements, double factor) override {
-    Host().Scale(type, data, elements, factor);
-  }
-  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
-    return Host().AddIfFinite(type, target, source, elements, first);
+    if (data != nullptr) GiveBack(context_, [&] { cudaFreeHost(data); });
   }
 
  private:
@@ -286,12 +273,7 @@ CudaReadyEvent::CudaReadyEvent(int device, std::uintptr_t stream) : context_(Cud
 }
 
 CudaReadyEvent::~CudaReadyEvent() {
-  try {
-    const ContextGuard guard(context_);
-    cudaEventDestroy(event_);
-  } catch (const std::exception&) {
-    // The process ends, and the device's context has gone before.
-  }
+  GiveBack(context_, [&] { cudaEventDestroy(event_); });
 }
 
 // After an error on the device there is nothing to wait for: the reduction will meet it.

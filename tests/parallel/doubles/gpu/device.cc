@@ -18,7 +18,7 @@ namespace {
 
 std::atomic<bool> has_memory{true};
 
-class DoubleMemory final : public Memory {
+class DoubleMemory final : public HostAddressable {
  public:
   int device() const override { return 0; }
   void* Allocate(std::size_t bytes) override {
@@ -26,17 +26,6 @@ class DoubleMemory final : public Memory {
     throw std::bad_alloc();
   }
   void Free(void* data) override { Host().Free(data); }
-  void Copy(void* target, const void* source, std::size_t bytes) override { Host().Copy(target, source, bytes); }
-  void Zero(void* data, std::size_t bytes) override { Host().Zero(data, bytes); }
-  void Add(DataType type, void* target, const void* source, std::size_t elements) override {
-    Host().Add(type, target, source, elements);
-  }
-  void Scale(DataType type, void* data, std::size_t elements, double factor) override {
-    Host().Scale(type, data, elements, factor);
-  }
-  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
-    return Host().AddIfFinite(type, target, source, elements, first);
-  }
 };
 
 class DoubleEvent final : public ReadyEvent {
