@@ -171,6 +171,11 @@ test-gpu-double: build build/release/build.ninja ## Run tests of operations and 
 	@TF_PLUGGABLE_DEVICE_LIBRARY_PATH=$(CURDIR)/$(DOUBLE)/gpu_double.so PYTHONPATH=$(CURDIR)/$(DOUBLE)/package \
 		$(BIN)/pytest -rs --no-fold-skipped $(GPU_DOUBLE_TESTS) -k 'not indexed_slices and not test_join and not joined_rank and not tensors_that_are_refused'
 
+# What a launcher's server needs is installed here, so that `make setup` stays as small as it is.
+.PHONY: test-launchers
+test-launchers: build ## Train under mpirun, Slurm, Ray and Spark; what is missing is skipped, with its reason
+	@$(BIN)/python -m pytest -rs tests/launchers
+
 .PHONY: demo
 demo: build ## Set up, build and train on digits under each policy
 	@$(BIN)/python examples/torch/digits.py
