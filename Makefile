@@ -176,6 +176,10 @@ test-gpu-double: build build/release/build.ninja ## Run tests of operations and 
 test-launchers: build ## Train under mpirun, Slurm, Ray and Spark; what is missing is skipped, with its reason
 	@$(BIN)/python -m pytest -rs tests/launchers
 
+.PHONY: matrix
+matrix: ## Install and try everything on bare Debians, with old and new frameworks; as root, an hour or two
+	@$(PYTHON) tools/matrix.py
+
 .PHONY: demo
 demo: build ## Set up, build and train on digits under each policy
 	@$(BIN)/python examples/torch/digits.py

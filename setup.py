@@ -2,20 +2,38 @@
 
 import os
 import shutil
+import subprocess
 import sys
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
 
 missing = [name for name in ("scikit-build-core", "pybind11") if not find_spec(name.replace("-", "_"))]
 if missing:
     sys.exit(f"error: Building horovod-partial needs {' and '.join(missing)}; run `pip install {' '.join(missing)}`.")
 
-import horovod_info
-from install_horovod import SetupError
 from scikit_build_core.setuptools.build_cmake import BuildCMake
 from setuptools import setup
+from setuptools.command.dist_info import dist_info
+
+ASK = Path(__file__).resolve().parent / "tools" / "horovod_info.py"
+
+
+def ask_horovod(*arguments: object) -> None:
+    """Ask the Horovod of the environment that is installed into, which pip hides from a build, or end with what is missing."""
+    hidden = sysconfig.get_path("purelib") not in sys.path
+    names = {"PYTHONPATH", "PYTHONNOUSERSITE"} if hidden else set()
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    if subprocess.run([sys.executable, ASK, *map(str, arguments)], check=False, env=environment).returncode != 0:
+        sys.exit(1)  # the reason has been told
+
+
+class DescribeFirst(dist_info):
+    """Look for Horovod before pip does, which would try to build the release that does not fit today's frameworks."""
+
+    def run(self) -> None:
+        ask_horovod()
+        super().run()
 
 
 class BuildExtensions(BuildCMake):
@@ -27,12 +45,9 @@ class BuildExtensions(BuildCMake):
         if not shutil.which(os.environ.get("CXX", "c++")):
             sys.exit("error: Building horovod-partial needs a C++ compiler; install g++, or set CXX.")
         info = Path(self.build_temp or "build").resolve() / "info"
-        try:
-            horovod_info.write(info)
-        except SetupError as error:
-            sys.exit(f"error: {error}")
+        ask_horovod(info)
         self.cmake_args = [*(self.cmake_args or []), f"-DHOROVOD_PARTIAL_INFO={info}"]
         super().run()
 
 
-setup(cmake_source_dir=".", cmdclass={"build_cmake": BuildExtensions})
+setup(cmake_source_dir=".", cmdclass={"build_cmake": BuildExtensions, "dist_info": DescribeFirst})

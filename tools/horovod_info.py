@@ -1,6 +1,7 @@
 """Ask the installed Horovod what it is, and write the answer for CMake and for the package's check at import.
 
-`python tools/horovod_info.py DIRECTORY` writes horovod.cmake and _build_info.py there.
+`python tools/horovod_info.py DIRECTORY` writes horovod.cmake and _build_info.py there; without DIRECTORY it only sees whether there
+is a Horovod that this package works with.
 """
 
 import json
@@ -27,6 +28,8 @@ flags = [flags.get_compile_flags(), flags.get_link_flags()] if flags else [[], [
 print(json.dumps([{framework}.__version__, built, *flags]))
 """
 
+ADVICE = "run tools/install_horovod.py, which builds it for the frameworks that are there, then install again"
+
 
 class Answer(NamedTuple):
     """Of the installed Horovod: frameworks with their versions, features, and how to compile for TensorFlow."""
@@ -37,16 +40,25 @@ class Answer(NamedTuple):
     link_flags: list[str]
 
 
-def ask_horovod() -> Answer:
-    """What the installed Horovod was built for, and with."""
+def require_horovod() -> None:
+    """Horovod's version is the one that this package works with.
+
+    Raises:
+        SetupError: it is another one, or there is none.
+    """
     wanted = install_horovod.VERSION
-    advice = f"install Horovod {wanted}, then run `pip install --no-build-isolation .`"
     try:
         found = version("horovod")
     except PackageNotFoundError:
-        raise SetupError(f"Horovod is not installed where this build looks for it; {advice}.") from None
+        raise SetupError(
+            f"There is no Horovod in {sys.prefix}; {ADVICE}, and if it is elsewhere, add --no-build-isolation."
+        ) from None
     if found != wanted:
-        raise SetupError(f"Horovod {found} is installed, but this version works with {wanted} only; {advice}.")
+        raise SetupError(f"Horovod {found} is installed, but this version works with {wanted} only; {ADVICE}.")
+
+
+def ask_horovod() -> Answer:
+    """What the installed Horovod was built for, and with."""
     answer, reason = Answer({}, [], [], []), ""
     for framework in ("torch", "tensorflow"):
         command = [sys.executable, "-c", QUESTION.format(framework=framework)]
@@ -57,7 +69,7 @@ def ask_horovod() -> Answer:
         else:
             reason = reason or process.stderr.strip().rpartition("\n")[2]
     if not answer.frameworks:
-        raise SetupError(f"The installed Horovod works with neither torch nor TensorFlow ({reason}); {advice}.")
+        raise SetupError(f"The installed Horovod works with neither torch nor TensorFlow ({reason}); {ADVICE}.")
     return answer
 
 
@@ -90,6 +102,8 @@ def write(directory: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        write(Path(sys.argv[1]))
+        require_horovod()
+        if sys.argv[1:]:
+            write(Path(sys.argv[1]))
     except SetupError as error:
         sys.exit(f"error: {error}")

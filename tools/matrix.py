@@ -1,0 +1,218 @@
+"""Install and try horovod-partial on bare systems, with old and new frameworks: `make matrix`, as root.
+
+    matrix.py [--only NAME ...]
+
+Each of ENTRIES gets a Debian of its own by debootstrap, in which containers/install.sh installs everything, Horovod included. Then
+examples train, and some of the parallel tests run. What has passed goes to docs/versions.json, with the versions that pip has
+found; docs/versions.md is its table. An entry takes some 20 minutes on two cores. Horovods that were built are kept in the cache of
+install_horovod.py.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+from install_horovod import cache_dir
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "matrix"
+RESULTS = ROOT / "docs" / "versions.json"
+TABLE = ROOT / "docs" / "versions.md"
+MIRROR = "http://deb.debian.org/debian"
+NAMESPACE = "MATRIX_HAS_ITS_MOUNTS"
+SOURCE = "/usr/src/horovod-partial"
+# What pip on this machine may need to reach its index: its settings, certificates, and folders of wheels.
+SETTINGS = (
+    "/etc/pip.conf",
+    "/etc/xdg/pip",
+    "/root/.config/pip",
+    "/etc/ssl/certs",
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/opt",
+)
+
+TORCH_TESTS = ("test_smoke.py", "test_operations.py", "test_optimizer.py")
+TENSORFLOW_TESTS = ("test_tensorflow.py",)
+
+
+class Entry(NamedTuple):
+    """A system, and the frameworks that are installed there."""
+
+    suite: str  # of Debian
+    requirements: tuple[str, ...]
+
+
+OLD_NUMPY = "numpy<2"  # TensorFlow 2.15 was made before NumPy 2
+ENTRIES = {
+    "newest": Entry("bookworm", ("torch==2.13.0", "tensorflow-cpu==2.21.0")),
+    "newest-torch": Entry("bookworm", ("torch==2.13.0",)),
+    "newest-tensorflow": Entry("bookworm", ("tensorflow-cpu==2.21.0",)),
+    "oldest": Entry("bookworm", ("torch==2.4.0", "tensorflow-cpu==2.15.1", OLD_NUMPY)),
+    "oldest-torch": Entry("bookworm", ("torch==2.4.0", OLD_NUMPY)),
+    "oldest-tensorflow": Entry("bookworm", ("tensorflow-cpu==2.15.1", OLD_NUMPY)),
+    "next-debian": Entry("trixie", ("torch==2.13.0", "tensorflow-cpu==2.21.0")),
+}
+COLUMNS = ("system", "Python", "PyTorch", "TensorFlow", "Keras", "NumPy", "tests passed", "date")
+
+
+def base(suite: str) -> Path:
+    """A bare Debian, made once."""
+    tree = WORK / suite
+    if not tree.is_dir():
+        unfinished = tree.with_suffix(".new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        subprocess.run(["debootstrap", "--variant=minbase", suite, unfinished, MIRROR], check=True)
+        unfinished.rename(tree)
+    return tree
+
+
+@contextmanager
+def mounted(tree: Path) -> Iterator[None]:
+    """The kernel's file systems, pip's settings, the cache and the source are seen inside of the tree."""
+    binds = {path: path for path in map(Path, SETTINGS) if path.exists()}
+    binds |= {cache_dir(): Path("/cache"), Path("/dev"): Path("/dev"), Path("/dev/shm"): Path("/dev/shm")}
+    with ExitStack() as stack:
+        for source, target in {Path("proc"): Path("/proc"), **binds}.items():
+            inside = tree / target.relative_to("/")
+            if source.is_file():
+                inside.parent.mkdir(parents=True, exist_ok=True)
+                inside.touch()
+            else:
+                inside.mkdir(parents=True, exist_ok=True)
+            kind = ["-t", "proc"] if source == Path("proc") else ["--bind"]
+            subprocess.run(["mount", *kind, source, inside], check=True)
+            stack.callback(lambda mounted: subprocess.run(["umount", mounted], check=True), inside)
+        yield
+
+
+def inside(tree: Path, *command: str, folder: str = "/") -> subprocess.CompletedProcess[str]:
+    """Run a command there, with pip's variables of this machine, and show what it says."""
+    print("+", *command, flush=True)
+    kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    environment = kept | {
+        "PATH": "/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/root",
+        "HOROVOD_PARTIAL_CACHE": "/cache",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    line = ["chroot", str(tree), "/bin/sh", "-c", 'cd "$0" && exec "$@"', folder, *command]
+    done = subprocess.run(line, check=False, stdout=subprocess.PIPE, text=True, env=environment)
+    print(done.stdout, flush=True)
+    if done.returncode != 0:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout)
+    return done
+
+
+def trial(tree: Path, entry: Entry) -> dict[str, str]:
+    """Install everything and try it. Returns a row of the table.
+
+    Raises:
+        subprocess.CalledProcessError: something did not work; its output has been shown.
+    """
+    inside(tree, f"{SOURCE}/containers/install.sh", *entry.requirements)
+    with_torch = any(one.startswith("torch") for one in entry.requirements)
+    with_tensorflow = any(one.startswith("tensorflow") for one in entry.requirements)
+    inside(
+        tree, "pip", "install", "--quiet", "scikit-learn", "pytest", "pytest-timeout", "hypothesis", "prometheus_client"
+    )
+    tests: list[str] = []
+    for given, program, names in (
+        (with_torch, "torch/quickstart.py", TORCH_TESTS),
+        (with_tensorflow, "tensorflow/custom_loop.py", TENSORFLOW_TESTS),
+    ):
+        if given:
+            inside(tree, "horovodrun", "-np", "2", "python", f"{SOURCE}/examples/{program}")
+            tests += [f"tests/parallel/{name}" for name in names]
+    # `python -m pytest` would find the package of the source folder, which is not built.
+    passed = inside(tree, "pytest", "-q", "--transport=gloo", *tests, folder=SOURCE).stdout.rstrip().rpartition("\n")[2]
+    versions = {
+        one["name"].lower(): one["version"] for one in json.loads(inside(tree, "pip", "list", "--format=json").stdout)
+    }
+    python = inside(tree, "python", "-c", "import platform; print(platform.python_version())").stdout.strip()
+    release = (tree / "etc" / "debian_version").read_text().strip()
+    values = (
+        f"Debian {release}",
+        python,
+        versions.get("torch", "") if with_torch else "",
+        versions.get("tensorflow-cpu", "") if with_tensorflow else "",
+        versions.get("keras", "") if with_tensorflow else "",
+        versions["numpy"],
+        passed.partition(" passed")[0].rpartition(" ")[2],
+        date.today().isoformat(),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def copy_source(tree: Path) -> None:
+    """What git knows of the source, as a clone would have it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        target = tree / SOURCE.lstrip("/") / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+
+
+def write_table(rows: Sequence[dict[str, str]]) -> None:
+    """Make docs/versions.md."""
+    lines = [
+        "<!-- Made by `make matrix` from versions.json. -->",
+        "",
+        "| " + " | ".join(COLUMNS) + " |",
+        "|" + "---|" * len(COLUMNS),
+        *("| " + " | ".join(row[column] or "-" for column in COLUMNS) + " |" for row in rows),
+    ]
+    TABLE.write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(ENTRIES), default=list(ENTRIES), help="which entries")
+    chosen = parser.parse_args().only
+    if os.geteuid() != 0 or not shutil.which("debootstrap"):
+        sys.exit("matrix: it needs root, and Debian's package debootstrap.")
+    if NAMESPACE not in os.environ:
+        # What is mounted ends with these processes: a tree that is removed later has nothing of this machine in it.
+        os.environ[NAMESPACE] = "1"
+        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    failed = []
+    for name in chosen:
+        tree = WORK / f"{name}.root"
+        shutil.rmtree(tree, ignore_errors=True)
+        subprocess.run(["cp", "--archive", base(ENTRIES[name].suite), tree], check=True)
+        copy_source(tree)
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        results.pop(name, None)  # what was true of an older version of this project
+        try:
+            with mounted(tree):
+                results[name] = trial(tree, ENTRIES[name])
+        except subprocess.CalledProcessError as error:
+            print(f"matrix: {name}: `{' '.join(map(str, error.cmd))}` failed.", file=sys.stderr)
+            failed.append(name)
+        else:
+            shutil.rmtree(tree)
+        RESULTS.write_text(json.dumps({one: results[one] for one in ENTRIES if one in results}, indent=2) + "\n")
+    write_table([results[name] for name in ENTRIES if name in results])
+    if failed:
+        sys.exit(f"matrix: failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
