@@ -294,6 +294,17 @@ def build_flags(found: dict[str, str], features: Features) -> dict[str, str]:
     return flags | ({"HOROVOD_GPU_OPERATIONS": "NCCL"} if features.nccl else {})
 
 
+def _require_compiler() -> None:
+    there = {
+        "a C++ compiler (g++, or what CXX names)": shutil.which(os.environ.get("CXX", "c++")),
+        "make": shutil.which("make"),
+        "Python's headers (python3-dev)": Path(sysconfig.get_path("include"), "Python.h").is_file(),
+    }
+    missing = [name for name, found in there.items() if not found]
+    if missing:
+        raise SetupError(f"Building Horovod needs {' and '.join(missing)}; install that first.")
+
+
 def wheel(features: Features) -> Path:
     """The wheel of a Horovod that fits this environment, from the cache or built now.
 
@@ -307,8 +318,7 @@ def wheel(features: Features) -> Path:
         raise SetupError(
             "--mpi needs mpicxx and mpirun; install an MPI with its headers (libopenmpi-dev, openmpi-bin)."
         )
-    if not shutil.which(os.environ.get("CXX", "c++")):
-        raise SetupError("Building Horovod needs a C++ compiler; install g++, or set CXX.")
+    _require_compiler()
     architectures = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "") if features.nccl else ""
     machine = (sys.version, platform.machine(), platform.libc_ver())
     key = digest(SHA256, json.dumps(PATCHES), flags, found, mpi, architectures, *machine)

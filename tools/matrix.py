@@ -29,16 +29,16 @@ TABLE = ROOT / "docs" / "versions.md"
 MIRROR = "http://deb.debian.org/debian"
 NAMESPACE = "MATRIX_HAS_ITS_MOUNTS"
 SOURCE = "/usr/src/horovod-partial"
-# What pip on this machine may need to reach its index: its settings, certificates, and folders of wheels.
+# What pip on this machine may need to reach its index, copied: its settings, certificates of this site, names of hosts.
 SETTINGS = (
-    "/etc/pip.conf",
-    "/etc/xdg/pip",
-    "/root/.config/pip",
-    "/etc/ssl/certs",
-    "/etc/resolv.conf",
-    "/etc/hosts",
-    "/opt",
+    "etc/pip.conf",
+    "etc/xdg/pip",
+    "root/.config/pip",
+    "usr/local/share/ca-certificates",
+    "etc/resolv.conf",
+    "etc/hosts",
 )
+WHEELS = Path("/opt")  # where a site may keep wheels of its own, to which pip's settings point
 
 TORCH_TESTS = ("test_smoke.py", "test_operations.py", "test_optimizer.py")
 TENSORFLOW_TESTS = ("test_tensorflow.py",)
@@ -77,20 +77,18 @@ def base(suite: str) -> Path:
 
 @contextmanager
 def mounted(tree: Path) -> Iterator[None]:
-    """The kernel's file systems, pip's settings, the cache and the source are seen inside of the tree."""
-    binds = {path: path for path in map(Path, SETTINGS) if path.exists()}
-    binds |= {cache_dir(): Path("/cache"), Path("/dev"): Path("/dev"), Path("/dev/shm"): Path("/dev/shm")}
+    """The kernel's file systems, the cache and this site's wheels are seen inside of the tree."""
+    mounts: dict[str, list[str | Path]] = {
+        "proc": ["-t", "proc", "proc"],
+        "dev": ["--rbind", "--make-rprivate", "/dev"],
+        "cache": ["--bind", cache_dir()],
+        "opt": ["--bind", "--options=ro", WHEELS],
+    }
     with ExitStack() as stack:
-        for source, target in {Path("proc"): Path("/proc"), **binds}.items():
-            inside = tree / target.relative_to("/")
-            if source.is_file():
-                inside.parent.mkdir(parents=True, exist_ok=True)
-                inside.touch()
-            else:
-                inside.mkdir(parents=True, exist_ok=True)
-            kind = ["-t", "proc"] if source == Path("proc") else ["--bind"]
-            subprocess.run(["mount", *kind, source, inside], check=True)
-            stack.callback(lambda mounted: subprocess.run(["umount", mounted], check=True), inside)
+        for name, arguments in mounts.items():
+            (tree / name).mkdir(exist_ok=True)
+            subprocess.run(["mount", *arguments, tree / name], check=True)
+            stack.callback(lambda place: subprocess.run(["umount", "--recursive", place], check=True), tree / name)
         yield
 
 
@@ -155,8 +153,18 @@ def trial(tree: Path, entry: Entry) -> dict[str, str]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
+def copy_settings(tree: Path) -> None:
+    """The tree reaches pip's index as this machine does."""
+    for name in SETTINGS:
+        if Path("/", name).is_dir():
+            shutil.copytree(Path("/", name), tree / name, dirs_exist_ok=True)
+        elif Path("/", name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(Path("/", name), tree / name)
+
+
 def copy_source(tree: Path) -> None:
-    """What git knows of the source, as a clone would have it."""
+    """The tree has what git knows of the source, as a clone would."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -197,6 +205,7 @@ def main() -> None:
         tree = WORK / f"{name}.root"
         shutil.rmtree(tree, ignore_errors=True)
         subprocess.run(["cp", "--archive", base(ENTRIES[name].suite), tree], check=True)
+        copy_settings(tree)
         copy_source(tree)
         cache_dir().mkdir(parents=True, exist_ok=True)
         results.pop(name, None)  # what was true of an older version of this project
