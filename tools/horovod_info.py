@@ -24,17 +24,22 @@ built = [name for name in features if getattr(hvd, name + "_built")()]
 if hasattr(mpi_ops._basics.MPI_LIB_CTYPES, "_ZN7horovod6common11NvtxOpRange15nvtx_ops_handleE"):
     built.append("nvtx")
 flags = getattr({framework}, "sysconfig", None)  # TensorFlow's, for operations of its graphs
+abi = flags.CXX11_ABI_FLAG if flags else {framework}.compiled_with_cxx11_abi()
 flags = [flags.get_compile_flags(), flags.get_link_flags()] if flags else [[], []]
-print(json.dumps([{framework}.__version__, built, *flags]))
+print(json.dumps([{framework}.__version__, int(abi), built, *flags]))
 """
 
 ADVICE = "run tools/install_horovod.py, which builds it for the frameworks that are there, then install again"
 
 
 class Answer(NamedTuple):
-    """Of the installed Horovod: frameworks with their versions, features, and how to compile for TensorFlow."""
+    """Of the installed Horovod: frameworks with their versions, features, and how to compile for it and for TensorFlow.
+
+    PyTorch before 2.7 has the strings and lists of C++ before 2011, that is `cxx11_abi` 0, and so has the Horovod for it.
+    """
 
     frameworks: dict[str, str]
+    cxx11_abi: int
     features: list[str]
     compile_flags: list[str]
     link_flags: list[str]
@@ -59,12 +64,17 @@ def require_horovod() -> None:
 
 def ask_horovod() -> Answer:
     """What the installed Horovod was built for, and with."""
-    answer, reason = Answer({}, [], [], []), ""
+    answer, reason = Answer({}, 1, [], [], []), ""
     for framework in ("torch", "tensorflow"):
         command = [sys.executable, "-c", QUESTION.format(framework=framework)]
         process = subprocess.run(command, check=False, capture_output=True, text=True)
         if process.returncode == 0:
             found, *rest = json.loads(process.stdout.splitlines()[-1])
+            if answer.frameworks and rest[0] != answer.cxx11_abi:
+                raise SetupError(
+                    "PyTorch and TensorFlow were compiled with different C++ ABIs, so one library cannot serve both: take "
+                    "PyTorch 2.7 or newer, or have one of them in an environment of its own."
+                )
             answer = Answer({**answer.frameworks, framework: found}, *rest)  # TensorFlow comes last, with its flags
         else:
             reason = reason or process.stderr.strip().rpartition("\n")[2]
@@ -79,6 +89,7 @@ def write(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     variables = {
         "HOROVOD_SOURCE": str(install_horovod.source_tree()),
+        "HOROVOD_CXX11_ABI": str(answer.cxx11_abi),
         "HOROVOD_FEATURES": ";".join(answer.features).upper(),
         "TENSORFLOW_COMPILE_FLAGS": ";".join(answer.compile_flags),
         "TENSORFLOW_LINK_FLAGS": ";".join(answer.link_flags),

@@ -56,7 +56,9 @@ ENTRIES = {
     "newest": Entry("bookworm", ("torch==2.13.0", "tensorflow-cpu==2.21.0")),
     "newest-torch": Entry("bookworm", ("torch==2.13.0",)),
     "newest-tensorflow": Entry("bookworm", ("tensorflow-cpu==2.21.0",)),
-    "oldest": Entry("bookworm", ("torch==2.4.0", "tensorflow-cpu==2.15.1", OLD_NUMPY)),
+    "oldest": Entry(
+        "bookworm", ("torch==2.7.0", "tensorflow-cpu==2.15.1", OLD_NUMPY)
+    ),  # older ones have another C++ ABI
     "oldest-torch": Entry("bookworm", ("torch==2.4.0", OLD_NUMPY)),
     "oldest-tensorflow": Entry("bookworm", ("tensorflow-cpu==2.15.1", OLD_NUMPY)),
     "next-debian": Entry("trixie", ("torch==2.13.0", "tensorflow-cpu==2.21.0")),
