@@ -233,6 +233,22 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
 
 // --- Slots
 
+// Names of Horovod's functions that take strings depend on the ABI that the framework was compiled with.
+#if _GLIBCXX_USE_CXX11_ABI
+constexpr char kRecvReadyTensors[] =
+    "16RecvReadyTensorsERSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESaIS8_EE"
+    "RS2_INS0_11RequestListESaISC_EE";
+constexpr char kEnqueueTensorAllreduce[] =
+    "_ZN7horovod6common22EnqueueTensorAllreduceESt10shared_ptrINS0_9OpContextEES1_INS0_6TensorEES5_NS0_"
+    "14ReadyEventListENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEiSt8functionIFvRKNS0_6StatusEEENS0_"
+    "8ReduceOpEddi";
+#else
+constexpr char kRecvReadyTensors[] = "16RecvReadyTensorsERSt6vectorISsSaISsEERS2_INS0_11RequestListESaIS6_EE";
+constexpr char kEnqueueTensorAllreduce[] =
+    "_ZN7horovod6common22EnqueueTensorAllreduceESt10shared_ptrINS0_9OpContextEES1_INS0_6TensorEES5_NS0_"
+    "14ReadyEventListESsiSt8functionIFvRKNS0_6StatusEEENS0_8ReduceOpEddi";
+#endif
+
 // A hook that has its slot, but is not in it yet.
 struct Prepared {
   Slot slot;
@@ -252,10 +268,7 @@ void PrepareController(std::vector<Prepared>& prepared, const Library& library, 
   prepare("16DoInitializationEv", &DoInitialization);
   prepare("19CrossRankBitwiseAndERSt6vectorIxSaIxEEi", &CrossRankBitwiseAnd);
   prepare("16SendReadyTensorsERNS0_11RequestListE", &SendReadyTensors);
-  prepare(
-      "16RecvReadyTensorsERSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESaIS8_EE"
-      "RS2_INS0_11RequestListESaISC_EE",
-      &RecvReadyTensors);
+  prepare(kRecvReadyTensors, &RecvReadyTensors);
   prepare("16SendFinalTensorsERNS0_12ResponseListE", &SendFinalTensors);
   prepare("16RecvFinalTensorsERNS0_12ResponseListE", &RecvFinalTensors);
 }
@@ -391,10 +404,7 @@ void Attach(const std::string& library_path) {
   auto& libraries = AttachedLibraries();
   if (libraries.count(library_path) > 0) return;
   const Library library(library_path);
-  const auto enqueue = reinterpret_cast<EnqueueAllreduce>(library.Symbol(
-      "_ZN7horovod6common22EnqueueTensorAllreduceESt10shared_ptrINS0_9OpContextEES1_INS0_6TensorEES5_NS0_"
-      "14ReadyEventListENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEiSt8functionIFvRKNS0_6StatusEEENS0_"
-      "8ReduceOpEddi"));
+  const auto enqueue = reinterpret_cast<EnqueueAllreduce>(library.Symbol(kEnqueueTensorAllreduce));
   const auto is_initialized = reinterpret_cast<int (*)()>(library.Symbol("horovod_is_initialized"));
   std::vector<Prepared> prepared;
 #if HAVE_GLOO
