@@ -60,7 +60,7 @@ def check() -> None:
     try:
         from horovod_partial import _build_info as built
     except ImportError:
-        typer.echo("horovod_partial has not been built: run `pip install --no-build-isolation .`", err=True)
+        typer.echo("horovod_partial has not been built: run `pip install .`", err=True)
         raise typer.Exit(1) from None
     from horovod_partial.policies import Policy
 

@@ -27,7 +27,7 @@ from horovod_partial.settings import adopt, settings, shared
 
 HANDLE = Any  # _attach.Handle
 
-_REINSTALL = "reinstall it from its source: pip install --no-build-isolation --force-reinstall --no-deps"
+_REINSTALL = "reinstall it from its source: pip install --force-reinstall --no-deps"
 
 
 class Applier(Protocol):

@@ -13,7 +13,7 @@ namespace horovod_partial::attach {
 namespace {
 
 const char* const kRemedy =
-    "; reinstall horovod-partial against this Horovod: pip install --no-build-isolation --force-reinstall --no-deps, "
+    "; reinstall horovod-partial against this Horovod: pip install --force-reinstall --no-deps, "
     "from its source";
 
 std::string Scope(const std::string& class_name) {
