@@ -742,7 +742,7 @@ class World {
       Put(key, model.later_gradients | model.announced_gradients << 4);
       if (job_->family) {
         Put(key, bucket.untaken() | bucket.oldest_rounds() << 4);
-        Put(key, model.held | (rank.full >> b & 1) << 1 | static_cast<int>(open.round - rank.taken) << 2);
+        Put(key, model.held | (rank.full >> b & 1) << 1 | 4 * static_cast<int>(open.round - rank.taken));
         Put(key,
             rank.flush_end[Index(b)] == kForEver ? 0 : static_cast<int>(open.round - rank.flush_end[Index(b)]) + 2);
       }
