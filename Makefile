@@ -206,7 +206,7 @@ format: $(SETUP_STAMP) ## Format the sources in place
 	@$(BIN)/clang-format -i $$(git ls-files --cached --others --exclude-standard '*.cc' '*.h')
 
 .PHONY: docs
-docs: $(SETUP_STAMP) ## Build the documentation in build/docs
+docs: build ## Build the documentation in build/docs; a broken link within it is an error
 	@$(PIP) --constraint requirements/constraints.txt --requirement requirements/docs.txt
 	@$(BIN)/sphinx-build --quiet --fail-on-warning docs build/docs
 

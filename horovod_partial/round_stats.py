@@ -63,19 +63,7 @@ class Progress:
 def summarise(raw: Raw) -> dict[str, dict[str, Any]]:
     """Statistics by bucket, from the counts that the core keeps.
 
-    Returns:
-        For each bucket: `rounds`; `closed_by` (reason to rounds); `on_time` and `late` (lists, by rank: rounds with and
-        without that rank's fresh contribution); `fresh_mean` and `fresh_histogram` (number of fresh contributors to
-        rounds); `staleness_histogram` (rounds since a rank's contribution before, 0 if there was one in the previous
-        round, to contributions); `waited_seconds` (by this rank, for results); `dropped` (late contributions
-        of this rank that were not finite); `summed` (missed results of this rank that had to be added to others, because it
-        was blocked for longer than `replay_limit` rounds: its model may differ from then on); `bytes_held` (buffers for what is pending and missed);
-        `pending` (this rank has late contributions that no round has delivered); `missed_rounds` (whose results this rank
-        has not taken);
-        `groups_made` and `setup_seconds` (communicators that this rank has made for groups, and what that took: it is no
-        part of later rounds); with `Auto` `quorum` (of the last round) and `quorum_changes` (tuples of the round from which
-        on a quorum held, the quorum, and why: `"start"`, `"faster"`, `"as_fast"`, `"probe"` or `"taken_back"`); and on rank 0 `arrival_offset_seconds` (list, by rank: mean time behind the first rank to
-        arrive) and, with `PartialReduce`, `unconnected_windows` (how often the last groups did not connect all ranks).
+    What the keys mean stands in `docs/api.md`, under Statistics.
     """
     return {name: _summarise_bucket(bucket) for name, bucket in sorted(raw.items())}
 

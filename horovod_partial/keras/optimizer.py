@@ -102,7 +102,10 @@ class _Methods:
 
     @property
     def rounds(self) -> int:
-        """Rounds that have ended: the clock that the ranks share, for schedules and for stopping. In eager code."""
+        """Rounds that all buckets have completed: the clock that the ranks share, for schedules and for stopping. In eager code.
+
+        Under `hvd.Full()`, and on one rank alone, the steps taken; with a policy of models the averages that have been made.
+        """
         return self._horovod.rounds(self)
 
     @property
@@ -113,14 +116,16 @@ class _Methods:
     def flush(self) -> None:
         """Deliver everything late, and apply what this rank has missed; or make the models equal. In eager code.
 
-        Call it on every rank before an evaluation or a checkpoint, and at the end of training (`hvd.FlushCallback`).
+        Waits until every rank flushes. Call it on every rank before an evaluation or a checkpoint, and at the end of training
+        (`hvd.FlushCallback`). Under `hvd.Full()` without `fusion` it does nothing.
         """
         self._horovod.flush(self)
 
     def flushed(self) -> bool:
         """Whether this rank has nothing pending and has missed nothing, or has not stepped since it was flushed.
 
-        With a policy of models: whether it has not stepped since. In eager code.
+        With a policy of models: whether it has not stepped since. A model that is saved where this is false, with its optimizer,
+        warns once. In eager code.
         """
         return self._horovod.is_flushed(self)
 

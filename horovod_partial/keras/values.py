@@ -20,7 +20,10 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """`horovod.keras.allreduce`: of anything that Keras makes a tensor of; the average, unless `op` says otherwise."""
+    """`horovod.keras.allreduce`, of anything that `keras.ops.convert_to_tensor` takes; the average, unless `op` says otherwise.
+
+    In eager code, as `allgather`, `broadcast` and `reducescatter`.
+    """
     return backend.horovod.allreduce(
         keras.ops.convert_to_tensor(value),
         average=average,

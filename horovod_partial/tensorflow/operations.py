@@ -32,7 +32,12 @@ Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
 
 def init(*args: Any, **kwargs: Any) -> None:
-    """`horovod.tensorflow.init`, which also proves on every rank that partial collectives work there."""
+    """`horovod.tensorflow.init`, then a handshake that proves on every rank that partial collectives work there.
+
+    Raises:
+        ImportError: they do not: a hook does not run.
+        ValueError: settings contradict each other; the same on every rank.
+    """
     runtime.init(*args, **kwargs)
 
 
@@ -52,7 +57,8 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank flushes, and all late contributions have been delivered. In eager code.
 
     What this rank has missed of the rounds of its thread's optimizers is applied. Other results wait for the next operation of
-    their name. Ranks that have joined need not come.
+    their name. Ranks that have joined need not come. One that has used no partial collective in this process set need not come
+    either, and does not wait.
     """
     check_kinds({"process_set": process_set})
     check_initialized()
@@ -62,7 +68,7 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
 
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
-    """What happened to the rounds of each bucket: see `horovod_partial.round_stats.summarise` for the keys."""
+    """What happened to the rounds, as a dictionary by bucket; its keys stand in the reference, under Statistics. In eager code."""
     check_kinds({"process_set": process_set})
     return round_stats.summarise(runtime.statistics(process_set.process_set_id))
 
@@ -124,7 +130,8 @@ def partial_allreduce(
             Those on a GPU travel through the host's memory, or are refused: see `docs/tensorflow.md`.
         name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
         op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`.
-        sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce`.
+        sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce`,
+            or `hvd.grouped_allreduce` of several.
         prescale_factor: multiplies the tensors before the sum.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part.
@@ -138,7 +145,8 @@ def partial_allreduce(
         As `tensor`: the result, or several; with `return_info` a pair of that and the `RoundInfo`.
 
     Raises:
-        ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use.
+        ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use, or XLA is to
+            compile the function around.
         HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket.
 
         A graph that runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.

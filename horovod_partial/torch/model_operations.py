@@ -130,8 +130,7 @@ def partial_reduce_async_(
     Returns:
         A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`, which names the members of the group.
 
-    Raises:
-        As `hvd.group_allreduce_async_`.
+    It raises what `hvd.group_allreduce_async_` raises.
     """
     policy = PartialReduce(size, weights, alpha, window)
     return average_async(tensor, tensor, name, policy, process_set)
@@ -183,8 +182,7 @@ def weighted_average_async_(
     Returns:
         A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`, whose `work` has the steps of all ranks.
 
-    Raises:
-        As `hvd.group_allreduce_async_`.
+    It raises what `hvd.group_allreduce_async_` raises.
     """
     return average_async(tensor, tensor, name, WeightedAverage(1, contraction), process_set, steps)
 

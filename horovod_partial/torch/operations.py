@@ -64,12 +64,21 @@ class PartialHandle:
 
 
 def init(*args: Any, **kwargs: Any) -> None:
-    """`horovod.torch.init`, which also proves on every rank that partial collectives work there."""
+    """`horovod.torch.init`, then a handshake that proves on every rank that partial collectives work there.
+
+    Raises:
+        ImportError: they do not: a hook does not run.
+        ValueError: settings contradict each other; the same on every rank.
+    """
     runtime.init(*args, **kwargs)
 
 
 def shutdown() -> None:
-    """`horovod.torch.shutdown`, after everything pending has been delivered and every rank has come here."""
+    """`horovod.torch.shutdown`, after everything pending has been delivered and every rank has come here.
+
+    While an exception is being handled it does not wait, unless that is an exit with status 0. A program that ends without it
+    does the same at exit.
+    """
     runtime.shutdown()
 
 
@@ -79,6 +88,9 @@ def join(device: int | None = None) -> int:
     Args:
         device: of the zeros by which this rank takes part from then on, -1 for the CPU. Without it, where this rank's partial
             collectives are, as Horovod wants it.
+
+    Returns:
+        The rank that joined last.
     """
     return runtime.join(device=runtime.device_of_buckets() if device is None else device)
 
@@ -87,7 +99,8 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank flushes, and all late contributions have been delivered.
 
     What this rank has missed of the rounds of its thread's optimizers is applied. Other results wait for the next operation of
-    their name. Ranks that have joined need not come.
+    their name. Ranks that have joined need not come. One that has used no partial collective in this process set need not come
+    either, and does not wait.
     """
     check_kinds({"process_set": process_set})
     check_initialized()
@@ -95,7 +108,7 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
 
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
-    """What happened to the rounds of each bucket: see `horovod_partial.round_stats.summarise` for the keys."""
+    """What happened to the rounds, as a dictionary by bucket; its keys stand in the reference, under Statistics."""
     check_kinds({"process_set": process_set})
     return round_stats.summarise(runtime.statistics(process_set.process_set_id))
 
@@ -158,11 +171,13 @@ def partial_allreduce_async_(
 
     A rank that comes too late for a round gets that round's result (several missed ones are added up) at once, and its
     own contribution travels with the next round (eager-SGD, PPoPP'20, section 4). Over all rounds, and after `flush`,
-    every contribution has been delivered exactly once.
+    every contribution has been delivered exactly once. The result has no gradient.
 
     Args:
         tensor: what to reduce: contiguous, on the host, int32, int64, float16, float32, float64, or bfloat16, which
-            travels as float32 at twice its bytes. Holds the result afterwards.
+            travels as float32 at twice its bytes. Leave it alone until `hvd.synchronize`; it holds the result afterwards.
+            One that requires a gradient is refused under a partial policy, except in `torch.no_grad()`: pass
+            `tensor.detach()`.
         name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
         op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`.
         sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce_async_`.
@@ -353,7 +368,7 @@ def poll(handle: PartialHandle | int) -> bool:
 
 
 def round_info(handle: PartialHandle | int) -> RoundInfo:
-    """What became of a finished operation.
+    """What became of a finished operation. Under `hvd.Full()` there are no rounds: numbers are -1.
 
     Raises:
         ValueError: it has not finished; synchronize it first.

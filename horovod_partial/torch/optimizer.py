@@ -76,7 +76,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         op: as in Horovod; a partial policy takes `hvd.Average` and `hvd.Sum`.
         gradient_predivide_factor: as in Horovod.
         num_groups: as in Horovod (deprecated there).
-        groups: as in Horovod; under a partial policy each group is a bucket.
+        groups: as in Horovod; under a partial policy each group is a bucket, and what they leave out is packed by size.
         sparse_as_dense: as in Horovod; a partial policy needs it where gradients are sparse.
         process_set: as in Horovod.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
@@ -92,7 +92,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             number of gradients in the sum.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds; `"auto"`, the
             default, learns it from recent arrivals, and never exceeds 5 % of the median step.
-        model_sync_every: average the model over all ranks whenever that many rounds have passed; None never does.
+        model_sync_every: average the parameters over all ranks in the first step, and whenever that many rounds have passed;
+            None never does.
         replay_limit: missed results that a rank keeps, each as large as the gradients (default 8). The others wait for a rank
             that has as many. Where they cannot, as while it is blocked in a collective of Horovod's, the two oldest are added
             up (`summed` in `hvd.partial_stats()`).
@@ -105,8 +106,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         named_buffers: `model.named_buffers()`, for a model policy that averages them.
 
     Returns:
-        An instance of the optimizer's class with the methods above and `flush()`, `flushed()`, `rounds`,
-        `register_round_hook()`. A schedule of the learning rate follows rounds by `hvd.follow_rounds`.
+        An instance of the optimizer's class, which shares its state and pickles as the bare optimizer, with the methods above
+        and `flush()`, `flushed()`, `rounds`, `register_round_hook()`. A schedule of the learning rate follows rounds by
+        `hvd.follow_rounds`.
 
     Raises:
         ValueError: an argument is wrong, or does not go with the policy.

@@ -115,7 +115,8 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
         The schedule.
 
     Raises:
-        ValueError: the schedule is that of another optimizer, or follows rounds already, or `every` is no positive number.
+        ValueError: the schedule is that of another optimizer, is a `ReduceLROnPlateau`, or follows rounds already, or `every` is
+            no positive number.
     """
     require(isinstance(scheduler, LRScheduler), "scheduler", "a schedule of torch.optim.lr_scheduler", scheduler)
     optimizer: Any = scheduler.optimizer

@@ -105,7 +105,10 @@ class _Methods(torch.optim.Optimizer):
         """The wrapped optimizer's step, after gradients have been combined over the ranks, or before models are averaged.
 
         With gradients this synchronizes, and applies each round that has ended since the last step, oldest first: one, if
-        this rank was on time. `closure` is evaluated once, before the reduction.
+        this rank was on time. A round without any gradient is no step. `closure` is evaluated once, before the reduction.
+
+        Raises:
+            RuntimeError: gradients were changed while they travelled.
         """
         return self._exchange.step(self, closure)
 
@@ -179,7 +182,10 @@ class _Methods(torch.optim.Optimizer):
 
     @property
     def rounds(self) -> int:
-        """Rounds whose results this rank has taken: the clock that the ranks share, for stopping; equal after a flush."""
+        """Rounds whose results this rank has taken: the clock that the ranks share, for stopping; equal after a flush.
+
+        Under `hvd.Full()`, and on one rank alone, the steps taken; with a policy of models the averages that have been made.
+        """
         generation, before = self._rounds_before
         return self._exchange.rounds + (before if generation == runtime.generation else 0)
 
@@ -204,15 +210,23 @@ class _Methods(torch.optim.Optimizer):
 
     @property
     def last_average(self) -> Any:
-        """What the last average by `hvd.WeightedAverage` was made of; None before it, and under other policies."""
+        """What the last average by `hvd.WeightedAverage` was made of; None before it, and under other policies.
+
+        It has `steps` and `weights`, by rank, and whether the average is `useful` and `converges`.
+        """
         return self._exchange.last_average
 
     def flush(self) -> None:
         """Wait until every rank flushes, deliver everything pending, and apply what this rank has missed.
 
-        With a policy of models all ranks average what the policy averages, so that the models are equal. Call it on every
-        rank before an evaluation or a checkpoint, and at the end of training; ranks that have ended or joined need not
-        come. (To the first flush of a policy of models all come but those that have joined.)
+        A rank that waits goes on applying rounds that others make. Afterwards models and optimizer states are equal bit for
+        bit. Under `hvd.Full()` it does nothing. Any flush (`hvd.flush()`, `hvd.shutdown()`, that of another optimizer) does so
+        for all optimizers of its thread.
+
+        With a policy of models all ranks average what the policy averages (`hvd.WeightedAverage` by their work in the present
+        period), so that the models are equal. Call it on every rank before an evaluation or a checkpoint, and at the end of
+        training; ranks that have ended or joined need not come. (To the first flush of a policy of models all come but those
+        that have joined.)
 
         Raises:
             AssertionError: gradients are under way; call it after `step`.
@@ -222,7 +236,8 @@ class _Methods(torch.optim.Optimizer):
     def flushed(self) -> bool:
         """Whether this rank has nothing pending and has missed nothing, or has not stepped since it was flushed.
 
-        With a policy of models: whether it has not stepped since.
+        With a policy of models: whether it has not stepped since. `state_dict()` warns once where this is false under a partial
+        policy, and so does the log at the end of the job.
         """
         return self._exchange.is_flushed
 
@@ -233,6 +248,8 @@ class _Methods(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the wrapped optimizer's; what this rank has pending, has missed, or lets stand in for it is forgotten.
+
+        The next round of each bucket is of all ranks.
 
         Raises:
             AssertionError: gradients are under way; call it after `step`. (After a failure it may be called at any time.)
