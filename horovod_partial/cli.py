@@ -325,6 +325,20 @@ def run(
     _programs.append(partial(programs.run, program, arguments or [], is_module=is_module, settings=settings))
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def srun(command: list[str] = typer.Argument(help="A program and its arguments.")) -> None:  # noqa: B008 (typer's way)
+    """Make the tasks of a Slurm step ranks of Horovod over Gloo, and run a program on each.
+
+    By srun: srun -n 4 horovod-partial srun python train.py --lr 0.1
+    """
+    from horovod_partial.launch import slurm
+
+    try:
+        slurm.run(command)
+    except (OSError, ValueError) as error:
+        raise _refused(f"horovod-partial srun: {error}") from None
+
+
 def _plots() -> ModuleType:
     try:
         from horovod_partial import plots

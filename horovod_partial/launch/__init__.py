@@ -1,0 +1,1 @@
+"""Starting the ranks of a job by launchers that Horovod's own does not know."""

@@ -1,0 +1,168 @@
+"""The tasks of a Slurm step as ranks of Horovod over Gloo: the command `horovod-partial srun`."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
+from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+
+from horovod_partial.launch import rendezvous
+
+LOOPBACK = "127.0.0.1"
+# From below the range of which Linux takes the ports of connections, so that few are taken when a job begins.
+PORTS = range(20000, 30000)
+CANDIDATES = 8
+# Where a user has chosen an interface, that one holds.
+INTERFACE_VARIABLES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What Slurm tells a task of itself and of its step.
+
+    Attributes:
+        step: the step's name, which no other one of the cluster has.
+        rank: the number of the task in the step.
+        node: the number of its node in the step.
+        local_rank: the number of the task on its node.
+        tasks: how many tasks each node has.
+        nodes: the step's nodes, in Slurm's short form.
+    """
+
+    step: str
+    rank: int
+    node: int
+    local_rank: int
+    tasks: tuple[int, ...]
+    nodes: str
+
+    @property
+    def has_rendezvous(self) -> bool:
+        """Whether the ranks find each other through this task. Rank 0 may be on any node: `--distribution=arbitrary`."""
+        return self.node == self.local_rank == 0
+
+
+def task_of(environ: Mapping[str, str]) -> Task:
+    """Read Slurm's variables. Those of the step differ from those of the job, of which a step may take a part.
+
+    Raises:
+        ValueError: this is no task of a step.
+    """
+    try:
+        return Task(
+            step=f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}",
+            rank=int(environ["SLURM_PROCID"]),
+            node=int(environ["SLURM_NODEID"]),
+            local_rank=int(environ["SLURM_LOCALID"]),
+            tasks=_counts(environ["SLURM_STEP_TASKS_PER_NODE"]),
+            nodes=environ["SLURM_STEP_NODELIST"],
+        )
+    except KeyError as error:
+        raise ValueError(
+            f"{error.args[0]} is not set, so srun has not started this; run `srun -n 4 horovod-partial srun python train.py`"
+        ) from None
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Numbers of tasks as Slurm writes them: `2(x3),1` is 2, 2, 2, 1."""
+    runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return tuple(int(count) for count, times in runs for _ in range(int(times or 1)))
+
+
+def slots_of(task: Task, hosts: Sequence[str]) -> list[SlotInfo]:
+    """What Horovod's own launcher would start on these hosts, which are those of the step in its order."""
+    shares = [HostInfo(host, count) for host, count in zip(hosts, task.tasks, strict=True)]
+    return get_host_assignments(shares, sum(task.tasks))
+
+
+def slot_of(task: Task, slots: Sequence[SlotInfo]) -> SlotInfo:
+    """The slot of a task. Its rank is Slurm's number, by which srun labels output and names who has failed.
+
+    Horovod numbers ranks host by host. Its operations over Gloo do not rely on that, so tasks may be dealt out in any way.
+    """
+    before = sum(task.tasks[: task.node])
+    return replace(slots[before + task.local_rank], rank=task.rank)
+
+
+def ports_of(task: Task) -> list[int]:
+    """Where the rendezvous may listen: some ports, since the first may be taken; the same on every task of a step."""
+    return random.Random(task.step).sample(PORTS, CANDIDATES)
+
+
+def neighbour_of(task: Task, hosts: Sequence[str]) -> str:
+    """A host that shows which interface leads to the others."""
+    if len(hosts) == 1:
+        return LOOPBACK
+    return hosts[1 if task.node == 0 else 0]
+
+
+def variables(slot: SlotInfo, address: str, port: int, interface: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Horovod's variables for a rank, by what its own launcher sets."""
+    chosen = {name: environ[name] for name in INTERFACE_VARIABLES if name in environ}
+    of_run = create_run_env_vars(address, [interface], port)
+    return create_slot_env_vars(slot) | {name: str(value) for name, value in of_run.items()} | chosen
+
+
+def seconds_of(environ: Mapping[str, str]) -> int:
+    """How long to wait for the rendezvous: as long as Horovod over Gloo waits there for other ranks.
+
+    Raises:
+        ValueError: the variable is no number.
+    """
+    text = environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30")
+    if not text.isdecimal():
+        raise ValueError(f"HOROVOD_GLOO_TIMEOUT_SECONDS must be a number of seconds, but is {text!r}")
+    return int(text)
+
+
+def run(command: list[str]) -> NoReturn:
+    """Become the program of `command`, as a rank of the step.
+
+    Raises:
+        OSError: there is no such program, or the ranks cannot find each other.
+        ValueError: this is no task of a step, or Horovod has no Gloo.
+    """
+    from horovod_partial import _build_info as built  # written by the build
+
+    if "gloo" not in built.FEATURES:
+        raise ValueError("Horovod was built without Gloo; use MPI: `srun --mpi=pmix -n 4 python train.py`")
+    task, seconds = task_of(os.environ), seconds_of(os.environ)
+    try:
+        hosts = _host_names(task.nodes)
+        slots, ports = slots_of(task, hosts), ports_of(task)
+        interface = rendezvous.interface_to(neighbour_of(task, hosts))
+        address = LOOPBACK if task.node == 0 else socket.gethostbyname(hosts[0])
+        if task.has_rendezvous:
+            port = rendezvous.serve(ports, task.step, slots)
+        else:
+            port = rendezvous.find(address, ports, task.step, seconds)
+        os.environ.update(variables(slot_of(task, slots), address, port, interface, os.environ))
+        _become(command)
+    except OSError as error:
+        raise OSError(f"task {task.rank} of step {task.step}: {error}") from None
+
+
+def _host_names(nodes: str) -> list[str]:
+    """The single names of nodes in Slurm's short form."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], check=True, capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise OSError(f"Slurm's scontrol is needed on each node, to tell the nodes' names: {error}") from None
+    return done.stdout.split()
+
+
+def _become(command: list[str]) -> NoReturn:
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise OSError(f"{command[0]} cannot be run: {error.strerror}") from None
