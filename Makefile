@@ -171,9 +171,14 @@ test-gpu-double: build build/release/build.ninja ## Run tests of operations and 
 	@TF_PLUGGABLE_DEVICE_LIBRARY_PATH=$(CURDIR)/$(DOUBLE)/gpu_double.so PYTHONPATH=$(CURDIR)/$(DOUBLE)/package \
 		$(BIN)/pytest -rs --no-fold-skipped $(GPU_DOUBLE_TESTS) -k 'not indexed_slices and not test_join and not joined_rank and not tensors_that_are_refused'
 
-# What a launcher's server needs is installed here, so that `make setup` stays as small as it is.
+# What a launcher's server needs is installed here, so that `make setup` stays as small as it is. Not where systemd runs, which
+# would start the servers.
+LAUNCHER_PACKAGES := slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge openssh-server nftables
 .PHONY: test-launchers
 test-launchers: build ## Train under mpirun, Slurm, Ray and Spark; what is missing is skipped, with its reason
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -d /run/systemd/system ]; then \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(LAUNCHER_PACKAGES) >/dev/null || true; \
+	fi
 	@$(BIN)/python -m pytest -rs tests/launchers
 
 .PHONY: matrix

@@ -14,8 +14,9 @@ import digits
 import pytest
 
 JOB = Path(digits.__file__)
+sys.path.append(str(JOB.parents[1] / "parallel"))  # for `harness.hosts`
 VARIABLES = {"HOROVOD_PARTIAL_SYNC": "majority", "OMP_NUM_THREADS": "1"}
-SECONDS = 200  # a job takes some ten; ranks outnumber cores
+SECONDS = 400  # a job takes some twenty alone; ranks outnumber cores, and other work may share these
 TOLERANCE = 0.03  # of the accuracy: 450 images, and no two runs under Majority have the same rounds
 
 
