@@ -30,6 +30,7 @@ PURE = {
 # For each room, the rooms that it must not import.
 FORBIDDEN = {
     **{room: {"exchange", "runtime", "_attach", *FRONT_ENDS} for room in PURE},
+    "launch": {"exchange", "runtime", "_attach", *FRONT_ENDS},
     "recording": {"report", "advice", "exchange", "runtime", "_attach", *FRONT_ENDS},
     "report": {"advice", "exchange", "runtime", "_attach", *FRONT_ENDS},
     "runtime": {"exchange", *FRONT_ENDS},
