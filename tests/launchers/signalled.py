@@ -13,6 +13,7 @@ signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
 hvd.init()
 model = torch.nn.Linear(3, 1)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sync="majority")
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 told = torch.zeros(1)
 while not told:
     optimizer.zero_grad()

@@ -89,29 +89,31 @@ def test_rank_0_alone_knows_the_policy(cluster: slurm_cluster.Cluster, tmp_path:
 # Of each rank: node, rank, local rank and size, cross rank and size. Over any transport Horovod orders the ranks that have one
 # local rank by their ranks.
 PLACES = {
-    "block": (["-N2", "-n4"], "1 0 0 3 0 2, 1 1 1 3 0 1, 1 2 2 3 0 1, 2 3 0 1 1 2"),
-    "cyclic": (["-N2", "-n4", "-mcyclic"], "1 0 0 3 0 2, 2 1 0 1 1 2, 1 2 1 3 0 1, 1 3 2 3 0 1"),
-    "by hand, rank 0 on the second node": (
-        ["-n4", "-marbitrary"],
+    "block": ("srun -w host[1-2] -n4 PROGRAM", "1 0 0 3 0 2, 1 1 1 3 0 1, 1 2 2 3 0 1, 2 3 0 1 1 2"),
+    "cyclic": ("srun -w host[1-2] -n4 -m cyclic PROGRAM", "1 0 0 3 0 2, 2 1 0 1 1 2, 1 2 1 3 0 1, 1 3 2 3 0 1"),
+    "rank 0 on the second node": (
+        "env SLURM_HOSTFILE=nodes srun -n4 -m arbitrary PROGRAM",
         "2 0 0 2 0 2, 1 1 0 2 1 2, 1 2 1 2 0 2, 2 3 1 2 1 2",
     ),
-    "three nodes": (["-N3", "-n3"], "1 0 0 1 0 3, 2 1 0 1 1 3, 3 2 0 1 2 3"),
-    "a part of the job's nodes": (["-N1", "-n3"], "1 0 0 3 0 1, 1 1 1 3 0 1, 1 2 2 3 0 1"),
-    "steps of two components": (["-n2", *GLOO, "PROGRAM", ":", "-n1"], "1 0 0 2 0 2, 1 1 1 2 0 1, 2 2 0 1 1 2"),
+    "three nodes": ("srun -N3 -n3 PROGRAM", "1 0 0 1 0 3, 2 1 0 1 1 3, 3 2 0 1 2 3"),
+    "one of the job's nodes": (
+        "salloc -N3 -n9 srun -w host2 -n3 PROGRAM",
+        "2 0 0 3 0 1, 2 1 1 3 0 1, 2 2 2 3 0 1",
+    ),
+    "two components": (
+        "srun -w host1 -n2 PROGRAM : -w host2 -n1 PROGRAM",
+        "1 0 0 2 0 2, 1 1 1 2 0 1, 2 2 0 1 1 2",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_places_of_ranks(cluster: slurm_cluster.Cluster, tmp_path: Path, name: str) -> None:
-    options, expected = PLACES[name]
-    program = str(HERE / "placement.py")
-    options = [program if option == "PROGRAM" else option for option in options]
-    nodes = tmp_path / "nodes"
-    nodes.write_text("host2\nhost1\nhost1\nhost2\n")
+    command, expected = PLACES[name]
+    (tmp_path / "nodes").write_text("host2\nhost1\nhost1\nhost2\n")
+    command = command.replace("PROGRAM", " ".join([*GLOO, str(HERE / "placement.py")]))
     variables = GLOO_VARIABLES | {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "OMP_NUM_THREADS": "1"}
-    if "-marbitrary" in options:
-        variables |= {"SLURM_HOSTFILE": str(nodes)}
-    out = succeeds(cluster.run(["srun", "-K", *options, *GLOO, program], SECONDS, variables))
+    out = succeeds(cluster.run(command.split(), SECONDS, variables, tmp_path))
     places = dict(re.findall(r"place host(\d (\d) \d \d \d \d) \2$", out, re.MULTILINE))
     assert sorted(places) == sorted(expected.split(", ")), out
 
@@ -150,17 +152,17 @@ def test_nobody_waits_for_ever_for_a_rendezvous(cluster: slurm_cluster.Cluster) 
     done = cluster.run(["srun", "-N2", "-n2", "sh", "-c", script], SECONDS, {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3"})
     assert done.returncode == 5
     assert re.search(
-        r"horovod-partial srun: task 1 of step \d+\.0: no rendezvous of this job has answered at 198\.18\.\d+\.1, ports "
+        r"horovod-partial srun: task 1 of step \d+\.0: no rendezvous of this job has answered at 198\.18\.\d+\.\d, ports "
         r"[\d, ]+, within 3 s: see whether a task on that node has failed\.",
         done.stderr,
     ), done.stderr
 
 
 def test_a_program_that_is_not_there(cluster: slurm_cluster.Cluster) -> None:
-    done = cluster.run(["srun", "-n1", "horovod-partial", "srun", "trian.py"], SECONDS)
+    done = cluster.run(["srun", "-n1", "horovod-partial", "srun", "absent.py"], SECONDS)
     assert done.returncode == 2
     assert re.search(
-        r"^horovod-partial srun: task 0 of step \d+\.0: trian\.py cannot be run: No such file", done.stderr
+        r"^horovod-partial srun: task 0 of step \d+\.0: absent\.py cannot be run: No such file", done.stderr
     )
 
 
