@@ -38,9 +38,9 @@ for _ in range(3):
     optimizer.zero_grad()
     model(torch.randn(16, 3)).square().mean().backward()
     optimizer.step()
-hvd.shutdown()
 from horovod_partial.settings import settings
 print("policy", settings().sync, "rounds", optimizer.rounds, flush=True)
+hvd.shutdown()
 """
 
 pytestmark = [
