@@ -97,7 +97,7 @@ PLACES = {
     ),
     "three nodes": ("srun -N3 -n3 PROGRAM", "1 0 0 1 0 3, 2 1 0 1 1 3, 3 2 0 1 2 3"),
     "one of the job's nodes": (
-        "salloc -N3 -n9 srun -w host2 -n3 PROGRAM",
+        "salloc -N3 -n9 srun -N1 -w host2 -n3 PROGRAM",
         "2 0 0 3 0 1, 2 1 1 3 0 1, 2 2 2 3 0 1",
     ),
     "two components": (
