@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from harness import commands, launch
-from harness.documents import ROOT, Block, blocks, blocks_of
+from harness.documents import ROOT, Block, anchors, blocks, blocks_of, links
 from harness.matrix import Setup, front_end, keras_front_end, keras_on_torch
 from harness.world import World
 from typer.exceptions import TyperException
@@ -90,6 +90,14 @@ def test_a_block_is_found_wherever_it_stands() -> None:
         Block("page.md", 5, "python", "x = 1\n", "run", "torch"),
         Block("page.md", 9, "sh", "ls\n", "", ""),
     ]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_of_a_page_that_is_not_on_the_site(page: str) -> None:
+    for target, anchor in links((ROOT / page).read_text()):
+        file = ROOT / (target or page)
+        assert file.is_file(), f"{page}: there is no {target}"
+        assert not anchor or anchor in anchors(file.read_text()), f"{page}: {target} has no {anchor}"
 
 
 @pytest.mark.parametrize(

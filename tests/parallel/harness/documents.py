@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PREAMBLES = ROOT / "tests" / "parallel" / "documents"
 
 _RULE = re.compile(r"<!-- (run|check)(?:: (.+))? -->\s*")
+_LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"\{(?!code)")
 
 
@@ -65,3 +67,13 @@ def blocks_of(text: str, file: str) -> Iterator[Block]:
         comment = _RULE.fullmatch(before.content) if before and before.type == "html_block" else None
         rule, detail = comment.groups("") if comment else ("", "")
         yield Block(file, token.map[0] + 2, token.info, token.content, rule, detail)
+
+
+def links(text: str) -> list[tuple[str, str]]:
+    """The files of the repository, and the anchors in them, that a document links to."""
+    return _LINK.findall(text)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings."""
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in _HEADING.findall(text)}
