@@ -111,6 +111,9 @@ def test_links_of_a_page_that_is_not_on_the_site(page: str) -> None:
         "HOROVOD_PARTIAL_NO_SUCH_SETTING=1 make test",
         "tools/gpu_check.sh run --no-such-option",
         "no-such-program",
+        "mpirun -np 4 python no_such_file.py",
+        "mpirun -np 1 python train.py : -np 3 horovod-partial run --no-such-option train.py",
+        "kubectl apply -f no_such_file.yaml",
     ],
 )
 def test_a_wrong_command_is_noticed(command: str) -> None:
@@ -127,7 +130,11 @@ def check_shell(text: str) -> None:
         commands.check(command)
 
 
-CHECKS = {"python": check_python, "sh": check_shell, "json": json.loads}
+def check_script(text: str) -> None:
+    subprocess.run(["bash", "-n"], input=text, text=True, timeout=60, check=True)
+
+
+CHECKS = {"python": check_python, "sh": check_shell, "bash": check_script, "json": json.loads}
 
 
 @cases([block for block in BLOCKS if block.rule == "check" or block.language == "sh"])

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -86,6 +87,19 @@ def _ours(command: Sequence[str]) -> None:
         _python(["python", context.params["program"]])
 
 
+def _mpirun(command: Sequence[str]) -> None:
+    """Each of its parts starts a program of ours or of Python's; options are those of many an MPI."""
+    parts = shlex.join(command).split(" : ")
+    for words in map(shlex.split, parts):
+        check(words[next(place for place, word in enumerate(words) if word in ("python", "horovod-partial")) :])
+
+
+def _kubectl(command: Sequence[str]) -> None:
+    for option, word in pairwise(command):
+        if option == "-f" and not word.startswith("-"):
+            assert (ROOT / word).is_file(), f"there is no {word}"
+
+
 def _timeout(command: Sequence[str]) -> None:
     check(command[2:])
 
@@ -93,7 +107,9 @@ def _timeout(command: Sequence[str]) -> None:
 _CHECKS: dict[str, Callable[[Sequence[str]], None]] = {
     "horovod-partial": _ours,
     "horovodrun": _horovodrun,
+    "kubectl": _kubectl,
     "make": _make,
+    "mpirun": _mpirun,
     "pip": _pip,
     "python": _python,
     "timeout": _timeout,
