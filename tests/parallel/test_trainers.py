@@ -1,0 +1,127 @@
+"""Lightning and Accelerate around ours, beyond the loops of the cookbook: schedules, saving and resuming, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness.matrix import FRONT_END
+from harness.world import World
+
+import horovod_partial.torch as hvd
+
+pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)})
+
+COOKBOOK = Path(__file__).resolve().parents[2] / "examples" / "torch" / "cookbook"
+STEPS = 10  # in each of two epochs
+
+
+def shared_folder() -> Path:
+    """One that all ranks see."""
+    return hvd.broadcast_object(Path(tempfile.mkdtemp()), root_rank=0, name="folder")
+
+
+@pytest.fixture
+def lightning_loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("lightning", reason="Lightning is not installed", exc_type=ImportError)
+    monkeypatch.setattr(sys, "path", [str(COOKBOOK), *sys.path])
+    return importlib.import_module("lightning_loop")
+
+
+def make_trainer(loop: Any, epochs: int, **options: Any) -> Any:
+    off = ("logger", "enable_progress_bar", "enable_model_summary")
+    return loop.lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=epochs,
+        plugins=loop.LightningEnvironment(),
+        **dict.fromkeys(off, False),
+        **options,
+    )
+
+
+def loader(loop: Any) -> torch.utils.data.DataLoader:
+    return torch.utils.data.DataLoader(list(loop.batches(STEPS)), batch_size=None)
+
+
+def test_lightning_saves_and_resumes(world: World, lightning_loop: Any) -> None:
+    folder = shared_folder()
+
+    class Scheduled(lightning_loop.Digits):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            schedule = hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(optimizer, STEPS, gamma=0.5))
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def fit(epochs: int, checkpoint: Path | None) -> tuple[Any, Any]:
+        saves: dict[str, Any] = {"enable_checkpointing": world.rank == 0}
+        if world.rank == 0:
+            callback = lightning_loop.lightning.pytorch.callbacks.ModelCheckpoint(folder, filename=f"{epochs}")
+            saves["callbacks"] = [callback]
+        model, trainer = Scheduled("majority"), make_trainer(lightning_loop, epochs, **saves)
+        trainer.fit(model, loader(lightning_loop), ckpt_path=checkpoint)
+        hvd.assert_replicas_equal(model, trainer.optimizers[0])
+        hvd.barrier()
+        return model, trainer
+
+    first, _ = fit(1, None)
+    saved = torch.load(folder / "1.ckpt", weights_only=False)["state_dict"]
+    assert all(torch.equal(saved[name], value) for name, value in first.state_dict().items())
+    _, trainer = fit(2, folder / "1.ckpt")
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 1e-3 * 0.5**2
+
+
+def test_lightning_does_not_clip(world: World, lightning_loop: Any) -> None:
+    trainer = make_trainer(lightning_loop, 1, enable_checkpointing=False, gradient_clip_val=1.0)
+    with pytest.raises(RuntimeError, match="max_grad_norm"):
+        trainer.fit(lightning_loop.Digits("majority"), loader(lightning_loop))
+
+
+@pytest.fixture
+def accelerator() -> Any:
+    accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed", exc_type=ImportError)
+    return accelerate.Accelerator(device_placement=False)
+
+
+def make_all(accelerator: Any) -> tuple[Any, ...]:
+    """A model, the optimizer, and as Accelerate prepares them, a schedule too."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    bare = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(bare, model.named_parameters(), sync=hvd.Majority())
+    schedule = hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(optimizer, STEPS, gamma=0.5))
+    return optimizer, schedule, *accelerator.prepare(model, optimizer)
+
+
+def test_accelerate_saves_and_resumes(world: World, accelerator: Any) -> None:
+    folder = shared_folder()
+    for part in range(2):
+        optimizer, schedule, model, prepared = make_all(accelerator)
+        accelerator.register_for_checkpointing(schedule)
+        if part == 1:
+            accelerator.load_state(str(folder))
+        for _ in range(STEPS):
+            accelerator.backward(model(torch.randn(8, 4)).square().mean())
+            prepared.step()
+            prepared.zero_grad()
+        optimizer.flush()
+        if part == 0 and world.rank == 0:
+            accelerator.save_state(str(folder))
+        hvd.barrier()
+        hvd.assert_replicas_equal(model, optimizer)
+        accelerator.free_memory()
+        accelerator._custom_objects.clear()
+    assert schedule.get_last_lr() == [0.1 * 0.5**2]
+
+
+def test_accelerate_does_not_clip(world: World, accelerator: Any) -> None:
+    _, _, model, prepared = make_all(accelerator)
+    accelerator.backward(model(torch.ones(8, 4)).square().mean())
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(RuntimeError, match="max_grad_norm"):
+        prepared.step()
