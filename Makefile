@@ -179,6 +179,7 @@ test-launchers: build ## Train under mpirun, Slurm, Ray and Spark; what is missi
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -d /run/systemd/system ]; then \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(LAUNCHER_PACKAGES) >/dev/null || true; \
 	fi
+	@$(PIP) --constraint requirements/constraints.txt --requirement requirements/launchers.txt
 	@$(BIN)/python -m pytest -rs tests/launchers
 
 .PHONY: matrix

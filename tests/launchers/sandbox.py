@@ -1,0 +1,37 @@
+"""A place for launchers with servers, which listen on every network and leave daemons behind: it has no network but its own
+loopback, and all of its processes end with the program. Linux's namespaces make it, for any user.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+UNSHARE = ("unshare", "--map-root-user", "--net", "--uts", "--pid", "--mount-proc", "--fork", "--kill-child")
+# The host's own name may lead to an address that is not there.
+PREPARE = 'ip link set lo up && hostname localhost && exec "$@"'
+
+
+def run(program: str, *arguments: str | Path, seconds: float, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of this folder.
+
+    Args:
+        program: its name, without the ending.
+        arguments: of the program.
+        seconds: after which all is killed.
+        variables: for its environment.
+    """
+    if subprocess.run([*UNSHARE, "sh", "-c", PREPARE, "sh", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("Linux's namespaces cannot be used here: " + " ".join(UNSHARE))
+    command = [*UNSHARE, "sh", "-c", PREPARE, "sh", sys.executable, str(HERE / f"{program}.py"), *map(str, arguments)]
+    with tempfile.TemporaryDirectory(prefix="sandbox", dir="/tmp") as folder:  # the names of Ray's sockets are long
+        own = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            command, env=os.environ | own | variables, capture_output=True, text=True, timeout=seconds, check=False
+        )
