@@ -8,6 +8,7 @@ namespace horovod_partial {
 namespace {
 
 constexpr double kSignalBytes = 4;
+constexpr Time kWaiting = std::chrono::milliseconds(5);  // the default of HOROVOD_PARTIAL_WAITING_MS
 constexpr Round kForEver = std::numeric_limits<std::int32_t>::max();
 
 Time FromSeconds(double seconds) {
@@ -90,7 +91,10 @@ JobResult Job::Run() {
     const Time finish = running_.empty() ? kNever : running_.front().end;
     const Time event = events_.empty() ? kNever : events_.top().time;
     const Time next = std::min({finish, event, NextNegotiation()});
-    if (next == kNever) break;
+    if (next == kNever) {
+      if (ended_ == config_.ranks || !CloseByLiveness()) break;
+      continue;
+    }
     now_ = next;
     // A round that ends now does so before anybody arrives, and a cycle that begins now takes what arrives now.
     if (finish == now_) {
@@ -166,6 +170,7 @@ void Job::Proceed(Rank rank) {
       if (state.outstanding > 0) return;
     }
   }
+  if (std::exchange(state.waits, false)) HaveNews(rank);
   const auto at = static_cast<std::size_t>(state.iteration) * ranks_.size() + static_cast<std::size_t>(rank);
   result_.ends[at] = ToSeconds(now_);
   ++state.iteration;
@@ -232,11 +237,23 @@ void Job::Negotiate() {
   deadline_ = coordinator_.NextDeadline();
 }
 
+// Nothing runs, and nobody computes: all ranks that have not ended wait, and say so. Whether a round closes by that.
+bool Job::CloseByLiveness() {
+  now_ += kWaiting;
+  for (Rank rank = 0; rank < config_.ranks; ++rank) {
+    At(rank).waits = !At(rank).ended;
+    HaveNews(rank);
+  }
+  Negotiate();
+  return !running_.empty();
+}
+
 void Job::Observe(Rank rank) {
   RankState& state = At(rank);
   state.has_news = false;
   Report report;
   report.absent.all = state.ended;
+  report.waiting.all = state.waits;
   report.flush = state.ended ? Report::Flush::kEnding : Report::Flush::kNone;
   for (const std::size_t message : std::exchange(state.reportable, {})) {
     Local& local = state.locals[message];

@@ -54,8 +54,9 @@ struct JobResult {
 // a round reduce at the same time.
 //
 // There is no message on its way: a negotiation knows of every arrival before it, and takes no time. Where it does,
-// that is part of what a reduction costs. No rank reports that it waits (rule 7): all arrive at the messages
-// of a step in the same order, so that none waits for one that waits elsewhere.
+// that is part of what a reduction costs. Ranks report that they wait (rule 7) only when nothing else can happen any more:
+// all arrive at the messages of a step in the same order, so it takes rounds of two messages that may not close
+// without a rank each (rule 6), where both ranks wait for the other round.
 class Job {
  public:
   // Throws std::invalid_argument if the lengths in `config` do not fit together.
@@ -86,6 +87,7 @@ class Job {
     int outstanding = 0;    // arrivals
     Periods periods{0};
     bool ended = false;
+    bool waits = false;     // as the coordinator has been told
     bool has_news = false;  // the coordinator must hear of it before it decides
   };
   struct Event {
@@ -119,6 +121,7 @@ class Job {
   // What the background threads do.
   Time NextNegotiation() const;
   void Negotiate();
+  bool CloseByLiveness();
   void Observe(Rank rank);
   void Begin(const Closing& closing);
   void Reduce(const Closing& closing, std::size_t message, const Members& members);

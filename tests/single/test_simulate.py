@@ -259,6 +259,13 @@ def test_contributors_and_staleness() -> None:
     assert solo.efficiency > full.efficiency
 
 
+def test_rounds_of_two_messages_that_need_each_others_ranks_close_by_liveness() -> None:
+    delays = LogNormal(0.024, 1.3)
+    result = simulate(resnet50(), "majority", 64, cluster=PAPER, rule="wait_free", iterations=100, delays=delays)
+    assert 0 < result.closed_by["liveness"] < 0.001 * sum(result.closed_by.values())
+    assert (result.ends[-1] > 0.0).all()
+
+
 @pytest.mark.parametrize("policy", [*POLICIES, "weighted_average:8:0.9"])
 def test_a_seed_gives_the_same_job(policy: str) -> None:
     def run(seed: int) -> Result:
