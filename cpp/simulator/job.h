@@ -55,8 +55,8 @@ struct JobResult {
 //
 // There is no message on its way: a negotiation knows of every arrival before it, and takes no time. Where it does,
 // that is part of what a reduction costs. Ranks report that they wait (rule 7) only when nothing else can happen any more:
-// all arrive at the messages of a step in the same order, so it takes rounds of two messages that may not close
-// without a rank each (rule 6), where both ranks wait for the other round.
+// all arrive at the messages of a step in the same order, so it takes an end, where the ranks that are left are fewer
+// than a quorum, and some were too late for one message and others for another.
 class Job {
  public:
   // Throws std::invalid_argument if the lengths in `config` do not fit together.

@@ -259,11 +259,12 @@ def test_contributors_and_staleness() -> None:
     assert solo.efficiency > full.efficiency
 
 
-def test_rounds_of_two_messages_that_need_each_others_ranks_close_by_liveness() -> None:
+def test_the_last_ranks_do_not_wait_for_each_other() -> None:
     delays = LogNormal(0.024, 1.3)
     result = simulate(resnet50(), "majority", 64, cluster=PAPER, rule="wait_free", iterations=100, delays=delays)
-    assert 0 < result.closed_by["liveness"] < 0.001 * sum(result.closed_by.values())
-    assert (result.ends[-1] > 0.0).all()
+    # Six ranks are left, of which each was late for some of the messages: rounds of the last step only.
+    assert 0 < result.closed_by["liveness"] <= 161
+    assert (result.ends[-1] > result.ends[-2]).all()
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "weighted_average:8:0.9"])
