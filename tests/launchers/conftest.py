@@ -24,7 +24,8 @@ TOLERANCE = 0.03  # of the accuracy: 450 images, and no two runs under Majority 
 def reference(tmp_path_factory: pytest.TempPathFactory) -> float:
     """The accuracy that the job reaches by `horovodrun`."""
     path = tmp_path_factory.mktemp("reference") / "result.json"
-    command = ["horovodrun", "--gloo", "-np", str(digits.RANKS), sys.executable, str(JOB), str(path)]
+    horovodrun = Path(sys.executable).with_name("horovodrun")
+    command = [str(horovodrun), "--gloo", "-np", str(digits.RANKS), sys.executable, str(JOB), str(path)]
     environment = os.environ | VARIABLES
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,7 @@ import sandbox
 
 pytest.importorskip("ray", reason="needs Ray, which `make test-launchers` installs")
 
-SECONDS = 400  # all jobs take some 90
+SECONDS = 400  # all jobs take some 190 on two busy cores
 pytestmark = pytest.mark.timeout(SECONDS + 20)
 
 
