@@ -183,7 +183,7 @@ test-launchers: build ## Train under mpirun, Slurm, Ray and Spark; what is missi
 	@$(BIN)/python -m pytest -rs tests/launchers
 
 .PHONY: matrix
-matrix: ## Install and try everything on bare Debians, with old and new frameworks; as root, an hour or two
+matrix: ## Install and try everything on bare Debian systems, with old and new frameworks; as root, an hour or two
 	@$(PYTHON) tools/matrix.py
 
 .PHONY: demo

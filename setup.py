@@ -28,7 +28,7 @@ def ask_horovod(*arguments: object) -> None:
         sys.exit(1)  # the reason has been told
 
 
-class DescribeFirst(dist_info):
+class DescribeFirst(dist_info):  # type: ignore[misc]  # setuptools is not typed
     """Look for Horovod before pip does, which would try to build the release that does not fit today's frameworks."""
 
     def run(self) -> None:

@@ -54,9 +54,9 @@ struct JobResult {
 // a round reduce at the same time.
 //
 // There is no message on its way: a negotiation knows of every arrival before it, and takes no time. Where it does,
-// that is part of what a reduction costs. Ranks report that they wait (rule 7) only when nothing else can happen any more:
-// all arrive at the messages of a step in the same order, so it takes an end, where the ranks that are left are fewer
-// than a quorum, and some were too late for one message and others for another.
+// that is part of what a reduction costs. Ranks report that they wait (rule 7) only when nothing else can happen any
+// more: all arrive at the messages of a step in the same order, so it takes an end, where the ranks that are left are
+// fewer than a quorum, and some were too late for one message and others for another.
 class Job {
  public:
   // Throws std::invalid_argument if the lengths in `config` do not fit together.
