@@ -450,7 +450,9 @@ class FamiliesTest : public ExplorerTest<Case> {
     EXPECT_GT(coverage_.drained, 0u);
     EXPECT_GT(coverage_.kept, 0u);
     // With two steps no rank misses more rounds than it may replay.
-    if (kSteps > 2) EXPECT_GT(coverage_.summed, 0u);
+    if (kSteps > 2) {
+      EXPECT_GT(coverage_.summed, 0u);
+    }
   }
 };
 
