@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import date
 from pathlib import Path
@@ -179,14 +179,15 @@ def copy_source(tree: Path) -> None:
         shutil.copy2(ROOT / name, target)
 
 
-def write_table(rows: Sequence[dict[str, str]]) -> None:
-    """Make docs/versions.md."""
+def write(results: dict[str, dict[str, str]]) -> None:
+    """Make docs/versions.json and its table."""
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     lines = [
         "<!-- Made by `make matrix` from versions.json. -->",
         "",
         "| " + " | ".join(COLUMNS) + " |",
         "|" + "---|" * len(COLUMNS),
-        *("| " + " | ".join(row[column] or "-" for column in COLUMNS) + " |" for row in rows),
+        *("| " + " | ".join(row[column] or "-" for column in COLUMNS) + " |" for row in results.values()),
     ]
     TABLE.write_text("\n".join(lines) + "\n")
 
@@ -198,9 +199,10 @@ def main() -> None:
     if os.geteuid() != 0 or not shutil.which("debootstrap"):
         sys.exit("matrix: it needs root, and Debian's package debootstrap.")
     if NAMESPACE not in os.environ:
-        # What is mounted ends with these processes: a tree that is removed later has nothing of this machine in it.
+        # What is mounted and started ends with this process: a tree that is removed later has nothing of this machine in it.
         os.environ[NAMESPACE] = "1"
-        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
+        own = ["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
+        os.execvp("unshare", ["unshare", *own, sys.executable, *sys.argv])
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     failed = []
     for name in chosen:
@@ -219,8 +221,7 @@ def main() -> None:
             failed.append(name)
         else:
             shutil.rmtree(tree)
-        RESULTS.write_text(json.dumps({one: results[one] for one in ENTRIES if one in results}, indent=2) + "\n")
-    write_table([results[name] for name in ENTRIES if name in results])
+        write({one: results[one] for one in ENTRIES if one in results})
     if failed:
         sys.exit(f"matrix: failed: {', '.join(failed)}")
 
