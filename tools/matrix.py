@@ -135,8 +135,10 @@ def trial(tree: Path, entry: Entry) -> dict[str, str]:
         if given:
             inside(tree, "horovodrun", "-np", "2", "python", f"{SOURCE}/examples/{program}")
             tests += [f"tests/parallel/{name}" for name in names]
-    # `python -m pytest` would find the package of the source folder, which is not built.
-    passed = inside(tree, "pytest", "-q", *tests, folder=SOURCE).stdout.rstrip().rpartition("\n")[2]
+    passed = ""
+    if with_torch:  # without which the tests do not start
+        # `python -m pytest` would find the package of the source folder, which is not built.
+        passed = inside(tree, "pytest", "-q", *tests, folder=SOURCE).stdout.rstrip().rpartition("\n")[2]
     versions = {
         one["name"].lower(): one["version"] for one in json.loads(inside(tree, "pip", "list", "--format=json").stdout)
     }
