@@ -140,7 +140,8 @@ def trial(tree: Path, entry: Entry) -> dict[str, str]:
         # `python -m pytest` would find the package of the source folder, which is not built.
         passed = inside(tree, "pytest", "-q", *tests, folder=SOURCE).stdout.rstrip().rpartition("\n")[2]
     versions = {
-        one["name"].lower(): one["version"] for one in json.loads(inside(tree, "pip", "list", "--format=json").stdout)
+        one["name"].lower().replace("_", "-"): one["version"]
+        for one in json.loads(inside(tree, "pip", "list", "--format=json").stdout)
     }
     python = inside(tree, "python", "-c", "import platform; print(platform.python_version())").stdout.strip()
     release = (tree / "etc" / "debian_version").read_text().strip()
