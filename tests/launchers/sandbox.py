@@ -4,11 +4,13 @@ loopback, and all of its processes end with the program. Linux's namespaces make
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,6 +18,21 @@ HERE = Path(__file__).parent
 UNSHARE = ("unshare", "--map-root-user", "--net", "--uts", "--pid", "--mount-proc", "--fork", "--kill-child")
 # The host's own name may lead to an address that is not there.
 PREPARE = 'ip link set lo up && hostname localhost && exec "$@"'
+
+
+class Ran(NamedTuple):
+    """What came of the jobs of a program, by their names, and what was written to the screen."""
+
+    results: dict[str, Any]
+    screen: str
+
+
+def ran(program: str, folder: Path, *, seconds: float, **variables: str) -> Ran:
+    """Run a program of this folder to its end, which writes what came of its jobs; the arguments are those of `run`."""
+    path = folder / "results.json"
+    done = run(program, path, seconds=seconds, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Ran(json.loads(path.read_text()), done.stdout + done.stderr)
 
 
 def run(program: str, *arguments: str | Path, seconds: float, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -17,15 +17,9 @@ import yaml
 from conftest import JOB, SECONDS
 from digits import RANKS
 from harness.hosts import Hosts, unavailable
+from harness.launch import OPEN_MPI
 
 MANIFEST = Path(__file__).resolve().parents[2] / "examples" / "kubernetes" / "mpijob.yaml"
-# Tests run as root, with more ranks than cores: those that wait do not spin.
-OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
 # An unedited program of Horovod's.
 UNEDITED = """
 import sys

@@ -13,16 +13,11 @@ from typing import Any
 import pytest
 import slurm_cluster
 from conftest import JOB, SECONDS, VARIABLES
+from harness.launch import OPEN_MPI
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1] / "docs" / "slurm.md"
 GLOO = ["horovod-partial", "srun", sys.executable]
-# Ranks over MPI that wait do not spin: they outnumber the cores.
-MPI_VARIABLES = {
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-}
 # Jobs of root may take longer than Gloo's usual 30 s to start where ranks outnumber cores.
 GLOO_VARIABLES = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}
 
@@ -62,7 +57,7 @@ def test_the_scripts_of_the_docs(cluster: slurm_cluster.Cluster, tmp_path: Path,
     program = f"import runpy, sys\nsys.argv[1:] = ['result.json']\nrunpy.run_path({str(JOB)!r}, run_name='__main__')\n"
     (tmp_path / "train.py").write_text(program)
     # The scripts give two threads to each rank, which here would spin on cores that others need.
-    variables = (GLOO_VARIABLES if transport == "gloo" else MPI_VARIABLES) | {"OMP_WAIT_POLICY": "PASSIVE"}
+    variables = (GLOO_VARIABLES if transport == "gloo" else OPEN_MPI) | {"OMP_WAIT_POLICY": "PASSIVE"}
     submitted(cluster, tmp_path, **variables)
     check(json.loads((tmp_path / "result.json").read_text()))
 

@@ -22,9 +22,6 @@ BLOCKS = blocks()
 SHELL_IN_EVERY_RUN = ("README.md",)  # each job takes seconds, and those of other pages are alike
 # What commands of a document find in their folder, beside the program.
 FOLDERS = ("benchmarks", "examples", "tools")
-# `horovodrun` cannot be told these in a document: they are about this machine, which has fewer cores than ranks.
-MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-MPI |= {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def framework(block: Block) -> str:
@@ -184,7 +181,7 @@ def test_shell(block: Block, tmp_path: Path) -> None:
     done = subprocess.run(
         ["timeout", "280", "bash", "-e", "-c", block.text],
         cwd=tmp_path,
-        env=launch.environment(Setup("", 1), **MPI, PATH=path),
+        env=launch.environment(Setup("", 1), **launch.OPEN_MPI, PATH=path),
         capture_output=True,
         text=True,
         timeout=290,

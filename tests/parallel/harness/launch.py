@@ -24,6 +24,13 @@ from harness.matrix import Setup
 
 HERE = Path(__file__).resolve().parent
 MPI_ARGUMENTS = "--allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1"
+# The same where nothing can be added to the command.
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
 
 # Progress of the pytests on the ranks, as the launcher prints it.
 _DOTS = re.compile(r"\[(1,)?\d+\]<stdout>:[.sF]?(?=\[|\n|$)")
