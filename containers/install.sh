@@ -4,10 +4,10 @@
 #
 #     containers/install.sh torch==2.13.0 tensorflow-cpu==2.21.0
 #
-# VENV (/venv) is the environment that is made, and PIP_EXTRA_INDEX_URL where pip looks, too, say for PyTorch's builds without CUDA.
+# PIP_EXTRA_INDEX_URL is where pip looks, too, say for PyTorch's builds without CUDA.
 set -eu
 source=$(dirname "$0")/..
-venv=${VENV:-/venv}
+venv=/venv
 
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq

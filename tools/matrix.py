@@ -148,9 +148,9 @@ def trial(tree: Path, entry: Entry) -> dict[str, str]:
     values = (
         f"Debian {release}",
         python,
-        versions.get("torch", "") if with_torch else "",
-        versions.get("tensorflow-cpu", "") if with_tensorflow else "",
-        versions.get("keras", "") if with_tensorflow else "",
+        versions.get("torch", ""),
+        versions.get("tensorflow-cpu", ""),
+        versions.get("keras", ""),
         versions["numpy"],
         passed.partition(" passed")[0].rpartition(" ")[2],
         date.today().isoformat(),
@@ -208,13 +208,13 @@ def main() -> None:
         os.execvp("unshare", ["unshare", *own, sys.executable, *sys.argv])
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     failed = []
+    cache_dir().mkdir(parents=True, exist_ok=True)
     for name in chosen:
         tree = WORK / f"{name}.root"
         shutil.rmtree(tree, ignore_errors=True)
         subprocess.run(["cp", "--archive", base(ENTRIES[name].suite), tree], check=True)
         copy_settings(tree)
         copy_source(tree)
-        cache_dir().mkdir(parents=True, exist_ok=True)
         results.pop(name, None)  # what was true of an older version of this project
         try:
             with mounted(tree):
