@@ -1,4 +1,4 @@
-"""Whether all ranks have the same model, bit for bit."""
+"""Whether all ranks have the same model: its values, bit for bit, or at least its variables."""
 
 from __future__ import annotations
 
@@ -24,18 +24,55 @@ def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[by
     Raises:
         AssertionError: they differ; on every rank, with the first tensor that does, and whose it is.
     """
-    everybody = [json.loads(text) for text in gather(json.dumps(hashes).encode())]
-    by_rank = dict(zip(ranks, everybody, strict=True))
-    names = list(dict.fromkeys(name for of_rank in everybody for name in of_rank))
-    first, reference = next(iter(by_rank.items()))
-    others = {
-        name: [str(rank) for rank, of_rank in by_rank.items() if of_rank.get(name) != reference.get(name)]
-        for name in names
-    }
-    differing = [name for name in names if others[name]]
+    by_rank = _of_all_ranks(hashes, gather, ranks)
+    differing = _differing(by_rank)
     if differing:
+        name, others = next(iter(differing.items()))
+        count = len({name for of_rank in by_rank.values() for name in of_rank})
         raise AssertionError(
-            f"replicas differ in {len(differing)} of {len(names)} tensors: {differing[0]} of rank(s) "
-            f"{', '.join(others[differing[0]])} is not that of rank {first}. Let all ranks begin with the same model "
-            "(hvd.broadcast_parameters and its kin), and call optimizer.flush() on every rank before"
+            f"replicas differ in {len(differing)} of {count} tensors: {name} of rank(s) {', '.join(map(str, others))} is not "
+            f"that of rank {next(iter(by_rank))}. Let all ranks begin with the same model (hvd.broadcast_parameters and its "
+            "kin), and call optimizer.flush() on every rank before"
         )
+
+
+def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]) -> None:
+    """Compare the kinds of variables that are about to be given one rank's values; to be called on all ranks.
+
+    Without it a rank that has one variable more would wait for the others for ever.
+
+    Args:
+        kinds: dtype and shape of each variable.
+        gather: as in `check_equal`.
+        ranks: as in `check_equal`.
+
+    Raises:
+        ValueError: they differ; on every rank, with the first variable that does, and whose it is.
+    """
+    by_rank = _of_all_ranks({str(index): kind for index, kind in enumerate(kinds)}, gather, ranks)
+    differing = _differing(by_rank)
+    if differing:
+        index, others = next(iter(differing.items()))
+        first, reference = next(iter(by_rank.items()))
+        raise ValueError(
+            f"ranks have different variables: number {index} is {reference.get(index, 'missing')} on rank {first}, and "
+            f"{by_rank[others[0]].get(index, 'missing')} on rank(s) {', '.join(map(str, others))}. Build the same model on "
+            "every rank, and its optimizer (optimizer.build(model.trainable_variables)), before variables are broadcast"
+        )
+
+
+def _of_all_ranks(
+    mine: Mapping[str, str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]
+) -> dict[int, dict[str, str]]:
+    everybody = [json.loads(text) for text in gather(json.dumps(mine).encode())]
+    return dict(zip(ranks, everybody, strict=True))
+
+
+def _differing(by_rank: Mapping[int, Mapping[str, str]]) -> dict[str, list[int]]:
+    """What is not the same on all ranks, with the ranks that have it differently from the first."""
+    reference = next(iter(by_rank.values()))
+    names = dict.fromkeys(name for of_rank in by_rank.values() for name in of_rank)
+    others = {
+        name: [rank for rank, of_rank in by_rank.items() if of_rank.get(name) != reference.get(name)] for name in names
+    }
+    return {name: ranks for name, ranks in others.items() if ranks}

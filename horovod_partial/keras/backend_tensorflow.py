@@ -17,6 +17,7 @@ from horovod_partial.tensorflow.elastic import TensorFlowKerasState as KerasStat
 from horovod_partial.tensorflow.elastic import run
 from horovod_partial.tensorflow.gradients import GradientReducer
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime
+from horovod_partial.tensorflow.variables import broadcast_variables, gather_bytes
 
 __all__ = [
     "GradientReducer",
@@ -42,7 +43,6 @@ __all__ = [
 
 Variable = tf.Variable  # which `native` makes of Keras's
 number_of = GradientReducer.number_of
-broadcast_variables = operations.broadcast_variables
 outside_graphs = tf.init_scope
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -68,13 +68,6 @@ def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
     """Give variables the values of one rank."""
     with tf.device(device):
         broadcast_variables(variables, root_rank)
-
-
-def gather_bytes(data: bytes) -> list[bytes]:
-    """The bytes of every rank, of any length, by rank."""
-    sizes = horovod.allgather(tf.constant([len(data)]), name="gather_bytes.sizes").numpy()
-    everything = horovod.allgather(tf.io.decode_raw(data, tf.uint8), name="gather_bytes")
-    return [part.numpy().tobytes() for part in tf.split(everything, sizes)]
 
 
 def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[float]:

@@ -15,9 +15,10 @@ from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial.exchange import elastic, gradients
 from horovod_partial.exchange.models import takes_late
+from horovod_partial.exchange.replicas import check_alike
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, Policy, Quorum
-from horovod_partial.torch import model_operations, operations, replicas
+from horovod_partial.torch import model_operations, operations
 from horovod_partial.torch.buckets import GradientBucket, kind, take_round
 from horovod_partial.torch.devices import device_number
 from horovod_partial.torch.elastic import run
@@ -25,6 +26,7 @@ from horovod_partial.torch.full_optimizer import widening
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import signal
 from horovod_partial.torch.operations import PartialHandle, make_config, runtime, submit
+from horovod_partial.torch.replicas import gather_bytes
 
 __all__ = [
     "GradientReducer",
@@ -307,19 +309,18 @@ def check_devices(**devices: str) -> None:
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
-    """Give variables of Keras, or tensors, the values of one rank."""
+    """Give variables of Keras, or tensors, the values of one rank: see `horovod_partial.tensorflow.broadcast_variables`."""
     named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
+    kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for _, tensor in named]
+    everyone = horovod.global_process_set
+    gather = partial(gather_bytes, name="broadcast_variables.kinds", process_set=everyone)
+    check_alike(kinds, gather, range(horovod.size()))
     horovod.broadcast_parameters(named, root_rank)
 
 
 def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
     """As `broadcast_variables`, which knows no devices."""
     broadcast_variables(variables, root_rank)
-
-
-def gather_bytes(data: bytes) -> list[bytes]:
-    """The bytes of every rank, of any length, by rank."""
-    return replicas.gather_bytes(data, "gather_bytes", horovod.global_process_set)
 
 
 def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[float]:

@@ -39,4 +39,9 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
         path = re.sub(r"_\d+", "", variable.path)
         value = keras.ops.convert_to_numpy(variable.value)
         hashes[f"{kind} {path} (number {index})"] = replicas.digest(value.tobytes())
-    replicas.check_equal(hashes, backend.gather_bytes, range(backend.horovod.size()))
+    everyone = backend.horovod.global_process_set
+    replicas.check_equal(
+        hashes,
+        lambda data: backend.gather_bytes(data, "assert_replicas_equal", everyone),
+        range(backend.horovod.size()),
+    )

@@ -20,7 +20,6 @@ from horovod_partial.policies import *
 from horovod_partial.tensorflow.fusion import fusion_plans
 from horovod_partial.tensorflow.graph import RoundInfo
 from horovod_partial.tensorflow.operations import (
-    broadcast_variables,
     flush,
     group_allreduce,
     init,
@@ -34,6 +33,7 @@ from horovod_partial.tensorflow.operations import (
 )
 from horovod_partial.tensorflow.optimizer import DistributedOptimizer
 from horovod_partial.tensorflow.tape import DistributedGradientTape
+from horovod_partial.tensorflow.variables import broadcast_variables
 from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
 
 __all__ = [

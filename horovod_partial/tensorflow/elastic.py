@@ -13,7 +13,7 @@ from horovod.tensorflow.mpi_ops import rank
 
 from horovod_partial.exchange import elastic
 from horovod_partial.tensorflow.graph import runtime
-from horovod_partial.tensorflow.operations import broadcast_variables
+from horovod_partial.tensorflow.variables import broadcast_variables
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import horovod.tensorflow as horovods
@@ -26,7 +26,7 @@ from horovod_partial.policies import (
     Schedule,
     WeightedAverage,
 )
-from horovod_partial.tensorflow.graph import arrive, native, runtime, wire_dtype
+from horovod_partial.tensorflow.graph import arrive, runtime, wire_dtype
 
 Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
@@ -89,11 +89,6 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
     """
     check_initialized()
     runtime.record(directory, megabytes)
-
-
-def broadcast_variables(variables: Iterable[Any], root_rank: int, *args: Any, **kwargs: Any) -> Any:
-    """`horovod.tensorflow.broadcast_variables`, of Keras's variables too."""
-    return horovods.broadcast_variables([native(v) for v in variables], root_rank, *args, **kwargs)
 
 
 def check_initialized() -> None:

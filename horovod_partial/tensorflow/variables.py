@@ -1,0 +1,93 @@
+"""Variables of TensorFlow and of Keras that all ranks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import mpi_ops
+
+from horovod_partial.exchange import replicas
+from horovod_partial.tensorflow.graph import native
+from horovod_partial.tensorflow.operations import check_initialized
+
+# Types that Horovod 0.28.1 does not broadcast, and those in whose place their bits travel.
+_BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
+
+
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
+) -> Any:
+    """Give variables of TensorFlow or of Keras the values of one rank.
+
+    As in Horovod, but by the order of the variables and not by their names: Keras numbers models and layers through a
+    program, so that one more model on one rank gives all later ones other names there. In a graph, as in Horovod, it is part
+    of each run, and ranks with different variables are not told.
+
+    Args:
+        variables: of the same dtypes and shapes in the same order on every rank.
+        root_rank: whose values they get.
+        process_set: the ranks that take part.
+        inplace: save the memory of the received values; only for the types that Horovod takes there.
+
+    Returns:
+        In a graph its operation, otherwise nothing.
+
+    Raises:
+        ValueError: Horovod has not been initialised, or the ranks have different variables; on every rank.
+    """
+    check_initialized()
+    natives = [native(variable) for variable in variables]
+    if not tf.executing_eagerly():
+        return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)
+    kinds = [f"{variable.dtype.name} {tuple(variable.shape)}" for variable in natives]
+    ranks = range(mpi_ops.size()) if process_set.ranks is None else process_set.ranks
+    replicas.check_alike(kinds, lambda data: gather_bytes(data, "broadcast_variables.kinds", process_set), ranks)
+    if inplace:
+        _in_place(natives, root_rank, process_set)
+    else:
+        _by_copies_at_once(natives, root_rank, process_set)
+    return None
+
+
+def _by_copies(variables: Sequence[tf.Variable], root_rank: int, process_set: ProcessSet) -> tf.Operation:
+    assignments = []
+    for index, variable in enumerate(variables):
+        wire = _BITS.get(variable.dtype)
+        sent = tf.convert_to_tensor(variable) if wire is None else tf.bitcast(variable, wire)
+        received = mpi_ops.broadcast(sent, root_rank, name=f"broadcast_variables.{index}", process_set=process_set)
+        assignments.append(variable.assign(received if wire is None else tf.bitcast(received, variable.dtype)))
+    return tf.group(*assignments)
+
+
+@tf.function(autograph=False)  # type: ignore[untyped-decorator]
+def _by_copies_at_once(variables: Sequence[tf.Variable], root_rank: int, process_set: ProcessSet) -> None:
+    """In a graph: eager code sends each variable only after the one before has arrived."""
+    _by_copies(variables, root_rank, process_set)
+
+
+def _in_place(variables: Sequence[tf.Variable], root_rank: int, process_set: ProcessSet) -> tf.Operation:
+    by_device: dict[str, list[int]] = {}
+    for index, variable in enumerate(variables):
+        by_device.setdefault(variable.device, []).append(index)
+    return tf.group(
+        *(
+            mpi_ops.MPI_LIB.horovod_broadcast_inplace_resource(
+                [variables[index].handle for index in indices],
+                variable_names=[str(index) for index in indices],
+                name="broadcast_variables",
+                root_rank=root_rank,
+                process_set_id=process_set.process_set_id,
+            )
+            for indices in by_device.values()
+        )
+    )
+
+
+def gather_bytes(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:
+    """The bytes of every rank, of any length, by rank."""
+    sizes = mpi_ops.allgather(tf.constant([len(data)]), name=f"{name}.sizes", process_set=process_set).numpy()
+    everything = mpi_ops.allgather(tf.io.decode_raw(data, tf.uint8), name=name, process_set=process_set)
+    return [part.numpy().tobytes() for part in tf.split(everything, sizes)]
