@@ -315,7 +315,13 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     everyone = horovod.global_process_set
     gather = partial(gather_bytes, name="broadcast_variables.kinds", process_set=everyone)
     check_alike(kinds, gather, range(horovod.size()))
-    horovod.broadcast_parameters(named, root_rank)
+    horovod.broadcast_parameters([(name, _as_sent(tensor.detach())) for name, tensor in named], root_rank)
+
+
+def _as_sent(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, as a type that Horovod 0.28.1 broadcasts: the others travel as their bits."""
+    bits = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}.get(tensor.dtype)
+    return tensor if bits is None else tensor.view(bits)
 
 
 def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:

@@ -71,6 +71,23 @@ def test_broadcast_before_the_first_step(world: World) -> None:
     world.same(before.noted)
 
 
+def test_broadcast_where_a_rank_has_made_more_models(world: World) -> None:
+    """Keras counts models and layers, so the variables have other names on that rank."""
+    if world.rank == 0:
+        make_model(0)
+    model = compiled(make_model(world.rank))
+    fit(world, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(1)])
+    world.same(values([*model.trainable_weights, *model.optimizer.variables]))
+
+
+def test_broadcast_of_another_model(world: World) -> None:
+    model = make_model(0)
+    if world.rank == 0:
+        model.add(keras.layers.Dense(1))
+    with pytest.raises(ValueError, match="ranks have different variables: number "):
+        fit(world, compiled(model), [hvd.callbacks.BroadcastGlobalVariablesCallback(1)])
+
+
 def test_broadcast_of_a_model_that_its_first_batch_builds(world: World) -> None:
     model = compiled(make_model(world.rank, built=False))
     fit(world, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])

@@ -194,6 +194,12 @@ def test_values(world: World) -> None:
     ]
     hvd.broadcast_variables(variables, 1)
     assert [variable.numpy().tolist() for variable in variables] == [[1, 1], 1]
+    for dtype in ("bfloat16", "float16", "uint8", "bool"):
+        variable = keras.Variable([float(world.rank % 2)], dtype=dtype, trainable=False)
+        hvd.broadcast_variables([variable], 1)
+        assert float(keras.ops.cast(variable, "float32")[0]) == 1
+    with pytest.raises(ValueError, match="number 2 is missing on rank 0, and float32 \\(\\) on rank\\(s\\) 1"):
+        hvd.broadcast_variables(variables + [keras.Variable(0.0)] * world.rank, 0)
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------

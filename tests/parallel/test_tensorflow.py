@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness.arguments import NONSENSE, check_nonsense, check_refusals
-from harness.matrix import FRONT_END, alone, scripted
+from harness.matrix import FRONT_END, alone, process_sets, scripted
 from harness.script import all_but, total, value
 from harness.world import World, delay
 
@@ -33,6 +33,11 @@ modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
 POLICIES = ["solo", "majority", "majority:random", "quorum:0.75"]
 FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
+
+
+# What Horovod 0.28.1 broadcasts, and what we do beside it.
+BROADCAST = [tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bool]
+BROADCAST += [tf.bfloat16, tf.uint32, tf.uint64]
 
 
 def name_of(dtype: Any) -> str:
@@ -188,6 +193,67 @@ def test_a_variable_in_a_graph_keeps_its_value(world: World) -> None:
     for _ in range(2):
         result, own = reduce()
         assert (result.numpy().item(), own.numpy().item()) == (expected_sum(world), world.rank + 1)
+
+
+# --- Broadcast ---------------------------------------------------------------------------------------------------------
+
+
+@modes
+@pytest.mark.parametrize("inplace", [False, True], ids=["copies", "inplace"])
+@pytest.mark.parametrize("kind", ["tf", "keras"])
+def test_broadcast_goes_by_the_order_of_variables(world: World, kind: str, inplace: bool, graph: bool) -> None:
+    """Keras counts models and layers through a program, so that names differ where a rank has made more of them."""
+    make = variable_of(kind)
+    variables = [
+        make([world.rank, 2.0 * world.rank], name=f"kernel_{world.rank}"),
+        make(4.0 * world.rank, name="kernel_0"),
+    ]
+
+    def broadcast() -> None:
+        hvd.broadcast_variables(variables, 1, inplace=inplace)
+
+    run_as(graph, broadcast)()
+    assert [variable.numpy().tolist() for variable in variables] == [[1.0, 2.0], 4.0]
+
+
+@modes
+@pytest.mark.parametrize("dtype", BROADCAST, ids=name_of)
+def test_broadcast_of_all_types(world: World, dtype: Any, graph: bool) -> None:
+    variables = [tf.Variable(tf.cast(tf.fill(shape, world.rank % 2), dtype)) for shape in ([3], [], [0])]
+
+    def broadcast() -> None:
+        hvd.broadcast_variables(variables, 1)
+
+    run_as(graph, broadcast)()
+    assert all((tf.cast(variable, tf.int32).numpy() == 1).all() for variable in variables)
+
+
+@process_sets
+def test_broadcast_in_a_process_set(world: World) -> None:
+    process_set = hvd.add_process_set([0, 2, 3])
+    variable = tf.Variable(float(world.rank))
+    if process_set.included():
+        hvd.broadcast_variables([variable], 2, process_set=process_set)
+        others = tf.Variable(tf.zeros(1 if world.rank == 3 else 2))
+        with pytest.raises(ValueError, match=r"float32 \(1,\) on rank\(s\) 3"):
+            hvd.broadcast_variables([others], 2, process_set=process_set)
+    assert variable.numpy() == (2 if process_set.included() else 1)
+    world.barrier()
+    hvd.remove_process_set(process_set)
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copies", "inplace"])
+def test_broadcast_of_other_variables(world: World, inplace: bool) -> None:
+    more = [tf.Variable(0.0) for _ in range(1 if world.rank == 0 else 2)]
+    for others, what in (
+        (more, r"number 1 is missing on rank 0, and float32 \(\) on rank\(s\) 1"),
+        (
+            [tf.Variable(tf.zeros(min(world.rank, 1)))],
+            r"number 0 is float32 \(0,\) on rank 0, and float32 \(1,\) on rank\(s\) 1",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"ranks have different variables: {what}"):
+            hvd.broadcast_variables(others, 0, inplace=inplace)
 
 
 # --- Graphs -----------------------------------------------------------------------------------------------------------
@@ -1060,6 +1126,3 @@ def test_keras_2_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> No
         hvd.DistributedOptimizer(keras.optimizers.SGD())
     with pytest.raises(ImportError, match="needs Keras 3"):
         hvd.elastic.TensorFlowKerasState(keras.Sequential())
-
-
-# --- Process sets -----------------------------------------------------------------------------------------------------
