@@ -48,6 +48,8 @@ PATCHES = {
             "import sysconfig; print(sysconfig.get_path('include'))",
         ),
     ],
+    # GCC 14's <string> does not bring the exceptions that this header has.
+    "horovod/common/common.h": [("#include <string>\n", "#include <stdexcept>\n#include <string>\n")],
     # The XLA operations are for XLA's headers of their day.
     "horovod/tensorflow/CMakeLists.txt": [
         ('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n', "")
