@@ -38,8 +38,15 @@ CACHE_VARIABLE = "HOROVOD_PARTIAL_CACHE"
 
 # What is replaced in which file of Horovod.
 PATCHES = {
-    # PyTorch 2.1 and TensorFlow 2.16 need C++17.
-    "CMakeLists.txt": [("set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)")],
+    "CMakeLists.txt": [
+        (
+            "set(CMAKE_CXX_STANDARD 14)",
+            # PyTorch 2.1 and TensorFlow 2.16 need C++17.
+            "set(CMAKE_CXX_STANDARD 17)\n"
+            # Some headers get these by others, which no longer bring them with GCC 14.
+            'add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include string -include stdexcept>")',
+        )
+    ],
     "horovod/torch/CMakeLists.txt": [
         ("set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"),
         # Python 3.12 has no distutils.
@@ -48,8 +55,10 @@ PATCHES = {
             "import sysconfig; print(sysconfig.get_path('include'))",
         ),
     ],
-    # GCC 14's <string> does not bring the exceptions that this header has.
-    "horovod/common/common.h": [("#include <string>\n", "#include <stdexcept>\n#include <string>\n")],
+    # GCC 14 refuses an assignment to a constant member, even where nobody calls it.
+    "third_party/flatbuffers/include/flatbuffers/stl_emulation.h": [
+        ("  const size_type count_;", "  size_type count_;")
+    ],
     # The XLA operations are for XLA's headers of their day.
     "horovod/tensorflow/CMakeLists.txt": [
         ('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n', "")
