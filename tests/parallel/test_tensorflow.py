@@ -1099,6 +1099,7 @@ def test_wrong_arguments_of_a_tape(world: World) -> None:
     ],
 )
 def test_sums_that_nobody_asked_for_are_told(world: World, options: dict[str, Any], warns: bool) -> None:
+    need_keras_3()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         hvd.DistributedGradientTape(tf.GradientTape(), **options)
