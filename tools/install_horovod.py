@@ -41,10 +41,10 @@ PATCHES = {
     "CMakeLists.txt": [
         (
             "set(CMAKE_CXX_STANDARD 14)",
-            # PyTorch 2.1 and TensorFlow 2.16 need C++17.
+            # PyTorch 2.1 and TensorFlow 2.16 need C++17. Some headers get <string> and <stdexcept> by others, which no longer bring
+            # them with GCC 14.
             "set(CMAKE_CXX_STANDARD 17)\n"
-            # Some headers get these by others, which no longer bring them with GCC 14.
-            'add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include string -include stdexcept>")',
+            + 'add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include string -include stdexcept>")',
         )
     ],
     "horovod/torch/CMakeLists.txt": [
