@@ -8,67 +8,87 @@ the other, behind a barrier: first with nobody slow, then with the last rank asl
 the median over the blocks of what all ranks get through in a second; where Horovod's two arms differ by more than 2 % with
 nobody slow, the ratios mean nothing.
 
-Memory, on a GPU only, is that of jobs of one arm each, with the last rank slowed: the most that PyTorch had allocated on a
-rank, and what was in use on the whole device after the steps, which is of all ranks and of what PyTorch knows nothing of.
+Memory, on a GPU only, is measured in a second job, in which one arm trains after the other, with the last rank slowed. It is
+what an arm needs beside what was in use before it: the most that PyTorch allocated on a rank, and what was in use on the
+whole device after the steps. The latter counts all ranks, and memory that is not PyTorch's. Solo keeps the same buffers as
+Majority, and they would come out of memory that Majority has left in our pool, so it is not measured.
+
+The figures are written after each setting and each arm.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import harness
 import torch
-from harness import networks
+from harness import networks, steps_torch
 from harness.device import finish
-from harness.steps_torch import OPTIMIZERS, barrier, mean_over_ranks
+from harness.steps_torch import OPTIMIZERS, barrier
 
 import horovod_partial.torch as hvd
 
-WARM_UP = 2  # blocks of each arm
-MEMORY_STEPS = 10
+MEMORY_ARMS = ("horovod_again", "horovod", "full", "majority")  # the first one pays for what all need, and is not shown
 LEARNING_RATE, MOMENTUM = 1e-3, 0.9
 SETTINGS = ("even", "slowed")
+QUICK_SECONDS = 8.0  # for a setting
 
 
-def throughput(model: str, smoke: bool, blocks: int, block: int, delay_ms: float) -> dict[str, dict[str, list[float]]]:
+def throughput(
+    model: str, smoke: bool, blocks: int, block: int, delay_ms: float, seconds: float | None
+) -> Iterator[dict[str, dict[str, list[float]]]]:
     """On every rank: for each setting and arm, what all ranks got through in a second, in each block."""
     workload = workload_of(model, smoke)
-    steps = {arm: make_step(arm, workload) for arm in OPTIMIZERS}
-    rates: dict[str, dict[str, list[float]]] = {setting: {arm: [] for arm in steps} for setting in SETTINGS}
-    for setting, by_arm in rates.items():
+    arms = {arm: make_step(arm, workload) for arm in OPTIMIZERS}
+    rates: dict[str, dict[str, list[float]]] = {}
+    for setting in SETTINGS:
         delay = slowed(delay_ms if setting == "slowed" else 0.0)
-        for index in range(WARM_UP + blocks):
-            harness.progress(f"{model}, {setting}", index, WARM_UP + blocks)
-            for arm in sorted(steps, key=list(steps).index, reverse=index % 2 == 1):
-                barrier()
-                start = time.perf_counter()
-                for number in range(block):
-                    delay.serve(hvd.rank(), number)
-                    steps[arm]()
-                finish()
-                if index >= WARM_UP:
-                    by_arm[arm].append(block * workload.units / (time.perf_counter() - start))
-        means = mean_over_ranks(list(by_arm.values()), f"{setting}.rates")
-        rates[setting] = {arm: [hvd.size() * rate for rate in row] for arm, row in zip(by_arm, means, strict=True)}
-    return rates
+        measured = harness.alternate(
+            f"{model}, {setting}",
+            arms,
+            steps_torch,
+            blocks=blocks,
+            block=block,
+            seconds=seconds,
+            before_step=lambda number, delay=delay: delay.serve(hvd.rank(), number),
+        )
+        units = hvd.size() * workload.units
+        rates[setting] = {arm: [units / step for step in steps] for arm, steps in measured.items()}
+        yield rates
 
 
-def memory(model: str, smoke: bool, arm: str, delay_ms: float) -> dict[str, float]:
-    """On every rank of a job with one arm: MiB."""
-    step = make_step(arm, workload_of(model, smoke))
+def memory(model: str, smoke: bool, steps: int, delay_ms: float) -> Iterator[dict[str, dict[str, float]]]:
+    """On every rank: MiB that each arm needs."""
+    workload = workload_of(model, smoke)
     delay = slowed(delay_ms)
-    for number in range(MEMORY_STEPS):
-        harness.progress(f"{model}, memory, {arm}", number, MEMORY_STEPS)
-        delay.serve(hvd.rank(), number)
-        step()
+    needed: dict[str, dict[str, float]] = {}
+    for index, arm in enumerate(MEMORY_ARMS):
+        harness.progress(f"{model}, memory", index, len(MEMORY_ARMS))
+        allocated, used = in_use()
+        torch.cuda.reset_peak_memory_stats()
+        step = make_step(arm, workload)
+        for number in range(steps):
+            delay.serve(hvd.rank(), number)
+            step()
+        most = torch.cuda.max_memory_allocated() - allocated
+        now = in_use()[1] - used
+        del step
+        needed[arm] = {"allocated": max(hvd.allgather_object(most)) / (1 << 20), "used": now / (1 << 20)}
+        yield {arm: row for arm, row in needed.items() if arm != MEMORY_ARMS[0]}
+
+
+def in_use() -> tuple[int, int]:
+    """Bytes that PyTorch has allocated on this rank, and that are in use on the device, when all ranks are here and idle."""
+    gc.collect()
     finish()
+    torch.cuda.empty_cache()
     barrier()
     free, total = torch.cuda.mem_get_info()
-    allocated = max(hvd.allgather_object(torch.cuda.max_memory_allocated()))
-    return {"allocated": allocated / (1 << 20), "used": (total - free) / (1 << 20)}
+    barrier()  # before a rank allocates again
+    return torch.cuda.memory_allocated(), total - free
 
 
 def workload_of(model: str, smoke: bool) -> networks.Workload:
@@ -107,39 +127,57 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=10, help="of each arm")
     parser.add_argument("--block", type=int, default=5, help="steps that an arm takes in a row")
     parser.add_argument("--delay-ms", type=float, default=50.0, help="by which one rank is slowed in each step")
+    parser.add_argument("--memory-steps", type=int, default=10, help="of each arm, for its memory")
     options = parser.parse_args()
     job = {"ranks": options.ranks, "transport": options.transport, "device": options.device}
     load = {"model": options.model, "smoke": options.smoke, "delay_ms": options.delay_ms}
-
-    rates = harness.launch(throughput, **job, **load, blocks=options.blocks, block=options.block)
-    arms = [] if options.device == "cpu" else [arm for arm in OPTIMIZERS if arm != "horovod_again"]
-    held = {arm: harness.launch(memory, **job, **load, arm=arm) for arm in arms}
-
     unit = (networks.SMOKE if options.smoke else networks.WORKLOADS)[options.model].unit
-    figures: dict[str, Any] = {**job, **load, "unit": unit, "blocks": options.blocks, "block": options.block}
-    figures |= {"memory_mib": held}
-    rows = []
-    for setting, by_arm in rates.items():
-        medians = {arm: statistics.median(values) for arm, values in by_arm.items()}
-        horovod = statistics.median(by_arm["horovod"] + by_arm["horovod_again"])
-        figures[setting] = {
-            "per_second": medians,
-            "over_horovod": {arm: median / horovod for arm, median in medians.items()},
-            "horovod_over_horovod": medians["horovod_again"] / medians["horovod"],
-        }
-        rows += [[setting, arm, f"{median:,.0f}", f"{median / horovod:.3f}"] for arm, median in medians.items()]
+    figures: dict[str, Any] = {**job, **load, "unit": unit, "quick": options.quick}
+    figures |= {"blocks": options.blocks, "block": options.block, "memory_steps": options.memory_steps}
+
+    def keep(more: dict[str, Any]) -> None:
+        figures.update(more)
+        harness.write_json(options.json, figures)
+
+    harness.launch(
+        throughput,
+        **job,
+        **load,
+        on_result=lambda rates: keep({setting: figures_of(by_arm) for setting, by_arm in rates.items()}),
+        blocks=options.blocks,
+        block=options.block,
+        seconds=QUICK_SECONDS if options.quick else None,
+    )
     harness.print_table(
         f"{options.model} on {options.ranks} ranks, one slowed by {options.delay_ms:g} ms: {unit} a second",
         ["", "optimizer", f"{unit}/s", "over Horovod"],
-        rows,
+        [
+            [setting, arm, f"{rate:,.0f}", f"{figures[setting]['over_horovod'][arm]:.3f}"]
+            for setting in SETTINGS
+            for arm, rate in figures[setting]["per_second"].items()
+        ],
     )
-    if held:
-        harness.print_table(
-            "Memory in MiB, the last rank slowed",
-            ["optimizer", "allocated on a rank", "used on the device"],
-            [[arm, f"{row['allocated']:,.0f}", f"{row['used']:,.0f}"] for arm, row in held.items()],
-        )
-    harness.write_json(options.json, figures)
+    if options.device == "cpu":
+        return
+    harness.launch(
+        memory, **job, **load, on_result=lambda needed: keep({"memory_mib": needed}), steps=options.memory_steps
+    )
+    harness.print_table(
+        "Memory in MiB, the last rank slowed",
+        ["optimizer", "allocated on a rank", "used on the device"],
+        [[arm, f"{row['allocated']:,.0f}", f"{row['used']:,.0f}"] for arm, row in figures["memory_mib"].items()],
+    )
+
+
+def figures_of(by_arm: dict[str, list[float]]) -> dict[str, Any]:
+    """The figures of one setting."""
+    medians = {arm: statistics.median(values) for arm, values in by_arm.items()}
+    horovod = statistics.median(by_arm["horovod"] + by_arm["horovod_again"])
+    return {
+        "per_second": medians,
+        "over_horovod": {arm: median / horovod for arm, median in medians.items()},
+        "horovod_over_horovod": medians["horovod_again"] / medians["horovod"],
+    }
 
 
 if __name__ == "__main__":

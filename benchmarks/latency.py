@@ -4,7 +4,8 @@
 
 Together: `Majority` against `hvd.allreduce`, turn about, each behind a barrier; medians of the mean over the ranks. Ours
 are negotiated in every round, as Horovod's are without its response cache, so the ratio is to Horovod without it (both
-in one job, as everywhere). A second job, with the cache, gives the milliseconds for default settings.
+in one job, as everywhere). A second job, with the cache, gives the milliseconds for default settings. The figures are
+written after each size and job.
 
 Skew: mean latency over ranks and rounds of 4 B, behind a barrier and a delay of rank times 5 ms; the policies take turns.
 """
@@ -13,80 +14,67 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import harness
 import torch
+from harness import steps_torch
 
 import horovod_partial.torch as hvd
 
 SIZES = (4, 64, 1_000, 16_000, 256_000, 1_000_000, 4_000_000, 25_000_000, 32_000_000)  # bytes
+QUICK_SIZES = (4, 16_000, 1_000_000, 25_000_000)
+QUICK_SECONDS = 1.0  # for a size
+QUICK_SKEW_ROUNDS = 50
 SKEW_BYTES, SKEW_SECONDS = 4, 5e-3
 SKEWED = {"full": hvd.Full(), "solo": hvd.Solo(), "majority": hvd.Majority(), "random": hvd.Majority("random")}
-WARM_UP = 10  # rounds
+WARM_UP = 10  # rounds under skew
 
 # At most so many rounds, and about so many bytes in them.
 MOST_ROUNDS, BYTES_OF_ROUNDS = 400, 1_600_000_000
 FEWEST_ROUNDS = 40
 
 
-def together(rounds: int) -> dict[str, dict[str, float]]:
+def together(rounds: int, quick: bool) -> Iterator[dict[str, dict[str, float]]]:
     """On every rank: median seconds of Horovod's allreduce and of ours, by size."""
-    result = {}
-    for index, size in enumerate(SIZES):
-        harness.progress("latency, together", index, len(SIZES))
+    result: dict[str, dict[str, float]] = {}
+    for size in QUICK_SIZES if quick else SIZES:
         tensor = torch.ones(size // 4)
         name = f"together.{size}"
         operations = {
             "horovod": partial(hvd.allreduce_, tensor, name=f"{name}.horovod"),
             "majority": partial(hvd.partial_allreduce_, tensor, name=name, sync=hvd.Majority()),
         }
-        count = max(FEWEST_ROUNDS, min(rounds, BYTES_OF_ROUNDS // size))
-        seconds = [take_turns(operations, index) for index in range(WARM_UP + count)][WARM_UP:]
-        result[str(size)] = {
-            operation: statistics.median(mean_over_ranks([turn[operation] for turn in seconds], f"{name}.{operation}"))
-            for operation in operations
-        }
-    return result
+        measured = harness.alternate(
+            f"latency, together, {size:,} B",
+            operations,
+            steps_torch,
+            blocks=max(FEWEST_ROUNDS, min(rounds, BYTES_OF_ROUNDS // size)),
+            block=1,
+            seconds=QUICK_SECONDS if quick else None,
+        )
+        result[str(size)] = {operation: statistics.median(seconds) for operation, seconds in measured.items()}
+        yield result
 
 
 def skew(rounds: int) -> dict[str, float]:
     """On every rank: mean seconds of a round under each policy, with every rank later than the one before."""
     delays = harness.LinearSkew(hvd.size(), SKEW_SECONDS)
     tensor = torch.ones(SKEW_BYTES // 4)
-    operations = {
-        name: partial(hvd.partial_allreduce_, tensor, name=f"skew.{name}", sync=policy)
-        for name, policy in SKEWED.items()
-    }
-    seconds = []
+    seconds: dict[str, list[float]] = {name: [] for name in SKEWED}
     for index in range(WARM_UP + rounds):
         harness.progress("latency, skew", index, WARM_UP + rounds)
-        seconds.append(take_turns(operations, index, delays))
-    return {
-        name: statistics.fmean(mean_over_ranks([turn[name] for turn in seconds[WARM_UP:]], f"skew.{name}.seconds"))
-        for name in operations
-    }
-
-
-def take_turns(
-    operations: Mapping[str, Callable[[], Any]], index: int, delays: harness.Delays | None = None
-) -> dict[str, float]:
-    """Time each operation once, in an order that changes with the index."""
-    seconds = {}
-    for name in sorted(operations, reverse=index % 2 == 1):
-        hvd.barrier()
-        if delays is not None:
+        for name in sorted(SKEWED, reverse=index % 2 == 1):
+            steps_torch.barrier()
             delays.serve(hvd.rank(), index)
-        start = time.perf_counter()
-        operations[name]()
-        seconds[name] = time.perf_counter() - start
-    return seconds
-
-
-def mean_over_ranks(seconds: list[float], name: str) -> list[float]:
-    return hvd.allreduce(torch.tensor(seconds, dtype=torch.float64), name=name).tolist()
+            start = time.perf_counter()
+            hvd.partial_allreduce_(tensor, name=f"skew.{name}", sync=SKEWED[name])
+            if index >= WARM_UP:
+                seconds[name].append(time.perf_counter() - start)
+    means = steps_torch.mean_over_ranks(list(seconds.values()), "skew.seconds")
+    return {name: statistics.fmean(row) for name, row in zip(seconds, means, strict=True)}
 
 
 def main() -> None:
@@ -96,22 +84,33 @@ def main() -> None:
     parser.add_argument("--skew-rounds", type=int, default=500, help="under skew")
     options = parser.parse_args()
     job = {"transport": options.transport, "device": options.device}
-
     both = {"ranks": options.ranks, "rounds": options.rounds}
-    uncached = harness.launch(together, **job, **both, environment={"HOROVOD_CACHE_CAPACITY": "0"})
-    default = harness.launch(together, **job, **both)
-    skewed = harness.launch(skew, **job, ranks=options.skew_ranks, rounds=options.skew_rounds)
+    figures: dict[str, Any] = {**job, **both, "quick": options.quick, "together": {}, "together_milliseconds": {}}
 
-    ratios = {size: row["majority"] / row["horovod"] for size, row in uncached.items()}
-    milliseconds = {
-        size: {
-            "majority_uncached": 1e3 * uncached[size]["majority"],
-            "horovod_uncached": 1e3 * uncached[size]["horovod"],
-            "majority": 1e3 * default[size]["majority"],
-            "horovod": 1e3 * default[size]["horovod"],
-        }
-        for size in uncached
-    }
+    def keep(suffix: str, seconds: dict[str, dict[str, float]]) -> None:
+        for size, row in seconds.items():
+            milliseconds = figures["together_milliseconds"].setdefault(size, {})
+            milliseconds |= {f"{operation}{suffix}": 1e3 * value for operation, value in row.items()}
+            if suffix:
+                figures["together"][size] = row["majority"] / row["horovod"]
+        harness.write_json(options.json, figures)
+
+    for suffix, environment in (("_uncached", {"HOROVOD_CACHE_CAPACITY": "0"}), ("", {})):
+        harness.launch(
+            together,
+            **job,
+            **both,
+            on_result=partial(keep, suffix),
+            environment=environment,
+            quick=options.quick,
+        )
+    rounds = min(options.skew_rounds, QUICK_SKEW_ROUNDS) if options.quick else options.skew_rounds
+    skewed = harness.launch(skew, **job, ranks=options.skew_ranks, rounds=rounds)
+    figures["skew"] = {f"full_over_{name}": skewed["full"] / mean for name, mean in skewed.items() if name != "full"}
+    figures["skew_milliseconds"] = {name: 1e3 * mean for name, mean in skewed.items()}
+    figures |= {"skew_ranks": options.skew_ranks, "skew_rounds": rounds}
+    harness.write_json(options.json, figures)
+
     harness.print_table(
         f"One tensor, all together, {options.ranks} ranks over {options.transport}: milliseconds",
         ["bytes", "Majority, no cache", "Horovod, no cache", "ratio", "Majority", "Horovod", "ratio"],
@@ -120,31 +119,18 @@ def main() -> None:
                 f"{int(size):,}",
                 f"{row['majority_uncached']:.2f}",
                 f"{row['horovod_uncached']:.2f}",
-                f"{ratios[size]:.2f}",
+                f"{figures['together'][size]:.2f}",
                 f"{row['majority']:.2f}",
                 f"{row['horovod']:.2f}",
                 f"{row['majority'] / row['horovod']:.2f}",
             ]
-            for size, row in milliseconds.items()
+            for size, row in figures["together_milliseconds"].items()
         ],
     )
     harness.print_table(
         f"Skew of 5 ms a rank, {options.skew_ranks} ranks over {options.transport}, 4 B",
         ["policy", "mean ms", "Full over it"],
         [[name, f"{1e3 * mean:.2f}", f"{skewed['full'] / mean:.2f}"] for name, mean in skewed.items()],
-    )
-    harness.write_json(
-        options.json,
-        {
-            **job,
-            **both,
-            "together": ratios,
-            "together_milliseconds": milliseconds,
-            "skew": {f"full_over_{name}": skewed["full"] / mean for name, mean in skewed.items() if name != "full"},
-            "skew_milliseconds": {name: 1e3 * mean for name, mean in skewed.items()},
-            "skew_ranks": options.skew_ranks,
-            "skew_rounds": options.skew_rounds,
-        },
     )
 
 

@@ -13,39 +13,27 @@ from __future__ import annotations
 
 import importlib
 import statistics
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import harness
 from harness import shapes
 
-WARM_UP = 2  # blocks of each arm
 VALID = (0.98, 1.02)  # for Horovod against Horovod
+QUICK_SECONDS = 10.0  # for a set of shapes
 
 
-def measure(module: str, steps: int, block: int) -> dict[str, dict[str, list[float]]]:
-    """On every rank: for each set of shapes what `alternate` returns."""
-    return {shape_set: alternate(module, shape_set, steps, block) for shape_set in shapes.SETS}
-
-
-def alternate(module: str, shape_set: str, steps: int, block: int) -> dict[str, list[float]]:
-    """The mean seconds of a step in each block of each arm; means over the ranks."""
+def measure(module: str, steps: int, block: int, seconds: float | None) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """On every rank: for each set of shapes, the seconds of a step in each block of each arm."""
     own = importlib.import_module(module)
-    arms = own.make_steps(shape_set, shapes.SETS[shape_set]())
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    blocks = WARM_UP + -(-steps // block)
-    for index in range(blocks):
-        harness.progress(f"overhead, {shape_set}", index, blocks)
-        for name in sorted(arms, key=list(arms).index, reverse=index % 2 == 1):
-            own.barrier()
-            start = time.perf_counter()
-            for _ in range(block):
-                arms[name]()
-            own.finish()
-            if index >= WARM_UP:
-                seconds[name].append((time.perf_counter() - start) / block)
-    means = own.mean_over_ranks(list(seconds.values()), f"{shape_set}.seconds")
-    return dict(zip(seconds, means, strict=True))
+    measured: dict[str, dict[str, list[float]]] = {}
+    for shape_set, draw in shapes.SETS.items():
+        arms = own.make_steps(shape_set, draw())
+        stage = f"overhead, {shape_set}"
+        measured[shape_set] = harness.alternate(
+            stage, arms, own, blocks=-(-steps // block), block=block, seconds=seconds
+        )
+        yield measured
 
 
 def main() -> None:
@@ -57,39 +45,47 @@ def main() -> None:
     if options.framework != "torch" and options.device != "cpu":
         parser.error("--device is for --framework torch")
 
-    framework = options.framework
+    about = {"framework": options.framework, "ranks": options.ranks, "transport": options.transport}
+    about |= {"device": options.device, "steps": options.steps, "quick": options.quick}
     measured = harness.launch(
         measure,
         ranks=options.ranks,
         transport=options.transport,
-        framework=framework,
+        framework=options.framework,
         device=options.device,
-        module=f"harness.steps_{framework}",
+        on_result=lambda measured: harness.write_json(options.json, about | figures_of(measured)),
+        module=f"harness.steps_{options.framework}",
         steps=options.steps,
         block=options.block,
+        seconds=QUICK_SECONDS if options.quick else None,
     )
-    figures: dict[str, Any] = {"framework": framework, "ranks": options.ranks, "transport": options.transport}
-    figures |= {"device": options.device, "steps": options.steps}
-    figures |= {"horovod_over_horovod": {}, "void": {}, "milliseconds": {}}
+    figures = figures_of(measured)
     rows = []
-    for shape_set, seconds in measured.items():
-        medians = {name: statistics.median(values) for name, values in seconds.items()}
-        horovod_median = statistics.median(seconds["horovod"] + seconds["horovod_again"])
-        control = medians["horovod_again"] / medians["horovod"]
-        void = not VALID[0] <= control <= VALID[1]
-        figures[shape_set] = {name: medians[name] / horovod_median for name in ("full", "majority", "solo")}
-        figures["horovod_over_horovod"][shape_set] = control
-        figures["void"][shape_set] = void
-        figures["milliseconds"][shape_set] = {name: 1e3 * median for name, median in medians.items()}
-        for name, median in medians.items():
-            ratio = f"{median / horovod_median:.3f}"
-            rows.append([shape_set, name, f"{1e3 * median:.2f}", ratio, "void" if void else ""])
+    for shape_set, by_arm in figures["milliseconds"].items():
+        void = "void" if figures["void"][shape_set] else ""
+        for name, milliseconds in by_arm.items():
+            ratio = milliseconds / figures["horovod_milliseconds"][shape_set]
+            rows.append([shape_set, name, f"{milliseconds:.2f}", f"{ratio:.3f}", void])
     harness.print_table(
-        f"Step time without compute in {framework}, {options.ranks} ranks over {options.transport}",
+        f"Step time without compute in {options.framework}, {options.ranks} ranks over {options.transport}",
         ["shapes", "optimizer", "ms", "over Horovod", ""],
         rows,
     )
-    harness.write_json(options.json, figures)
+
+
+def figures_of(measured: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+    """The figures of the sets of shapes that have been measured."""
+    figures: dict[str, Any] = {"horovod_over_horovod": {}, "void": {}, "milliseconds": {}, "horovod_milliseconds": {}}
+    for shape_set, seconds in measured.items():
+        medians = {name: statistics.median(values) for name, values in seconds.items()}
+        horovod = statistics.median(seconds["horovod"] + seconds["horovod_again"])
+        control = medians["horovod_again"] / medians["horovod"]
+        figures[shape_set] = {name: medians[name] / horovod for name in ("full", "majority", "solo")}
+        figures["horovod_over_horovod"][shape_set] = control
+        figures["void"][shape_set] = not VALID[0] <= control <= VALID[1]
+        figures["milliseconds"][shape_set] = {name: 1e3 * median for name, median in medians.items()}
+        figures["horovod_milliseconds"][shape_set] = 1e3 * horovod
+    return figures
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import harness
@@ -27,25 +28,32 @@ DIMENSIONS, POINTS, TEST_POINTS, BATCH = 8192, 2048, 1024, 32  # the numbers of 
 NOISE = 1.0
 COMPUTE_MS, DELAYS_MS = 40, (20, 30, 40)
 POLICIES = ("full", "solo", "majority")
+QUICK_STEPS, QUICK_SEEDS = 40, 1
 
 
-def measure(steps: int, seeds: int) -> dict[str, Any]:
-    """On every rank: figures by delay and policy, means over the seeds; and the wait of a late rank."""
-    runs: dict[str, Any] = {str(delay): {sync: [] for sync in POLICIES} for delay in DELAYS_MS}
+def measure(steps: int, seeds: int) -> Iterator[dict[str, Any]]:
+    """On every rank: figures by delay and policy, means over the seeds so far; and the wait of a late rank."""
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {str(delay): {} for delay in DELAYS_MS}
     for seed in range(seeds):
         data = draw_data(seed)
         for delay, by_policy in runs.items():
             delays = harness.RandomVictims(hvd.size(), 1, int(delay) / 1e3, seed)
-            for sync, figures in by_policy.items():
-                figures.append(train(sync, f"D = {delay} ms, seed {seed}, {sync}", data, steps, delays))
-    means = {
+            for sync in POLICIES:
+                run = train(sync, f"D = {delay} ms, seed {seed}, {sync}", data, steps, delays)
+                by_policy.setdefault(sync, []).append(run)
+                yield {"runs": means_of(runs)}
+    yield {"runs": means_of(runs), "late_wait_ms": late_wait(25 * hvd.size())}
+
+
+def means_of(runs: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, dict[str, dict[str, float]]]:
+    """The means over the seeds."""
+    return {
         delay: {
             sync: {key: statistics.fmean(run[key] for run in figures) for key in figures[0]}
             for sync, figures in by_policy.items()
         }
         for delay, by_policy in runs.items()
     }
-    return {"runs": means, "late_wait_ms": late_wait(25 * hvd.size())}
 
 
 def draw_data(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -123,36 +131,49 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400, help="of each rank")
     parser.add_argument("--seeds", type=int, default=3, help="runs to average")
     options = parser.parse_args()
+    steps = min(options.steps, QUICK_STEPS) if options.quick else options.steps
+    seeds = min(options.seeds, QUICK_SEEDS) if options.quick else options.seeds
     job = {"ranks": options.ranks, "transport": options.transport, "device": options.device}
+    load = {"steps": steps, "seeds": seeds}
+    about = {**job, **load, "compute_ms": COMPUTE_MS}
 
-    measured = harness.launch(measure, **job, steps=options.steps, seeds=options.seeds)
-    figures: dict[str, Any] = {
+    measured = harness.launch(
+        measure,
         **job,
-        "steps": options.steps,
-        "seeds": options.seeds,
-        "compute_ms": COMPUTE_MS,
-        **measured,
-    }
-    figures |= {"solo": {}, "majority": {}, "limit": {}, "loss_over_full": {"solo": {}, "majority": {}}}
+        **load,
+        on_result=lambda measured: harness.write_json(options.json, about | figures_of(measured, options.ranks)),
+    )
+    figures = figures_of(measured, options.ranks)
     rows = []
-    for delay, runs in measured["runs"].items():
-        limit = (COMPUTE_MS + int(delay)) / (COMPUTE_MS + int(delay) / options.ranks)
-        figures["limit"][delay] = limit
+    for delay, runs in figures["runs"].items():
         for sync, run in runs.items():
-            speedup, loss = runs["full"]["step_ms"] / run["step_ms"], run["loss"] / runs["full"]["loss"]
-            if sync != "full":
-                figures[sync][delay] = speedup
-                figures["loss_over_full"][sync][delay] = loss
-            of_limit = "" if sync == "full" else f"{speedup / limit:.1%}"
-            row = [delay, sync, f"{run['step_ms']:.1f}", f"{speedup:.2f}", of_limit]
-            rows.append([*row, f"{run['late']:.0%}", f"{run['loss']:.3f}", f"{loss:.3f}"])
+            row = [delay, sync, f"{run['step_ms']:.1f}"]
+            if sync == "full":
+                row += ["1.00", ""]
+            else:
+                speedup = figures[sync][delay]
+                row += [f"{speedup:.2f}", f"{speedup / figures['limit'][delay]:.1%}"]
+            over_full = run["loss"] / runs["full"]["loss"]
+            rows.append([*row, f"{run['late']:.0%}", f"{run['loss']:.3f}", f"{over_full:.3f}"])
     harness.print_table(
         f"One random rank of {options.ranks} late by D in a step of {COMPUTE_MS} ms, over {options.transport}",
         ["D in ms", "policy", "step in ms", "speed-up", "of limit", "late", "loss", "over Full's"],
         rows,
     )
     print(f"A late rank waits {figures['late_wait_ms']:.2f} ms for 8,193 floats (median)")
-    harness.write_json(options.json, figures)
+
+
+def figures_of(measured: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """The figures of the runs so far."""
+    figures: dict[str, Any] = {**measured, "solo": {}, "majority": {}, "limit": {}}
+    figures["loss_over_full"] = {"solo": {}, "majority": {}}
+    for delay, runs in measured["runs"].items():
+        figures["limit"][delay] = (COMPUTE_MS + int(delay)) / (COMPUTE_MS + int(delay) / ranks)
+        for sync, run in runs.items():
+            if sync != "full":
+                figures[sync][delay] = runs["full"]["step_ms"] / run["step_ms"]
+                figures["loss_over_full"][sync][delay] = run["loss"] / runs["full"]["loss"]
+    return figures
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What benchmarks and examples share: starting ranks, delaying them, and reporting figures."""
 
+from harness.alternating import alternate
 from harness.delays import Delays, LinearSkew, RandomVictims, Rotating, SlowRank
 from harness.launch import Framework, LaunchError, Transport, default_transport, launch
 from harness.progress import progress
@@ -14,6 +15,7 @@ __all__ = [
     "Rotating",
     "SlowRank",
     "Transport",
+    "alternate",
     "arguments",
     "default_transport",
     "launch",

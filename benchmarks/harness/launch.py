@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.progress import CHANNEL, ProgressBars
+from harness.results import Results
 from horovod_partial import _build_info as built
 
 Transport = Literal["mpi", "gloo"]
@@ -45,12 +46,14 @@ def launch(
     options: Sequence[str] = (),
     framework: Framework = "torch",
     device: str = "cpu",
+    on_result: Callable[[Any], None] = lambda _: None,
     **arguments: Any,
 ) -> Any:
     """Run `function(**arguments)` on `ranks` ranks, with Horovod initialised, and show its progress.
 
     Args:
-        function: at the top level of its script, where the ranks find it by name.
+        function: at the top level of its script, where the ranks find it by name. A generator function yields what has been
+            measured so far; its last result is the whole.
         ranks: how many.
         transport: what Horovod's controller and its reductions use.
         timeout: seconds after which the job is ended.
@@ -60,10 +63,11 @@ def launch(
         options: more of that command's own.
         framework: whose Horovod is initialised.
         device: where PyTorch's tensors lie, unless the function says otherwise.
+        on_result: called here with each result of rank 0, while the job goes on. It may miss one that the next has replaced.
         arguments: for the function; they travel as JSON, and so does its result.
 
     Returns:
-        What the function returned on rank 0.
+        What the function returned, or yielded last, on rank 0.
 
     Raises:
         LaunchError: a rank failed, or the job did not end in time.
@@ -91,17 +95,17 @@ def launch(
                 start_new_session=True,
             )
             try:
-                failure = _wait(process, channel, timeout)
+                results = Results(channel)
+                failure = _wait(process, channel, timeout, lambda: results.hand_to(on_result))
             finally:
                 _end(process)
-        result = channel / "result.json"
-        if failure is None and not result.exists():
+        if failure is None and not results.text:
             failure = "ended without a result"
         if failure is not None:
             raise LaunchError(
                 f"{function.__name__} on {ranks} ranks over {transport} {failure}:\n{output.read_text(errors='replace')}"
             )
-        return json.loads(result.read_text())
+        return json.loads(results.text)
 
 
 def _horovodrun(ranks: int, transport: Transport) -> list[str]:
@@ -120,8 +124,8 @@ def _environment(channel: Path, extra: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", CHANNEL: str(channel), **extra}
 
 
-def _wait(process: subprocess.Popen[bytes], channel: Path, timeout: float) -> str | None:
-    """Wait for the job; returns what went wrong."""
+def _wait(process: subprocess.Popen[bytes], channel: Path, timeout: float, look: Callable[[], None]) -> str | None:
+    """Wait for the job, and look at its results meanwhile and at the end; returns what went wrong."""
     deadline = time.monotonic() + timeout
     progress = ProgressBars(channel)
     with progress.bars:
@@ -129,7 +133,9 @@ def _wait(process: subprocess.Popen[bytes], channel: Path, timeout: float) -> st
             if time.monotonic() > deadline:
                 return f"did not end within {timeout:.0f} s"
             progress.update()
+            look()
             time.sleep(0.1)
+        look()
         if process.returncode:
             return f"failed with status {process.returncode}"
         progress.finish()

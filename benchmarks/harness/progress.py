@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from harness.files import replace
+
 CHANNEL = "HARNESS_CHANNEL"  # the variable that tells ranks the folder they share with their launcher
 
 _INTERVAL = 0.1  # seconds between two reports, so that they cost nothing
@@ -27,9 +29,7 @@ def progress(stage: str, step: int, steps: int) -> None:
     now = time.monotonic()
     if _reports is not None and (now - _last > _INTERVAL or step == 0):
         _last = now
-        draft = _reports.with_suffix(".draft")
-        draft.write_text(json.dumps([stage, step, steps]))
-        draft.replace(_reports)
+        replace(_reports, json.dumps([stage, step, steps]))
 
 
 class ProgressBars:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -12,10 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from harness.progress import CHANNEL, report_to
+from harness.results import leave
 
 
 def main() -> None:
-    """Run the function that was asked for, and leave its result on rank 0."""
+    """Run the function that was asked for, and leave its results on rank 0."""
     channel = Path(os.environ[CHANNEL])
     request = json.loads((channel / "request.json").read_text())
     hvd = _import(request["framework"], request["device"])
@@ -25,9 +27,10 @@ def main() -> None:
         report_to(channel)
     arguments = request["arguments"] | ({"process_sets": process_sets} if process_sets else {})
     function = getattr(_load(Path(request["script"])), request["function"])
-    result = function(**arguments)
-    if hvd.rank() == 0:
-        (channel / "result.json").write_text(json.dumps(result))
+    outcome = function(**arguments)
+    for result in outcome if inspect.isgenerator(outcome) else [outcome]:
+        if hvd.rank() == 0:
+            leave(channel, result)
 
 
 def _import(framework: str, device: str) -> Any:

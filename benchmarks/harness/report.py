@@ -11,11 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from harness.files import replace
 from harness.launch import default_transport
 
 
 def arguments(description: str | None, *, ranks: int, device: bool = False) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has: `--ranks`, `--transport` and `--json`; some have `--device`."""
+    """A parser with the options that every benchmark has, `--ranks`, `--transport` and `--json`; some have `--device` and `--quick`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
     )
@@ -23,6 +24,7 @@ def arguments(description: str | None, *, ranks: int, device: bool = False) -> a
     parser.add_argument("--transport", choices=["mpi", "gloo"], default=default_transport(), help="of Horovod")
     if device:
         parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where PyTorch's tensors lie")
+        parser.add_argument("--quick", action="store_true", help="measure less: within 45 s with 4 ranks on one GPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     return parser
 
@@ -41,4 +43,4 @@ def write_json(file: Path | None, figures: dict[str, Any]) -> None:
     """Write the figures, if a file was asked for."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(figures, indent=2) + "\n")
+        replace(file, json.dumps(figures, indent=2) + "\n")

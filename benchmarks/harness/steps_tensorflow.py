@@ -86,6 +86,11 @@ def finish() -> None:
     """What has been asked for is done: the operations here end with their results."""
 
 
+def anyone(flag: bool) -> bool:
+    """Whether a rank says so; the same on all ranks."""
+    return any(hvd.allgather_object(flag))
+
+
 def mean_over_ranks(values: list[list[float]], name: str) -> list[list[float]]:
     """The mean of everybody's numbers."""
     return hvd.allreduce(tf.constant(values, tf.float64), name=name).numpy().tolist()

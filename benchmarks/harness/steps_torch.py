@@ -11,7 +11,7 @@ import horovod_partial.torch as hvd
 from harness.device import finish
 from harness.shapes import Shape
 
-__all__ = ["barrier", "finish", "make_steps", "mean_over_ranks"]
+__all__ = ["anyone", "barrier", "finish", "make_steps", "mean_over_ranks"]
 
 Step = Callable[[], None]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -44,6 +44,11 @@ def _make_step(optimizer_name: str, prefix: str, shapes: list[Shape]) -> Step:
 def barrier() -> None:
     """Wait until every rank is here."""
     hvd.barrier()
+
+
+def anyone(flag: bool) -> bool:
+    """Whether a rank says so; the same on all ranks."""
+    return any(hvd.allgather_object(flag))
 
 
 def mean_over_ranks(values: list[list[float]], name: str) -> list[list[float]]:

@@ -1,0 +1,56 @@
+"""Arms that take turns in one job, so that what else the machine does meanwhile is the same for all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from harness.progress import progress
+
+WARM_UP = 2  # blocks of each arm
+FEWEST = 2  # measured blocks of each arm: one in each order
+
+
+def alternate(
+    stage: str,
+    arms: Mapping[str, Callable[[], None]],
+    steps_module: Any,
+    *,
+    blocks: int,
+    block: int,
+    seconds: float | None = None,
+    before_step: Callable[[int], None] = lambda _: None,
+) -> dict[str, list[float]]:
+    """On every rank: let the arms take turns in blocks of steps, in one order and then in the other, each behind a barrier.
+
+    Args:
+        stage: what is measured, for the bar of progress.
+        arms: a step of each.
+        steps_module: `harness.steps_torch` or `harness.steps_tensorflow`, whose barrier and means are used.
+        blocks: of each arm, behind those of the warm-up.
+        block: steps in a block.
+        seconds: after which there are no more blocks, if this comes earlier.
+        before_step: called with the number of each step in its block.
+
+    Returns:
+        The mean seconds of a step, in each block of each arm; means over the ranks.
+    """
+    measured: dict[str, list[float]] = {name: [] for name in arms}
+    names = list(arms)
+    end = None if seconds is None else time.monotonic() + seconds
+    for index in range(WARM_UP + blocks):
+        if end is not None and index >= WARM_UP + FEWEST and steps_module.anyone(time.monotonic() > end):
+            break
+        progress(stage, index, WARM_UP + blocks)
+        for name in reversed(names) if index % 2 == 1 else names:
+            steps_module.barrier()
+            start = time.perf_counter()
+            for number in range(block):
+                before_step(number)
+                arms[name]()
+            steps_module.finish()
+            if index >= WARM_UP:
+                measured[name].append((time.perf_counter() - start) / block)
+    means = steps_module.mean_over_ranks(list(measured.values()), "alternate.seconds")
+    return dict(zip(measured, means, strict=True))
