@@ -4,8 +4,9 @@
 
 Horovod's last release predates today's frameworks, CUDA and Python; what `PATCHES` changes in its build is all that it takes.
 Without --gloo and --mpi it is built with Gloo and, where an MPI is found, with MPI. --nccl is for PyTorch on NVIDIA's GPUs: its
-compiler and headers are those of HOROVOD_CUDA_HOME, of nvcc on the PATH, or of NVIDIA's packages in this environment; NCCL is
-HOROVOD_NCCL_HOME's, or that of PyTorch. No GPU is needed to build. The wheel is kept in a cache, and is not built twice. Two
+compiler and headers are those of HOROVOD_CUDA_HOME, of nvcc on the PATH, or of NVIDIA's packages in this environment. NCCL is
+linked as a shared library, so that Horovod uses the NCCL that PyTorch has loaded; its header and the name to link against come
+from HOROVOD_NCCL_HOME, from PyTorch's package, or from the system. No GPU is needed to build. The wheel is kept in a cache, and is not built twice. Two
 ranks add a tensor up before it is said to be installed. --wheel-dir leaves the wheel there instead, for other machines of the
 same kind.
 
@@ -302,7 +303,9 @@ def build_flags(found: dict[str, str], features: Features) -> dict[str, str]:
         "NVTX": False,
     }
     flags = {f"HOROVOD_WITH_{name}" if given else f"HOROVOD_WITHOUT_{name}": "1" for name, given in chosen.items()}
-    return flags | ({"HOROVOD_GPU_OPERATIONS": "NCCL"} if features.nccl else {})
+    # Horovod would link NCCL's static library where there is one. The process would then hold two NCCLs: a private one, and
+    # PyTorch's.
+    return flags | ({"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"} if features.nccl else {})
 
 
 def _require_compiler() -> None:
