@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import typer
 from rich.console import Console
@@ -40,6 +41,15 @@ hvd.shutdown()
 """,
 }
 
+
+# Added to a self-test where Horovod has NCCL. It prints which NCCL is in use, in one line.
+NCCL_QUESTION = """
+import json
+from horovod.{framework} import mpi_ops
+from horovod_partial import nccl
+own = nccl.of_horovod(mpi_ops._basics.MPI_LIB_CTYPES._name, mpi_ops.nccl_built())
+print(json.dumps(nccl.describe("{framework}", own, nccl.loaded())))
+"""
 
 # What `run` is asked for. It begins outside of the command line's library, which has its own ways with some exceptions.
 _programs: list[Callable[[], None]] = []
@@ -74,26 +84,48 @@ def check() -> None:
         table.add_row(framework, built.FRAMEWORKS.get(framework, "no"))
     for transport, feature in (("MPI", "mpi"), ("Gloo", "gloo")):
         table.add_row(f"rounds over {transport}", mark(feature in built.FEATURES))
-    table.add_row("rounds of GPU tensors", "experimental" if "cuda" in built.FEATURES else "no")
+    for framework in built.FRAMEWORKS:
+        table.add_row(f"rounds of GPU tensors, {framework}", _on_gpus(framework, built.FEATURES))
     for policy in get_args(Policy):
         table.add_row(f"policy {policy.__name__}", "yes")
-    failures = {framework: _self_test(test) for framework, test in SELF_TESTS.items() if framework in built.FRAMEWORKS}
-    for framework, failure in failures.items():
-        table.add_row(f"attach self-test, {framework}", "FAILED" if failure else "passed")
+    has_nccl = "nccl" in built.FEATURES
+    tests = {framework: _self_test(framework, has_nccl) for framework in SELF_TESTS if framework in built.FRAMEWORKS}
+    for framework, test in tests.items():
+        table.add_row(f"attach self-test, {framework}", "FAILED" if test.failure else "passed")
     Console().print(table)
-    if any(failures.values()):
-        typer.echo("\n".join(filter(None, failures.values())), err=True)
+    for text in filter(None, (test.nccl for test in tests.values())):
+        typer.echo(text)
+    failures = [test.failure for test in tests.values() if test.failure]
+    if failures:
+        typer.echo("\n".join(failures), err=True)
         raise typer.Exit(1)
 
 
-def _self_test(test: str) -> str:
-    """What went wrong, or nothing."""
-    command = [sys.executable, "-c", test]
+def _on_gpus(framework: str, features: Sequence[str]) -> str:
+    if not {"cuda", "nccl"} <= set(features):
+        return "no"
+    return "yes" if framework == "torch" else "experimental"
+
+
+class SelfTest(NamedTuple):
+    """What a self-test has found: what went wrong, or nothing; which NCCL is in use, or nothing where there is none."""
+
+    failure: str = ""
+    nccl: str = ""
+
+
+def _self_test(framework: str, has_nccl: bool) -> SelfTest:
+    program = SELF_TESTS[framework] + (NCCL_QUESTION.format(framework=framework) if has_nccl else "")
+    command = [sys.executable, "-c", program]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
-        return "the self-test did not end within a minute"
-    return result.stderr if result.returncode != 0 else ""
+        return SelfTest(failure="the self-test did not end within a minute")
+    if result.returncode != 0:
+        return SelfTest(failure=result.stderr)
+    if not has_nccl:
+        return SelfTest()
+    return SelfTest(nccl=json.loads(result.stdout.splitlines()[-1]))
 
 
 @app.command()

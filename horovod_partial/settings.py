@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     record: str = Field(default="", description="Folder in which each rank records what it sees; empty for none.")
     record_mb: float = Field(default=64.0, ge=1, lt=1e6, description="Size of a rank's recording, in MB.")
     experimental_gpu: bool = Field(
-        default=False, description="Accept tensors on a GPU, although no run on a GPU has been recorded yet."
+        default=False, description="Accept TensorFlow's tensors on a GPU, where TensorFlow has not been tried yet."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="warning", description="Least severe message shown."

@@ -38,6 +38,16 @@ void* Library::Symbol(const std::string& mangled) const {
   return symbol;
 }
 
+std::vector<std::string> Library::Needed() const {
+  std::vector<std::string> names;
+  link_map* map = nullptr;
+  if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) != 0 || map == nullptr) return names;
+  const auto* strings = FindDynamic(map, DT_STRTAB);
+  for (const ElfW(Dyn)* entry = map->l_ld; entry->d_tag != DT_NULL; ++entry)
+    if (entry->d_tag == DT_NEEDED) names.push_back(reinterpret_cast<const char*>(strings->d_un.d_ptr) + entry->d_un.d_val);
+  return names;
+}
+
 void** Library::VirtualTable(const std::string& class_name) const {
   const std::string name = "_ZTV" + Scope(class_name) + "E";
   // The library's global offset table holds what its constructors store into objects.

@@ -19,6 +19,8 @@ class Library {
 
   // The function or object of this very library, never one of the same name that was loaded earlier.
   void* Symbol(const std::string& mangled) const;
+  // The names of the shared libraries that this one is linked with, without those that they are linked with in turn.
+  std::vector<std::string> Needed() const;
   // The table that objects made by this library point to. Where two frameworks' Horovods share a process, the second
   // one's objects use the first one's tables: the dynamic linker has bound them so.
   void** VirtualTable(const std::string& class_name) const;

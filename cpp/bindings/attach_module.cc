@@ -362,6 +362,9 @@ PYBIND11_MODULE(_attach, m) {
         py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"),
         py::kw_only(), py::arg("to_host") = false);
+  m.def(
+      "needed_libraries", [](const std::string& library) { return attach::Library(library).Needed(); },
+      py::arg("library"));
   m.def("generation", &attach::Generation, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
   m.def("device_of_buckets", &attach::DeviceOfBuckets, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
         py::arg("process_set"));

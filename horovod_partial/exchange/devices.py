@@ -1,4 +1,4 @@
-"""Whether partial collectives take tensors that lie on a GPU."""
+"""Whether this process can reduce tensors on a GPU by partial collectives."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from types import ModuleType
 from horovod_partial.settings import settings
 
 
-def gpu_refusal(tensors: str, advice: str, horovod: ModuleType) -> str:
-    """Why they do not; empty where they do.
+def gpu_refusal(tensors: str, advice: str, horovod: ModuleType, *, experimental: bool = False) -> str:
+    """Why it cannot; empty where it can.
 
     Args:
         tensors: what is refused, in words.
         advice: what to do instead.
         horovod: Horovod's module of the framework that knows what was built.
+        experimental: whether the framework has never run on a GPU with this package, so that the user has to ask for it.
     """
-    if not settings().experimental_gpu:
+    if experimental and not settings().experimental_gpu:
         return (
             f"partial collectives of {tensors} have not been tried on a GPU yet; {advice}, or set "
             "HOROVOD_PARTIAL_EXPERIMENTAL_GPU=1"

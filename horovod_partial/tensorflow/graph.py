@@ -162,7 +162,8 @@ def _destination(process_set: ProcessSet, spec: _core.BucketSpec) -> dict[str, A
     runtime.use(process_set.process_set_id)
     refuse_xla()
     # Not before now: `init` may have taken the setting from rank 0.
-    library.horovod_partial_refuse_gpus(gpu_refusal("tensors on a GPU", _ADVICE, mpi_ops).encode())
+    refusal = gpu_refusal("TensorFlow's tensors", _ADVICE, mpi_ops, experimental=True)
+    library.horovod_partial_refuse_gpus(refusal.encode())
     return {"process_set": process_set.process_set_id, "size": runtime.size_of(process_set), "spec": spec.encode()}
 
 

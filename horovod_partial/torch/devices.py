@@ -12,7 +12,7 @@ def check_device(device: torch.device) -> None:
     """Refuse tensors whose memory the core cannot work on.
 
     Raises:
-        ValueError: the tensor is neither on the host nor, where that is allowed, on a CUDA device.
+        ValueError: the tensor is neither on the host nor on a CUDA device, or Horovod or its settings do not allow the latter.
     """
     if device.type == "cpu":
         return

@@ -22,7 +22,7 @@ from horovod_partial.tensorflow import graph
 pytestmark = pytest.mark.launch(**WITH_TWO_RANKS, framework="tensorflow")
 
 EVERYBODY = "quorum:1.0"
-REFUSAL = "partial collectives of tensors on a GPU have not been tried"
+REFUSAL = "partial collectives of TensorFlow's tensors have not been tried on a GPU"
 
 needs_gpu = pytest.mark.skipif(
     not (graph.library.horovod_partial_has_gpu_kernels() and tf.config.list_physical_devices("GPU")),
@@ -50,7 +50,7 @@ def test_gpus_are_refused_until_they_have_run(world: World, monkeypatch: pytest.
     def reduce() -> tf.Tensor:
         return hvd.partial_allreduce(tf.ones([3]), name=world.name(), op=hvd.Sum, sync="solo")
 
-    monkeypatch.setattr(graph, "gpu_refusal", lambda *_: REFUSAL)
+    monkeypatch.setattr(graph, "gpu_refusal", lambda *_, **__: REFUSAL)
     error = tf.errors.InvalidArgumentError if in_graph else ValueError
     with pytest.raises(error, match=re.escape(f"rank 0: {world.name()}: {REFUSAL}")):
         (tf.function(reduce) if in_graph else reduce)()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from horovod_partial.exchange.devices import gpu_refusal
 from horovod_partial.settings import settings
 from horovod_partial.torch.devices import check_device, device_number, mpi_ops, stream_handle
 
@@ -31,19 +32,26 @@ def test_other_devices_are_refused() -> None:
         check_device(torch.device("meta"))
 
 
-def test_gpus_are_refused_until_asked_for() -> None:
-    with pytest.raises(
-        ValueError, match=r"tensors on cuda:1 have not been tried .* HOROVOD_PARTIAL_EXPERIMENTAL_GPU=1"
-    ):
-        check_device(CUDA)
-
-
-def test_gpus_need_a_horovod_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_PARTIAL_EXPERIMENTAL_GPU", "1")
+def with_nccl(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     monkeypatch.setattr(mpi_ops, "cuda_built", lambda: True)
-    monkeypatch.setattr(mpi_ops, "nccl_built", lambda: 0)
+    monkeypatch.setattr(mpi_ops, "nccl_built", lambda: version)
+
+
+def test_gpus_are_taken_where_horovod_has_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_nccl(monkeypatch, 0)
     with pytest.raises(ValueError, match="built without CUDA and NCCL"):
         check_device(CUDA)
+    with_nccl(monkeypatch, 22703)
+    check_device(CUDA)
+
+
+def test_what_has_not_run_on_a_gpu_is_refused_until_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_nccl(monkeypatch, 22703)
+    refusal = gpu_refusal("TensorFlow's tensors", "move them", mpi_ops, experimental=True)
+    assert refusal.startswith("partial collectives of TensorFlow's tensors have not been tried on a GPU yet; move them")
+    settings.cache_clear()
+    monkeypatch.setenv("HOROVOD_PARTIAL_EXPERIMENTAL_GPU", "1")
+    assert not gpu_refusal("TensorFlow's tensors", "move them", mpi_ops, experimental=True)
 
 
 def test_a_graph_would_replay_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,10 +63,7 @@ def test_a_graph_would_replay_one_round(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("variable", ["HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS"])
 def test_gpus_need_results_on_the_hosts_time(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    monkeypatch.setenv("HOROVOD_PARTIAL_EXPERIMENTAL_GPU", "1")
-    monkeypatch.setattr(mpi_ops, "cuda_built", lambda: True)
-    monkeypatch.setattr(mpi_ops, "nccl_built", lambda: 22703)
-    check_device(CUDA)
+    with_nccl(monkeypatch, 22703)
     monkeypatch.setenv(variable, "1")
     with pytest.raises(ValueError, match=f"{variable}=0"):
         check_device(CUDA)

@@ -65,14 +65,8 @@ def horovodrun(setup: Setup, command: Sequence[str], options: Sequence[str] = ()
 
 
 def environment(setup: Setup, **more: str) -> dict[str, str]:
-    """The environment of a launch: nothing of ours or Horovod's leaks in from the one that the tests were started in.
-
-    But for the leave to use a GPU, without which `--device=cuda` has nothing to test.
-    """
-    leave = "HOROVOD_PARTIAL_EXPERIMENTAL_GPU"
-    clean = {
-        name: value for name, value in os.environ.items() if name == leave or not name.startswith(("HOROVOD", "PYTEST"))
-    }
+    """The environment of a launch: nothing of ours or Horovod's leaks in from the one that the tests were started in."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD", "PYTEST"))}
     clean |= {"OMP_NUM_THREADS": "1", "PY_COLORS": "0", "PYTHONUNBUFFERED": "1"}
     clean |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1"}
     return clean | {"PARTIAL_TEST_PARENT": str(os.getpid())} | dict(setup.environment) | more

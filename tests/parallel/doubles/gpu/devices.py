@@ -3,6 +3,6 @@
 from typing import Any
 
 
-def gpu_refusal(*_: Any) -> str:
+def gpu_refusal(*_: Any, **__: Any) -> str:
     """Empty: tensors on GPUs are taken."""
     return ""

@@ -1,0 +1,85 @@
+"""Which NCCL a framework's Horovod uses in this process, and which others are loaded.
+
+PyTorch and TensorFlow load `libnccl.so.2` themselves. A Horovod that is linked with that name shares their NCCL. A Horovod that
+is linked with NCCL's static library has one of its own: `LD_PRELOAD` does not replace it, and the process holds two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_NAME = "libnccl.so"  # without the number of its interface
+
+
+class Nccl(NamedTuple):
+    """One NCCL of this process.
+
+    Attributes:
+        version: `"2.28.9"`, say.
+        path: the file that holds its code.
+    """
+
+    version: str
+    path: str
+
+
+def of_horovod(library: str, compiled: int) -> Nccl:
+    """The NCCL that reduces the tensors of a framework's Horovod.
+
+    Args:
+        library: the path of Horovod's library for the framework, which is loaded.
+        compiled: the version that Horovod was compiled with, as `horovod.torch.nccl_built()` returns it.
+    """
+    from horovod_partial import _attach  # which needs a Horovod that is loaded
+
+    for name in _attach.needed_libraries(library):
+        if name.startswith(_NAME):
+            return _shared(name)
+    return Nccl(_text(compiled), library)
+
+
+def loaded() -> list[Nccl]:
+    """The shared libraries of NCCL that are loaded, by path."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line[line.index("/") :] for line in lines if "/" in line}
+    return [_shared(path) for path in sorted(paths) if Path(path).name.startswith(_NAME)]
+
+
+def describe(framework: str, own: Nccl, loaded: Sequence[Nccl]) -> str:
+    """Say which NCCL a framework's Horovod uses, and warn if the process holds another one."""
+    text = f"Horovod for {framework} uses NCCL {own.version}: {own.path}"
+    for other in loaded:
+        if other.path != own.path:
+            text += (
+                f"\nwarning: a process of {framework} also holds NCCL {other.version}: {other.path}\n"
+                "  Settings, and a library in LD_PRELOAD, may then reach only one of the two. Build Horovod with NCCL as a\n"
+                "  shared library: tools/install_horovod.py --nccl does that, and so does HOROVOD_NCCL_LINK=SHARED."
+            )
+    return text
+
+
+def _shared(name: str) -> Nccl:
+    """A loaded library, by its path or by the name that others are linked with."""
+    get_version = ctypes.CDLL(name).ncclGetVersion
+    version = ctypes.c_int()
+    get_version(ctypes.byref(version))
+    return Nccl(_text(version.value), _file_of(get_version))
+
+
+def _file_of(function: object) -> str:
+    """The file that a function was loaded from."""
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(number, 16) for number in line.partition(" ")[0].split("-"))
+        if begin <= address < end:
+            return line[line.index("/") :]
+    raise AssertionError("a function that is in no mapped file")
+
+
+def _text(version: int) -> str:
+    """The form that people write; NCCL's number is 22809 for 2.28.9. Before 2.9 it had a digit less."""
+    major = 10_000 if version >= 10_000 else 1_000
+    return f"{version // major}.{version % major // 100}.{version % 100}"
