@@ -1,10 +1,11 @@
 """From a bare machine with a GPU to results: build Horovod with NCCL and this package there, and run both on CUDA tensors.
 
-    tools/gpu_check.sh collect DIR [--architecture 90]     where there is a network: put into DIR what `run` needs
-    tools/gpu_check.sh store DIR                           where there is a GPU: keep what has been carried there
-    tools/gpu_check.sh run [--archives DIR] [--parts build,a,b,c,d,e] [--results FILE] [--seconds N]
+    tools/gpu_check.sh collect DIR [--architecture 90]     where there is a network: put into DIR what `all` needs
+    tools/gpu_check.sh all --archives DIR [--seconds N]    where there is a GPU: everything, in one call
+    tools/gpu_check.sh run PARTS                           some parts or steps again, `b,c.latency` say
+    tools/gpu_check.sh store DIR                           keep what has been carried, where not all of it fits into one call
 
-`run` needs PyTorch for CUDA, NumPy, pip, a C++ compiler, Python's headers, nvcc and a CMake, but no network. Its parts are
+`all` needs PyTorch for CUDA, NumPy, pip, a C++ compiler, Python's headers, nvcc and a CMake, but no network. Its parts are
 
     build  an environment above that of `python3`, Horovod with NCCL over Gloo's controller, and this package
     a      one rank: every policy, on CUDA tensors
@@ -13,13 +14,15 @@
     d      compute-sanitizer's memcheck of a
     e      real training: images and tokens a second, and memory
 
-and each consists of steps, `c.latency` say, that can be named in its place. What is built and what was found stays in
-build/gpu-check, so a later call goes on from there; a step that is named again runs again. A step that fails, or that
---seconds leaves no time for, is written down as such, and the next goes on. The exit status is 0 if all steps that
-were asked for have passed.
+and each consists of steps. `all` runs the steps in the order of what they tell. A step may take its share of the time that
+is left, and hands on what it does not take. The file of results is written when a step begins, whenever it has measured
+something, and when it ends; so after an interrupt it holds what has been found. A step that fails, or that has no time left,
+is written down as such, and the next goes on. What is built stays in build/gpu-check, so a later `run` goes on from there. The
+exit status is 0 if all steps have passed, and 130 after an interrupt.
 
 Several ranks on one GPU need NCCL 2.30 or newer, which `collect` takes from PyPI. With --architecture the code for all
-other GPUs is blanked in it, so that it compresses to a seventh of the package. Standard library only.
+other GPUs is blanked in it, so that it compresses to a seventh of the package. Where NVIDIA's Multi-Process Service (MPS) is
+installed, it is started for them and ended with them, so that the ranks really run side by side. Standard library only.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,11 @@ ARCHIVES = STATE / "archives"  # what has been carried
 VENV = STATE / "venv"
 PYTHON = VENV / "bin" / "python"
 NCCL_LIBRARY = STATE / "nccl" / "libnccl.so.2"
-LAST_WORDS_SECONDS = 15
+MPS = "nvidia-cuda-mps-control"
+MPS_FOLDER = STATE / "mps"
+LAST_WORDS_SECONDS = 10
+LOOK_SECONDS = 0.5  # between two looks at what a step has measured
+INTERRUPTED_STATUS = 130
 TAIL = 20_000  # characters of a step's output that are kept
 
 # What the build, the tests and the benchmarks import, besides PyTorch and NumPy; the versions are those of requirements/.
@@ -67,13 +74,13 @@ PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux201
 SEVERAL_RANKS = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "1", "NCCL_NVLS_ENABLE": "0"}
 RANKS = 4
 
-TESTS = ["operations", "rounds", "optimizer", "groups", "invariants", "gpu_devices"]
+TESTS = ["operations", "rounds", "optimizer", "groups", "invariants", "gpu_devices", "gpu_training"]
 TESTS += [f"conformance_{name}" for name in ("operations", "rounds", "models", "invariants")]
 POLICIES = [ROOT / "tests" / "parallel" / "programs" / "every_policy.py", "--device", "cuda"]
 BENCHMARKS = {
     "c.overhead": ["overhead"],
     "c.latency": ["latency", "--skew-ranks", str(RANKS)],
-    "c.straggler": ["straggler", "--steps", "200", "--seeds", "1"],
+    "c.straggler": ["straggler"],
     "e.resnet50": ["gpu_training", "--model", "resnet50"],
     "e.transformer": ["gpu_training", "--model", "transformer"],
 }
@@ -81,12 +88,20 @@ BENCHMARKS = {
 Action = Callable[["Step"], None]
 
 
-class Step:
-    """One step while it runs: it has so much time, and a file for its output and one for its figures."""
+class Interrupted(BaseException):
+    """The call has been told to end."""
 
-    def __init__(self, name: str, deadline: float) -> None:
+
+class Step:
+    """One step while it runs.
+
+    It has a file for its output and one for its figures. `look` is called from time to time while it waits for a command.
+    """
+
+    def __init__(self, name: str, deadline: float, look: Callable[[Step], None]) -> None:
         self.name = name
         self.deadline = deadline
+        self.look = look
         self.mark = f"{os.getpid()}.{name}"  # in the environment of all that it starts
         self.log = STATE / f"{name}.log"
         self.json = STATE / f"{name}.json"
@@ -119,16 +134,24 @@ class Step:
                 start_new_session=True,
             )
             try:
-                status = process.wait(max(self.deadline - time.monotonic(), 0))
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)  # pytest says then what has failed so far
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(LAST_WORDS_SECONDS)
-                raise SetupError("did not end in time") from None
+                status = self._wait(process)
             finally:
                 self._end_all()
+        if status is None:
+            raise SetupError("did not end in time")
         if status != 0:
             raise SetupError(f"ended with status {status}")
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
+        """The status with which the process ended; None if it did not end in time."""
+        while time.monotonic() < self.deadline:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(max(min(LOOK_SECONDS, self.deadline - time.monotonic()), 0))
+            self.look(self)
+        process.send_signal(signal.SIGINT)  # pytest says then what has failed so far
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_SECONDS)
+        return None
 
     def _end_all(self) -> None:
         """End what a command has left: a rank that waits for ever would keep the GPU."""
@@ -140,13 +163,30 @@ class Step:
                 continue
 
     def gpu(self, *command: object, ranks: int, cwd: Path | None = None) -> None:
-        """Run a command of the environment whose ranks may use CUDA tensors."""
-        variables = {"HOROVOD_PARTIAL_EXPERIMENTAL_GPU": "1"}
-        if ranks > 1:
-            if not NCCL_LIBRARY.exists():
-                raise SetupError("several ranks on one GPU need NCCL 2.30 or newer; carry it, and run build.nccl")
-            variables |= SEVERAL_RANKS | {"LD_PRELOAD": str(NCCL_LIBRARY)}
-        self.run(*command, cwd=cwd, **variables)
+        """Run a command of the environment whose ranks use CUDA tensors."""
+        if ranks == 1:
+            self.run(*command, cwd=cwd)
+            return
+        if not NCCL_LIBRARY.exists():
+            raise SetupError("several ranks on one GPU need NCCL 2.30 or newer; carry it, and run build.nccl")
+        with multi_process_service() as variables:
+            self.run(*command, cwd=cwd, **SEVERAL_RANKS, LD_PRELOAD=NCCL_LIBRARY, **variables)
+
+
+@contextmanager
+def multi_process_service() -> Iterator[dict[str, object]]:
+    """Start MPS where it is installed, and end it. Gives the variables by which a process uses it."""
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(MPS_FOLDER), "CUDA_MPS_LOG_DIRECTORY": str(MPS_FOLDER)}
+    environment = os.environ | variables
+    MPS_FOLDER.mkdir(parents=True, exist_ok=True)
+    if shutil.which(MPS) is None or subprocess.run([MPS, "-d"], check=False, env=environment).returncode != 0:
+        yield {}
+        return
+    try:
+        yield dict(variables)
+    finally:
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run([MPS], check=False, env=environment, input=b"quit\n", timeout=LAST_WORDS_SECONDS)
 
 
 # --- Build
@@ -227,7 +267,7 @@ def tests(ranks: int) -> Action:
 
 def benchmark(program: str, *options: str) -> Action:
     def run(step: Step) -> None:
-        command = [PYTHON, ROOT / "benchmarks" / f"{program}.py", *options, "--json", step.json]
+        command = [PYTHON, ROOT / "benchmarks" / f"{program}.py", *options, "--quick", "--json", step.json]
         step.gpu(*command, "--device", "cuda", "--transport", "gloo", "--ranks", RANKS, ranks=RANKS)
 
     return run
@@ -245,41 +285,78 @@ STEPS: dict[str, Action] = {
     **{name: benchmark(*command) for name, command in BENCHMARKS.items()},
 }
 
+# The order of `all`, which is that of what the steps tell, and the share of the time that each may take: about the seconds that it
+# takes on a machine with 16 cores, and half as many again.
+SHARES = {
+    "build.environment": 10.0,
+    "build.horovod": 200.0,
+    "build.package": 80.0,
+    "build.nccl": 10.0,
+    "a.policies": 20.0,
+    "b.2": 50.0,
+    "e.resnet50": 60.0,
+    "c.overhead": 55.0,
+    "b.4": 70.0,
+    "c.straggler": 55.0,
+    "c.latency": 55.0,
+    "d.memcheck": 60.0,
+    "e.transformer": 60.0,
+}
+
 
 # --- Running
 
 
+def seconds_for(step: str, later: Sequence[str], left: float) -> float:
+    """How long a step may take of the seconds that are left for it and for the later ones."""
+    share = SHARES.get(step, 1.0)
+    return left * share / (share + sum(SHARES.get(name, 1.0) for name in later))
+
+
 def run(steps: Sequence[str], file: Path, seconds: float) -> int:
-    """Run the steps in order, in so much time, and write what became of them after each. Returns the exit status."""
+    """Run the steps in order, in so much time, and write what becomes of them. Returns the exit status."""
     STATE.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + seconds
     results: dict[str, Any] = {"steps": {}}
     if file.exists():
         results = json.loads(file.read_text())
-    for name in steps:
-        step = Step(name, deadline)
+    interrupted = False
+    for number, name in enumerate(steps):
         begin = time.monotonic()
+
+        def keep(step: Step, reason: str = "it has not ended", begin: float = begin) -> None:
+            result = {"passed": not reason, "reason": reason, "seconds": round(time.monotonic() - begin, 1)}
+            if step.json.exists():
+                result["figures"] = json.loads(step.json.read_text())
+            result["output"] = step.log.read_text(errors="replace")[-TAIL:]
+            results["steps"][step.name] = result
+            write(results, file)
+
+        step = Step(name, begin + max(seconds_for(name, steps[number + 1 :], deadline - begin), 0.0), keep)
+        keep(step)
         reason = "" if begin < deadline else "no time was left for it"
         try:
             if not reason:
                 STEPS[name](step)
         except (SetupError, OSError) as error:
             reason = str(error)
-        result = {"passed": not reason, "reason": reason, "seconds": round(time.monotonic() - begin, 1)}
-        if step.json.exists():
-            result["figures"] = json.loads(step.json.read_text())
-        result["output"] = step.log.read_text(errors="replace")[-TAIL:]
-        results["steps"][name] = result
-        write(results, file)
-        print(f"{name}: {reason or 'passed'}, {result['seconds']} s", flush=True)
+        except Interrupted:
+            reason, interrupted = "it was interrupted", True
+        keep(step, reason)
+        print(f"{name}: {reason or 'passed'}, {results['steps'][name]['seconds']} s", flush=True)
+        if interrupted:
+            return INTERRUPTED_STATUS
     results["machine"] = machine()
     write(results, file)
     return 0 if all(results["steps"][name]["passed"] for name in steps) else 1
 
 
 def write(results: dict[str, Any], file: Path) -> None:
+    """Replace the file at once, so that it is whole whenever this call ends."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(results, indent=2) + "\n")
+    draft = file.with_name(f"{file.name}.draft")
+    draft.write_text(json.dumps(results, indent=2) + "\n")
+    draft.replace(file)
 
 
 QUESTION = """
@@ -419,11 +496,13 @@ def main(arguments: Sequence[str]) -> int:
     collecting.add_argument("--piece-mib", type=int, default=50, help="largest piece of NCCL's library")
     storing = commands.add_parser("store", help="keep what has been carried")
     storing.add_argument("folder", type=Path, metavar="DIR")
-    running = commands.add_parser("run", help="run parts")
-    running.add_argument("--archives", type=Path, metavar="DIR", help="what has been carried: `store` it first")
-    running.add_argument("--parts", default="build,a,b,c,d,e", help="parts or single steps")
-    running.add_argument("--results", type=Path, metavar="FILE", default=STATE / "results.json")
-    running.add_argument("--seconds", type=float, default=540.0, help="for all parts together")
+    everything = commands.add_parser("all", help="run everything, in one call")
+    everything.add_argument("--archives", type=Path, metavar="DIR", help="what `collect` has made")
+    running = commands.add_parser("run", help="run some parts or steps again")
+    running.add_argument("parts", metavar="PARTS", help="their names, with commas between them")
+    for command in (everything, running):
+        command.add_argument("--results", type=Path, metavar="FILE", default=STATE / "results.json")
+        command.add_argument("--seconds", type=float, default=540.0, help="for all steps together")
     options = parser.parse_args(arguments)
     if options.command == "collect":
         collect(options.folder, options.python, options.architecture, options.piece_mib)
@@ -431,17 +510,25 @@ def main(arguments: Sequence[str]) -> int:
     if options.command == "store":
         store(options.folder)
         return 0
+    if options.command == "run":
+        return run(steps_of(options.parts), options.results, options.seconds)
     if options.archives is not None:
         store(options.archives)
-    return run(steps_of(options.parts), options.results, options.seconds)
+    return run(list(SHARES), options.results, options.seconds)
+
+
+def interrupt(*_: object) -> None:
+    """A signal has come: the step that runs is to end."""
+    raise Interrupted
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # for what is started here, too: a shell may have it ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where the shell that started this has them ignored
+        signal.signal(number, interrupt)
     try:
         sys.exit(main(sys.argv[1:]))
+    except Interrupted:  # between two steps
+        sys.exit(INTERRUPTED_STATUS)
     except SetupError as error:
         sys.exit(f"gpu_check: {error}")
     except subprocess.CalledProcessError as error:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -24,6 +27,7 @@ def gpu_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
     state = tmp_path / "state"
     monkeypatch.setattr(gpu_check, "STATE", state)
+    monkeypatch.setattr(gpu_check, "MPS_FOLDER", state / "mps")
     monkeypatch.setattr(gpu_check, "ARCHIVES", state / "archives")
     monkeypatch.setattr(gpu_check, "NCCL_LIBRARY", state / "nccl" / "libnccl.so.2")
     return gpu_check
@@ -49,7 +53,7 @@ def test_the_shell_entry() -> None:
 
 def test_parts_and_steps(gpu_check: ModuleType) -> None:
     assert gpu_check.steps_of("c.latency,a") == ["c.latency", "a.policies"]
-    assert set(gpu_check.steps_of("build,a,b,c,d,e")) == set(gpu_check.STEPS)
+    assert set(gpu_check.steps_of("build,a,b,c,d,e")) == set(gpu_check.STEPS) == set(gpu_check.SHARES)
     with pytest.raises(gpu_check.SetupError, match="no part 'z'"):
         gpu_check.steps_of("a,z")
 
@@ -67,6 +71,76 @@ def test_a_failure_is_written_down_and_the_next_goes_on(gpu_check: ModuleType, m
     assert (status, steps["fails"]["passed"]) == (0, False)
 
 
+def test_a_step_hands_on_the_time_that_it_does_not_take(gpu_check: ModuleType) -> None:
+    steps = list(gpu_check.SHARES)
+    total = sum(gpu_check.SHARES.values())
+    assert gpu_check.seconds_for(steps[0], steps[1:], 2 * total) == pytest.approx(2 * gpu_check.SHARES[steps[0]])
+    assert gpu_check.seconds_for(steps[-1], [], 7.0) == 7.0
+    left = 560.0
+    for number, step in enumerate(steps):  # each takes all that it may: the last one still gets its share
+        seconds = gpu_check.seconds_for(step, steps[number + 1 :], left)
+        assert seconds == pytest.approx(560.0 * gpu_check.SHARES[step] / total)
+        left -= seconds
+    assert left == pytest.approx(0.0, abs=1e-6)
+
+
+# Measures something, and then goes on for ever.
+MEASURES = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1]).write_text('{"ratio": 1.5}')
+time.sleep(600)
+"""
+
+
+def test_what_a_step_has_measured_is_kept_before_it_ends(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an interrupt, too, which ends what the step has started, and all later steps."""
+    results = gpu_check.STATE / "results.json"
+
+    def found() -> dict[str, object]:
+        return json.loads(results.read_text())["steps"]["measures"]
+
+    def interrupt_when_measured(step: Any) -> None:
+        keep = step.look
+
+        def look(step: Any) -> None:
+            keep(step)
+            if "figures" in found():
+                assert (found()["passed"], found()["reason"]) == (False, "it has not ended")
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        step.look = look
+        step.run(sys.executable, "-c", MEASURES, step.json)
+
+    before = signal.signal(signal.SIGTERM, gpu_check.interrupt)
+    try:
+        monkeypatch.setitem(gpu_check.STEPS, "measures", interrupt_when_measured)
+        status, steps = run(gpu_check, "measures", "build.nccl")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (status, list(steps)) == (130, ["measures"])
+    assert (steps["measures"]["reason"], steps["measures"]["figures"]) == ("it was interrupted", {"ratio": 1.5})
+
+
+def test_mps_is_started_and_ended_where_it_is_installed(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With a script in place of NVIDIA's program, which needs a driver."""
+    notes = tmp_path / "notes"
+    with gpu_check.multi_process_service() as variables:
+        assert variables == {}
+    script = tmp_path / "bin" / gpu_check.MPS
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\n[ "$1" ] || read word\necho $1 $word $CUDA_MPS_PIPE_DIRECTORY >> {notes}\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    with gpu_check.multi_process_service() as variables:
+        folder = variables["CUDA_MPS_PIPE_DIRECTORY"]
+        assert notes.read_text() == f"-d {folder}\n"
+    assert notes.read_text() == f"-d {folder}\nquit {folder}\n"
+
+
 def test_the_time_is_for_all(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command has started in a session of its own, as `horovodrun` does, ends with it."""
     child = (
@@ -75,6 +149,7 @@ def test_the_time_is_for_all(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPa
     program = f"{child}\ntime.sleep(60)"
     monkeypatch.setitem(gpu_check.STEPS, "hangs", lambda step: step.run(sys.executable, "-c", program))
     begin = time.monotonic()
+    monkeypatch.setitem(gpu_check.SHARES, "hangs", 1e6)
     status, steps = run(gpu_check, "hangs", "build.nccl", seconds=2.0)
     assert time.monotonic() - begin < 30
     assert status == 1
