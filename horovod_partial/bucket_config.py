@@ -19,6 +19,7 @@ def arguments(
     sync: Policy,
     size: int | None,
     average: bool,
+    is_integer: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     max_staleness: int | None = None,
@@ -35,7 +36,7 @@ def arguments(
 ) -> _core.BucketSpec:
     """All that a bucket is declared with, but for its tensor.
 
-    `None` stands for the setting, or for the default where there is none; as `size` it is Horovod's answer for a process set
+    `is_integer` says that whole numbers travel. `None` stands for the setting, or for the default where there is none; as `size` it is Horovod's answer for a process set
     that it does not know. `members` says what lies in the bucket, as `member` does, and `agreed` in words what else must be the
     same on all ranks: round 0 compares both.
 
@@ -44,6 +45,12 @@ def arguments(
     """
     if size is None:
         raise ValueError("the process set is not registered: pass it to hvd.init or hvd.add_process_set first")
+    if is_integer and (average or any(factor != int(factor) for factor in (prescale_factor, postscale_factor))):
+        raise ValueError(
+            "integers cannot be averaged or scaled under a partial policy: each round would cut the fraction off, and late "
+            "contributions are spread over several rounds. Pass op=hvd.Sum and divide at the end, reduce floating-point numbers, "
+            "or use sync=hvd.Full()"
+        )
     staleness, grace, limit = check_rounds(max_staleness, grace_ms, divisor, replay_limit)
     words = [
         policies.describe(sync, size),

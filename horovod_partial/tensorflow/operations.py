@@ -288,7 +288,8 @@ def _reduce(
         raise ValueError(f"tensors that travel together must have one dtype, not {sorted(d.name for d in dtypes)}")
     dtype = dtypes.pop()
     wire = wire_dtype(dtype)
-    spec = bucket_config.arguments(sync=policy, size=runtime.size_of(process_set), average=divides, **options)
+    size = runtime.size_of(process_set)
+    spec = bucket_config.arguments(sync=policy, size=size, average=divides, is_integer=dtype.is_integer, **options)
     results, info = arrive([tf.cast(one, wire) for one in tensors], name, process_set, spec, work=work)
     results = [tf.cast(one, dtype) for one in results]
     result = results if several else results[0]

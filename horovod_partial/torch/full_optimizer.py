@@ -17,6 +17,7 @@ from horovod.torch import mpi_ops
 from horovod_partial.checks import require_count
 from horovod_partial.torch.buckets import Widened
 from horovod_partial.torch.operations import runtime
+from horovod_partial.torch.ownership import require_ownership, take_over
 from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import unwrapped, with_positions
 
@@ -50,6 +51,7 @@ def wrap(
     cls: Any = type(wrapped)
     base = type(optimizer)
     horovod_zero_grad = cls.zero_grad
+    horovod_synchronize = cls.synchronize
     horovod_step = inspect.unwrap(
         cls.step
     )  # PyTorch has put the step's hooks around it, and around the optimizer's own
@@ -60,6 +62,7 @@ def wrap(
         )
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+        require_ownership(self)
         if closure is None or takes_closures or not self._should_synchronize:
             if round_steps.changes_gradients and self._should_synchronize and not _is_synchronized(self):
                 self.synchronize()
@@ -75,6 +78,10 @@ def wrap(
         self._rounds += 1
         round_steps.after(self)
         return result
+
+    def synchronize(self: Any) -> None:
+        require_ownership(self)
+        horovod_synchronize(self)
 
     def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         if getattr(self, "_handles", None):
@@ -92,10 +99,14 @@ def wrap(
             raise ValueError("op=hvd.Adasum needs all parameter groups before the optimizer is wrapped")
         base.add_param_group(self, param_group)
         _reduce_last_group(self)
+        take_over(self)
 
     def reduce(self: torch.optim.Optimizer) -> tuple[Any, ...]:
         return unwrapped(self, base)
 
+    cls.synchronize, cls.gives_way = synchronize, False
+    cls.is_under_way = lambda self: bool(getattr(self, "_handles", None))
+    cls.stop_reducing = lambda self: None  # its hooks look whether it gives way
     cls.step, cls.zero_grad, cls.set_backward_passes_per_step = step, zero_grad, set_backward_passes_per_step
     cls.add_param_group = add_param_group
     cls.is_horovod_partial = True
@@ -116,6 +127,7 @@ def wrap(
         # Unscaled twice, or never, if a fused step met the scaler alone: see DistributedOptimizer.
         cls._step_supports_amp_scaling = False
         synchronize_before_unscaling(grad_scaler, wrapped)
+    take_over(wrapped)
     return wrapped
 
 
@@ -158,7 +170,7 @@ def _weak_hooks() -> Iterator[None]:
 
         def hook(*ignored: Any) -> None:
             wrapped = reference()
-            if wrapped is not None:
+            if wrapped is not None and not wrapped.gives_way:
                 make_hook(wrapped, parameter)(*ignored)
 
         return hook

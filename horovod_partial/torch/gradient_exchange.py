@@ -458,6 +458,9 @@ class GradientExchange(Exchange):
         """Whether gradients are there that have not been applied: of a backward pass, or the result of a round."""
         return self._has_result or any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
 
+    def stop_reducing(self) -> None:
+        _remove(self._hooks)
+
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first, between two steps."""
         optimizer = self.wrapped()

@@ -136,7 +136,9 @@ def make_config(
     *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any
 ) -> _attach.BucketConfig:
     """What the core is told of a bucket, after checking it. `dtype` is that of the wire."""
-    spec = bucket_config.arguments(average=is_average(op, Average, Sum), **arguments)
+    spec = bucket_config.arguments(
+        average=is_average(op, Average, Sum), is_integer=not dtype.is_floating_point, **arguments
+    )
     return _attach.BucketConfig(spec, dtype=_DTYPES[dtype], shape=list(shape), device=device)
 
 
@@ -179,7 +181,8 @@ def partial_allreduce_async_(
             One that requires a gradient is refused under a partial policy, except in `torch.no_grad()`: pass
             `tensor.detach()`.
         name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
-        op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`.
+        op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`. Integers need `hvd.Sum`: each round
+            of an average would cut their fraction off.
         sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce_async_`.
         prescale_factor: multiplies the tensor before the sum.
         postscale_factor: multiplies the result.

@@ -17,6 +17,7 @@ from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan
 from horovod_partial.runtime import Tenure
 from horovod_partial.torch.operations import runtime
+from horovod_partial.torch.ownership import require_ownership, take_over
 from horovod_partial.torch.round_steps import RoundHook, RoundSteps
 
 _names = InstanceNames(runtime)
@@ -63,6 +64,14 @@ class Exchange:
         """Wait for what is under way."""
         raise NotImplementedError
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether gradients are there that have not been applied."""
+        return False
+
+    def stop_reducing(self) -> None:
+        """Leave the gradients of later backward passes to another wrapper."""
+
     def flush_optimizer(self, optimizer: Any) -> None:
         """Deliver what is pending, and apply what this rank has missed; or make all models equal."""
         raise NotImplementedError
@@ -98,6 +107,7 @@ class _Methods(torch.optim.Optimizer):
     _base: Any
     _exchange: Exchange
     _make_exchange: MakeExchange
+    gives_way = False  # to a later wrapper of the same parameters
     _rounds_before = (0, 0)  # a generation of Horovod, and the rounds of earlier exchanges in it
     backward_passes_per_step: int
 
@@ -108,8 +118,9 @@ class _Methods(torch.optim.Optimizer):
         this rank was on time. A round without any gradient is no step. `closure` is evaluated once, before the reduction.
 
         Raises:
-            RuntimeError: gradients were changed while they travelled.
+            RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
         """
+        require_ownership(self)
         return self._exchange.step(self, closure)
 
     def synchronize(self) -> None:
@@ -118,7 +129,11 @@ class _Methods(torch.optim.Optimizer):
         Gradients that backward did not make count as zeros, as in Horovod. Of several rounds that this rank has missed the
         oldest is there. If it is changed by hand then, `step` raises RuntimeError, because the others would not be: pass
         `max_grad_norm`, `max_grad_value` or `grad_transform` to `hvd.DistributedOptimizer`.
+
+        Raises:
+            RuntimeError: as `step`.
         """
+        require_ownership(self)
         self._exchange.synchronize()
 
     def register_round_hook(self, hook: RoundHook) -> RemovableHandle:
@@ -174,6 +189,15 @@ class _Methods(torch.optim.Optimizer):
         self._exchange = exchange
         exchange.wrapped = weakref.ref(self)
         exchange.set_passes(self.backward_passes_per_step)
+        take_over(self)
+
+    def is_under_way(self) -> bool:
+        """Whether gradients are there that have not been applied."""
+        return self._exchange.is_under_way
+
+    def stop_reducing(self) -> None:
+        """Leave the gradients of later backward passes to another wrapper; what is pending is still delivered."""
+        self._exchange.stop_reducing()
 
     @property
     def process_set(self) -> ProcessSet:
@@ -293,6 +317,7 @@ def wrap(
     instance._make_exchange = make_exchange
     exchange.wrapped = weakref.ref(instance)
     instance.backward_passes_per_step = backward_passes_per_step
+    take_over(instance)
     return instance
 
 

@@ -43,6 +43,19 @@ def test_dtypes_that_are_not_reduced(front: Front, world: World) -> None:
             front.run(front.tensor(np.zeros(3), dtype), name=world.name(), sync=EVERYBODY)
 
 
+@alone
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_integers_are_not_averaged(front: Front, world: World, dtype: str) -> None:
+    """Each round would cut a fraction off: 60 ones would come to 50 to 58."""
+    tensor = front.tensor(np.ones(3), dtype)
+    for options in ({}, {"op": front.hvd.Sum, "prescale_factor": 0.5}, {"op": front.hvd.Sum, "postscale_factor": 1.5}):
+        with pytest.raises(ValueError, match=r"integers cannot be averaged or scaled .*op=hvd\.Sum"):
+            front.run(tensor, name=world.name(), sync=EVERYBODY, **options)
+    assert (
+        front.array(front.run(tensor, name=world.name(), op=front.hvd.Sum, sync="solo")[0]).tolist() == [world.size] * 3
+    )
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3, 4), (1023,)], ids=str)
 def test_shapes(front: Front, world: World, shape: tuple[int, ...]) -> None:
     tensor = front.tensor(np.full(shape, world.rank + 1.0))

@@ -678,3 +678,39 @@ def test_wrong_arguments_under_every_policy(world: World, policy: str) -> None:
     for options, text in cases:
         with pytest.raises(ValueError, match=text):
             hvd.DistributedOptimizer(MAKERS["sgd"](model), sync=sync_of(policy), **options)
+
+
+@pytest.mark.parametrize("policy", ["full", "solo"])
+def test_the_newest_wrapper_of_a_parameter_reduces_it(world: World, policy: str) -> None:
+    """A schedule keeps the wrapper of an earlier phase alive. Its hooks would write what the new one reduces."""
+    model = torch.nn.Linear(4, 2, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    options: dict[str, Any] = {"op": hvd.Sum, "sync": policy}
+    first = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **options)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(first, 1.0)
+
+    def train(optimizer: Any, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        optimizer.flush()
+
+    train(first, 3)
+    loss = model(torch.ones(1, 4)).sum()
+    second = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **options)
+    train(second, 12)
+    assert torch.equal(model.weight, torch.full((2, 4), -15.0 * world.size))
+    for call in (first.step, first.synchronize):
+        with pytest.raises(
+            RuntimeError, match=r"a later hvd\.DistributedOptimizer was made for parameters of this one"
+        ):
+            call()
+    assert schedule.optimizer is first
+    second.zero_grad()
+    loss.backward()  # the new wrapper is in the middle of a step
+    with pytest.raises(ValueError, match="whose gradients are under way"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **options)
+    second.step()
+    second.flush()
+    assert torch.equal(model.weight, torch.full((2, 4), -16.0 * world.size))
