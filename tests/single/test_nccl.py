@@ -43,7 +43,8 @@ def framework(tmp_path: Path) -> Path:
 
 def told(framework: Path, horovod: Path) -> list[str]:
     command = [sys.executable, "-c", PROGRAM, str(framework), str(horovod)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    # Not in the folder of the checkout, whose package would come before one that is installed.
+    done = subprocess.run(command, cwd=framework.parent, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -88,10 +89,12 @@ class TestInstalledHorovod:
         )  # else the names have been taken out, and the next line says nothing
         assert not [line for line in symbols.stdout.splitlines() if line.split()[-1].startswith(("nccl", "pnccl"))]
 
-    def test_check_names_one(self) -> None:
+    def test_check_names_one(self, tmp_path: Path) -> None:
         command = shutil.which("horovod-partial")
         assert command is not None
-        done = subprocess.run([command, "check"], capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(
+            [command, "check"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Horovod for torch uses NCCL 2." in done.stdout
         assert "warning" not in done.stdout
