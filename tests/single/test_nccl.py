@@ -36,6 +36,10 @@ def compile_library(path: Path, source: str, *options: str) -> Path:
     return path
 
 
+has_nccl = "nccl" in built.FEATURES
+stands_in = pytest.mark.skipif(has_nccl, reason="this PyTorch needs a real NCCL")
+
+
 @pytest.fixture
 def framework(tmp_path: Path) -> Path:
     return compile_library(tmp_path / "framework" / "libnccl.so.2", NCCL % 22809, "-Wl,-soname,libnccl.so.2")
@@ -49,6 +53,7 @@ def told(framework: Path, horovod: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@stands_in
 def test_a_shared_nccl_is_the_frameworks(framework: Path, tmp_path: Path) -> None:
     """Also where Horovod was linked with another file of this name."""
     other = compile_library(tmp_path / "toolkit" / "libnccl.so.2", NCCL % 22000, "-Wl,-soname,libnccl.so.2")
@@ -56,6 +61,7 @@ def test_a_shared_nccl_is_the_frameworks(framework: Path, tmp_path: Path) -> Non
     assert told(framework, horovod) == ["22809", f"Horovod for torch uses NCCL 2.28.9: {framework}"]
 
 
+@stands_in
 def test_a_static_nccl_is_a_second_one(framework: Path, tmp_path: Path) -> None:
     """Also where a library that Horovod is linked with, as PyTorch's are, is linked with the framework's NCCL."""
     torch = compile_library(tmp_path / "libtorch.so", "", "-Wl,--no-as-needed", str(framework))
@@ -74,7 +80,7 @@ def test_versions() -> None:
     assert [nccl._text(number) for number in (2708, 20903, 22809, 23203)] == ["2.7.8", "2.9.3", "2.28.9", "2.32.3"]
 
 
-@pytest.mark.skipif("nccl" not in built.FEATURES, reason="this Horovod was built without NCCL")
+@pytest.mark.skipif(not has_nccl, reason="this Horovod was built without NCCL")
 class TestInstalledHorovod:
     """`make test-gpu-build` runs these, where Horovod has NCCL. They need no GPU."""
 
