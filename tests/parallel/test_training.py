@@ -1,4 +1,4 @@
-"""Whole trainings: late ranks under a script, mixed precision, checkpoints, model averaging, data loaders."""
+"""Whole trainings: late ranks under a script, mixed precision, checkpoints, model averaging."""
 
 from __future__ import annotations
 
@@ -267,33 +267,6 @@ def test_loading_a_checkpoint_forgets_what_is_pending(world: World) -> None:
     assert script.weight.item() == 0.0
 
 
-# --- Compiled models --------------------------------------------------------------------------------------------------
-
-
-# In `make test-all` alone: to import the compiler takes each rank many seconds.
-@pytest.mark.full_matrix
-@pytest.mark.launch(ranks=(2,))
-@pytest.mark.parametrize("policy", ["full", EVERYBODY])
-def test_a_compiled_model_trains_as_it_would_uncompiled(world: World, policy: str) -> None:
-    results = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters(), sync=policy
-        )
-        forward = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-        for step in range(4):
-            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(100 * step + world.rank))
-            optimizer.zero_grad()
-            forward(x).square().mean().backward()
-            optimizer.step()
-        optimizer.flush()
-        results.append(weights(model))
-    assert torch.equal(*results)
-    world.same(results[1].tolist())
-
-
 # --- Mixed precision --------------------------------------------------------------------------------------------------
 
 
@@ -390,31 +363,7 @@ def test_model_sync_every(world: World, policy: str) -> None:
         assert all(torch.allclose(other, everybody[0], atol=1e-6) for other in everybody)
 
 
-# --- The world around -------------------------------------------------------------------------------------------------
-
-
-class Numbers(torch.utils.data.Dataset):
-    """Rows of numbers, made in the loader's processes."""
-
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((4,), float(index))
-
-
-@pytest.mark.parametrize("policy", ["full", "solo"])
-def test_forked_data_loaders(world: World, policy: str) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-5), sync=policy)
-    loader = torch.utils.data.DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork")
-    for _ in range(2):
-        for rows in loader:
-            optimizer.zero_grad()
-            model(rows).mean().backward()
-            optimizer.step()
-    optimizer.flush()
+# --- Statistics -------------------------------------------------------------------------------------------------------
 
 
 def test_statistics(world: World) -> None:
