@@ -53,19 +53,27 @@ CUcontext RetainContext(int device) {
 // choices, and many have made none. cudaSetDevice, to give such a thread its device 0 back, would make a context there,
 // which takes half a gigabyte of that GPU for each process. So the context is put before the thread's own, and taken
 // away again.
+//
+// While the application captures a graph, CUDA refuses calls of all threads that might belong into the graph. Ours do not,
+// and say so by the mode `relaxed`. Otherwise a refused question whether a contribution is there would count as a yes.
 class ContextGuard {
  public:
   explicit ContextGuard(CUcontext context) {
     static auto* const push = DriverFunction<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent");
     CheckDriver(push(context));
+    cudaThreadExchangeStreamCaptureMode(&capture_mode_);
   }
   ContextGuard(const ContextGuard&) = delete;
   ContextGuard& operator=(const ContextGuard&) = delete;
   ~ContextGuard() {
+    cudaThreadExchangeStreamCaptureMode(&capture_mode_);
     static auto* const pop = DriverFunction<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent");
     CUcontext context = nullptr;
     pop(&context);
   }
+
+ private:
+  cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;  // then the thread's own
 };
 
 // From a destructor: when the process ends, the device's context may have gone before, and everything with it.
