@@ -92,7 +92,7 @@ def setups_of(definition: pytest.Item | Any, config: pytest.Config, **defaults: 
             transport,
             count,
             **options,
-            usual=bool(chosen_ranks) or (transport in usual["transports"] and count in usual["ranks"]),
+            usual=bool(chosen_ranks) or (transport in (chosen, *usual["transports"]) and count in usual["ranks"]),
         )
         for transport in transports
         if transport in (chosen, "none") or chosen is None
