@@ -72,6 +72,7 @@ class Runtime:
         self._mpi_ops = mpi_ops
         self._library = library
         self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
+        self._knows_forks = False
         self._begun = Tenure(self)
         self._recorded = Tenure(self)
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by what follows
@@ -251,6 +252,10 @@ class Runtime:
         except HorovodInternalError as error:
             log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
+    def _end_in_child(self) -> None:
+        """Lets a forked child end by itself: it has not the thread that runs Horovod's cycle, and would wait for that for ever."""
+        atexit.unregister(self._at_exit)
+
     def use(self, process_set: int) -> None:
         """A process set is about to be used: what is pending there is to be delivered at the end."""
         if self._begin():  # `init` was Horovod's own
@@ -265,6 +270,9 @@ class Runtime:
             # Handlers run in reverse order, and ours must run before Horovod's, which its `init` has registered.
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
+            if not self._knows_forks:
+                self._knows_forks = True
+                os.register_at_fork(after_in_child=self._end_in_child)
         return is_new
 
     # --- Operations ----------------------------------------------------------------------------------------------

@@ -44,6 +44,13 @@ def test_exit_without_shutdown_is_clean(job: Job, program: str, policy: str) -> 
     assert not re.search(r"(?i)error|abort|terminate|traceback", job.output()), job.output()
 
 
+@pytest.mark.launch(transports=("mpi",), full_transports=("mpi",))
+def test_a_forked_child_ends_by_itself(job: Job) -> None:
+    """It has no thread that runs Horovod's cycle, for which an exit handler would wait. (Gloo's own end breaks the parent.)"""
+    assert job.run("forking") == 0, job.output()
+    assert set(job.notes("child").values()) == {"0"}
+
+
 @pytest.mark.parametrize("policy", ["solo", *(pytest.param(policy, marks=LONG) for policy in ("full", "majority"))])
 @pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
