@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
+from horovod.common import process_sets
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.common.process_sets import ProcessSet
 
@@ -344,6 +345,28 @@ class Runtime:
     def flush(self, process_set: int) -> None:
         """Blocks until every rank is here, and everything pending has been delivered and applied."""
         self._flush(process_set, self._appliers_of(process_set), ends=False)
+
+    def add_process_set(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+        """Horovod's `add_process_set`, after a flush of every process set that this rank uses.
+
+        Horovod's function waits for all ranks, and takes part in no round meanwhile. Ranks that are ahead would wait there, and
+        the others in a round that needs them.
+        """
+        self._flush_all()
+        return process_sets.add_process_set(process_set)
+
+    def remove_process_set(self, process_set: ProcessSet) -> bool:
+        """Horovod's `remove_process_set`, after the same flush, so that nothing that is pending there is lost."""
+        self._flush_all()
+        number = process_set.process_set_id
+        removed = process_sets.remove_process_set(process_set)
+        if removed:
+            self._process_sets.discard(number)
+        return removed
+
+    def _flush_all(self) -> None:
+        for process_set in sorted(self._process_sets, reverse=True) if self.is_initialized() else ():
+            self.flush(process_set)
 
     def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool) -> None:
         families = [applier.family for applier in appliers]

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "engine/log.h"
@@ -12,6 +13,10 @@ namespace {
 constexpr auto kWatch = std::chrono::milliseconds(100);
 
 constexpr int kDeadWatches = 50;
+
+// Horovod hands the number of elements to Gloo, MPI and NCCL as an int. More would be cut off without an error.
+constexpr std::size_t kMostElements = std::numeric_limits<int>::max();
+
 constexpr std::chrono::milliseconds kFarewellPatience(1000);  // a cycle takes milliseconds, unless some rank is stopped
 
 const char* const kShutDown = "Horovod has been shut down, by this rank or by another one that ended or failed";
@@ -94,6 +99,12 @@ std::shared_ptr<SharedBucket> Engine::Declare(const std::string& name, const Buc
   std::lock_guard<std::mutex> lock(buckets_mutex_);
   if (!closed_.empty()) throw EngineError(closed_);
   if (!lost_.empty()) throw EngineError(std::exchange(lost_, {}));
+  const std::size_t elements = config.options().elements;
+  if (elements > kMostElements) {
+    throw std::invalid_argument("rank " + std::to_string(rank_) + ": " + name + " has " + std::to_string(elements) +
+                                " elements, and Horovod counts up to " + std::to_string(kMostElements) +
+                                " in one reduction; reduce it in parts, or split the parameter that is as large");
+  }
   auto& bucket = buckets_[name];
   if (bucket == nullptr) bucket = std::make_shared<SharedBucket>(name, config, bringers_, this);
   if (!(bucket->config == config)) {

@@ -9,7 +9,8 @@ import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from horovod.common.process_sets import ProcessSet
@@ -25,25 +26,27 @@ from horovod_partial.settings import settings
 
 
 class Numbers:
-    """Numbers that tell variables from all others of this process, the same on every rank.
+    """Numbers that tell variables from all others of a process set, the same on every rank of it.
 
-    They follow the order in which variables are first seen, in each generation of Horovod anew: ranks that are new in an
-    elastic job count from the start, and so do the others then.
+    They follow the order in which variables are first used there. A rank that is in several process sets counts in each of them
+    by itself, since the other ranks do not know its other variables. Each generation of Horovod counts anew: ranks that are
+    new in an elastic job count from the start, and so do the others then.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self._tenure = Tenure(runtime)
-        self._numbers: dict[int, int] = {}
-        self._counter = itertools.count()
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._counters: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
-    def of(self, variable: Any) -> int:
+    def of(self, variable: Any, process_set: ProcessSet) -> int:
         """The number of a variable."""
         if self._tenure.enter():
-            self._counter = itertools.count()
+            self._counters.clear()
             self._numbers.clear()
-        key = id(variable)
+        ranks = str(process_set.ranks)
+        key = ranks, id(variable)
         if key not in self._numbers:
-            self._numbers[key] = next(self._counter)
+            self._numbers[key] = next(self._counters[ranks])
             weakref.finalize(variable, self._numbers.pop, key, None)
         return self._numbers[key]
 
@@ -155,8 +158,11 @@ class GradientReducer(ABC):
 
     @staticmethod
     @abstractmethod
-    def number_of(variable: Any) -> int:
-        """The number of a variable, of the framework's own or of Keras's."""
+    def number_of(variable: Any, process_set: ProcessSet) -> int:
+        """The number of a variable, of the framework's own or of Keras's, in a process set."""
+
+    def _number(self, variable: Any) -> int:
+        return self.number_of(variable, self.process_set)
 
     @staticmethod
     @abstractmethod
@@ -196,11 +202,11 @@ class GradientReducer(ABC):
 
     def register_local(self, variable: Any) -> None:
         """Leave this variable's gradient to this rank; it is divided by the number of ranks, as the others' are."""
-        self._local.add(self.number_of(variable))
+        self._local.add(self._number(variable))
 
     def is_local(self, variable: Any) -> bool:
         """Whether this variable's gradient stays on this rank."""
-        return self.number_of(variable) in self._local
+        return self._number(variable) in self._local
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The combined gradients, None where there was none; and what became of each bucket, in no order."""
@@ -288,7 +294,7 @@ class GradientReducer(ABC):
 
     def _step_name(self, variables: Sequence[Any], dtypes: Sequence[Any]) -> str:
         """What the names of a step's buckets begin with: another where variables or the types that travel differ."""
-        numbers = [self.number_of(variable) for variable in variables]
+        numbers = [self._number(variable) for variable in variables]
         members = f"{self.process_set.process_set_id} {numbers} {[str(dtype) for dtype in dtypes]}"
         return f"{self.name}.{hashlib.sha256(members.encode()).hexdigest()[:8]}"
 
@@ -312,7 +318,7 @@ class GradientReducer(ABC):
     ) -> list[list[int]]:
         """Which gradients travel together, as positions: see `bucket_plan.plan`; None stands for the setting."""
         size = settings().bucket_mb * 1e6 if bucket_bytes is None else bucket_bytes
-        return bucket_plan.plan(kinds, sizes, self._groups([self.number_of(v) for v in variables]), size)
+        return bucket_plan.plan(kinds, sizes, self._groups([self._number(v) for v in variables]), size)
 
     def _groups(self, numbers: list[int]) -> list[list[int]]:
         groups = self._arguments["groups"]
@@ -321,7 +327,7 @@ class GradientReducer(ABC):
         if isinstance(groups, int):
             return split_list(list(range(len(numbers))), groups)
         positions = {number: i for i, number in enumerate(numbers)}
-        wanted = [[self.number_of(variable) for variable in group] for group in groups]
+        wanted = [[self._number(variable) for variable in group] for group in groups]
         return [[positions[number] for number in group if number in positions] for group in wanted]
 
     def flush(self) -> list[tuple[Any, Any]]:

@@ -78,9 +78,9 @@ def native(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def number_of(variable: Any) -> int:
-    """A number that tells a variable from all others of this process, the same on every rank."""
-    return _numbers.of(native(variable))
+def number_of(variable: Any, process_set: ProcessSet) -> int:
+    """A number that tells a variable from all others of a process set, the same on every rank of it."""
+    return _numbers.of(native(variable), process_set)
 
 
 class _Arrived(NamedTuple):
@@ -163,7 +163,7 @@ class GradientReducer(gradients.GradientReducer):
         # One by one, but for the groups that were asked for.
         planned = self._plan(variables, list(map(kind, wires)), [1] * len(wires), bucket_bytes=0)
         for members in planned:
-            name = f"{self.name}.{number_of(variables[members[0]])}"
+            name = f"{self.name}.{self._number(variables[members[0]])}"
             tensors = [wires[i].contiguous() for i in members]
             if len(members) == 1:
                 handles.append(horovod.allreduce_async(tensors[0], name=name, **options))

@@ -56,7 +56,7 @@ class ModelAverager(models.ModelAverager):
         """
         if not self.is_needed:
             return
-        trained = [backend.number_of(variable) for variable in variables]
+        trained = [backend.number_of(variable, self.process_set) for variable in variables]
         if self._trained not in (None, trained):
             raise ValueError(
                 f"an optimizer under {self.policy!r} trains other variables than in its first step, as where layers are frozen or "

@@ -199,12 +199,13 @@ class _State:
         """The same; made in the first step, because names follow from the variables."""
         made = self._current()
         if made is None:
-            trained = [backend.number_of(variable) for variable in optimizer._trainable_variables]
-            name = _names.new(self._name, f"{type(optimizer).__name__} {trained}")
+            process_set = self._arguments["process_set"]
+            trained = [backend.number_of(variable, process_set) for variable in optimizer._trainable_variables]
+            name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
             if isinstance(self._policy, ModelPolicy):
-                local = {backend.number_of(variable) for variable in self._local}
+                local = {backend.number_of(variable, process_set) for variable in self._local}
                 made = ModelAverager(
-                    self._policy, self._arguments, lambda variable: backend.number_of(variable) in local
+                    self._policy, self._arguments, lambda variable: backend.number_of(variable, process_set) in local
                 )
                 made.use_name(name)
             else:

@@ -20,6 +20,7 @@ from horovod_partial.policies import *
 from horovod_partial.tensorflow.fusion import fusion_plans
 from horovod_partial.tensorflow.graph import RoundInfo
 from horovod_partial.tensorflow.operations import (
+    add_process_set,
     flush,
     group_allreduce,
     init,
@@ -28,6 +29,7 @@ from horovod_partial.tensorflow.operations import (
     partial_reduce,
     partial_stats,
     record,
+    remove_process_set,
     shutdown,
     weighted_average,
 )
@@ -43,6 +45,7 @@ __all__ = [
     "HorovodInternalError",
     "MergedGradients",
     "RoundInfo",
+    "add_process_set",
     "average_converges",
     "average_is_useful",
     "broadcast_variables",
@@ -57,6 +60,7 @@ __all__ = [
     "partial_reduce",
     "partial_stats",
     "record",
+    "remove_process_set",
     "shutdown",
     "weighted_average",
 ]

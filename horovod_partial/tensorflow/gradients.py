@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
+from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow import _make_allreduce_grads_fn
 from horovod.tensorflow.mpi_ops import Average, Sum
 
@@ -40,8 +41,8 @@ class GradientReducer(gradients.GradientReducer):
         self._merged: dict[str, tuple[Fusion, list[Any]]] = {}
 
     @staticmethod
-    def number_of(variable: Any) -> int:
-        return _numbers.of(native(variable))
+    def number_of(variable: Any, process_set: ProcessSet) -> int:
+        return _numbers.of(native(variable), process_set)
 
     @staticmethod
     def _divided(gradient: Any, divisor: int) -> Any:

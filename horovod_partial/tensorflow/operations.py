@@ -67,6 +67,27 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     runtime.flush(process_set.process_set_id)
 
 
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """`horovod.tensorflow.add_process_set`, after a flush of every process set in use; all ranks come, as with Horovod.
+
+    Args:
+        process_set: a `hvd.ProcessSet`, or the ranks of a new one.
+
+    Raises:
+        ValueError: there is one of these ranks already.
+    """
+    return runtime.add_process_set(process_set)
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """`horovod.tensorflow.remove_process_set`, after a flush of every process set in use; all ranks come, as with Horovod.
+
+    Returns:
+        Whether there was such a process set. The one of all ranks stays.
+    """
+    return runtime.remove_process_set(process_set)
+
+
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
     """What happened to the rounds, as a dictionary by bucket; its keys stand in the reference, under Statistics. In eager code."""
     check_kinds({"process_set": process_set})

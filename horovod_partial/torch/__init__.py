@@ -34,6 +34,7 @@ from horovod_partial.torch.model_operations import (
     weighted_average_async_,
 )
 from horovod_partial.torch.operations import (
+    add_process_set,
     flush,
     init,
     join,
@@ -44,6 +45,7 @@ from horovod_partial.torch.operations import (
     partial_stats,
     poll,
     record,
+    remove_process_set,
     round_info,
     shutdown,
     synchronize,
@@ -60,6 +62,7 @@ __all__ = [
     "MergedGradients",
     "PartialStatsWriter",
     "RoundInfo",
+    "add_process_set",
     "assert_replicas_equal",
     "average_converges",
     "average_is_useful",
@@ -84,6 +87,7 @@ __all__ = [
     "partial_stats",
     "poll",
     "record",
+    "remove_process_set",
     "round_info",
     "save_checkpoint",
     "shutdown",

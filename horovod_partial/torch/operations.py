@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -105,6 +106,27 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     check_kinds({"process_set": process_set})
     check_initialized()
     runtime.flush(process_set.process_set_id)
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """`horovod.torch.add_process_set`, after a flush of every process set in use; all ranks come, as with Horovod.
+
+    Args:
+        process_set: a `hvd.ProcessSet`, or the ranks of a new one.
+
+    Raises:
+        ValueError: there is one of these ranks already.
+    """
+    return runtime.add_process_set(process_set)
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """`horovod.torch.remove_process_set`, after a flush of every process set in use; all ranks come, as with Horovod.
+
+    Returns:
+        Whether there was such a process set. The one of all ranks stays.
+    """
+    return runtime.remove_process_set(process_set)
 
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:

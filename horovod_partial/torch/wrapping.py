@@ -343,7 +343,8 @@ class Name:
     def current(self) -> str:
         """The name in the present generation of Horovod."""
         if self._tenure.enter():
-            alike = f"{self._process_set.process_set_id} {self._members}"
+            # By its ranks: the number of a process set that was removed is given to a new one of other ranks.
+            alike = f"{self._process_set.ranks} {self._members}"
             self._name = _names.new("DistributedOptimizer", alike)
         return self._name
 

@@ -516,6 +516,19 @@ TEST_F(RanksTest, ANameKeepsWhatItWasDeclaredWith) {
         << &other - others.data();
 }
 
+TEST_F(RanksTest, MoreElementsThanHorovodCountsAreRefused) {
+  Start(2, {Config(1)});
+  BucketConfig config = Config(1);
+  config.shape = {(1LL << 31) - 1};
+  EXPECT_NO_THROW(EngineOf(0).Declare("fits", config));
+  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{1LL << 31}, {1LL << 16, 1LL << 16, 2}}) {
+    config.shape = shape;
+    EXPECT_THAT([&] { EngineOf(0).Declare("too large", config); },
+                ThrowsMessage<std::invalid_argument>(
+                    AllOf(HasSubstr("rank 0"), HasSubstr("too large has"), HasSubstr("up to 2147483647"))));
+  }
+}
+
 // --- The end of Horovod
 
 TEST_F(RanksTest, AShutdownInTheMiddleOfAWaitEndsIt) {

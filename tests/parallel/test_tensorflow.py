@@ -229,6 +229,22 @@ def test_broadcast_of_all_types(world: World, dtype: Any, graph: bool) -> None:
 
 
 @process_sets
+def test_process_sets_that_overlap(world: World) -> None:
+    """Rank 1 trains with rank 0, then with rank 2: its second variable is their first."""
+    sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [1, 2])]
+    for process_set in [one for one in sets if one.included()]:
+        variable = tf.Variable([1.0, 2.0])
+        for _ in range(3):
+            with hvd.DistributedGradientTape(tf.GradientTape(), process_set=process_set, sync=EVERYBODY) as tape:
+                loss = tf.reduce_sum(variable)
+            (gradient,) = tape.gradient(loss, [variable])
+            variable.assign_sub(gradient)
+        assert variable.numpy().tolist() == [-2.0, -1.0]
+    for process_set in sets:
+        assert hvd.remove_process_set(process_set)
+
+
+@process_sets
 def test_broadcast_in_a_process_set(world: World) -> None:
     process_set = hvd.add_process_set([0, 2, 3])
     variable = tf.Variable(float(world.rank))
