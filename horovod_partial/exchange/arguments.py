@@ -148,11 +148,12 @@ def check_kinds(arguments: Mapping[str, Any]) -> None:
         ValueError: there is one.
     """
     for name, value in arguments.items():
+        fits, allowed = _KINDS.get(name, (None, ""))
+        if fits is not None and fits(value):
+            continue
         if isinstance(value, Policy):
             raise ValueError(f"{name} is {value!r}, which is a policy: name the argument, sync={value!r}")
-        if name in _KINDS:
-            fits, allowed = _KINDS[name]
-            require(fits(value), name, allowed, value)
+        require(fits is None, name, allowed, value)
 
 
 def check_fusion(fusion: Any, groups: Any) -> None:

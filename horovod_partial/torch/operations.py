@@ -28,8 +28,28 @@ runtime.on_record = functools.partial(recorded_waits.install, runtime)
 _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
 
 
-# Tensors of an operation in flight must live, also when its handle does not.
-_in_flight: set[PartialHandle] = set()
+class _InFlight:
+    """Operations whose tensors must live, also when their handles do not. Some are never synchronized, as after a failed backward.
+
+    Whenever twice as many are there as the last look has left, the next one looks which have ended. So each operation is
+    looked at a few times, however many are in flight. Any thread may call.
+    """
+
+    def __init__(self) -> None:
+        self._handles: set[PartialHandle] = set()
+        self._next_look = 16
+
+    def add(self, handle: PartialHandle) -> None:
+        if len(self._handles) >= self._next_look:
+            self._handles.difference_update([one for one in list(self._handles) if one.poll()])
+            self._next_look = 16 + 2 * len(self._handles)
+        self._handles.add(handle)
+
+    def discard(self, handle: PartialHandle) -> None:
+        self._handles.discard(handle)
+
+
+_in_flight = _InFlight()
 
 
 class PartialHandle:
@@ -40,8 +60,6 @@ class PartialHandle:
         self.source = source  # read until the round has run
         self.work = work
         self.output = output
-        # Some are never synchronized, as those of a backward that has failed.
-        _in_flight.difference_update([handle for handle in list(_in_flight) if handle.poll()])
         _in_flight.add(self)
 
     def poll(self) -> bool:
@@ -72,6 +90,8 @@ def init(*args: Any, **kwargs: Any) -> None:
         ValueError: settings contradict each other; the same on every rank.
     """
     runtime.init(*args, **kwargs)
+    make_config.cache_clear()  # rank 0 may have other settings
+    _config_of.cache_clear()
 
 
 def shutdown() -> None:
@@ -297,25 +317,58 @@ def _submit(
     process_set: ProcessSet,
     options: _Options,
 ) -> PartialHandle | int:
-    arguments = {
-        "name": name,
-        "op": op,
-        "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor,
-        "process_set": process_set,
-    }
-    policy, missed = of_allreduce(sync, arguments | options._asdict())
     require_tensor(tensor)
-    if isinstance(policy, Full):
+    if not isinstance(process_set, ProcessSet):
+        check_kinds({"process_set": process_set})
+    size = process_set.size() if mpi_ops.is_initialized() else None
+    what = (
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.device,
+        size,
+        op,
+        sync,
+        prescale_factor,
+        postscale_factor,
+        options,
+    )
+    try:
+        config = _config_of(*what)
+    except TypeError:  # an argument has no hash, and so is a wrong one
+        config = _config_of.__wrapped__(*what)
+    if config is None:
+        check_kinds({"name": name})
         check_initialized()
         return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
     name = check_arguments(tensor, name, process_set)
-    config = make_config(
-        dtype=wire_dtype(tensor.dtype),
-        shape=tuple(tensor.shape),
-        device=device_number(tensor.device),
+    return submit(tensor, output, name, process_set, config)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)  # checks cost more than all the rest; a program repeats its arguments
+def _config_of(
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    device: torch.device,
+    size: int | None,
+    op: int,
+    sync: Policy | str | None,
+    prescale_factor: float,
+    postscale_factor: float,
+    options: _Options,
+) -> _attach.BucketConfig | None:
+    """What the core is told of a tensor, after checking it; None under `Full()`."""
+    arguments = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    policy, missed = of_allreduce(sync, arguments | options._asdict())
+    if isinstance(policy, Full):
+        return None
+    check_initialized()
+    check_device(device)
+    return make_config(
+        dtype=wire_dtype(dtype),
+        shape=shape,
+        device=device_number(device),
         sync=policy,
-        size=runtime.size_of(process_set),
+        size=size,
         op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
@@ -324,7 +377,6 @@ def _submit(
         missed=missed,
         divisor=options.divisor,
     )
-    return submit(tensor, output, name, process_set, config)
 
 
 def require_tensor(tensor: Any) -> None:
@@ -363,7 +415,7 @@ def submit(
 ) -> PartialHandle:
     """Arrive at a bucket's open round with a contiguous tensor, widened if its type does not travel."""
     wire = wire_dtype(tensor.dtype)
-    source = tensor.to(wire)
+    source = tensor if wire == tensor.dtype else tensor.to(wire)
     target = output if wire == output.dtype else torch.empty_like(source)
     stream = stream_handle(source.device)
     handle = runtime.submit(
