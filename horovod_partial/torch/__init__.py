@@ -51,7 +51,12 @@ from horovod_partial.torch.operations import (
     synchronize,
 )
 from horovod_partial.torch.optimizer import DistributedOptimizer
-from horovod_partial.torch.replicas import assert_replicas_equal, save_checkpoint
+from horovod_partial.torch.replicas import (
+    assert_replicas_equal,
+    average_buffers,
+    broadcast_optimizer_state,
+    save_checkpoint,
+)
 from horovod_partial.torch.round_steps import follow_rounds
 from horovod_partial.torch.stats_writer import PartialStatsWriter
 from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
@@ -64,8 +69,10 @@ __all__ = [
     "RoundInfo",
     "add_process_set",
     "assert_replicas_equal",
+    "average_buffers",
     "average_converges",
     "average_is_useful",
+    "broadcast_optimizer_state",
     "elastic",
     "estimate_contraction",
     "flush",

@@ -1,19 +1,23 @@
-"""One model on all ranks: the check, and the checkpoint."""
+"""One model on all ranks: the check, the checkpoint, and what Horovod leaves different."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch import mpi_ops
+from horovod.torch import functions, mpi_ops
 
 from horovod_partial.checks import require
 from horovod_partial.exchange import replicas
 from horovod_partial.exchange.arguments import check_kinds
+from horovod_partial.torch.model_buckets import ModelBucket
+
+# Keys by which the state of a learning rate schedule, or of a scaler, is known. Both follow rounds.
+_MOVED_BY_ROUNDS = ({"last_epoch", "_step_count"}, {"scale", "growth_factor", "_growth_tracker"})
 
 
 def assert_replicas_equal(
@@ -50,29 +54,78 @@ def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimi
     """Flush the optimizer, then write a checkpoint on the first rank of its process set; every rank must come.
 
     The file appears whole or not at all. `torch.load` gives a dictionary with `model` and `optimizer`, which are state
-    dictionaries, and `more`.
+    dictionaries, and `more`. Buffers are those of the rank that writes: call `hvd.average_buffers` before if that matters.
 
     Args:
         path: of the file.
         model: the model.
         optimizer: a `hvd.DistributedOptimizer`.
-        more: further entries, as an epoch.
+        more: further entries, such as an epoch. Of a learning rate schedule, a scaler or anything else that has a `state_dict`
+            method, its state is saved: give the object itself, since the flush may move it.
 
     Raises:
-        ValueError: the optimizer is not wrapped, or another argument is wrong.
+        ValueError: the optimizer is not wrapped, or another argument is wrong; the state of a schedule or a scaler is given in
+            place of the object.
         AssertionError: gradients are under way; call it after `step`.
     """
     require(isinstance(path, str | os.PathLike), "path", "that of a file", path)
     require(isinstance(model, torch.nn.Module), "model", "a torch.nn.Module", model)
     if not hasattr(optimizer, "flush"):
         raise ValueError("optimizer must be a hvd.DistributedOptimizer; save others with torch.save")
+    for name, value in more.items():
+        if isinstance(value, Mapping) and any(keys <= value.keys() for keys in _MOVED_BY_ROUNDS):
+            raise ValueError(
+                f"{name} was taken before the flush, which may move it: give save_checkpoint the object itself, {name}={name}, and "
+                "not its state_dict()"
+            )
     optimizer.flush()
     if not optimizer.process_set.included() or optimizer.process_set.rank() != 0:
         return
     whole = Path(path)
     part = whole.with_name(f"{whole.name}.part")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **more}, part)
+    states = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in more.items()}
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **states}, part)
     part.replace(whole)
+
+
+def average_buffers(model: torch.nn.Module, process_set: ProcessSet = global_process_set) -> None:
+    """Let a model's floating-point buffers be their average over all ranks, in place; every rank must come.
+
+    Running statistics, as BatchNorm's, are of each rank's own batches, as with Horovod. Call this on every rank after
+    `optimizer.flush()`, before an evaluation or a checkpoint. Counters and other integers stay each rank's own.
+
+    Args:
+        model: whose buffers are averaged.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
+    check_kinds({"process_set": process_set})
+    require(isinstance(model, torch.nn.Module), "model", "a torch.nn.Module", model)
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if not buffers or not process_set.included():
+        return
+    packed = ModelBucket(buffers)
+    packed.pack()
+    mpi_ops.allreduce_(packed.flat, name="average_buffers", op=mpi_ops.Average, process_set=process_set)
+    packed.unpack()
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """`horovod.torch.broadcast_optimizer_state`, also for an optimizer without state, such as SGD without momentum.
+
+    Horovod sends nothing then, so a learning rate that one rank has resumed would be its own. All ranks come.
+    """
+    functions.broadcast_optimizer_state(optimizer, root_rank, model)
+    if optimizer.state:
+        return
+    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    sent = functions.broadcast_object(own, root_rank, name="broadcast_optimizer_state")
+    for group, values in zip(optimizer.param_groups, sent, strict=True):
+        group.update(values)
 
 
 def gather_bytes(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:

@@ -66,7 +66,7 @@ def stop_and_resume(folder: str) -> tuple[int, float, list[int]]:
             optimizer.step()
         optimizer.flush()
         hvd.assert_replicas_equal(model, optimizer)
-        hvd.save_checkpoint(path, model, optimizer, schedule=schedule.state_dict())
+        hvd.save_checkpoint(path, model, optimizer, schedule=schedule)
         hvd.barrier()
     rate = schedule.get_last_lr()[0]
     hvd.shutdown()

@@ -35,7 +35,7 @@ for epoch in range(begin + 1, EPOCHS + 1):
         model(torch.randn(16, 3)).square().mean().backward()
         optimizer.step()
     optimizer.flush()
-    hvd.save_checkpoint(PATH, model, optimizer, scheduler=scheduler.state_dict(), epoch=epoch)
+    hvd.save_checkpoint(PATH, model, optimizer, scheduler=scheduler, epoch=epoch)
     hvd.assert_replicas_equal(model, optimizer)
     if hvd.rank() == 0:
         print(f"epoch {epoch} of {EPOCHS}, rate {scheduler.get_last_lr()[0]:.5f}", flush=True)

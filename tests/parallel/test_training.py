@@ -187,6 +187,53 @@ def test_a_checkpoint_has_everything(world: World, late: int, tmp_path: Path) ->
 
 @scripted
 @pytest.mark.parametrize("late", [0, 1])
+def test_a_checkpoint_has_the_schedule_of_its_model(world: World, late: int, tmp_path: Path) -> None:
+    """The flush of `save_checkpoint` moves a schedule that follows rounds."""
+    path = world.gather(str(tmp_path))[0] + "/checkpoint.pt"
+    model = torch.nn.Linear(1, 1, bias=False)
+    script = Scripted(world, late)
+    schedule = hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(script.optimizer, 100))
+    script.first()
+    script.round_without_the_late_rank(0)
+    for state in (schedule.state_dict(), torch.amp.GradScaler("cpu").state_dict()):
+        with pytest.raises(ValueError, match=r"kept was taken before the flush.*not its state_dict\(\)"):
+            hvd.save_checkpoint(path, model, script.optimizer, kept=state)
+    hvd.save_checkpoint(path, model, script.optimizer, schedule=schedule, other={"scale": 1.0})
+    world.barrier()
+    saved = torch.load(path)
+    assert saved["schedule"] == schedule.state_dict()
+    assert saved["other"] == {"scale": 1.0}
+    world.same(saved["schedule"]["_steps"])
+
+
+@scripted
+def test_buffers_are_averaged(world: World) -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+    model[0].running_mean.fill_(float(world.rank))
+    model[0].running_var.fill_(2.0)
+    model[0].num_batches_tracked.fill_(world.rank)
+    hvd.average_buffers(model)
+    assert model[0].running_mean.tolist() == [sum(world.ranks) / world.size] * 2
+    assert model[0].running_var.tolist() == [2.0] * 2
+    assert model[0].num_batches_tracked.item() == world.rank
+    hvd.average_buffers(torch.nn.Linear(2, 1))
+
+
+@scripted
+@pytest.mark.parametrize("policy", ["full", "solo"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_learning_rate_of_a_resumed_rank_is_broadcast(world: World, policy: str, momentum: float) -> None:
+    """Also of an optimizer without state, of which Horovod sends nothing."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    bare = torch.optim.SGD([parameter], lr=0.0123 if world.rank == 1 else 0.1, momentum=momentum)
+    optimizer = hvd.DistributedOptimizer(bare, sync=policy)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+    assert world.same(optimizer.param_groups[0]["lr"]) == pytest.approx(0.0123)
+    assert optimizer.param_groups[0]["params"][0] is parameter
+
+
+@scripted
+@pytest.mark.parametrize("late", [0, 1])
 def test_resume_from_a_checkpoint_after_a_flush(world: World, late: int) -> None:
     """The same weights as not having stopped, under the same script."""
 
