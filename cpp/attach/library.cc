@@ -44,7 +44,8 @@ std::vector<std::string> Library::Needed() const {
   if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) != 0 || map == nullptr) return names;
   const auto* strings = FindDynamic(map, DT_STRTAB);
   for (const ElfW(Dyn)* entry = map->l_ld; entry->d_tag != DT_NULL; ++entry)
-    if (entry->d_tag == DT_NEEDED) names.push_back(reinterpret_cast<const char*>(strings->d_un.d_ptr) + entry->d_un.d_val);
+    if (entry->d_tag == DT_NEEDED)
+      names.push_back(reinterpret_cast<const char*>(strings->d_un.d_ptr) + entry->d_un.d_val);
   return names;
 }
 

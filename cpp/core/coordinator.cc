@@ -569,9 +569,12 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   }
   const auto since = [now](bool state, Time before) { return state ? std::min(before, now) : kNever; };
   stuck_since_ = since(OnlyBlockedRanksAreLeft(), stuck_since_);
-  flush_since_ = since(std::any_of(levels_.begin(), levels_.end(),
-                                   [](const RankLevel& level) { return level.flush != Report::Flush::kNone; }),
-                       flush_since_);
+  const auto anyone = [this](const auto& flushes) {
+    return std::any_of(levels_.begin(), levels_.end(), [&](const RankLevel& level) { return flushes(level.flush); });
+  };
+  flush_since_ = since(anyone([](Report::Flush flush) { return flush != Report::Flush::kNone; }), flush_since_);
+  flushing_since_ =
+      since(anyone([](Report::Flush flush) { return flush == Report::Flush::kFlushing; }), flushing_since_);
   deadlocked_since_ = since(RanksWaitForEachOther(), deadlocked_since_);
   again_ = flush_since_ != kNever && AnythingRuns();
   const Report::Flush flush = FlushOfAll();
@@ -663,7 +666,7 @@ Time Coordinator::NextDeadline() const {
 }
 
 Time Coordinator::OldestWait() const {
-  Time oldest = kNever;
+  Time oldest = flushing_since_;
   for (const auto& [name, bucket] : buckets_)
     if (bucket.HasArrival()) oldest = std::min(oldest, bucket.first_arrival);
   return oldest;

@@ -42,7 +42,8 @@ class Coordinator {
   void SetJoined(std::vector<bool> joined);
   std::vector<Closing> Decide(Time now);
 
-  // Since when the open round has been waiting that has waited longest, or kNever.
+  // Since when the open round, or the flush, has been waiting that has waited longest, or kNever. Ranks that have come to
+  // their end wait for others that may train for long, and do not count.
   Time OldestWait() const;
 
   // When Decide should be called again although no rank has news: the earliest end of a grace period or of a hold, or
@@ -192,6 +193,7 @@ class Coordinator {
   Report::Flush flush_ = Report::Flush::kNone;
   std::set<std::string> unflushed_;
   Time flush_since_ = kNever;       // since when some rank has waited in a flush
+  Time flushing_since_ = kNever;    // the same, of ranks that have not come to their end
   Time stuck_since_ = kNever;       // since when only blocked ranks are left
   Time deadlocked_since_ = kNever;  // since when ranks wait for each other
   bool again_ = false;              // the last Decide left something for the next, which no news will announce

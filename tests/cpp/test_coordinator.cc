@@ -1184,6 +1184,20 @@ TEST(JoinTest, WhatHadArrivedOfARankThatJoinsIsForgotten) {
   EXPECT_EQ(puppets.Cycle("A.J"), "everybody FF-");
 }
 
+TEST(OldestWaitTest, AFlushCountsAndTheEndOfARankDoesNot) {
+  Puppets puppets(3, Quorum(2));
+  puppets.Cycle("AAA");
+  puppets.Cycle("E..");
+  EXPECT_EQ(puppets.coordinator.OldestWait(), kNever);
+  puppets.Cycle("EF.");
+  const Time began = puppets.now;
+  puppets.now += std::chrono::seconds(1);
+  puppets.Cycle("EF.");
+  EXPECT_EQ(puppets.coordinator.OldestWait(), began);
+  puppets.Cycle("E..");
+  EXPECT_EQ(puppets.coordinator.OldestWait(), kNever) << "it has given its flush up";
+}
+
 TEST(DisagreementTest, ARankThatComesLaterIsHeldToWhatTheOthersSaid) {
   Coordinator coordinator(2);
   coordinator.SetJoined({false, true});

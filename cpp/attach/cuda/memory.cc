@@ -54,8 +54,9 @@ CUcontext RetainContext(int device) {
 // which takes half a gigabyte of that GPU for each process. So the context is put before the thread's own, and taken
 // away again.
 //
-// While the application captures a graph, CUDA refuses calls of all threads that might belong into the graph. Ours do not,
-// and say so by the mode `relaxed`. Otherwise a refused question whether a contribution is there would count as a yes.
+// While the application captures a graph, CUDA refuses calls of all threads that might belong into the graph. Ours do
+// not, and say so by the mode `relaxed`. Otherwise a refused question whether a contribution is there would count as a
+// yes.
 class ContextGuard {
  public:
   explicit ContextGuard(CUcontext context) {
