@@ -433,7 +433,7 @@ class GradientExchange(Exchange):
             return
         self._changes_by_hand = True
         if self._missed_more:
-            raise RuntimeError(_CHANGED_BY_HAND)
+            raise RuntimeError(_LEFT_OUT)
 
     def _apply_round(self, optimizer: Any) -> None:
         """One step with the gradients that are there."""
@@ -600,6 +600,13 @@ _CHANGED_BY_HAND = (
     "gradients were changed by hand after optimizer.synchronize(), and this rank has missed rounds, whose gradients are not "
     "changed so: replicas may part. Let the optimizer do it for each round: "
     "hvd.DistributedOptimizer(..., max_grad_norm=1.0), or max_grad_value= or grad_transform="
+)
+
+_LEFT_OUT = (
+    "the result of a round was shown by optimizer.synchronize(), and zero_grad() or another backward pass came before a step with "
+    "it. This rank has missed other rounds, which it cannot leave out alike: replicas may part. If these gradients were made by the "
+    "loss of another optimizer, as with a GAN, let that loss make none: call requires_grad_(False) on this optimizer's model around "
+    "that backward pass (examples/torch/cookbook/gan.py). To leave gradients out by their values, pass grad_transform="
 )
 
 
