@@ -355,6 +355,16 @@ std::string Coordinator::FirstDifference() const {
   return {};
 }
 
+bool Coordinator::WaitForTheSameElsewhere() const {
+  std::map<Rank, std::set<std::string>> rounds;  // round 0 of these buckets
+  for (const auto& [name, bucket] : buckets_)
+    if (!bucket.declaration)
+      for (const auto& [rank, declaration] : bucket.declared)
+        if (!declaration.members.empty()) rounds[rank].insert(name);
+  return std::any_of(rounds.begin(), rounds.end(),
+                     [&](const auto& item) { return item.second != rounds.begin()->second; });
+}
+
 std::string Coordinator::DescribeDeadlock() const {
   std::map<std::string, std::string> ranks;  // by what they wait for
   for (Rank rank = 0; rank < size_; ++rank)
@@ -366,6 +376,8 @@ std::string Coordinator::DescribeDeadlock() const {
   }
   const std::string difference = FirstDifference();
   if (!difference.empty()) text += ". They differ first where " + difference;
+  if (difference.empty() && WaitForTheSameElsewhere())
+    text += ". They hold the same there, so one rank has wrapped an optimizer more than another, or in another order";
   return text +
          ". Use the same policy, layers and groups on every rank, and call flush() and other collectives on every rank";
 }

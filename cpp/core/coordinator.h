@@ -42,8 +42,8 @@ class Coordinator {
   void SetJoined(std::vector<bool> joined);
   std::vector<Closing> Decide(Time now);
 
-  // Since when the open round, or the flush, has been waiting that has waited longest, or kNever. Ranks that have come to
-  // their end wait for others that may train for long, and do not count.
+  // Since when the open round, or the flush, has been waiting that has waited longest, or kNever. Ranks that have come
+  // to their end wait for others that may train for long, and do not count.
   Time OldestWait() const;
 
   // When Decide should be called again although no rank has news: the earliest end of a grace period or of a hold, or
@@ -157,6 +157,8 @@ class Coordinator {
   bool Ends(const Bucket& bucket) const;
   std::string DisagreementOf(const Bucket& bucket) const;
   std::string FirstDifference() const;
+  // Whether ranks wait in round 0 of other buckets than each other.
+  bool WaitForTheSameElsewhere() const;
   std::string DescribeDeadlock() const;
   std::string WaitOf(Rank rank) const;
   std::vector<std::string> DeclaredBy(Rank rank) const;

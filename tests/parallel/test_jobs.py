@@ -293,6 +293,7 @@ def test_a_setting_of_one_rank_is_refused_on_all(job: Job) -> None:
             for kind, texts in {
                 "layers": ["rank 1 has 1.weight \\(2, 2\\) instead of no more of rank 0"],
                 "names": ["rank 1 has other.0.weight \\(2, 4\\) instead of 0.weight \\(2, 4\\) of rank 0"],
+                "one-more": ["one rank has wrapped an optimizer more than another, or in another order"],
                 "groups": ["ranks 0 2 wait in round 0 of", "rank 1 waits in round 0 of"],
                 "full": ["rank 1 waits in a collective of Horovod's own", "ranks 0 2 wait in round 0 of"],
                 "models": [

@@ -40,6 +40,9 @@ def differ() -> None:
         train(wrapped(small, sync="full" if differs else "majority"))
     elif kind == "models":
         train(wrapped(small, sync=hvd.GroupAverage(2) if differs else "majority"))
+    elif kind == "one-more":
+        optimizers = [wrapped(small) for _ in range(2 if differs else 1)]
+        train(optimizers[-1])
     elif kind in ("flush", "everything"):
         optimizer = wrapped(small)
         train(optimizer)
