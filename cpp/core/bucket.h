@@ -103,7 +103,8 @@ class Bucket {
   void Clear(Round complete = 0);
   // Nobody will ask for what has been missed.
   void DiscardMissed() { missed_.Clear(); }
-  // With kReplay: this rank has joined, and gets no results, nor that of a round which runs; so many have ended elsewhere.
+  // With kReplay: this rank has joined, and gets no results, nor that of a round which runs; so many have ended
+  // elsewhere.
   void LeaveOut(Round completed);
   // With Weights::kStaleness: this rank's model is at least as new as that iteration. Returns its iteration.
   int CatchUp(int iteration) { return iteration_ = std::max(iteration_, iteration); }

@@ -141,7 +141,7 @@ void QuorumGuard::Keep(const std::vector<double>& predicted, std::optional<Rate>
   hold.until = period_ + hold.periods;
   hold.promise = Promise(back, predicted);
   hold.rate = measured;
-  // Where it goes to and fro, it does so less and less often.
+  // A quorum that goes back and forth does so less and less often.
   if (last_kept_ == back) hold.periods = std::min(2 * hold.periods, kLongestHold[back]);
   last_kept_ = direction;
   may_hide_ = kMayHide;  // replays are of another quorum now
