@@ -11,6 +11,8 @@ from typing import Any
 
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from horovod_partial.torch.operations import runtime
+
 _owners: Any = (
     WeakTensorKeyDictionary()
 )  # a weak reference to the wrapped optimizer, by parameter; the application's threads
@@ -19,9 +21,13 @@ _owners: Any = (
 def take_over(optimizer: Any) -> None:
     """Let all parameters that need gradients belong to a new wrapper. Earlier wrappers of any of them reduce nothing from now on.
 
+    A wrapper of a process set without this rank reduces nothing here, and takes nothing over.
+
     Raises:
         ValueError: an earlier wrapper is in the middle of a step.
     """
+    if runtime.is_initialized() and not optimizer.process_set.included():
+        return
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     earlier = {id(owner): owner for owner in map(_owner, parameters) if owner is not None and owner is not optimizer}
     for owner in earlier.values():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness.matrix import scripted
+from harness.matrix import process_sets, scripted
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -82,3 +82,23 @@ def test_nothing_that_is_pending_in_a_removed_process_set_is_lost(world: World) 
     assert hvd.remove_process_set(process_set)
     if world.rank < 2:
         assert parameter.item() == -20.0
+
+
+@process_sets
+@pytest.mark.parametrize("policy", ["full", "majority"])
+def test_each_rank_trains_in_one_of_two_process_sets(world: World, policy: str) -> None:
+    """All ranks wrap an optimizer for each. The one for the other ranks takes no parameters over."""
+    model, _ = make()
+    sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])]
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), sync=policy, process_set=one
+        )
+        for one in sets
+    ]
+    mine = world.rank // 2
+    train(model, optimizers[mine], world, 3)
+    optimizers[mine].flush()
+    hvd.assert_replicas_equal(model, optimizers[mine], sets[mine])
+    for one in sets:
+        assert hvd.remove_process_set(one)
