@@ -73,7 +73,6 @@ class Runtime:
         self._mpi_ops = mpi_ops
         self._library = library
         self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
-        self._knows_forks = False
         self._begun = Tenure(self)
         self._recorded = Tenure(self)
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by what follows
@@ -90,6 +89,7 @@ class Runtime:
             decision_log=config.decision_log,
         )
         failure.watch()
+        os.register_at_fork(after_in_child=self._end_in_child)
 
     @property
     def generation(self) -> int:
@@ -271,9 +271,6 @@ class Runtime:
             # Handlers run in reverse order, and ours must run before Horovod's, which its `init` has registered.
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
-            if not self._knows_forks:
-                self._knows_forks = True
-                os.register_at_fork(after_in_child=self._end_in_child)
         return is_new
 
     # --- Operations ----------------------------------------------------------------------------------------------
