@@ -320,7 +320,7 @@ def _submit(
     require_tensor(tensor)
     if not isinstance(process_set, ProcessSet):
         check_kinds({"process_set": process_set})
-    size = process_set.size() if mpi_ops.is_initialized() else None
+    size = runtime.size_of(process_set) if mpi_ops.is_initialized() else None
     what = (
         tensor.dtype,
         tuple(tensor.shape),

@@ -30,7 +30,7 @@ def test_torch(job: Job, log: Path, what: str) -> None:
     modules = "horovod_partial.torch.optimizer horovod_partial.torch.operations horovod.torch.mpi_ops"
     assert job.notes("trained") == dict.fromkeys(range(job.setup.ranks), modules)
     assert _core.replay(str(log)).rounds > 0
-    assert job.output().count("of horovod.torch these are ours: DistributedOptimizer, init, join,") == 1
+    assert job.output().count("of horovod.torch these are ours: DistributedOptimizer, add_process_set,") == 1
 
 
 @pytest.mark.full_matrix

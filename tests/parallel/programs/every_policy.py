@@ -39,7 +39,9 @@ def check_operations(steps: int) -> None:
     for dtype in DTYPES:
         for shape in SHAPES:
             for sync in ROUNDS:
-                check("partial_allreduce", dtype, shape, steps, {"sync": sync})
+                # Integers are summed only. One rank's sum is its average.
+                operation = {} if dtype.is_floating_point else {"op": hvd.Sum}
+                check("partial_allreduce", dtype, shape, steps, {"sync": sync, **operation})
             if dtype.is_floating_point:
                 for kind, options in AVERAGES.items():
                     check(kind, dtype, shape, steps, options)
