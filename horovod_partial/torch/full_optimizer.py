@@ -39,7 +39,7 @@ def wrap(
     Raises:
         ValueError: gradients are to be clipped or transformed, and `op` is Adasum, which reduces none.
     """
-    state, defaults = optimizer.state, optimizer.defaults
+    state, defaults, process_set = optimizer.state, optimizer.defaults, arguments["process_set"]
     has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
     with _weak_hooks():
         wrapped: Any = horovod_optimizer.DistributedOptimizer(
@@ -99,7 +99,7 @@ def wrap(
             raise ValueError("op=hvd.Adasum needs all parameter groups before the optimizer is wrapped")
         base.add_param_group(self, param_group)
         _reduce_last_group(self)
-        take_over(self)
+        take_over(self, process_set)
 
     def reduce(self: torch.optim.Optimizer) -> tuple[Any, ...]:
         return unwrapped(self, base)
@@ -127,7 +127,7 @@ def wrap(
         # Unscaled twice, or never, if a fused step met the scaler alone: see DistributedOptimizer.
         cls._step_supports_amp_scaling = False
         synchronize_before_unscaling(grad_scaler, wrapped)
-    take_over(wrapped)
+    take_over(wrapped, process_set)
     return wrapped
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from horovod.common.process_sets import ProcessSet
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod_partial.torch.operations import runtime
@@ -18,7 +19,7 @@ _owners: Any = (
 )  # a weak reference to the wrapped optimizer, by parameter; the application's threads
 
 
-def take_over(optimizer: Any) -> None:
+def take_over(optimizer: Any, process_set: ProcessSet) -> None:
     """Let all parameters that need gradients belong to a new wrapper. Earlier wrappers of any of them reduce nothing from now on.
 
     A wrapper of a process set without this rank reduces nothing here, and takes nothing over.
@@ -26,7 +27,7 @@ def take_over(optimizer: Any) -> None:
     Raises:
         ValueError: an earlier wrapper is in the middle of a step.
     """
-    if runtime.is_initialized() and not optimizer.process_set.included():
+    if runtime.is_initialized() and not process_set.included():
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     earlier = {id(owner): owner for owner in map(_owner, parameters) if owner is not None and owner is not optimizer}

@@ -189,7 +189,7 @@ class _Methods(torch.optim.Optimizer):
         self._exchange = exchange
         exchange.wrapped = weakref.ref(self)
         exchange.set_passes(self.backward_passes_per_step)
-        take_over(self)
+        take_over(self, exchange.process_set)
 
     def is_under_way(self) -> bool:
         """Whether gradients are there that have not been applied."""
@@ -317,7 +317,7 @@ def wrap(
     instance._make_exchange = make_exchange
     exchange.wrapped = weakref.ref(instance)
     instance.backward_passes_per_step = backward_passes_per_step
-    take_over(instance)
+    take_over(instance, exchange.process_set)
     return instance
 
 
