@@ -83,8 +83,8 @@ def wrap(
         require_ownership(self)
         horovod_synchronize(self)
 
-    def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-        if getattr(self, "_handles", None):
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        if self.is_under_way():
             horovod_zero_grad(self)  # raises: gradients are under way
         base.zero_grad(self, set_to_none)
 

@@ -14,9 +14,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod_partial.torch.operations import runtime
 
-_owners: Any = (
-    WeakTensorKeyDictionary()
-)  # a weak reference to the wrapped optimizer, by parameter; the application's threads
+# By parameter a weak reference to the wrapped optimizer. Only the application's threads, which wrap optimizers, use it.
+_owners: Any = WeakTensorKeyDictionary()
 
 
 def take_over(optimizer: Any, process_set: ProcessSet) -> None:
