@@ -13,8 +13,10 @@ import json
 import os
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -28,6 +30,8 @@ from horovod_partial.settings import adopt, settings, shared
 
 HANDLE = Any  # _attach.Handle
 
+_POLL_SECONDS = 1e-3  # as Horovod's own wait
+
 _REINSTALL = "reinstall it from its source: pip install --force-reinstall --no-deps"
 
 
@@ -39,10 +43,12 @@ class Applier(Protocol):
         family: the names of the buckets in use; empty if there are none.
         is_under_way: whether gradients are on their way to a step, so that nothing may be applied before it.
         thread: the number of the thread that took the last step.
+        applies_ahead: whether `apply_ahead` may be called now.
     """
 
     process_set: ProcessSet
     thread: int
+    applies_ahead: bool
 
     @property
     def family(self) -> list[str]: ...
@@ -53,6 +59,9 @@ class Applier(Protocol):
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first."""
 
+    def apply_ahead(self) -> None:
+        """The same, while the program waits for something else: its model stays until the next step or flush."""
+
 
 class Runtime:
     """A framework's Horovod with the hooks in it.
@@ -62,13 +71,16 @@ class Runtime:
         version: the framework's version.
         mpi_ops: Horovod's module of that framework that has `init`, `shutdown`, `rank` and their kin.
         library: path of the shared object with Horovod's core for that framework.
+        waits_are_told: whether the front end calls `in_horovods_wait` and `asks_in_vain`.
 
     Raises:
         ImportError: the framework, Horovod or its features are not those that this package was built for, or the hooks
             do not fit; then nothing has been changed.
     """
 
-    def __init__(self, framework: str, version: str, mpi_ops: ModuleType, library: str) -> None:
+    def __init__(
+        self, framework: str, version: str, mpi_ops: ModuleType, library: str, *, waits_are_told: bool
+    ) -> None:
         _check_build(framework, version, mpi_ops)
         self._mpi_ops = mpi_ops
         self._library = library
@@ -78,11 +90,12 @@ class Runtime:
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by what follows
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # of the ranks' signs of life
-        self.on_record: Callable[[], None] = lambda: None  # what a front end does when this rank begins to be recorded
+        self.records = False  # this rank has been recorded
+        self._joins = threading.local()  # whether a thread is in a join, has no rounds to take
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
         log.start()
-        _attach.attach(library)
+        _attach.attach(library, waits_are_told=waits_are_told)
         _attach.set_options(
             waiting_seconds=config.waiting_ms / 1e3,
             parked_seconds=config.parked_ms / 1e3,
@@ -152,7 +165,7 @@ class Runtime:
         )
         require(is_number(megabytes) and 1 <= megabytes < 1e6, "megabytes", "1 or more, and below 1e6", megabytes)
         self._guarded(_attach.record, self._library, os.path.abspath(directory), int(megabytes * 1e6))
-        self.on_record()
+        self.records = True
 
     def record_wait(self, begin: int, end: int) -> None:
         """Records that the application was blocked for an operation of Horovod's own.
@@ -199,7 +212,11 @@ class Runtime:
             self._guarded(_attach.deliver, self._library, process_set, [applier.family for applier in appliers])
             for applier in appliers:
                 applier.apply_rounds()
-        return self._mpi_ops.join(*args, **kwargs)
+        self._joins.now = True
+        try:
+            return self._mpi_ops.join(*args, **kwargs)
+        finally:
+            self._joins.now = False
 
     def _end_unless_failing(self) -> set[str]:
         exception = sys.exc_info()[1]
@@ -300,7 +317,37 @@ class Runtime:
 
     def wait(self, handle: HANDLE) -> None:
         """Blocks until the arrival's result is there."""
-        self._guarded(handle.wait)
+        with self._taking_rounds() as meanwhile:
+            while not self._guarded(handle.wait, meanwhile.drainings):
+                meanwhile.apply()
+
+    @contextmanager
+    def in_horovods_wait(self, is_over: Callable[[], bool]) -> Iterator[None]:
+        """Within this context the calling thread waits for a collective of Horovod's, whose end it may still have to await."""
+        with self._taking_rounds() as meanwhile:
+            told = _attach.ForeignWait()
+            try:
+                while meanwhile.drainings and not is_over():
+                    meanwhile.apply()
+                    time.sleep(_POLL_SECONDS)
+                yield
+            finally:
+                del told
+
+    def asks_in_vain(self) -> None:
+        """The calling thread has asked whether a collective of Horovod's is over, and it is not."""
+        _attach.polled_in_vain()
+        with self._taking_rounds() as meanwhile:
+            meanwhile.apply()
+
+    def _taking_rounds(self, but: Sequence[Applier] = ()) -> Meanwhile:
+        """For a wait of this thread; not of these optimizers."""
+        thread = threading.get_ident()
+        if not self._appliers or getattr(self._joins, "now", False):
+            return Meanwhile(self._library, [])
+        with self._appliers_lock:
+            appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
+        return Meanwhile(self._library, [applier for applier in appliers if applier.family and applier.applies_ahead])
 
     def collect(self, process_set: int, name: str, target: int, *, to_host: bool = False) -> HANDLE | None:
         """The results that this rank has missed, without an arrival: where the bucket lies, or on the host."""
@@ -367,15 +414,17 @@ class Runtime:
 
     def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool) -> None:
         families = [applier.family for applier in appliers]
-        flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
-        try:
-            more = True
-            while more:  # others may go on training meanwhile, and wait for a rank that does not follow
-                more = self._guarded(flush.wait)
-                for applier in appliers:
-                    applier.apply_rounds()
-        finally:
-            flush.end()
+        with self._taking_rounds(appliers) as meanwhile:
+            flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
+            try:
+                more = True
+                while more:  # others may go on training meanwhile, and wait for a rank that does not follow
+                    more = self._guarded(flush.wait, meanwhile.drainings)
+                    meanwhile.apply()
+                    for applier in appliers:
+                        applier.apply_rounds()
+            finally:
+                flush.end()
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
         """Those whose results this thread may take: it took their last step, or the thread that did is gone."""
@@ -430,6 +479,38 @@ class Runtime:
             return function(*args)
         except _attach.EngineError as error:
             raise HorovodInternalError(str(error)) from None
+
+
+class Meanwhile:
+    """What a thread does while it waits for something else: it takes rounds of the optimizers whose steps it takes.
+
+    Otherwise they would have to be added up. It begins in time for the others to wait for it, and takes none where a few are
+    kept anyway.
+    """
+
+    def __init__(self, library: str, appliers: Sequence[Applier]) -> None:
+        self._appliers = [
+            (applier, _attach.Draining(library, applier.process_set.process_set_id, applier.family))
+            for applier in appliers
+        ]
+
+    @property
+    def drainings(self) -> list[_attach.Draining]:
+        """What tells the core so; empty where there is nothing to take."""
+        return [draining for _, draining in self._appliers]
+
+    def apply(self) -> None:
+        """Take what is due."""
+        for applier, draining in self._appliers:
+            if draining.is_due:
+                applier.apply_ahead()
+
+    def __enter__(self) -> Meanwhile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for draining in self.drainings:
+            draining.end()
 
 
 class Tenure:

@@ -42,25 +42,26 @@ class Registry {
     const auto it = sessions_.find(&controller);
     return it == sessions_.end() || it->second->ControllerIsGone() ? nullptr : it->second;
   }
-  // A handshake has found a library's state; it stays where it is in every later generation.
-  void Add(hvd::HorovodGlobalState& state) {
+  // A handshake has found a library's state; it stays where it is in every later generation. `waits_are_told`:
+  // Bringers::Foreign::told.
+  void Add(hvd::HorovodGlobalState& state, bool waits_are_told) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (std::find(states_.begin(), states_.end(), &state) == states_.end()) states_.push_back(&state);
+    states_.emplace(&state, waits_are_told);
   }
   // For hooks, on Horovod's thread only: lets the session know its state, once that is known. The lock is not held
   // while Horovod's table of process sets is, because DoInitialization comes with that table locked.
   std::shared_ptr<Session> FindForHook(hvd::Controller& controller) const {
     const auto session = Find(controller);
     if (session == nullptr || session->ready()) return session;
-    std::vector<hvd::HorovodGlobalState*> states;
+    std::map<hvd::HorovodGlobalState*, bool> states;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       states = states_;
     }
-    for (auto* state : states)
+    for (const auto& [state, waits_are_told] : states)
       for (const std::int32_t id : state->process_set_table.Ids())
         if (state->process_set_table.Get(id).controller.get() == &controller)
-          session->SetState(*state, id, RecorderOf(*state, *session));
+          session->SetState(*state, id, RecorderOf(*state, *session), waits_are_told);
     return session;
   }
   std::vector<std::shared_ptr<Session>> Ready() const {
@@ -70,7 +71,13 @@ class Registry {
       if (session->ready()) ready.push_back(session);
     return ready;
   }
-  void SetOptions(const Session::Options& options) {
+  std::unique_ptr<Bringers::ForeignWait> BeginForeignWait() {
+  return std::make_unique<Bringers::ForeignWait>(ProcessBringers(), Now());
+}
+
+void PolledInVain() { ProcessBringers()->PolledInVain(Now()); }
+
+void SetOptions(const Session::Options& options) {
     std::lock_guard<std::mutex> lock(mutex_);
     options_ = options;
   }
@@ -88,7 +95,7 @@ class Registry {
 
   mutable std::mutex mutex_;
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
-  std::vector<hvd::HorovodGlobalState*> states_;
+  std::map<hvd::HorovodGlobalState*, bool> states_;  // and whether waits are told
   Session::Options options_;
 };
 
@@ -106,6 +113,7 @@ using EnqueueAllreduce = hvd::Status (*)(std::shared_ptr<hvd::OpContext>, std::s
 struct Attached {
   EnqueueAllreduce enqueue = nullptr;
   int (*is_initialized)() = nullptr;
+  bool waits_are_told = false;
   std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // the first handshake finds it, and it stays where it is
   std::atomic<int> generation{0};                        // another one after each initialisation
   std::shared_ptr<recording::Recorder> recorder;         // of the last one that has shaken hands; under the lock
@@ -197,8 +205,9 @@ void RecvFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses)
 // Travels with the handshake's allreduce, and tells its sender where Horovod's state is.
 class HandshakeContext final : public BucketContext {
  public:
-  HandshakeContext() : BucketContext(Memory::Host()) {}
+  explicit HandshakeContext(bool waits_told) : BucketContext(Memory::Host()), waits_are_told(waits_told) {}
 
+  const bool waits_are_told;
   std::atomic<hvd::HorovodGlobalState*> state{nullptr};
 };
 
@@ -210,7 +219,7 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
       handshake->state = static_cast<AllreduceAccess*>(operation)->global_state_;
       // Here, in the same cycle on all ranks: each understands the others' messages from the next cycle on.
       hvd::HorovodGlobalState& state = *handshake->state;
-      Sessions().Add(state);
+      Sessions().Add(state, handshake->waits_are_told);
       for (const std::int32_t id : state.process_set_table.Ids())
         Sessions().FindForHook(*state.process_set_table.Get(id).controller);
     }
@@ -342,7 +351,7 @@ struct Handshake {
 };
 
 Handshake ShakeHands(const Attached& attached) {
-  const auto context = std::make_shared<HandshakeContext>();
+  const auto context = std::make_shared<HandshakeContext>(attached.waits_are_told);
   const auto sums = SumOverRanks(attached, AgreementName("handshake"), {1, Fingerprint(), UnixMilliseconds()}, context);
   if (sums[1] != sums[0] * Fingerprint())
     throw AttachError("the ranks run different versions of horovod-partial; install the same one everywhere");
@@ -399,7 +408,7 @@ std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_pat
 
 }  // namespace
 
-void Attach(const std::string& library_path) {
+void Attach(const std::string& library_path, bool waits_are_told) {
   std::lock_guard<std::mutex> lock(attached_mutex);
   auto& libraries = AttachedLibraries();
   if (libraries.count(library_path) > 0) return;
@@ -427,6 +436,7 @@ void Attach(const std::string& library_path) {
   for (const auto& [slot, hook] : prepared) slot.Seal();
   Attached& attached = libraries[library_path];
   attached.enqueue = enqueue;
+  attached.waits_are_told = waits_are_told;
   attached.is_initialized = is_initialized;
 }
 
@@ -546,6 +556,12 @@ Look LookAtThisRank() {
   activity.what.resize(std::min(activity.what.size(), kLongestWhat));
   return look;
 }
+
+std::unique_ptr<Bringers::ForeignWait> BeginForeignWait() {
+  return std::make_unique<Bringers::ForeignWait>(ProcessBringers(), Now());
+}
+
+void PolledInVain() { ProcessBringers()->PolledInVain(Now()); }
 
 void SetOptions(const Session::Options& options) { Sessions().SetOptions(options); }
 

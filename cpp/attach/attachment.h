@@ -14,8 +14,8 @@ namespace horovod_partial::attach {
 
 // Replaces the virtual functions that the hooks need, of the transports that this build knows; again for the same
 // library it does nothing. Throws AttachError if the library is not what this build was made for; then nothing has
-// been changed.
-void Attach(const std::string& library_path);
+// been changed. `waits_are_told`: the front end makes a ForeignWait of each wait for a collective of Horovod's own.
+void Attach(const std::string& library_path, bool waits_are_told);
 
 // The session of a process set, for an attached library. The first call after Horovod's initialisation shakes hands:
 // a small allreduce over all ranks, after which every hook must have run on each of them. Throws AttachError, or
@@ -46,6 +46,10 @@ void Record(const std::string& library_path, const std::string& directory, std::
 // The application was blocked for an operation of Horovod's own. Nothing where nothing is recorded, as below.
 void RecordWait(const std::string& library_path, Time begin, Time end);
 void EndRecording(const std::string& library_path);
+
+// The calling thread waits for a collective of Horovod's own from here on, or has asked in vain whether one is over.
+std::unique_ptr<Bringers::ForeignWait> BeginForeignWait();
+void PolledInVain();
 
 // What this process does, as far as other ranks may wait for it. Any thread; waits for nothing.
 Look LookAtThisRank();

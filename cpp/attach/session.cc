@@ -37,10 +37,6 @@ std::function<void()>& InterruptFunction() {
   return *function;
 }
 
-const std::shared_ptr<Bringers>& ProcessBringers() {
-  static const auto* bringers = new std::shared_ptr<Bringers>(std::make_shared<Bringers>());
-  return *bringers;
-}
 
 const std::shared_ptr<FirstFailure>& ProcessFirstFailure() {
   static const auto* failure = new std::shared_ptr<FirstFailure>(std::make_shared<FirstFailure>());
@@ -84,10 +80,11 @@ void Session::Retire() {
 }
 
 void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id,
-                       std::shared_ptr<recording::Recorder> recorder) {
+                       std::shared_ptr<recording::Recorder> recorder, bool waits_are_told) {
   process_set_id_ = process_set_id;
   recorder_ = std::move(recorder);
   engine_.SetRecorder(recorder_, process_set_id);
+  engine_.SetWaitsAreTold(waits_are_told);
   if (process_set_id == 0) ProcessFirstFailure()->Forget();
   process_set_ = &state.process_set_table.Get(process_set_id);
   if (process_set_id != 0) members_ = process_set_->registered_global_ranks;
@@ -165,6 +162,11 @@ void Session::Guard(const char* hook, const std::function<void()>& body) {
 
 void Session::EndIfBroken() const {
   if (!broken_.empty()) throw std::runtime_error("a reduction failed: " + broken_);
+}
+
+const std::shared_ptr<Bringers>& ProcessBringers() {
+  static const auto* bringers = new std::shared_ptr<Bringers>(std::make_shared<Bringers>());
+  return *bringers;
 }
 
 Bringers::Wait Session::LongestWait() { return ProcessBringers()->LongestWait(); }

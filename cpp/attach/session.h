@@ -32,6 +32,9 @@ enum Hook : unsigned {
 
 // Made when Horovod initialises a controller, and closed when that controller's successor appears or Horovod shuts
 // down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt on the application's.
+// Of this process, for all its sessions.
+const std::shared_ptr<Bringers>& ProcessBringers();
+
 class Session final : public Collectives, public std::enable_shared_from_this<Session> {
  public:
   struct Options {
@@ -49,7 +52,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // Where Horovod's state is, and the recorder of this generation. Before that is known the hooks do nothing, and
   // nothing can be submitted.
   void SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id,
-                std::shared_ptr<recording::Recorder> recorder);
+                std::shared_ptr<recording::Recorder> recorder, bool waits_are_told);
   // Of the generation, for all its process sets; null before SetState.
   const std::shared_ptr<recording::Recorder>& recorder() const { return recorder_; }
   bool ready() const { return state_ != nullptr; }

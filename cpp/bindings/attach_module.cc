@@ -2,7 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 
 #include "attach/attachment.h"
@@ -25,15 +27,39 @@ namespace {
 
 // An arrival whose result the application has not fetched yet. Keeps its session alive, not the tensors: the framework
 // must keep those until `wait` has returned.
+// Takes the results of a family as they come, while its thread waits for something else.
+class Draining {
+ public:
+  Draining(const std::string& library, std::int32_t process_set, Family family)
+      : session_(attach::FindSession(library, process_set)), family_(std::move(family)) {
+    if (session_ != nullptr) draining_.emplace(session_->engine(), std::vector<Family>{family_});
+  }
+  bool IsDue() const { return session_ != nullptr && session_->engine().IsNearlyFull(family_); }
+  void End() { draining_.reset(); }
+
+  // Whether any of them is due; null where there are none.
+  static Engine::IsDue Any(std::vector<const Draining*> drainings) {
+    if (drainings.empty()) return nullptr;
+    return [drainings = std::move(drainings)] {
+      return std::any_of(drainings.begin(), drainings.end(), [](const Draining* each) { return each->IsDue(); });
+    };
+  }
+
+ private:
+  const std::shared_ptr<Session> session_;
+  const Family family_;
+  std::optional<Engine::Draining> draining_;
+};
+
 class Handle {
  public:
   Handle(std::shared_ptr<Session> session, std::shared_ptr<SharedBucket> bucket, std::shared_ptr<Operation> operation)
       : session_(std::move(session)), bucket_(std::move(bucket)), operation_(std::move(operation)) {}
 
   bool Poll() const { return session_->engine().Poll(*bucket_, *operation_); }
-  void Wait() const {
+  bool Wait(const std::vector<const Draining*>& drainings) const {
     py::gil_scoped_release release;
-    session_->engine().Wait(*bucket_, *operation_);
+    return session_->engine().Wait(*bucket_, *operation_, Draining::Any(drainings));
   }
   RoundInfo Info() const {
     std::lock_guard<std::mutex> lock(bucket_->mutex);
@@ -129,7 +155,9 @@ class Flush {
     flush->flushing_.emplace(flush->session_->engine(), kind, std::move(drained));
     return flush;
   }
-  bool Wait() { return flushing_ && flushing_->Wait(); }
+  bool Wait(const std::vector<const Draining*>& drainings) {
+    return flushing_ && flushing_->Wait(Draining::Any(drainings));
+  }
   void End() { flushing_.reset(); }
 
  private:
@@ -249,12 +277,25 @@ PYBIND11_MODULE(_attach, m) {
       .def("own", &OwnerReference::Own, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
            py::arg("process_set"), py::arg("name"));
 
-  py::class_<Handle>(m, "Handle").def("poll", &Handle::Poll).def("wait", &Handle::Wait).def("info", &Handle::Info);
+  py::class_<Draining>(m, "Draining")
+      .def(py::init<const std::string&, std::int32_t, Family>(), py::call_guard<py::gil_scoped_release>(),
+           py::arg("library"), py::arg("process_set"), py::arg("family"))
+      .def_property_readonly("is_due", py::cpp_function(&Draining::IsDue, py::call_guard<py::gil_scoped_release>()))
+      .def("end", &Draining::End, py::call_guard<py::gil_scoped_release>());
+
+  py::class_<Bringers::ForeignWait>(m, "ForeignWait")
+      .def(py::init(&attach::BeginForeignWait), py::call_guard<py::gil_scoped_release>());
+  m.def("polled_in_vain", &attach::PolledInVain, py::call_guard<py::gil_scoped_release>());
+
+  py::class_<Handle>(m, "Handle")
+      .def("poll", &Handle::Poll)
+      .def("wait", &Handle::Wait, py::arg("drainings"))
+      .def("info", &Handle::Info);
 
   py::class_<Flush>(m, "Flush")
       .def(py::init(&Flush::Begin), py::call_guard<py::gil_scoped_release>(), py::arg("library"),
            py::arg("process_set"), py::arg("drained"), py::arg("ends"))
-      .def("wait", &Flush::Wait, py::call_guard<py::gil_scoped_release>())
+      .def("wait", &Flush::Wait, py::call_guard<py::gil_scoped_release>(), py::arg("drainings"))
       .def("end", &Flush::End, py::call_guard<py::gil_scoped_release>());
 
   py::module_::import("horovod_partial._core");  // which has BucketSpec
@@ -326,7 +367,8 @@ PYBIND11_MODULE(_attach, m) {
           },
           py::kw_only(), py::arg("first"));
 
-  m.def("attach", &attach::Attach, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
+  m.def("attach", &attach::Attach, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::kw_only(),
+        py::arg("waits_are_told"));
   m.def(
       "require_process_set",
       [](const std::string& library, std::int32_t process_set) {

@@ -64,6 +64,28 @@ void Bringers::EndFlush(Bringer& bringer) {
   bringer.flushes = nullptr;
 }
 
+Bringers::ForeignWait::ForeignWait(std::shared_ptr<Bringers> bringers, Time now)
+    : owner_(std::move(bringers)), self_(owner_->Self()) {
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  ++owner_->events_;
+  self_->parked_since = now;
+  owner_->parked_.insert(self_.get());
+}
+
+Bringers::ForeignWait::~ForeignWait() {
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  ++owner_->events_;
+  self_->parked_since = kNever;
+  owner_->parked_.erase(self_.get());
+}
+
+void Bringers::PolledInVain(Time now) {
+  const auto self = Self();
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++events_;
+  self->polled = now;
+}
+
 // --- One bucket
 
 Bringers::Bucket::Bucket(std::shared_ptr<Bringers> bringers, const void* engine, std::string name)
@@ -98,7 +120,6 @@ void Bringers::Bucket::Arrive(const Caller& caller, Round round, Time now) {
   if (free_ != kNever) intervals_[next_interval_++ % intervals_.size()] = now - free_;
   outstanding_ = true;
   if (self == nullptr) return ArriveInRun(caller.run, now);
-  self->seen = now;
   Add(arrivals_, self, round);
   if (caller.kind != Caller::Kind::kBlockedThread) return;
   blocked_ = self;
@@ -147,7 +168,6 @@ void Bringers::Bucket::ArriveInRun(std::int64_t run, Time now) {
     graph_->bringer = std::make_shared<Bringer>();
     graph_->bringer->graphs = true;
   }
-  graph_->bringer->seen = now;
   graph_->arrived.insert(this);
   if (graph_->arrived.size() == graph_->buckets.size()) graph_->complete = now;
 }
@@ -173,7 +193,7 @@ void Bringers::Bucket::Done(Round round, Time now) {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
   outstanding_ = false;
-  if (graph_ != nullptr) free_ = owner_->active_ = graph_->bringer->seen = now;
+  if (graph_ != nullptr) free_ = owner_->active_ = now;
   if (blocked_ == nullptr) return;
   Collect(blocked_, round, now);
   waiters_.erase(std::find(waiters_.begin(), waiters_.end(), blocked_));
@@ -181,7 +201,7 @@ void Bringers::Bucket::Done(Round round, Time now) {
 }
 
 void Bringers::Bucket::Collect(const std::shared_ptr<Bringer>& bringer, Round round, Time now) {
-  free_ = owner_->active_ = bringer->seen = now;
+  free_ = owner_->active_ = now;
   Add(collections_, bringer, round);
 }
 
@@ -272,7 +292,7 @@ bool Bringers::InProgress(const Bringer& graphs) const {
   });
 }
 
-Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, bool flushes,
+Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& foreign, bool flushes,
                               const Thresholds& thresholds) const {
   std::lock_guard<std::mutex> lock(mutex_);
   Away away;
@@ -284,7 +304,7 @@ Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, 
     away.until = std::min(away.until, time);
     return false;
   };
-  if (waiting_ == 0 && open_ == 0 && !flushes && foreign_since == kNever) return away;
+  if (waiting_ == 0 && open_ == 0 && parked_.empty() && !flushes && foreign.since == kNever) return away;
 
   struct State {
     bool waits = false;
@@ -298,26 +318,27 @@ Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, 
     if (bucket->engine_ == engine && !bucket->open_) brought.emplace_back(bucket, std::move(bringers));
   }
   const auto graphs = std::count_if(states.begin(), states.end(), [](const auto& item) { return item.first->graphs; });
-  std::vector<const Bringer*> busy;
+  const auto is_parked = [&](const Bringer* bringer, Time least) {
+    return bringer->parked_since != kNever && passed(bringer->parked_since + least);
+  };
+  bool asks = false;  // some thread asks now and then whether a collective of Horovod's is over
   for (auto& [bringer, state] : states) {
     const Time since = WaitsSince(*bringer);
     state.waits = since != kNever && passed(since + thresholds.waiting);
     // Who runs graphs is not known: where they have one bringer, and none is in progress, it may be the flush's thread.
     const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
-    state.absent = flushes && (bringer->flushes == engine || runs_nothing);
-    if (!state.waits && !state.absent && bringer->flushes == nullptr) busy.push_back(bringer);
+    state.absent = (flushes && (bringer->flushes == engine || runs_nothing)) || is_parked(bringer, thresholds.parked);
+    asks = asks || (bringer->polled != kNever && !passed(bringer->polled + thresholds.silence));
   }
-  // Which thread is in a collective of Horovod's is not known either, unless only one can be.
-  const auto parked = [&](Time seen) {
-    return foreign_since != kNever && passed(std::max(foreign_since, seen) + thresholds.parked);
-  };
-  if (busy.size() == 1 && parked(busy[0]->seen)) states[busy[0]].absent = true;
   const auto is_away = [&](const Bringer* bringer) { return states[bringer].waits || states[bringer].absent; };
   const auto is_absent = [&](const Bringer* bringer) { return states[bringer].absent; };
   const bool all_away = std::all_of(states.begin(), states.end(),
                                     [](const auto& item) { return item.second.waits || item.second.absent; });
   const bool anybody = !states.empty();
 
+  // Only of a silent process is it assumed, where nobody tells, that whoever might train waits for Horovod.
+  const bool may_be_parked =
+      foreign.since != kNever && (!foreign.told || asks) && passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();
   for (const auto& [bucket, bringers] : brought) {
     const Time longest = bucket->next_interval_ == 0
@@ -328,7 +349,7 @@ Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, 
     const bool none_lives = bringers.empty();
     const bool none_comes = !none_lives && std::all_of(bringers.begin(), bringers.end(), is_away);
     const bool out_of_training = std::any_of(bringers.begin(), bringers.end(), is_absent);
-    if (silent ? flushes || parked(active_) : (none_lives && flushes) || (none_comes && out_of_training))
+    if (silent ? flushes || may_be_parked : (none_lives && flushes) || (none_comes && out_of_training))
       away.absent.names.push_back(bucket->name_);
     if (silent ? waiting_ > 0 || open_ > 0 : none_comes) away.waiting.names.push_back(bucket->name_);
   }
@@ -340,11 +361,16 @@ Bringers::Away Bringers::Look(const void* engine, Time now, Time foreign_since, 
   const bool somebody_absent = std::any_of(states.begin(), states.end(), [](const auto& i) { return i.second.absent; });
   cover(away.waiting, (anybody && all_away) || all_silent);
   // A rank that has come to no bucket yet, as where another policy was asked for, has no bringers.
+  const bool parked_before_training =
+      buckets_.empty() && std::any_of(parked_.begin(), parked_.end(), [&](const Bringer* thread) {
+        return is_parked(thread, thresholds.silence);
+      });
   const bool out_before_training =
-      buckets_.empty() && foreign_since != kNever && passed(foreign_since + thresholds.silence);
+      parked_before_training || (buckets_.empty() && !foreign.told && foreign.since != kNever &&
+                                 passed(foreign.since + thresholds.silence));
   cover(away.absent, (all_away && (flushes || (anybody && somebody_absent) || out_before_training)) ||
                          (all_silent && !away.absent.names.empty()));
-  away.blocked = all_away && (anybody || flushes || out_before_training);
+  away.blocked = all_away && (anybody || flushes || parked_before_training);
   return away;
 }
 

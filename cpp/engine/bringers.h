@@ -42,8 +42,9 @@ class Bringers {
   struct Bringer {
     std::atomic<bool> lives{true};
     Time waits_since = kNever;      // for a round to close, or in a flush
+    Time parked_since = kNever;     // in a collective of Horovod's, as the front end tells
+    Time polled = kNever;           // when it last asked in vain whether such a collective is over, likewise
     const void* flushes = nullptr;  // the engine whose flush it waits in
-    Time seen{0};                   // when it last arrived or collected
     bool graphs = false;
   };
 
@@ -53,6 +54,12 @@ class Bringers {
     Time waiting = std::chrono::milliseconds(5);   // a wait this long counts
     Time parked = std::chrono::milliseconds(100);  // a collective of Horovod's, outstanding this long, does
     Time silence = std::chrono::seconds(1);        // a process that has done nothing this long is judged as a whole
+  };
+
+  // What is known of collectives of Horovod's own.
+  struct Foreign {
+    Time since = kNever;  // since when one has been outstanding
+    bool told = false;    // the front end tells which thread waits for one (ForeignWait), or asks in vain (PolledInVain)
   };
 
   // To which of an engine's buckets this rank cannot come.
@@ -66,9 +73,8 @@ class Bringers {
       return absent == other.absent && waiting == other.waiting && blocked == other.blocked;
     }
   };
-  // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever. `flushes`: a thread
-  // waits in a flush of this engine.
-  Away Look(const void* engine, Time now, Time foreign_since, bool flushes, const Thresholds& thresholds) const;
+  // `flushes`: a thread waits in a flush of this engine.
+  Away Look(const void* engine, Time now, const Foreign& foreign, bool flushes, const Thresholds& thresholds) const;
 
   // A wait of ours, as long as a thread or a graph is in it: also while its round is being reduced.
   struct Wait {
@@ -92,6 +98,21 @@ class Bringers {
     const std::shared_ptr<Bringers> owner_;
     std::list<Wait>::iterator wait_;
   };
+
+  // The calling thread waits in a collective of Horovod's from here on.
+  class ForeignWait {
+   public:
+    ForeignWait(std::shared_ptr<Bringers> bringers, Time now);
+    ~ForeignWait();
+    ForeignWait(const ForeignWait&) = delete;
+    ForeignWait& operator=(const ForeignWait&) = delete;
+
+   private:
+    const std::shared_ptr<Bringers> owner_;
+    const std::shared_ptr<Bringer> self_;
+  };
+  // The calling thread has asked whether a collective of Horovod's is over, and it is not.
+  void PolledInVain(Time now);
 
   // How often something has happened that may change an answer, but for the end of a thread.
   std::uint64_t events() const { return events_; }
@@ -167,6 +188,7 @@ class Bringers {
   std::shared_ptr<Bringer> all_graphs_;  // brings for graphs that have never run at the same time
   int open_ = 0;                         // buckets that are
   int waiting_ = 0;                      // bringers that do
+  std::set<const Bringer*> parked_;      // threads in a collective of Horovod's
   Time active_{0};                       // when anybody last arrived or collected
 };
 

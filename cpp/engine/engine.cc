@@ -12,7 +12,10 @@ namespace {
 // A lost wake-up would be a hang; every wait looks again after this long.
 constexpr auto kWatch = std::chrono::milliseconds(100);
 
-constexpr int kDeadWatches = 50;
+// Where something may be due meanwhile: as Horovod's own wait does.
+constexpr auto kPoll = std::chrono::milliseconds(1);
+
+constexpr std::chrono::seconds kDeadPatience(5);
 
 // Horovod hands the number of elements to Gloo, MPI and NCCL as an int. More would be cut off without an error.
 constexpr std::size_t kMostElements = std::numeric_limits<int>::max();
@@ -252,22 +255,27 @@ bool Engine::Poll(const SharedBucket& bucket, const Operation& operation) const 
 }
 
 // A wait that only drains is no sign that this thread brings anything.
-void Engine::WaitFor(SharedBucket& bucket, Operation& operation, bool collects) {
+bool Engine::WaitFor(SharedBucket& bucket, Operation& operation, bool collects, const IsDue& is_due) {
   std::unique_lock<std::mutex> lock(bucket.mutex);
   const Time start = Now();
   if (!operation.done) {
     bucket.bringers.BeginWait(start);
     try {
-      int dead = 0;
+      Time dead_since = kNever;
       while (!operation.done) {
-        if (bucket.finished.wait_for(lock, kWatch) == std::cv_status::no_timeout) continue;
+        if (bucket.finished.wait_for(lock, is_due ? kPoll : kWatch) == std::cv_status::no_timeout) continue;
         lock.unlock();
+        if (is_due && is_due()) {
+          lock.lock();
+          break;
+        }
         collectives_.Interrupt();
         // A shutdown calls every entry back; one that does not has lost it. Only a round that runs has an entry.
-        dead = collectives_.Alive() ? 0 : dead + 1;
+        const Time now = Now();
+        dead_since = collectives_.Alive() ? kNever : std::min(dead_since, now);
         lock.lock();
-        const bool has_entry = bucket.core.state() == Bucket::State::kRunning;
-        if (!operation.done && dead > (has_entry ? kDeadWatches : 0)) ThrowShutDown();
+        const Time patience = bucket.core.state() == Bucket::State::kRunning ? kDeadPatience : Time(0);
+        if (!operation.done && dead_since != kNever && now - dead_since >= patience) ThrowShutDown();
       }
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
@@ -278,8 +286,9 @@ void Engine::WaitFor(SharedBucket& bucket, Operation& operation, bool collects) 
     bucket.statistics.waited_seconds += std::chrono::duration<double>(end - start).count();
     if (auto* recorder = Recording()) recorder->Waited(LabelOf(bucket), start, end);
   }
-  bucket.bringers.EndWait(collects, bucket.core.completed(), Now());
+  bucket.bringers.EndWait(collects && operation.done, bucket.core.completed(), Now());
   if (!operation.error.empty()) throw EngineError(operation.error);
+  return operation.done;
 }
 
 std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& bucket, void* output) {
@@ -328,6 +337,15 @@ int Engine::RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& famil
 }
 
 bool Engine::HasRound(const Family& family) const { return RoundsToTake(FindAll(family), false) > 0; }
+
+bool Engine::IsNearlyFull(const Family& family) const {
+  const auto buckets = FindAll(family);
+  const auto nearly_full = [](const auto& bucket) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    return bucket->core.untaken() + 1 >= bucket->core.options().replay_limit;
+  };
+  return std::any_of(buckets.begin(), buckets.end(), nearly_full) && RoundsToTake(buckets, false) > 0;
+}
 
 // Without the locks of all members at once: meanwhile rounds can only be added, behind those that are there.
 std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) {
@@ -433,6 +451,20 @@ void Engine::Deliver(const std::vector<Family>& families) {
   }
 }
 
+Engine::Draining::Draining(const Engine& engine, std::vector<Family> families)
+    : engine_(engine), families_(std::move(families)) {
+  Set(true);
+}
+
+void Engine::Draining::Set(bool draining) const {
+  for (const Family& family : families_) {
+    for (const auto& bucket : engine_.FindAll(family)) {
+      std::lock_guard<std::mutex> lock(bucket->mutex);
+      bucket->draining = draining;
+    }
+  }
+}
+
 Engine::Flushing::Flushing(Engine& engine, Report::Flush kind, std::vector<Family> drained)
     : engine_(engine), kind_(kind), drained_(std::move(drained)) {
   engine.DrainOutstanding();
@@ -445,13 +477,15 @@ Engine::Flushing::Flushing(Engine& engine, Report::Flush kind, std::vector<Famil
     if (std::exchange(engine.flush_entered_, true))
       throw std::invalid_argument("a flush is under way in another thread");
   }
-  SetDraining(true);
+  draining_.emplace(engine, drained_);
+  SetInFlush(true);
   std::lock_guard<std::mutex> lock(engine.flush_mutex_);
   Begin();
 }
 
 Engine::Flushing::~Flushing() {
-  SetDraining(false);
+  SetInFlush(false);
+  draining_.reset();
   std::lock_guard<std::mutex> lock(engine_.flush_mutex_);
   engine_.flush_ = Report::Flush::kNone;
   engine_.flush_entered_ = false;
@@ -460,11 +494,11 @@ Engine::Flushing::~Flushing() {
   engine_.StopFlushing();
 }
 
-void Engine::Flushing::SetDraining(bool draining) {
+void Engine::Flushing::SetInFlush(bool in_flush) {
   for (const Family& family : drained_) {
     for (const auto& bucket : engine_.FindAll(family)) {
       std::lock_guard<std::mutex> lock(bucket->mutex);
-      bucket->draining = draining;
+      bucket->in_flush = in_flush;
       bucket->flush_end = kForEver;
     }
   }
@@ -485,7 +519,7 @@ void Engine::Flushing::Begin() {
   engine_.news_ = true;
 }
 
-bool Engine::Flushing::Wait() {
+bool Engine::Flushing::Wait(const IsDue& is_due) {
   const auto has_round = [this](const Family& family) { return engine_.HasRound(family); };
   const Bringers::FlushWait wait(engine_.bringers_, &engine_, kind_ == Report::Flush::kEnding, Now());
   std::unique_lock<std::mutex> lock(engine_.flush_mutex_);
@@ -503,10 +537,10 @@ bool Engine::Flushing::Wait() {
     if (!engine_.flush_refusal_.empty()) throw EngineError(engine_.flush_refusal_);
     const std::uint64_t seen = engine_.flush_events_;
     lock.unlock();
-    if (std::any_of(drained_.begin(), drained_.end(), has_round)) return true;
+    if (std::any_of(drained_.begin(), drained_.end(), has_round) || (is_due && is_due())) return true;
     lock.lock();
     const auto changed = [&] { return engine_.flush_events_ != seen; };
-    if (engine_.flush_changed_.wait_for(lock, kWatch, changed)) continue;
+    if (engine_.flush_changed_.wait_for(lock, is_due ? kPoll : kWatch, changed)) continue;
     if (!engine_.collectives_.Alive()) engine_.ThrowShutDown();
     lock.unlock();
     engine_.collectives_.Interrupt();
@@ -550,7 +584,8 @@ void Engine::Clear(const Family& names) {
 
 Bringers::Away Engine::Away(Time now, Time foreign_since) {
   const Report::Flush flush = waits_in_;
-  Bringers::Away away = bringers_->Look(this, now, foreign_since, flush != Report::Flush::kNone, thresholds_);
+  const Bringers::Foreign foreign{foreign_since, waits_are_told_};
+  Bringers::Away away = bringers_->Look(this, now, foreign, flush != Report::Flush::kNone, thresholds_);
   if (flush == Report::Flush::kEnding) away.absent = {true, {}};  // whatever its other threads do
   return away;
 }
@@ -683,7 +718,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     const bool first = !bucket->core.declared();
     const Bucket::Entry entry = InMemory(*bucket, [&] { return bucket->core.Begin(closing, rank_); });
     bucket->flush_round = closing.flushes && entry.member;
-    if (closing.flushes && bucket->draining) bucket->flush_end = closing.round + 1;
+    if (closing.flushes && bucket->in_flush) bucket->flush_end = closing.round + 1;
     flush_rounds += bucket->flush_round ? 1 : 0;
     bucket->statistics.Record(closing);
     collectives_.Place(bucket, entry);

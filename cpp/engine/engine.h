@@ -116,8 +116,9 @@ class SharedBucket {
   std::shared_ptr<const Owner> owner;    // null: it never retires
   std::string poison;                    // not empty: a round has failed, nothing more can be done with this bucket
   bool flush_round = false;              // the round that runs belongs to a flush
-  bool draining = false;                 // a flush takes its results as they come
-  Round flush_end = kForEver;            // and, when it is over, takes none from this round on
+  bool draining = false;                 // its application takes its results as they come, while it waits elsewhere
+  bool in_flush = false;                 // it does so in a flush
+  Round flush_end = kForEver;            // and, when that is over, takes none from this round on
   BucketStatistics statistics;
 
   bool Retired() const { return owner != nullptr && owner->gone() && operation == nullptr; }
@@ -130,7 +131,10 @@ using Family = std::vector<std::string>;
 class Engine {
  public:
   using Thresholds = Bringers::Thresholds;
+  class Draining;
   class Flushing;
+  // Whether the thread that waits has something to do meanwhile; any number of times, without a lock of the engine.
+  using IsDue = std::function<bool()>;
 
   Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds,
          std::shared_ptr<Bringers> bringers = std::make_shared<Bringers>(),
@@ -138,6 +142,8 @@ class Engine {
 
   // Where this rank is recorded, as this process set. Before anything else, or never.
   void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set);
+  // Bringers::Foreign::told; likewise.
+  void SetWaitsAreTold(bool told) { waits_are_told_ = told; }
 
   // --- Application's threads
   // Throws std::invalid_argument if the name is bound to another declaration or in use, EngineError if the library
@@ -152,8 +158,10 @@ class Engine {
                                     std::shared_ptr<ReadyEvent> ready = nullptr,
                                     std::function<void(const Operation&)> on_done = nullptr, const Caller& caller = {});
   bool Poll(const SharedBucket& bucket, const Operation& operation) const;
-  // Blocks until the operation is done; throws EngineError.
-  void Wait(SharedBucket& bucket, Operation& operation) { WaitFor(bucket, operation, true); }
+  // Blocks until the operation is done, true, or until something is due, false; throws EngineError.
+  bool Wait(SharedBucket& bucket, Operation& operation, const IsDue& is_due = nullptr) {
+    return WaitFor(bucket, operation, true, is_due);
+  }
 
   // The results that this rank has missed, without an arrival; null if there are none, or an arrival is under way.
   // Blocks while a round is reduced.
@@ -164,6 +172,8 @@ class Engine {
   // thread that brings something to the family may call this.
   std::optional<TakenRounds> TakeRound(const std::vector<Member>& family);
   bool HasRound(const Family& family) const;
+  // There is a round to take, and room for at most one more.
+  bool IsNearlyFull(const Family& family) const;
 
   // Delivers what this rank has pending, without waiting for the others' (docs/protocol.md, rule 8); what is in a
   // family by whole rounds.
@@ -202,7 +212,7 @@ class Engine {
   int size() const { return size_; }
 
  private:
-  void WaitFor(SharedBucket& bucket, Operation& operation, bool collects);
+  bool WaitFor(SharedBucket& bucket, Operation& operation, bool collects, const IsDue& is_due = nullptr);
   std::shared_ptr<Operation> Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                     bool delivers_nothing, std::shared_ptr<ReadyEvent> ready,
                                     std::function<void(const Operation&)> on_done, const Caller& caller);
@@ -246,6 +256,7 @@ class Engine {
   const Thresholds thresholds_;
   std::shared_ptr<recording::Recorder> recorder_;
   int process_set_ = 0;
+  bool waits_are_told_ = false;
 
   mutable std::mutex buckets_mutex_;  // guards the maps and closed_, not the buckets
   std::map<std::string, std::shared_ptr<SharedBucket>> buckets_;
@@ -289,6 +300,22 @@ class Engine {
   std::string flush_refusal_;
 };
 
+// While the calling thread waits for something else, it takes the results of these families as they come: the others
+// wait for it where it has too many before it. Only the thread that brings something to them, and no two at once.
+class Engine::Draining {
+ public:
+  Draining(const Engine& engine, std::vector<Family> families);
+  ~Draining() { Set(false); }
+  Draining(const Draining&) = delete;
+  Draining& operator=(const Draining&) = delete;
+
+ private:
+  void Set(bool draining) const;
+
+  const Engine& engine_;
+  const std::vector<Family> families_;
+};
+
 // A flush of this rank, from its beginning until what it has delivered has been taken. Of one thread.
 class Engine::Flushing {
  public:
@@ -301,17 +328,19 @@ class Engine::Flushing {
   Flushing(const Flushing&) = delete;
   Flushing& operator=(const Flushing&) = delete;
 
-  // Blocks until there is a round to be taken from one of the families: true; or until every rank has come and all that
-  // was pending has been delivered, which may have left such rounds: false. Throws EngineError.
-  bool Wait();
+  // Blocks until there is a round to be taken from one of the families, or something else is due: true; or until every
+  // rank has come and all that was pending has been delivered, which may have left such rounds: false. Throws
+  // EngineError.
+  bool Wait(const IsDue& is_due = nullptr);
 
  private:
   void Begin();
-  void SetDraining(bool draining);
+  void SetInFlush(bool in_flush);
 
   Engine& engine_;
   const Report::Flush kind_;
   const std::vector<Family> drained_;
+  std::optional<Draining> draining_;
   bool over_ = false;
 };
 

@@ -67,6 +67,7 @@ class Family(ABC):
     """
 
     is_under_way = False  # a flush comes between steps, and a step of a graph has no thread
+    applies_ahead = False
 
     def __init__(self, reducer: GradientReducer, names: Sequence[str], variables: list[Any], apply: Apply) -> None:
         self.process_set = reducer.process_set
@@ -88,6 +89,9 @@ class Family(ABC):
     @abstractmethod
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first. In eager code."""
+
+    def apply_ahead(self) -> None:
+        raise NotImplementedError
 
 
 class GradientReducer(ABC):

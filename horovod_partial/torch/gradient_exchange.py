@@ -18,12 +18,13 @@ from horovod.common.util import split_list
 from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import Average
 
-from horovod_partial import _attach, bucket_config
+from horovod_partial import _attach, bucket_config, log
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full
 from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
+from horovod_partial.torch.ahead import ParametersAhead
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.devices import device_number
 from horovod_partial.torch.fusion import Collectives, Fusion
@@ -104,6 +105,8 @@ class GradientExchange(Exchange):
         self._has_warned_of_values = False
         self._has_told = False  # that gradients were made again, and so were changed while they travel
         self._hooks: list[Any] = []
+        self._ahead = ParametersAhead()
+        self._is_ahead_of_step = False  # by the round in which this step's gradients have arrived, too
 
         self._compression = compression
         self._bucket_options = dict(bucket_options)
@@ -276,10 +279,15 @@ class GradientExchange(Exchange):
             return
         self._synchronize()
         if self._replays and self._hooks:
-            self._shown = [bucket.flat._version for bucket in self.buckets]
-            self._missed_more = runtime.has_round(self.process_set.process_set_id, self.family)
             # Not every way to change a tensor is counted.
-            self._seen = [bucket.flat.clone() for bucket in self.buckets] if self._missed_more else []
+            misses_more = runtime.has_round(self.process_set.process_set_id, self.family)
+            self._remember_shown([bucket.flat.clone() for bucket in self.buckets] if misses_more else [])
+
+    def _remember_shown(self, seen: list[torch.Tensor]) -> None:
+        """The user sees the gradients of a round from now on; they are those, if this rank has missed other rounds."""
+        self._shown = [bucket.flat._version for bucket in self.buckets]
+        self._missed_more = bool(seen)
+        self._seen = seen
 
     def _synchronize(self) -> None:
         if self._hooks and not self.synchronized:
@@ -291,25 +299,28 @@ class GradientExchange(Exchange):
                     for parameter in list(bucket.missing):
                         bucket.take(parameter)
                     self._arrive(bucket)
-            unchanged = [bucket.wait() for bucket in self.buckets]
-            if self._fusion is not None:
-                self._fusion.synchronized()
-            for bucket in self.buckets:
-                bucket.handle = None
-                bucket.reset()
-            for parameter in self._passes_left:
-                self._passes_left[parameter] = self._passes
-            self._has_result = self._take_round() if self._replays else self._take_results(steps=1.0)
-            self.synchronized = True
-            if not all(unchanged) and not self._has_told:
-                first = self.buckets[unchanged.index(False)].parameters[0]
-                raise RuntimeError(
-                    f"gradients were changed after backward, while they travelled: {self._names[first]} or another one in its "
-                    "bucket. Pass max_grad_norm=, max_grad_value= or grad_transform= to hvd.DistributedOptimizer, or call "
-                    "optimizer.synchronize() before"
-                )
-            self._has_told = False
+            self._wait_for_buckets()
+            self._passes_left = dict.fromkeys(self._passes_left, self._passes)
         self.synchronized = True
+
+    def _wait_for_buckets(self) -> None:
+        """Let the gradients be the result of the round in which they have arrived, or the oldest that this rank has missed."""
+        unchanged = [bucket.wait() for bucket in self.buckets]
+        if self._fusion is not None:
+            self._fusion.synchronized()
+        for bucket in self.buckets:
+            bucket.handle = None
+            bucket.reset()
+        self._has_result = self._take_round() if self._replays else self._take_results(steps=1.0)
+        self.synchronized = True
+        if not all(unchanged) and not self._has_told:
+            first = self.buckets[unchanged.index(False)].parameters[0]
+            raise RuntimeError(
+                f"gradients were changed after backward, while they travelled: {self._names[first]} or another one in its "
+                "bucket. Pass max_grad_norm=, max_grad_value= or grad_transform= to hvd.DistributedOptimizer, or call "
+                "optimizer.synchronize() before"
+            )
+        self._has_told = False
 
     def _take_results(self, *, steps: float) -> bool:
         """Whether any bucket has a result, which is in the gradients then, and counts as so many steps."""
@@ -338,7 +349,7 @@ class GradientExchange(Exchange):
             self._check_layers(optimizer)
             self._check_values(optimizer)
         if self.synchronizes_in_step:
-            if self.synchronized and self._grad_scaler is None:
+            if self.synchronized and self._grad_scaler is None and not self._is_ahead_of_step:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(). This can cause training slowdown. You may want to consider using "
@@ -346,7 +357,11 @@ class GradientExchange(Exchange):
                     stacklevel=3,
                 )
             self._synchronize()
+        if self._is_ahead_of_step:
+            self._is_ahead_of_step = False
+            self._passes_left = dict.fromkeys(self._passes_left, self._passes)
         changed = self._notice_changes()
+        self._leave_the_wait()
         if self._has_result or not self._hooks:
             self._apply_round(optimizer)
         self._has_result = False
@@ -466,11 +481,63 @@ class GradientExchange(Exchange):
         optimizer = self.wrapped()
         if not self._replays or not self.family or not self._hooks or optimizer is None:
             return
+        self._leave_the_wait()
         with self._gradients_kept():
             self._apply_all(optimizer)
         self._values = _values_of(optimizer)
         if self.overflows and self._grad_scaler is not None:
             self._grad_scaler.update()
+
+    @property
+    def applies_ahead(self) -> bool:
+        """Whether rounds can be applied now to a copy of the model: not in backward, and not while a result is shown."""
+        if not self._replays or not self._hooks or self._has_result or torch._C._current_graph_task_id() != -1:
+            return False
+        device = self.buckets[0].flat.device if self.buckets else torch.device("cpu")
+        if device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
+            return False
+        return self._has_arrived or not self.is_under_way
+
+    @property
+    def _has_arrived(self) -> bool:
+        """Whether this step's gradients have, in all buckets."""
+        return self._fusion is None and all(bucket.handle is not None for bucket in self.buckets)
+
+    def apply_ahead(self) -> None:
+        """Apply all rounds that this rank can take to a copy of the model, which becomes the model in the next step or flush.
+
+        If this step's gradients have arrived, their round is among them; the program goes on to see its gradients.
+        """
+        optimizer = self.wrapped()
+        if optimizer is None:
+            return
+        with self._ahead.in_place_of_the_model(optimizer):
+            if self._has_arrived:
+                if any(bucket.is_under_way for bucket in self.buckets):
+                    return
+                self._wait_for_buckets()
+                self._is_ahead_of_step = True
+            if not self._is_ahead_of_step:
+                with self._gradients_kept():
+                    self._apply_all(optimizer)
+                return
+            shown = [bucket.flat.clone() for bucket in self.buckets]
+            if self._has_result:
+                self._apply_round(optimizer)
+            self._has_result = False
+            self._apply_all(optimizer)
+            for bucket, flat in zip(self.buckets, shown, strict=True):
+                bucket.flat.copy_(flat)
+                bucket.show(self._frozen)
+            self._remember_shown(shown)
+
+    def _leave_the_wait(self) -> None:
+        """Let the model have the rounds that were taken while the program waited."""
+        if not self._ahead.become_the_model():
+            log.logger.warning(
+                "this rank's parameters were written while it had rounds to apply, which are lost here: its model differs from "
+                "those of other ranks. Call optimizer.flush() on every rank before parameters are written"
+            )
 
     def _apply_all(self, optimizer: Any) -> None:
         while self._replays and self._hooks and self._take_round():
@@ -506,7 +573,7 @@ class GradientExchange(Exchange):
         self._restart()
 
     def _restart(self) -> None:
-        self.synchronized = False
+        self.synchronized = self._is_ahead_of_step = False
         self._has_result = False
         self._shown = []
         for bucket in self.buckets:
@@ -551,6 +618,8 @@ class GradientExchange(Exchange):
     def is_flushed(self) -> bool:
         if self._full or not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
             return True
+        if self._ahead:
+            return False
         return runtime.unsettled(self.process_set.process_set_id).isdisjoint(bucket.name for bucket in self.buckets)
 
     def _maybe_sync_model(self) -> None:
@@ -593,6 +662,7 @@ class GradientExchange(Exchange):
             runtime.clear(self.process_set.process_set_id, self.family)
         self.synchronizes_in_step = True
         self._flushed_at = self._local_steps
+        self._ahead.forget()
         self._restart()
 
 

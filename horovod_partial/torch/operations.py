@@ -18,11 +18,11 @@ from horovod_partial.exchange.arguments import check_kinds, is_average, of_allre
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Full, Policy
 from horovod_partial.runtime import Runtime, library_of
-from horovod_partial.torch import recorded_waits
+from horovod_partial.torch import horovod_waits
 from horovod_partial.torch.devices import check_device, device_number, stream_handle
 
-runtime = Runtime("torch", torch.__version__, mpi_ops, library_of(mpi_lib_v2))
-runtime.on_record = functools.partial(recorded_waits.install, runtime)
+runtime = Runtime("torch", torch.__version__, mpi_ops, library_of(mpi_lib_v2), waits_are_told=True)
+horovod_waits.install(runtime)
 
 # The types that Horovod's PyTorch operations reduce, by the number that its core gives them.
 _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}

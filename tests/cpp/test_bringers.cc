@@ -46,8 +46,14 @@ class BringersTest : public testing::Test {
   }
   void End(Bucket& bucket) { bucket.Done(round_, now_); }
 
-  Bringers::Away Look(Time foreign_since = kNever, bool flushes = false) const {
-    return bringers_->Look(this, now_, foreign_since, flushes, Bringers::Thresholds());
+  // `foreign`: of a front end that tells of no waits, unless it says so.
+  Bringers::Away Look(const Bringers::Foreign& foreign = {}, bool flushes = false) const {
+    return bringers_->Look(this, now_, foreign, flushes, Bringers::Thresholds());
+  }
+  std::unique_ptr<Bringers::ForeignWait> Park(Worker& worker) {
+    std::unique_ptr<Bringers::ForeignWait> wait;
+    worker.Do([&] { wait = std::make_unique<Bringers::ForeignWait>(bringers_, now_); });
+    return wait;
   }
 
   const std::shared_ptr<Bringers> bringers_ = std::make_shared<Bringers>();
@@ -118,7 +124,7 @@ TEST_F(BringersTest, ABucketWhoseThreadsHaveEndedIsLeftByAFlush) {
   }
   first_.Do([this] { bringers_->BeginFlush(this, now_); });
   EXPECT_TRUE(Look().absent.empty());
-  EXPECT_THAT(Look(kNever, true).absent.names, ElementsAre("bucket"));
+  EXPECT_THAT(Look({}, true).absent.names, ElementsAre("bucket"));
 }
 
 TEST_F(BringersTest, ABucketMayBeHandedOver) {
@@ -143,8 +149,8 @@ TEST_F(BringersTest, AFlushExemptsTheBucketsOfItsThread) {
   std::shared_ptr<Bringers::Bringer> flushing;
   first_.Do([&] { flushing = bringers_->BeginFlush(this, now_); });
   now_ += 6ms;
-  EXPECT_THAT(Look(kNever, true).absent.names, ElementsAre("bucket"));
-  EXPECT_THAT(Look(kNever, true).waiting.names, ElementsAre("bucket"));
+  EXPECT_THAT(Look({}, true).absent.names, ElementsAre("bucket"));
+  EXPECT_THAT(Look({}, true).waiting.names, ElementsAre("bucket"));
   bringers_->EndFlush(*flushing);
   EXPECT_TRUE(Look().absent.empty());
 }
@@ -158,37 +164,72 @@ TEST_F(BringersTest, AFlushOfAnotherEngineIsAWait) {
   EXPECT_TRUE(Look().absent.empty());
 }
 
-TEST_F(BringersTest, TheOnlyBusyThreadIsInTheForeignCollective) {
+TEST_F(BringersTest, AThreadInAForeignCollectiveIsAbsent) {
+  waits_.reset();
   Run(*others_, busy_);
   Run(*bucket_, first_);
-  Wait(*waits_, first_);
-  const Time since = now_;
+  auto wait = Park(first_);
   now_ += 101ms;
-  EXPECT_THAT(Look(since).absent.names, ElementsAre("others"));
-  EXPECT_TRUE(Look(since).waiting.all);
-  EXPECT_TRUE(Look().absent.empty()) << "without such a collective";
+  EXPECT_THAT(Look().absent.names, ElementsAre("bucket"));
+  EXPECT_FALSE(Look().blocked) << "another thread trains";
+  const auto other = Park(busy_);
+  now_ += 101ms;
+  EXPECT_TRUE(Look().absent.all);
+  EXPECT_TRUE(Look().blocked);
+  wait.reset();
+  EXPECT_THAT(Look().absent.names, ElementsAre("others"));
   now_ -= 2ms;
-  EXPECT_TRUE(Look(since).absent.empty()) << "not for long";
+  EXPECT_TRUE(Look().absent.empty()) << "not for long";
 }
 
 TEST(BringersOfNothingTest, AProcessWithoutBucketsIsAbsentInAForeignCollective) {
   const auto bringers = std::make_shared<Bringers>();
-  const auto look = [&](Time since) {
-    return bringers->Look(nullptr, since + 1s + 1ns, since, false, Bringers::Thresholds());
+  const auto look = [&](bool told) {
+    return bringers->Look(nullptr, 6s + 1ns, {5s, told}, false, Bringers::Thresholds());
   };
-  EXPECT_TRUE(look(5s).absent.all);
-  EXPECT_TRUE(look(5s).blocked);
+  EXPECT_TRUE(look(false).absent.all);
+  EXPECT_FALSE(look(false).blocked) << "it may prepare its training meanwhile";
+  EXPECT_TRUE(look(true).absent.empty()) << "nobody waits for it";
+  const Bringers::ForeignWait wait(bringers, 5s);
+  EXPECT_TRUE(look(true).absent.all);
+  EXPECT_TRUE(look(true).blocked);
   const Bringers::Bucket bucket(bringers, nullptr, "bucket");
-  EXPECT_TRUE(look(5s).absent.empty()) << "some thread may be on its way there";
+  EXPECT_TRUE(look(true).absent.empty()) << "some thread may be on its way there";
 }
 
-TEST_F(BringersTest, OfTwoBusyThreadsNoneIs) {
-  Run(*others_, busy_);
+// A loss that has been posted, or another thread that waits for a collective, says nothing of a thread that computes.
+TEST_F(BringersTest, WhoIsNotKnownToWaitComputes) {
+  others_.reset();
+  waits_.reset();
   Run(*bucket_, first_);
   const Time since = now_;
+  const auto of_no_bringer = Park(second_);
+  now_ += 500ms;
+  EXPECT_TRUE(Look({since, false}).absent.empty());
+  EXPECT_TRUE(Look({since, true}).absent.empty());
+  now_ += 20s;
+  EXPECT_TRUE(Look({since, true}).absent.empty());
+  EXPECT_FALSE(Look({since, true}).blocked);
+  EXPECT_THAT(Look({since, false}).absent.all, true) << "it is silent, and nobody tells who waits";
+  EXPECT_FALSE(Look({since, false}).blocked) << "a guess";
+}
+
+TEST_F(BringersTest, WhoAsksInVainWaitsWhenItIsSilent) {
+  others_.reset();
+  waits_.reset();
+  Run(*bucket_, first_);
+  now_ += 10ms;
+  Run(*bucket_, first_);  // an interval of 10 ms
+  const Time since = now_;
+  const auto look = [&] { return Look({since, true}); };
+  now_ += 900ms;
+  first_.Do([this] { bringers_->PolledInVain(now_); });
+  EXPECT_TRUE(look().absent.empty());
   now_ += 200ms;
-  EXPECT_TRUE(Look(since).absent.empty());
-  EXPECT_TRUE(Look(since).waiting.empty());
+  EXPECT_TRUE(look().absent.all);
+  EXPECT_FALSE(look().blocked) << "a guess";
+  now_ += 900ms;
+  EXPECT_TRUE(look().absent.empty()) << "it has not asked for long";
 }
 
 TEST_F(BringersTest, ASilentProcessIsJudgedAsAWhole) {

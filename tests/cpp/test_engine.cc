@@ -1542,7 +1542,8 @@ class OneEngineTest : public testing::Test {
   const Watchdog watchdog_{testing::UnitTest::GetInstance()->current_test_info()->name()};
   testing::NiceMock<MockTransport> transport_;
   FakeDevices devices_{1, FakeDevices::Streams::kNone};  // before the buckets that may lie there
-  Engine engine_{transport_, 0, 2, kThresholds};
+  const std::shared_ptr<Bringers> bringers_ = std::make_shared<Bringers>();
+  Engine engine_{transport_, 0, 2, kThresholds, bringers_};
   std::shared_ptr<SharedBucket> handle_;
   Floats values_ = Floats(kElements);
   Round round_ = 0;
@@ -1802,18 +1803,13 @@ TEST_F(OneEngineTest, AShutdownWhenEveryRankHasEndedIsNoError) {
   EXPECT_NO_THROW(engine_.End());
 }
 
-TEST_F(OneEngineTest, AForeignCollectiveCountsAsBlockedBeyondItsThreshold) {
+TEST_F(OneEngineTest, AWaitForAForeignCollectiveIsReportedBeyondItsThreshold) {
   RunRoundZero();
   const Time since = Now();
+  EXPECT_FALSE(ReportAt(since + 100ms + 1ns, since).absent.all) << "it is asynchronous";
+  const Bringers::ForeignWait wait(bringers_, since);
   EXPECT_FALSE(ReportAt(since + 100ms, since).absent.all);
   EXPECT_TRUE(ReportAt(since + 100ms + 1ns, since).absent.all);
-}
-
-TEST_F(OneEngineTest, ButNotWhileTheApplicationArrives) {
-  const Time since = Now() - 1h;
-  Arrive();
-  EXPECT_FALSE(ReportAt(Now() + 50ms, since).absent.all) << "the collective is asynchronous";
-  EXPECT_TRUE(ReportAt(Now() + 101ms, since).absent.all);
 }
 
 TEST_F(OneEngineTest, AnInterruptEndsAWait) {

@@ -167,7 +167,7 @@ class Job {
   }
 
   void Barrier(Rank rank) {
-    horovod_.SubmitForeign(rank);
+    const auto wait = horovod_.SubmitForeign(rank);
     while (horovod_.IsForeignOutstanding(rank)) {
       if (!horovod_.IsAlive(rank)) throw EngineError("shut down in a barrier");
       script_.Yield();

@@ -5,6 +5,7 @@ Whoever was late, however the gradients are clipped, scaled and scheduled, and w
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import time
@@ -105,13 +106,16 @@ class Training:
         for average, parameter in zip(self.averages, self.model.parameters(), strict=True):
             average.lerp_(parameter, 0.1)
 
-    def backward(self) -> None:
+    def loss(self) -> torch.Tensor:
         x = torch.randn(8, 6, generator=self.data)
         target = torch.randint(0, 4, (8,), generator=self.data)
         half = self.case["precision"] == "float16"
         with torch.autocast("cpu", dtype=torch.float16, enabled=half):
             output = self.model(x.to(next(self.model.parameters()).dtype))
-            loss = torch.nn.functional.cross_entropy(output.float(), target)
+            return torch.nn.functional.cross_entropy(output.float(), target)
+
+    def backward(self) -> None:
+        loss = self.loss()
         self.optimizer.zero_grad()
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
@@ -177,17 +181,41 @@ def test_a_rank_in_a_flush_follows_the_others(world: World) -> None:
     assert stats["summed"] == 0
 
 
-def test_a_blocked_rank_adds_up_what_it_cannot_keep(world: World) -> None:
-    """The others cannot wait for a rank that may wait for them; it is told that its model may differ."""
-    training = Training(world, "SGD", PLAIN, replay_limit=2)
+# Where a rank waits for a collective of Horovod's: before its step, and in the middle of one.
+PLACES = ("between steps", "before backward", "after backward")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rank_that_waits_for_horovod_takes_rounds_meanwhile(world: World, place: str) -> None:
+    """It applies them one by one, and its model changes behind the wait only; the gradients under way are exact."""
+    training = Training(world, "Adam", PLAIN, replay_limit=2)
     training.step()
+    name = world.name("evaluation")
     if world.rank != 0:
         for _ in range(20):
             training.step()
-    hvd.allreduce(torch.zeros(1), name=world.name("evaluation"))  # for which rank 0 has waited all the time
+        hvd.allreduce(torch.zeros(1), name=name)
+    elif place == "between steps":
+        before = [parameter.clone() for parameter in training.model.parameters()]
+        hvd.allreduce(torch.zeros(1), name=name)
+        assert all(map(torch.equal, before, training.model.parameters()))
+        assert not training.optimizer.flushed()
+    else:
+        loss = training.loss()
+        gradients = functools.partial(torch.autograd.grad, loss, list(training.model.parameters()), retain_graph=True)
+        exact = gradients()
+        if place == "before backward":
+            hvd.allreduce(torch.zeros(1), name=name)
+            assert all(map(torch.equal, exact, gradients()))
+            loss.backward()
+        else:
+            loss.backward()
+            hvd.allreduce(torch.zeros(1), name=name)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
     training.optimizer.flush()
-    stats = hvd.partial_stats()[training.optimizer._exchange.buckets[0].name]
-    assert stats["summed"] > 0 or world.rank != 0  # one of the others may have waited for the other one, too
+    assert {of["summed"] for of in hvd.partial_stats().values()} == {0}
+    hvd.assert_replicas_equal(training.model, training.optimizer)
     world.barrier()
 
 

@@ -61,9 +61,9 @@ def test_attaching_to_something_else_changes_nothing() -> None:
     from horovod_partial import _attach
 
     with pytest.raises(_attach.AttachError):
-        _attach.attach("/lib/x86_64-linux-gnu/libc.so.6")
+        _attach.attach("/lib/x86_64-linux-gnu/libc.so.6", waits_are_told=False)
     with pytest.raises(_attach.AttachError):
-        _attach.attach("/nowhere/mpi_lib.so")
+        _attach.attach("/nowhere/mpi_lib.so", waits_are_told=False)
     assert hvd.Solo() == hvd.Solo()
 
 
@@ -74,8 +74,8 @@ def test_attaching_twice_is_attaching_once() -> None:
     from horovod_partial import _attach
     from horovod_partial.runtime import library_of
 
-    _attach.attach(library_of(mpi_lib_v2))
-    _attach.attach(library_of(mpi_lib_v2))
+    _attach.attach(library_of(mpi_lib_v2), waits_are_told=False)
+    _attach.attach(library_of(mpi_lib_v2), waits_are_told=False)
 
 
 def test_importing_the_package_imports_no_framework() -> None:

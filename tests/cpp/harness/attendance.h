@@ -96,7 +96,7 @@ class Attendance {
     }
     for (int b = 0; b < kMostBuckets; ++b)
       if ((question.open >> b & 1) != 0) use(b).Open(before);
-    Time foreign_since = kNever;
+    std::vector<std::unique_ptr<Bringers::ForeignWait>> parked;
     auto flush = Does::kRun;
     for (std::size_t t = 0; t < process.size(); ++t) {
       const Attending::Thread& thread = question.threads[t];
@@ -111,10 +111,12 @@ class Attendance {
           flush = thread.does;
           workers[t]->Do([&] { bringers->BeginFlush(engine, since); });
           break;
-        case Does::kPark: foreign_since = std::min(foreign_since, since); break;
+        case Does::kPark:
+          workers[t]->Do([&] { parked.push_back(std::make_unique<Bringers::ForeignWait>(bringers, since)); });
+          break;
       }
     }
-    const Bringers::Away away = bringers->Look(engine, now, foreign_since, flush != Does::kRun, {});
+    const Bringers::Away away = bringers->Look(engine, now, {}, flush != Does::kRun, {});
     // What the engine adds, whatever its threads do.
     return {flush == Does::kEnd ? BucketSet{true, {}} : away.absent, away.waiting, away.blocked};
   }

@@ -96,10 +96,13 @@ class FakeHorovod {
   // Horovod's join, without waiting for the others.
   void Join(Rank rank) { ranks_[Index(rank)]->wants_join = true; }
   bool IsJoining(Rank rank) const { return ranks_[Index(rank)]->wants_join || ranks_[Index(rank)]->joined; }
-  // A collective that is not ours, such as a barrier: is there until every rank has submitted one.
-  void SubmitForeign(Rank rank) {
-    ranks_[Index(rank)]->foreign_since = Now();
-    ranks_[Index(rank)]->foreign = true;
+  // A collective that is not ours, such as a barrier: is there until every rank has submitted one. The calling thread
+  // waits for it as long as it keeps what this returns.
+  std::unique_ptr<Bringers::ForeignWait> SubmitForeign(Rank rank) {
+    RankState& state = *ranks_[Index(rank)];
+    state.foreign_since = Now();
+    state.foreign = true;
+    return std::make_unique<Bringers::ForeignWait>(state.bringers, Now());
   }
   bool IsForeignOutstanding(Rank rank) const { return ranks_[Index(rank)]->foreign; }
   void Shutdown() { shutdown_ = true; }
@@ -205,7 +208,7 @@ class FakeHorovod {
 
   struct RankState final : Collectives {
     RankState(FakeHorovod& the_owner, Rank the_rank, int size, Engine::Thresholds thresholds)
-        : owner(the_owner), rank(the_rank), engine(*this, the_rank, size, thresholds) {
+        : owner(the_owner), rank(the_rank), engine(*this, the_rank, size, thresholds, bringers) {
       if (the_owner.settings_.finalizer) finalizer = std::make_unique<FakeStream>(static_cast<std::uint64_t>(the_rank));
     }
 
@@ -240,6 +243,7 @@ class FakeHorovod {
     std::vector<std::vector<char>> inputs;  // what was to be sent, when the reduction began
     std::vector<std::vector<char>> results;
 
+    const std::shared_ptr<Bringers> bringers = std::make_shared<Bringers>();
     Engine engine;
     std::unique_ptr<FakeStream> finalizer;  // null: the background calls back
   };

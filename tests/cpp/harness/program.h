@@ -15,7 +15,7 @@ struct Op {
     kDeliver,  // Engine::Deliver, for one bucket, or for the family
     kFlush,    // Engine::Flush, then collect what was missed; a family is taken from meanwhile
     kEnd,      // Engine::End, once all other threads have ended, then collect what was missed
-    kForeign,  // a collective that is not ours: waits until every rank has come to it
+    kForeign,  // a collective that is not ours: waits until every rank has come to it; takes rounds meanwhile
     kJoin,     // Horovod's join: waits until every rank has joined
     kClear,    // Engine::Clear, for one bucket of which nothing is outstanding, or for the family
     kMeet,     // waits until every thread of the rank has come to it: a queue, of which nobody else knows

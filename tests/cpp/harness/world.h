@@ -62,6 +62,7 @@ enum class Bug {
   kFlushIsOneFlag,         // and one in which a thread flushes, that it is away from everything
   kSilenceIsNotNoticed,    // the fallback of rule 7 is missing
   kParkedIsNotReported,    // nor in a collective that is not ours
+  kForeignDoesNotDrain,    // who waits in one is not said to take rounds
   kJoinedIsNotTold,        // the coordinator does not know who has joined
   kPendingIsForgotten,     // a late entry sends zeros instead of the pending sum
   kPendingIsNotReported,   // the coordinator does not hear of pending sums
@@ -84,6 +85,7 @@ struct Job {
   int buckets = 2;
   bool family = false;  // the buckets are one: results are taken as whole rounds
   int replay_limit = 2;
+  bool never_sums = false;  // no rank has to add rounds up
   std::vector<int> quorums = {};  // kAuto: each of them may hold from one round to the next, all ranks first
 };
 
@@ -109,6 +111,7 @@ struct Coverage {
   std::size_t quorum_changes = 0;     // of an adaptive policy
   std::size_t held = 0;               // cycles in which a quorum waited for a rank with too many untaken results
   std::size_t drained = 0;            // rounds taken in the middle of a flush
+  std::size_t taken_meanwhile = 0;    // and in that of a collective that is not ours
   std::size_t kept = 0;               // flushes after which a round that came behind them was left
   std::size_t summed = 0;             // takings of several rounds as one
 };
@@ -813,7 +816,7 @@ class World {
       case Op::Kind::kClear: return true;
       case Op::Kind::kFlush: return rank.flush != Flush::kRaised || RoundsToTake(rank) > 0;
       case Op::Kind::kEnd: return (rank.flush != Flush::kRaised || RoundsToTake(rank) > 0) && AllAtEnd(rank, 1);
-      case Op::Kind::kForeign: return ForeignCompletes();
+      case Op::Kind::kForeign: return ForeignCompletes() || IsDue(rank);
       case Op::Kind::kJoin: return !rank.wants_join && !rank.joined;
       case Op::Kind::kMeet: return AllMeet(rank);
     }
@@ -855,7 +858,8 @@ class World {
       case Op::Kind::kTake: {
         const Round before = rank.taken;
         while (RoundsToTake(rank) > 0) TakeRound(rank);
-        Require(rank.taken > before, "a step ends without a whole round");
+        const bool meanwhile = thread.at > 2 && ProgramOf(rank, t)[thread.at - 3u].kind == Op::Kind::kForeign;
+        Require(rank.taken > before || meanwhile, "a step ends without a whole round");
         for (int b = 0; b < job_->buckets; ++b)
           coverage_->parted += rank.replicas[Index(b)]->bucket().untaken() > 0 ? 1 : 0;
         ++thread.at;
@@ -873,6 +877,13 @@ class World {
       case Op::Kind::kFlush:
       case Op::Kind::kEnd: StepFlush(rank, t); return;
       case Op::Kind::kForeign:
+        if (!ForeignCompletes()) {
+          TakeRound(rank);
+          ++coverage_->taken_meanwhile;
+          return;
+        }
+        ++thread.at;
+        break;
       case Op::Kind::kMeet: ++thread.at; break;
       case Op::Kind::kJoin:
         rank.wants_join = true;
@@ -920,8 +931,25 @@ class World {
     }
     return rounds;
   }
+  // A thread that waits for something else takes a round when there is room for at most one more. It is in no step, or
+  // its step's arrivals have ended.
+  bool IsDue(const RankState& rank) const {
+    if (RoundsToTake(rank) == 0) return false;
+    bool nearly_full = false;
+    for (int b = 0; b < job_->buckets; ++b) {
+      const Replica& replica = *rank.replicas[Index(b)];
+      if (replica.model.outstanding) return false;
+      nearly_full = nearly_full || replica.bucket().untaken() + 1 >= job_->replay_limit;
+    }
+    return nearly_full;
+  }
+  bool TakesMeanwhile(const RankState& rank) const {
+    const Op* op = OpOf(rank, 0);
+    return job_->family && op != nullptr && op->kind == Op::Kind::kForeign && job_->bug != Bug::kForeignDoesNotDrain;
+  }
   void TakeRound(RankState& rank) {
     const int rounds = RoundsToTake(rank);
+    Require(rounds == 1 || !job_->never_sums, "rounds are added up");
     for (int b = 0; b < job_->buckets; ++b) {
       Replica& replica = Change(rank, b);
       Require(replica.bucket().taken() == rank.taken, "members of a family are taken out of step");
@@ -1188,7 +1216,7 @@ class World {
 
   // From the moment at which it raises its flag until the last round of the flush has been taken.
   bool IsDraining(const RankState& rank) const {
-    if (rank.level != Report::Flush::kNone) return true;
+    if (rank.level != Report::Flush::kNone || TakesMeanwhile(rank)) return true;
     return std::any_of(rank.flush_end.begin(), rank.flush_end.end(), [](Round end) { return end != kForEver; });
   }
 

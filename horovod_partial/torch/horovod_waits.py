@@ -1,0 +1,43 @@
+"""What else happens while a program waits for Horovod's own operations, all of which wait in one function."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+from horovod.torch import mpi_ops
+
+from horovod_partial.runtime import Runtime
+
+_LEAST_NS = 50_000  # to be recorded: an operation that is over takes less
+
+
+@functools.cache
+def install(runtime: Runtime) -> None:
+    """From now on the core knows which threads wait, rounds are taken meanwhile, and waits are recorded where this rank is.
+
+    A second call does nothing.
+    """
+    library = mpi_ops.mpi_lib
+    wait, poll = library.horovod_torch_wait_and_clear, library.horovod_torch_poll
+
+    def wait_and_clear(handle: int) -> None:
+        if poll(handle):
+            wait(handle)
+            return
+        begin = time.monotonic_ns()
+        try:
+            with runtime.in_horovods_wait(lambda: bool(poll(handle))):
+                wait(handle)
+        finally:
+            end = time.monotonic_ns()
+            if runtime.records and end - begin > _LEAST_NS:
+                runtime.record_wait(begin, end)
+
+    def is_over(handle: int) -> int:
+        over: int = poll(handle)
+        if not over:
+            runtime.asks_in_vain()
+        return over
+
+    library.horovod_torch_wait_and_clear, library.horovod_torch_poll = wait_and_clear, is_over
