@@ -82,6 +82,7 @@ def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
         "waited_seconds": raw["waited_seconds"],
         "dropped": raw["dropped"],
         "summed": raw["summed"],
+        "healed": raw["healed"],
         "bytes_held": raw["bytes_held"],
         "pending": raw["pending"],
         "missed_rounds": raw["missed_rounds"],

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -26,7 +27,10 @@ from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach, failure, heartbeat, log
 from horovod_partial.checks import is_number, require
+from horovod_partial.exchange import healing
 from horovod_partial.settings import adopt, settings, shared
+
+Replica = healing.Replica
 
 HANDLE = Any  # _attach.Handle
 
@@ -44,11 +48,17 @@ class Applier(Protocol):
         is_under_way: whether gradients are on their way to a step, so that nothing may be applied before it.
         thread: the number of the thread that took the last step.
         applies_ahead: whether `apply_ahead` may be called now.
+        replica: of the model, to be compared with those of other ranks after a flush; None if it is not to be.
     """
 
     process_set: ProcessSet
     thread: int
-    applies_ahead: bool
+
+    @property
+    def applies_ahead(self) -> bool: ...
+
+    @property
+    def replica(self) -> Replica | None: ...
 
     @property
     def family(self) -> list[str]: ...
@@ -84,6 +94,7 @@ class Runtime:
         _check_build(framework, version, mpi_ops)
         self._mpi_ops = mpi_ops
         self._library = library
+        self.healed: Counter[str] = Counter()  # how often the replicas of these buckets were
         self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
         self._begun = Tenure(self)
         self._recorded = Tenure(self)
@@ -91,6 +102,9 @@ class Runtime:
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # of the ranks' signs of life
         self.records = False  # this rank has been recorded
+        self._meetings: dict[int, healing.Meeting] = {}  # of process sets, in this generation; guarded by what follows
+        self._has_met = Tenure(self)
+        self._meetings_lock = threading.Lock()
         self._joins = threading.local()  # whether a thread is in a join, has no rounds to take
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
@@ -358,6 +372,10 @@ class Runtime:
         """Horovod's number for the device on which this rank's buckets lie, -1 for the host."""
         return max(_attach.device_of_buckets(self._library, process_set) for process_set in list(self._process_sets))
 
+    def lost(self, process_set: int, names: Sequence[str]) -> int:
+        """How many rounds of a family this rank has not got one by one: they were added up, forgotten, or left out in a join."""
+        return self._guarded(_attach.lost, self._library, process_set, names)
+
     def taken(self, process_set: int, name: str) -> int:
         """How many rounds of a bucket have ended on this rank and, of a family, have been taken."""
         return self._guarded(_attach.taken, self._library, process_set, name)
@@ -389,6 +407,34 @@ class Runtime:
     def flush(self, process_set: int) -> None:
         """Blocks until every rank is here, and everything pending has been delivered and applied."""
         self._flush(process_set, self._appliers_of(process_set), ends=False)
+
+    def introduce(self, process_set: ProcessSet, name: str, replica: Replica) -> Callable[[], None]:
+        """Begins to compare the ranks' replicas before their first step, in a bucket of that name; returns what ends it."""
+        if settings().heal == "0" or self.is_alone(process_set):
+            return lambda: None
+        number = process_set.process_set_id
+        with self._meetings_lock:
+            if self._has_met.enter():
+                self._meetings.clear()
+            is_first = number not in self._meetings
+            if is_first:
+                self._meetings[number] = healing.Meeting(
+                    functools.partial(self.submit, number),
+                    self.wait,
+                    functools.partial(self.clear, number),
+                    process_set.rank(),
+                    self.size_of(process_set),
+                )
+            meeting = self._meetings[number]
+        return healing.introduce(meeting, name, replica, is_first=is_first)
+
+    def _compare_replicas(self, process_set: int, appliers: Sequence[Applier]) -> None:
+        """After a flush; all ranks come that were in it."""
+        with self._meetings_lock:
+            meeting = self._meetings.get(process_set) if self._has_met.is_current else None
+        if meeting is not None and self.taken(process_set, healing.FACTS) > 0:
+            replicas = [applier.replica for applier in appliers]
+            healing.compare(meeting, [replica for replica in replicas if replica is not None])
 
     def add_process_set(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         """Horovod's `add_process_set`, after a flush of every process set that this rank uses.
@@ -425,6 +471,8 @@ class Runtime:
                         applier.apply_rounds()
             finally:
                 flush.end()
+        if not ends:
+            self._compare_replicas(process_set, appliers)
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
         """Those whose results this thread may take: it took their last step, or the thread that did is gone."""
@@ -468,7 +516,9 @@ class Runtime:
 
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
         """The raw statistics of every bucket of a process set, by name."""
-        return self._guarded(_attach.statistics, self._library, process_set)
+        everything = self._guarded(_attach.statistics, self._library, process_set)
+        named = {name: of for name, of in everything.items() if not name.startswith(healing.PREFIX)}
+        return {name: of | {"healed": self.healed[name]} for name, of in named.items()}
 
     def unsettled(self, process_set: int) -> set[str]:
         """The buckets of optimizers in which this rank has something pending, or has missed results."""

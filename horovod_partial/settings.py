@@ -47,6 +47,10 @@ class Settings(BaseSettings):
         default=60.0,
         description="Write the stacks of ranks that wait, and of those they wait for, within so long; 0 for never.",
     )
+    heal: Literal["0", "1", "raise"] = Field(
+        default="1",
+        description="What a flush does with replicas that have parted: make them equal, leave them (0), or raise an error.",
+    )
     decision_log: str = Field(
         default="", description="File to which rank 0 records what it saw and decided; empty for none."
     )

@@ -512,6 +512,18 @@ Round Taken(const std::string& library_path, std::int32_t process_set_id, const 
   return found->core.taken();
 }
 
+Round Lost(const std::string& library_path, std::int32_t process_set_id, const Family& buckets) {
+  const auto session = FindSession(library_path, process_set_id);
+  Round lost = 0;
+  for (const std::string& bucket : buckets) {
+    const auto found = session == nullptr ? nullptr : session->engine().Find(bucket);
+    if (found == nullptr) continue;
+    std::lock_guard<std::mutex> lock(found->mutex);
+    lost = std::max(lost, found->core.lost());
+  }
+  return lost;
+}
+
 int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration) {
   const auto session = FindSession(library_path, process_set_id);
   const auto found = session == nullptr ? nullptr : session->engine().Find(bucket);

@@ -34,6 +34,8 @@ int Generation(const std::string& library_path);
 
 // Bucket::taken; 0 if there is no such bucket.
 Round Taken(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket);
+// Bucket::lost, of the one of these buckets that has lost most.
+Round Lost(const std::string& library_path, std::int32_t process_set_id, const Family& buckets);
 // Bucket::CatchUp; 0 without the bucket.
 int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration);
 

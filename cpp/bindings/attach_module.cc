@@ -412,6 +412,8 @@ PYBIND11_MODULE(_attach, m) {
         py::arg("process_set"));
   m.def("taken", &attach::Taken, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("process_set"),
         py::arg("name"));
+  m.def("lost", &attach::Lost, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("process_set"),
+        py::arg("names"));
   m.def("catch_up", &attach::CatchUp, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
         py::arg("process_set"), py::arg("name"), py::arg("iteration"));
   m.def("take_round", &TakeRound, py::arg("library"), py::arg("process_set"), py::arg("names"), py::arg("pointers"));

@@ -246,10 +246,12 @@ bool Bucket::Finish() {
 }
 
 void Bucket::LeaveOut(Round completed) {
+  const Round before = taken();
   if (options_.missed != Missed::kReplay) return;
+  completed_ = std::max(completed_, completed);
+  lost_ += completed_ - before;
   held_ = false;
   missed_.Clear();
-  completed_ = std::max(completed_, completed);
   left_out_ = state_ == State::kRunning;
 }
 
@@ -257,6 +259,7 @@ void Bucket::Clear(Round complete) {
   incoming_gradients_ = 0;
   if (options_.missed == Missed::kReplay) {
     if (std::exchange(held_, false)) missed_.PushEmpty();  // all are emptied below, so their order does not matter
+    lost_ += std::max<Round>(complete - taken(), 0);
     while (!missed_.empty() && taken() < complete) missed_.Pop();
     missed_.MakeEmpty();
   } else {

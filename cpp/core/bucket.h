@@ -126,6 +126,8 @@ class Bucket {
   int missed_rounds() const { return missed_.rounds(); }
   int missed_gradients() const { return missed_.gradients(); }
   int summed() const { return missed_.summed(); }  // missed rounds that had to be added to others
+  // With kReplay: rounds whose results the application has not got one by one.
+  Round lost() const { return missed_.summed() + lost_; }
   // With kReplay: rounds whose results the application has not taken, and how many of them come as one.
   int untaken() const { return missed_.rounds() + (held_ ? 1 : 0); }
   int oldest_rounds() const { return held_ ? 1 : missed_.oldest_rounds(); }
@@ -164,6 +166,7 @@ class Bucket {
   bool cleared_ = false;  // what is outgoing has been forgotten; a round that counts it may close until the next report
   bool held_ = false;     // kReplay: a result in the arrival's output has not been taken
   int held_gradients_ = 0;     // in it
+  Round lost_ = 0;             // kReplay: rounds that ended while this rank had joined, or were forgotten
   int members_gradients_ = 0;  // kRunning: in the sum that this rank gets
   int missed_gradients_ = 0;   // kKeep: in the missed result
   int incoming_late_ = 0;      // kKeep: late arrivals in incoming_

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class _Ahead(NamedTuple):
@@ -38,7 +39,7 @@ class ParametersAhead:
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast(parameters[0].device.type, enabled=False),
-            torch.autograd._unsafe_preserve_version_counter(tuple(parameters)),
+            _unsafe_preserve_version_counter(tuple(parameters)),
         ):
             for p in parameters:
                 if p not in self._ahead:

@@ -112,7 +112,7 @@ def wrap(
     cls.is_horovod_partial = True
     cls.flush = lambda self: None
     cls.flush.__doc__ = "Nothing is ever pending under `Full`."
-    cls.register_round_hook = lambda self, hook: round_steps.register(hook)
+    cls.register_round_hook = lambda self, hook, state=None: round_steps.register(hook, state)
     cls.register_round_hook.__doc__ = "Call `hook(optimizer)` after each step: under `Full` every step is a round."
     cls.flushed = lambda self: True
     cls.flushed.__doc__ = "Nothing is ever pending under `Full`."

@@ -23,6 +23,7 @@ from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full
 from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
+from horovod_partial.exchange import healing
 from horovod_partial.torch import buckets
 from horovod_partial.torch.ahead import ParametersAhead
 from horovod_partial.torch.buckets import GradientBucket
@@ -37,6 +38,7 @@ from horovod_partial.torch.operations import (
     submit,
     synchronize,
 )
+from horovod_partial.torch.replica import ReplicaState
 from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import Exchange, Name
 
@@ -106,6 +108,9 @@ class GradientExchange(Exchange):
         self._has_told = False  # that gradients were made again, and so were changed while they travel
         self._hooks: list[Any] = []
         self._ahead = ParametersAhead()
+        self._compares: Callable[[], None] | None = None  # the ranks' first models, until the first step
+        self.lost_before = 0  # rounds, when this replica was last healed
+        self._overwritten = 0  # rounds that were taken ahead, when the parameters were written
         self._is_ahead_of_step = False  # by the round in which this step's gradients have arrived, too
 
         self._compression = compression
@@ -175,7 +180,10 @@ class GradientExchange(Exchange):
         for bucket, named in zip(self.buckets, buckets, strict=True):
             bucket.name = named
         if not self._full:
-            runtime.own(self._owner, self.process_set.process_set_id, [*buckets, self._model_name])
+            start = f"{healing.PREFIX}{name}"
+            runtime.own(self._owner, self.process_set.process_set_id, [*buckets, self._model_name, start])
+            if self._replays:
+                self._compares = runtime.introduce(self.process_set, start, Replica(self))
 
     def _config(self, wire: torch.Tensor, **options: Any) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
@@ -300,6 +308,9 @@ class GradientExchange(Exchange):
                         bucket.take(parameter)
                     self._arrive(bucket)
             self._wait_for_buckets()
+            if self._compares is not None:
+                self._compares()
+                self._compares = None
             self._passes_left = dict.fromkeys(self._passes_left, self._passes)
         self.synchronized = True
 
@@ -473,6 +484,21 @@ class GradientExchange(Exchange):
         """Whether gradients are there that have not been applied: of a backward pass, or the result of a round."""
         return self._has_result or any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
 
+    @property
+    def replica(self) -> Replica | None:
+        """See `horovod_partial.runtime.Applier`."""
+        return Replica(self) if self._replays and self.wrapped() is not None else None
+
+    @property
+    def trained(self) -> dict[torch.nn.Parameter, str]:
+        """The names of the parameters that are not frozen."""
+        return {p: name for p, name in self._names.items() if p not in self._frozen}
+
+    @property
+    def lost(self) -> int:
+        """Rounds that this rank has not applied one by one."""
+        return runtime.lost(self.process_set.process_set_id, self.family) + self._overwritten
+
     def stop_reducing(self) -> None:
         _remove(self._hooks)
 
@@ -534,6 +560,7 @@ class GradientExchange(Exchange):
     def _leave_the_wait(self) -> None:
         """Let the model have the rounds that were taken while the program waited."""
         if not self._ahead.become_the_model():
+            self._overwritten += 1
             log.logger.warning(
                 "this rank's parameters were written while it had rounds to apply, which are lost here: its model differs from "
                 "those of other ranks. Call optimizer.flush() on every rank before parameters are written"
@@ -664,6 +691,35 @@ class GradientExchange(Exchange):
         self._flushed_at = self._local_steps
         self._ahead.forget()
         self._restart()
+
+
+class Replica:
+    """What an exchange should have alike with those of other ranks: see `horovod_partial.exchange.healing.Replica`."""
+
+    def __init__(self, exchange: GradientExchange) -> None:
+        self._exchange = exchange
+        optimizer: Any = exchange.wrapped()
+        self._state = ReplicaState(optimizer, exchange.trained, exchange.round_steps.followers)
+        self.arrays = self._state.arrays
+        self.numbers = self._state.numbers
+        self.is_finite = self._state.is_finite
+        self.write = self._state.write
+
+    @property
+    def family(self) -> list[str]:
+        return self._exchange.family
+
+    @property
+    def rounds(self) -> int:
+        return self._exchange.rounds
+
+    @property
+    def lost(self) -> int:
+        return self._exchange.lost - self._exchange.lost_before
+
+    def heal(self) -> None:
+        self._exchange.lost_before = self._exchange.lost
+        runtime.healed.update(self.family)
 
 
 _CHANGED_BY_HAND = (

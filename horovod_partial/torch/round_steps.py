@@ -50,6 +50,7 @@ class RoundSteps:
         self._transform = grad_transform
         self.steps = 1.0
         self._hooks: OrderedDict[int, RoundHook] = OrderedDict()
+        self._states: OrderedDict[int, Any] = OrderedDict()
 
     @property
     def changes_gradients(self) -> bool:
@@ -87,11 +88,20 @@ class RoundSteps:
         for hook in list(self._hooks.values()):
             hook(optimizer)
 
-    def register(self, hook: RoundHook) -> RemovableHandle:
+    @property
+    def followers(self) -> list[Any]:
+        """What the hooks were registered with, as their state."""
+        return list(self._states.values())
+
+    def register(self, hook: RoundHook, state: Any = None) -> RemovableHandle:
         """Call a hook after each round, in the order in which hooks were registered."""
         require(callable(hook), "hook", "a function of an optimizer", hook)
-        handle = RemovableHandle(self._hooks)
+        fits = state is None or all(callable(getattr(state, name, None)) for name in ("state_dict", "load_state_dict"))
+        require(fits, "state", "something with state_dict and load_state_dict", state)
+        handle = RemovableHandle(self._hooks, extra_dict=self._states)
         self._hooks[handle.id] = hook
+        if state is not None:
+            self._states[handle.id] = state
         return handle
 
 
@@ -148,7 +158,7 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
     follower: Any = scheduler
     follower.__class__ = type(base.__name__, (base,), {"step": step, "_follows_rounds": True})
     follower._steps = 0.0  # saved and loaded with the schedule
-    optimizer.register_round_hook(after_round)
+    optimizer.register_round_hook(after_round, state=follower)
     return scheduler
 
 

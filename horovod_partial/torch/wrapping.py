@@ -136,13 +136,16 @@ class _Methods(torch.optim.Optimizer):
         require_ownership(self)
         self._exchange.synchronize()
 
-    def register_round_hook(self, hook: RoundHook) -> RemovableHandle:
+    def register_round_hook(self, hook: RoundHook, state: Any = None) -> RemovableHandle:
         """Call `hook(optimizer)` after each round that is applied, on every rank alike: for moving averages and projections.
 
         A rank that was late applies several rounds in one step. Under `hvd.Full()`, and where models are averaged, each step
         counts as a round. Returns a handle whose `remove()` takes the hook away.
+
+        `state` is what the hook moves, such as a moving average: a module, or anything else with `load_state_dict` and a
+        `state_dict` of tensors and plain values. A flush compares it as it compares the model.
         """
-        return self._exchange.round_steps.register(hook)
+        return self._exchange.round_steps.register(hook, state)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

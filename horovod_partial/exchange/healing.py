@@ -1,0 +1,324 @@
+"""One model on all ranks: replicas are compared in each flush, and those that have parted get the values of one rank.
+
+All ranks of a flush come together again when it is over. What they tell each other travels in rounds of buckets of our own,
+where ranks that have ended or joined are left out. Each rank decides by the same facts, so all decide alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from horovod_partial import _attach, bucket_config, log
+from horovod_partial.policies import Quorum
+from horovod_partial.settings import settings
+
+_INT32 = 4  # Horovod's number
+_FAMILIES = 32  # of one flush that are compared
+_WORDS = 8  # of a rank, about one of them
+_CHUNK = 1 << 18  # values that travel in one round
+_COLUMNS = 1024  # to which the words of a large tensor are added up, before they are hashed
+
+PREFIX = "replicas."  # of names of buckets, about which no user wants to know
+FACTS, VALUES = f"{PREFIX}facts", f"{PREFIX}values"  # of each process set
+
+
+Array = npt.NDArray[Any]
+Key = tuple[str, Any, str]  # a kind of value, what it belongs to, and what it is there
+
+
+class Replica(Protocol):
+    """One rank's model, and all that its optimizer keeps, which the ranks of a process set should have alike.
+
+    Attributes:
+        family: the names of the buckets of its optimizer.
+        rounds: that it has taken.
+        lost: rounds since it was healed that it has not applied one by one.
+    """
+
+    @property
+    def family(self) -> list[str]: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def lost(self) -> int: ...
+
+    def arrays(self, *, parameters_only: bool = False) -> dict[Key, Array]:
+        """The bytes of parameters and of the optimizer's state, each of one dimension."""
+
+    def numbers(self) -> dict[Key, Any]:
+        """Learning rates and their kin: what can be pickled, and has one and the same `repr` where it is the same."""
+
+    def is_finite(self) -> bool:
+        """Whether no parameter has an element that is not."""
+
+    def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
+        """Let this replica have these values. Returns how far arrays that differed were apart."""
+
+    def heal(self) -> None:
+        """It is one with the others from now on."""
+
+
+class Facts(NamedTuple):
+    """What a rank says of one family."""
+
+    name: int  # a hash of it
+    rounds: int
+    lost: int
+    values: int
+    numbers: int
+
+
+def digest(arrays: Mapping[Key, Array]) -> int:
+    """A hash of 32 bits. Of large tensors it is taken from sums over their words, which costs a quarter of the time."""
+    state = hashlib.blake2b(digest_size=4)
+    for key in sorted(arrays, key=str):
+        array = arrays[key]
+        state.update(f"{key} {array.size};".encode())
+        whole = array.size - array.size % (8 * _COLUMNS) if array.size >= 64 * _COLUMNS else 0
+        if whole:
+            state.update(np.add.reduce(array[:whole].view(np.int64).reshape(-1, _COLUMNS), axis=0))
+        state.update(array[whole:].data)
+    return int.from_bytes(state.digest(), "little", signed=True)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little", signed=True)
+
+
+def facts_of(replica: Replica) -> Facts:
+    """What this rank says of a replica."""
+    numbers = _hash(repr(replica.numbers()))
+    return Facts(_hash(replica.family[0]), replica.rounds, replica.lost, digest(replica.arrays()), numbers)
+
+
+def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:
+    """The families whose replicas differ where as many rounds were taken: the facts of such ranks, by rank."""
+    groups: dict[tuple[int, int], dict[int, Facts]] = {}
+    for rank, facts in sorted(by_rank.items()):
+        for each in facts:
+            groups.setdefault((each.name, each.rounds), {})[rank] = each
+    differ = [members for members in groups.values() if len({(m.values, m.numbers) for m in members.values()}) > 1]
+    return {next(iter(members.values())).name: members for members in differ}
+
+
+def source_of(members: Mapping[int, Facts], finite: Mapping[int, bool]) -> int:
+    """Whose values all get: of those that lost the fewest rounds the largest class of equal ones, then the lowest rank.
+
+    Never of a rank with an element that is not finite, if another has none. Rank 0's, or the lowest one's, where only numbers
+    such as learning rates differ.
+    """
+    if len({facts.values for facts in members.values()}) == 1:
+        return min(members)
+    candidates = [rank for rank in members if finite[rank]] or list(members)
+    fewest = min(members[rank].lost for rank in candidates)
+    candidates = [rank for rank in candidates if members[rank].lost == fewest]
+    sizes = Counter((members[rank].values, members[rank].numbers) for rank in candidates)
+    return min(candidates, key=lambda rank: (-sizes[members[rank].values, members[rank].numbers], rank))
+
+
+class Meeting:
+    """The rounds of a process set in which its ranks compare their replicas. Of the thread that flushes.
+
+    Args:
+        submit: `Runtime.submit` of the process set.
+        wait: `Runtime.wait`.
+        clear: `Runtime.clear` of the process set.
+        rank: of this process in it.
+        size: of the process set.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[..., _attach.Handle],
+        wait: Callable[[_attach.Handle], None],
+        clear: Callable[[list[str]], None],
+        rank: int,
+        size: int,
+    ) -> None:
+        self._submit = submit
+        self._wait = wait
+        self._clear = clear
+        self.rank = rank
+        self.size = size
+
+    def begin(self) -> None:
+        """Forget the rounds of a meeting that this rank has missed, as after an interrupt: it would come too late to this one."""
+        for name in (FACTS, VALUES):
+            self._clear([name])
+
+    def post(self, name: str, values: Array) -> tuple[_attach.Handle, Array]:
+        """Begin the sum of integers over all ranks."""
+        spec = bucket_config.arguments(
+            sync=Quorum(1.0),
+            size=self.size,
+            average=False,
+            is_integer=True,
+            grace_ms=0.0,
+            missed="latest",
+            late="discard",
+        )
+        config = _attach.BucketConfig(spec, dtype=_INT32, shape=[values.size], device=-1)
+        address = values.ctypes.data
+        return self._submit(name, config, address, address, 0, 0), values
+
+    def result(self, posted: tuple[_attach.Handle, Array]) -> tuple[Array, list[int]]:
+        """The sum, and the ranks that have brought something: none where this rank came too late for the others."""
+        handle, values = posted
+        self._wait(handle)
+        info = handle.info()
+        return values, [] if info.late else list(info.members)
+
+    def tell(self, name: str, rows: Sequence[Sequence[int]]) -> dict[int, list[list[int]]]:
+        """Every rank's rows, by rank; of this rank alone, if it came too late."""
+        mine = np.zeros((self.size, _FAMILIES, _WORDS), np.int32)
+        for index, row in enumerate(rows[:_FAMILIES]):
+            mine[self.rank, index, : len(row) + 1] = [1, *row]
+        told, members = self.result(self.post(name, mine.reshape(-1)))
+        table = told.reshape(mine.shape)
+        return {rank: [row[1:].tolist() for row in table[rank] if row[0] == 1] for rank in members}
+
+    def send(self, data: bytes | None, source: int, size: int) -> bytes | None:
+        """One rank's bytes on all ranks; None where it did not bring them, or this rank came too late."""
+        values = np.zeros(-(-size // (4 * _CHUNK)) * _CHUNK, np.int32)
+        if data is not None:
+            values.view(np.uint8)[:size] = np.frombuffer(data, np.uint8)
+        for begin in range(0, values.size, _CHUNK):
+            chunk, members = self.result(self.post(VALUES, values[begin : begin + _CHUNK].copy()))
+            if source not in members:
+                return None
+            values[begin : begin + _CHUNK] = chunk
+        return values.view(np.uint8)[:size].tobytes()
+
+
+def introduce(meeting: Meeting, name: str, replica: Replica, *, is_first: bool) -> Callable[[], None]:
+    """Begin to compare the parameters with which the ranks begin, in a bucket of that name; returns what ends it.
+
+    The first one of a process set introduces its other buckets too: ranks that have ended by then would be missing later.
+    """
+    mine = np.zeros(meeting.size, np.int32)
+    mine[meeting.rank] = digest(replica.arrays(parameters_only=True))
+    start = meeting.post(name, mine)
+    sizes = {FACTS: meeting.size * _FAMILIES * _WORDS, VALUES: _CHUNK} if is_first else {}
+    others = [meeting.post(bucket, np.zeros(size, np.int32)) for bucket, size in sizes.items()]
+
+    def finish() -> None:
+        digests, members = meeting.result(start)
+        for other in others:
+            meeting.result(other)
+        differ = [rank for rank in members if digests[rank] != digests[members[0]]]
+        if differ and meeting.rank == members[0]:
+            log.logger.warning(
+                "ranks begin with different models: the parameters of rank(s) %s are not those of rank %d. Call "
+                "hvd.broadcast_parameters and its kin before the first step",
+                _listed(differ),
+                members[0],
+            )
+
+    return finish
+
+
+def compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
+    """Compare the replicas after a flush, and let those that have parted have one rank's values.
+
+    Raises:
+        RuntimeError: some have parted, and `HOROVOD_PARTIAL_HEAL=raise`; on all their ranks.
+    """
+    meeting.begin()
+    mine = [(facts_of(replica), replica) for replica in replicas]
+    told = meeting.tell(FACTS, [facts for facts, _ in mine])
+    differing = parted({rank: [Facts(*row[: len(Facts._fields)]) for row in rows] for rank, rows in told.items()})
+    if not differing:
+        return
+    own = {f.name: replica for f, replica in mine if differing.get(f.name, {}).get(meeting.rank) == f}
+    data = {name: pickle.dumps((of.arrays(), of.numbers()), protocol=5) for name, of in own.items()}
+    rows = [[name, own[name].is_finite(), *divmod(len(data[name]), 1 << 30)] for name in data]
+    details = {(rank, row[0]): row for rank, rows in meeting.tell(FACTS, rows).items() for row in rows}
+    found = []
+    for name, facts in sorted(differing.items()):
+        members = {rank: of_rank for rank, of_rank in facts.items() if (rank, name) in details}
+        if len(members) < 2:  # the others have given their flush up
+            continue
+        source = source_of(members, {rank: bool(details[rank, name][1]) for rank in members})
+        _, _, high, low = details[source, name][:4]
+        sent = meeting.send(data[name] if source == meeting.rank else None, source, (high << 30) + low)
+        if sent is not None and meeting.rank in members:
+            found.append(_Finding(own[name], name, source, members, *_take(own[name], sent)))
+    rows = [[f.name, len(f.apart), f.first, _bits_of(max(f.apart.values(), default=0.0))] for f in found]
+    seen = meeting.tell(FACTS, rows)
+    texts = [_describe(f, {rank: row for rank, rows in seen.items() for row in rows if row[0] == f.name}) for f in found]
+    if texts and settings().heal == "raise":
+        raise RuntimeError("\n".join(texts))
+    for finding, text in zip(found, texts, strict=True):
+        if meeting.rank == min(finding.members):
+            log.logger.warning("%s", text)
+
+
+class _Finding(NamedTuple):
+    replica: Replica
+    name: int
+    source: int
+    members: dict[int, Facts]
+    apart: dict[Key, float]  # how far this rank's values were from the source's, where they differed
+    keys: list[Key]  # of all
+
+    @property
+    def first(self) -> int:
+        return next((index for index, key in enumerate(self.keys) if key in self.apart), 0)
+
+
+def _take(replica: Replica, sent: bytes) -> tuple[dict[Key, float], list[Key]]:
+    arrays, numbers = pickle.loads(sent)  # noqa: S301 - from a rank of this job, as in Horovod's broadcast_object
+    apart = replica.write(arrays, numbers)
+    replica.heal()
+    return apart, list(arrays)
+
+
+def _describe(finding: _Finding, seen: Mapping[int, Sequence[int]]) -> str:
+    """What has parted, how far, and what is likely to have parted it; from what each rank says of itself."""
+    members, source = finding.members, finding.source
+    apart = {rank: row for rank, row in seen.items() if row[1] > 0}
+    lost = {rank: facts.lost for rank, facts in members.items() if facts.lost}
+    if apart:
+        first = min(apart)
+        what = (
+            f"rank(s) {_listed(apart)} differed from rank {source} in up to {max(row[1] for row in apart.values())} of "
+            f"{len(finding.keys)} tensors, by up to {max(_number_of(row[3]) for row in apart.values()):.3g}; the first one of "
+            f"rank {first} was {' '.join(map(str, finding.keys[apart[first][2]])).strip()}"
+        )
+    else:
+        what = f"the learning rates, or other numbers, of rank {source} were not those of all ranks"
+    if lost:
+        why = (
+            f"rank(s) {_listed(lost)} could not apply {max(lost.values())} round(s) one by one, because they were blocked, or had "
+            "joined, or their parameters were written meanwhile"
+        )
+    elif apart:
+        why = (
+            "parameters, gradients or learning rates were changed on some ranks between two rounds (max_grad_norm=, "
+            "register_round_hook and follow_rounds do it alike on all), or the ranks began with different models "
+            "(hvd.broadcast_parameters)"
+        )
+    else:
+        why = "let a schedule follow rounds (hvd.follow_rounds), or set such numbers on every rank"
+    return f"replicas of {finding.replica.family[0]} had parted: {what}. Ranks have the values of rank {source} now. Likely: {why}"
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
+def _bits_of(number: float) -> int:
+    return int(np.float32(number).view(np.int32))
+
+
+def _number_of(bits: int) -> float:
+    return float(np.int32(bits).view(np.float32))
