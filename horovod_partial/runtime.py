@@ -408,10 +408,10 @@ class Runtime:
         """Blocks until every rank is here, and everything pending has been delivered and applied."""
         self._flush(process_set, self._appliers_of(process_set), ends=False)
 
-    def introduce(self, process_set: ProcessSet, name: str, replica: Replica) -> Callable[[], None]:
-        """Begins to compare the ranks' replicas before their first step, in a bucket of that name; returns what ends it."""
+    def introduce(self, process_set: ProcessSet, name: str, replica: Replica) -> Callable[[], bool]:
+        """See `healing.introduce`."""
         if settings().heal == "0" or self.is_alone(process_set):
-            return lambda: None
+            return lambda: True
         number = process_set.process_set_id
         with self._meetings_lock:
             if self._has_met.enter():
@@ -421,6 +421,7 @@ class Runtime:
                 self._meetings[number] = healing.Meeting(
                     functools.partial(self.submit, number),
                     self.wait,
+                    functools.partial(self._claim, number),
                     functools.partial(self.clear, number),
                     process_set.rank(),
                     self.size_of(process_set),
@@ -428,13 +429,9 @@ class Runtime:
             meeting = self._meetings[number]
         return healing.introduce(meeting, name, replica, is_first=is_first)
 
-    def _compare_replicas(self, process_set: int, appliers: Sequence[Applier]) -> None:
-        """After a flush; all ranks come that were in it."""
+    def _meeting_of(self, process_set: int) -> healing.Meeting | None:
         with self._meetings_lock:
-            meeting = self._meetings.get(process_set) if self._has_met.is_current else None
-        if meeting is not None and self.taken(process_set, healing.FACTS) > 0:
-            replicas = [applier.replica for applier in appliers]
-            healing.compare(meeting, [replica for replica in replicas if replica is not None])
+            return self._meetings.get(process_set) if self._has_met.is_current else None
 
     def add_process_set(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         """Horovod's `add_process_set`, after a flush of every process set that this rank uses.
@@ -452,6 +449,8 @@ class Runtime:
         removed = process_sets.remove_process_set(process_set)
         if removed:
             self._process_sets.discard(number)
+            with self._meetings_lock:
+                self._meetings.pop(number, None)
         return removed
 
     def _flush_all(self) -> None:
@@ -460,6 +459,9 @@ class Runtime:
 
     def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool) -> None:
         families = [applier.family for applier in appliers]
+        meeting = None if ends else self._meeting_of(process_set)
+        if meeting is not None:
+            meeting.come()
         with self._taking_rounds(appliers) as meanwhile:
             flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
             try:
@@ -471,8 +473,9 @@ class Runtime:
                         applier.apply_rounds()
             finally:
                 flush.end()
-        if not ends:
-            self._compare_replicas(process_set, appliers)
+        if meeting is not None and self.taken(process_set, healing.FACTS) > 0:
+            replicas = [applier.replica for applier in appliers]
+            healing.compare(meeting, [replica for replica in replicas if replica is not None])
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
         """Those whose results this thread may take: it took their last step, or the thread that did is gone."""
@@ -487,6 +490,10 @@ class Runtime:
             and not applier.is_under_way
             and applier.thread not in others
         ]
+
+    def _claim(self, process_set: int, names: Sequence[str]) -> None:
+        """The calling thread is about to bring something to these buckets, whoever did before."""
+        self._guarded(_attach.claim, self._library, process_set, names)
 
     def clear(self, process_set: int, names: Sequence[str]) -> None:
         """Forgets what this rank has pending and has missed in a bucket, or in those of a family."""

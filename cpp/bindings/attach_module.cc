@@ -238,6 +238,11 @@ void Clear(const std::string& library, std::int32_t process_set, const Family& n
   if (const auto session = attach::FindSession(library, process_set)) session->engine().Clear(names);
 }
 
+void Claim(const std::string& library, std::int32_t process_set, const Family& names) {
+  py::gil_scoped_release release;
+  if (const auto session = attach::FindSession(library, process_set)) session->engine().Claim(names);
+}
+
 void Deliver(const std::string& library, std::int32_t process_set, const std::vector<Family>& families) {
   py::gil_scoped_release release;
   if (const auto session = attach::FindSession(library, process_set)) session->engine().Deliver(families);
@@ -420,6 +425,7 @@ PYBIND11_MODULE(_attach, m) {
   m.def("has_round", &HasRound, py::arg("library"), py::arg("process_set"), py::arg("names"));
   m.def("deliver", &Deliver, py::arg("library"), py::arg("process_set"), py::arg("families"));
   m.def("say_farewell", &SayFarewell, py::arg("library"), py::arg("failure"));
+  m.def("claim", &Claim, py::arg("library"), py::arg("process_set"), py::arg("names"));
   m.def("clear", &Clear, py::arg("library"), py::arg("process_set"), py::arg("names"));
   m.def("statistics", &Statistics, py::arg("library"), py::arg("process_set"));
 }

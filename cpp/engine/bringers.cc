@@ -18,6 +18,7 @@ namespace {
 
 constexpr Round kRemembered = 8;  // rounds
 constexpr int kSilentIntervals = 10;
+constexpr Time kPollGap = std::chrono::milliseconds(100);  // who asks less often may do something else meanwhile
 constexpr Time kLongestLook = std::chrono::milliseconds(100);  // a thread that ends says nothing
 
 // A thread's bringers, by the numbers of the objects that know them. Their end marks the end of the thread.
@@ -68,21 +69,23 @@ Bringers::ForeignWait::ForeignWait(std::shared_ptr<Bringers> bringers, Time now)
     : owner_(std::move(bringers)), self_(owner_->Self()) {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
-  self_->parked_since = now;
+  before_ = self_->parked_since;
+  self_->parked_since = std::min(before_, now);
   owner_->parked_.insert(self_.get());
 }
 
 Bringers::ForeignWait::~ForeignWait() {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
-  self_->parked_since = kNever;
-  owner_->parked_.erase(self_.get());
+  self_->parked_since = before_;
+  if (before_ == kNever) owner_->parked_.erase(self_.get());
 }
 
 void Bringers::PolledInVain(Time now) {
   const auto self = Self();
   std::lock_guard<std::mutex> lock(mutex_);
   ++events_;
+  if (self->polled == kNever || now - self->polled > kPollGap) self->polls_since = now;
   self->polled = now;
 }
 
@@ -117,9 +120,11 @@ void Bringers::Bucket::Arrive(const Caller& caller, Round round, Time now) {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
   owner_->active_ = arrived_ = now;
-  if (free_ != kNever) intervals_[next_interval_++ % intervals_.size()] = now - free_;
+  if (free_ != kNever && !left_out_) intervals_[next_interval_++ % intervals_.size()] = now - free_;
+  left_out_ = false;
   outstanding_ = true;
   if (self == nullptr) return ArriveInRun(caller.run, now);
+  self->polled = kNever;
   Add(arrivals_, self, round);
   if (caller.kind != Caller::Kind::kBlockedThread) return;
   blocked_ = self;
@@ -327,7 +332,10 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
     state.waits = since != kNever && passed(since + thresholds.waiting);
     // Who runs graphs is not known: where they have one bringer, and none is in progress, it may be the flush's thread.
     const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
-    state.absent = (flushes && (bringer->flushes == engine || runs_nothing)) || is_parked(bringer, thresholds.parked);
+    const bool polls = bringer->polled != kNever && !passed(bringer->polled + kPollGap) &&
+                       passed(bringer->polls_since + thresholds.parked);
+    state.absent =
+        (flushes && (bringer->flushes == engine || runs_nothing)) || is_parked(bringer, thresholds.parked) || polls;
     asks = asks || (bringer->polled != kNever && !passed(bringer->polled + thresholds.silence));
   }
   const auto is_away = [&](const Bringer* bringer) { return states[bringer].waits || states[bringer].absent; };
@@ -336,9 +344,10 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
                                     [](const auto& item) { return item.second.waits || item.second.absent; });
   const bool anybody = !states.empty();
 
-  // Only of a silent process is it assumed, where nobody tells, that whoever might train waits for Horovod.
-  const bool may_be_parked =
-      foreign.since != kNever && (!foreign.told || asks) && passed(std::max(foreign.since, active_) + thresholds.parked);
+  // Of a silent process it is assumed that whoever might train waits for Horovod, or for the thread that does; unless it
+  // is known that nobody waits.
+  const bool may_be_parked = foreign.since != kNever && (!foreign.told || asks || !parked_.empty()) &&
+                             passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();
   for (const auto& [bucket, bringers] : brought) {
     const Time longest = bucket->next_interval_ == 0
@@ -346,6 +355,7 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
                              : *std::max_element(bucket->intervals_.begin(), bucket->intervals_.end());
     const bool silent = passed(active_ + std::max(thresholds.silence, kSilentIntervals * longest));
     all_silent = all_silent && silent;
+    bucket->left_out_ = bucket->left_out_ || (silent && may_be_parked);
     const bool none_lives = bringers.empty();
     const bool none_comes = !none_lives && std::all_of(bringers.begin(), bringers.end(), is_away);
     const bool out_of_training = std::any_of(bringers.begin(), bringers.end(), is_absent);

@@ -44,6 +44,7 @@ class Bringers {
     Time waits_since = kNever;      // for a round to close, or in a flush
     Time parked_since = kNever;     // in a collective of Horovod's, as the front end tells
     Time polled = kNever;           // when it last asked in vain whether such a collective is over, likewise
+    Time polls_since = kNever;      // and since when it has asked at short intervals
     const void* flushes = nullptr;  // the engine whose flush it waits in
     bool graphs = false;
   };
@@ -110,6 +111,7 @@ class Bringers {
    private:
     const std::shared_ptr<Bringers> owner_;
     const std::shared_ptr<Bringer> self_;
+    Time before_ = kNever;  // of the wait in which this one is
   };
   // The calling thread has asked whether a collective of Horovod's is over, and it is not.
   void PolledInVain(Time now);
@@ -168,6 +170,7 @@ class Bringers {
     Time free_ = kNever;                // when the last result was collected
     std::array<Time, 8> intervals_{};   // between a result and what was brought next, in the last rounds
     std::size_t next_interval_ = 0;
+    mutable bool left_out_ = false;  // from the one that lasts: it was assumed that who brings waits for Horovod
   };
 
  private:

@@ -338,6 +338,13 @@ int Engine::RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& famil
 
 bool Engine::HasRound(const Family& family) const { return RoundsToTake(FindAll(family), false) > 0; }
 
+void Engine::Claim(const Family& names) {
+  for (const auto& bucket : FindAll(names)) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->bringers.EndWait(true, bucket->core.completed(), Now());
+  }
+}
+
 bool Engine::IsNearlyFull(const Family& family) const {
   const auto buckets = FindAll(family);
   const auto nearly_full = [](const auto& bucket) {
@@ -451,17 +458,18 @@ void Engine::Deliver(const std::vector<Family>& families) {
   }
 }
 
-Engine::Draining::Draining(const Engine& engine, std::vector<Family> families)
-    : engine_(engine), families_(std::move(families)) {
-  Set(true);
+Engine::Draining::Draining(const Engine& engine, const std::vector<Family>& families) {
+  for (const Family& family : families) {
+    const auto buckets = engine.FindAll(family);
+    buckets_.insert(buckets_.end(), buckets.begin(), buckets.end());
+  }
+  Add(1);
 }
 
-void Engine::Draining::Set(bool draining) const {
-  for (const Family& family : families_) {
-    for (const auto& bucket : engine_.FindAll(family)) {
-      std::lock_guard<std::mutex> lock(bucket->mutex);
-      bucket->draining = draining;
-    }
+void Engine::Draining::Add(int waits) const {
+  for (const auto& bucket : buckets_) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->draining += waits;
   }
 }
 
@@ -676,7 +684,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
         item.late = core.ReportLate();
       }
       if (!retired && core.full())
-        item.backlog = bucket->draining ? Report::Backlog::kDraining : Report::Backlog::kFull;
+        item.backlog = bucket->draining > 0 ? Report::Backlog::kDraining : Report::Backlog::kFull;
       if (item.gradients == 0 && item.backlog == Report::Backlog::kNone && !retired) continue;
     }
     report.items.push_back(std::move(item));
@@ -877,7 +885,7 @@ void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::st
   if (ends) End(*bucket, calls);
   if (std::exchange(bucket->flush_round, false)) {
     EndFlushRound(failure);
-  } else if (bucket->draining) {
+  } else if (bucket->draining > 0) {
     std::lock_guard<std::mutex> flush_lock(flush_mutex_);
     TellFlush();
   }

@@ -116,7 +116,7 @@ class SharedBucket {
   std::shared_ptr<const Owner> owner;    // null: it never retires
   std::string poison;                    // not empty: a round has failed, nothing more can be done with this bucket
   bool flush_round = false;              // the round that runs belongs to a flush
-  bool draining = false;                 // its application takes its results as they come, while it waits elsewhere
+  int draining = 0;                      // waits during which its application takes its results as they come
   bool in_flush = false;                 // it does so in a flush
   Round flush_end = kForEver;            // and, when that is over, takes none from this round on
   BucketStatistics statistics;
@@ -172,6 +172,8 @@ class Engine {
   // thread that brings something to the family may call this.
   std::optional<TakenRounds> TakeRound(const std::vector<Member>& family);
   bool HasRound(const Family& family) const;
+  // The calling thread is about to bring something to these buckets, whoever did before.
+  void Claim(const Family& names);
   // There is a round to take, and room for at most one more.
   bool IsNearlyFull(const Family& family) const;
 
@@ -304,16 +306,15 @@ class Engine {
 // wait for it where it has too many before it. Only the thread that brings something to them, and no two at once.
 class Engine::Draining {
  public:
-  Draining(const Engine& engine, std::vector<Family> families);
-  ~Draining() { Set(false); }
+  Draining(const Engine& engine, const std::vector<Family>& families);
+  ~Draining() { Add(-1); }
   Draining(const Draining&) = delete;
   Draining& operator=(const Draining&) = delete;
 
  private:
-  void Set(bool draining) const;
+  void Add(int waits) const;
 
-  const Engine& engine_;
-  const std::vector<Family> families_;
+  std::vector<std::shared_ptr<SharedBucket>> buckets_;
 };
 
 // A flush of this rank, from its beginning until what it has delivered has been taken. Of one thread.

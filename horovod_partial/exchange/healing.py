@@ -7,6 +7,7 @@ where ranks that have ended or joined are left out. Each rank decides by the sam
 from __future__ import annotations
 
 import hashlib
+import itertools
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from horovod_partial.policies import Quorum
 from horovod_partial.settings import settings
 
 _INT32 = 4  # Horovod's number
-_FAMILIES = 32  # of one flush that are compared
+_FAMILIES = 32  # of which the ranks tell each other in one round
 _WORDS = 8  # of a rank, about one of them
 _CHUNK = 1 << 18  # values that travel in one round
 _COLUMNS = 1024  # to which the words of a large tensor are added up, before they are hashed
@@ -125,12 +126,23 @@ def source_of(members: Mapping[int, Facts], finite: Mapping[int, bool]) -> int:
     return min(candidates, key=lambda rank: (-sizes[members[rank].values, members[rank].numbers], rank))
 
 
+class Posted(NamedTuple):
+    """A sum that has been begun, in these integers."""
+
+    handle: _attach.Handle
+    values: Array
+
+
+_in_flight: list[Posted] = []  # whose memory must stay, whatever ends the wait for them
+
+
 class Meeting:
     """The rounds of a process set in which its ranks compare their replicas. Of the thread that flushes.
 
     Args:
         submit: `Runtime.submit` of the process set.
         wait: `Runtime.wait`.
+        claim: `Runtime.claim` of the process set.
         clear: `Runtime.clear` of the process set.
         rank: of this process in it.
         size: of the process set.
@@ -140,22 +152,28 @@ class Meeting:
         self,
         submit: Callable[..., _attach.Handle],
         wait: Callable[[_attach.Handle], None],
+        claim: Callable[[list[str]], None],
         clear: Callable[[list[str]], None],
         rank: int,
         size: int,
     ) -> None:
         self._submit = submit
         self._wait = wait
+        self._claim = claim
         self._clear = clear
         self.rank = rank
         self.size = size
+
+    def come(self) -> None:
+        """The calling thread is about to flush: from now on the others wait for this one, whoever has flushed before."""
+        self._claim([FACTS, VALUES])
 
     def begin(self) -> None:
         """Forget the rounds of a meeting that this rank has missed, as after an interrupt: it would come too late to this one."""
         for name in (FACTS, VALUES):
             self._clear([name])
 
-    def post(self, name: str, values: Array) -> tuple[_attach.Handle, Array]:
+    def post(self, name: str, values: Array) -> Posted:
         """Begin the sum of integers over all ranks."""
         spec = bucket_config.arguments(
             sync=Quorum(1.0),
@@ -168,23 +186,31 @@ class Meeting:
         )
         config = _attach.BucketConfig(spec, dtype=_INT32, shape=[values.size], device=-1)
         address = values.ctypes.data
-        return self._submit(name, config, address, address, 0, 0), values
+        posted = Posted(self._submit(name, config, address, address, 0, 0), values)
+        _in_flight[:] = [other for other in _in_flight if not other.handle.poll()] + [posted]
+        return posted
 
-    def result(self, posted: tuple[_attach.Handle, Array]) -> tuple[Array, list[int]]:
+    def result(self, posted: Posted) -> tuple[Array, list[int]]:
         """The sum, and the ranks that have brought something: none where this rank came too late for the others."""
         handle, values = posted
         self._wait(handle)
         info = handle.info()
         return values, [] if info.late else list(info.members)
 
-    def tell(self, name: str, rows: Sequence[Sequence[int]]) -> dict[int, list[list[int]]]:
-        """Every rank's rows, by rank; of this rank alone, if it came too late."""
-        mine = np.zeros((self.size, _FAMILIES, _WORDS), np.int32)
-        for index, row in enumerate(rows[:_FAMILIES]):
-            mine[self.rank, index, : len(row) + 1] = [1, *row]
-        told, members = self.result(self.post(name, mine.reshape(-1)))
-        table = told.reshape(mine.shape)
-        return {rank: [row[1:].tolist() for row in table[rank] if row[0] == 1] for rank in members}
+    def tell(self, rows: Sequence[Sequence[int]]) -> dict[int, list[list[int]]]:
+        """Every rank's rows, by rank; nothing, if this one came too late."""
+        everything: dict[int, list[list[int]]] = {}
+        for begin in itertools.count(0, _FAMILIES):
+            mine = np.zeros((self.size, _FAMILIES, _WORDS), np.int32)
+            for index, row in enumerate(rows[begin : begin + _FAMILIES]):
+                mine[self.rank, index, : len(row) + 1] = [1, *row]
+            told, members = self.result(self.post(FACTS, mine.reshape(-1)))
+            table = told.reshape(mine.shape)
+            for rank in members:
+                everything.setdefault(rank, []).extend(row[1:].tolist() for row in table[rank] if row[0] == 1)
+            if not any(table[rank, -1, 0] for rank in members):  # nobody may have more
+                return everything
+        raise AssertionError("unreachable")
 
     def send(self, data: bytes | None, source: int, size: int) -> bytes | None:
         """One rank's bytes on all ranks; None where it did not bring them, or this rank came too late."""
@@ -199,21 +225,25 @@ class Meeting:
         return values.view(np.uint8)[:size].tobytes()
 
 
-def introduce(meeting: Meeting, name: str, replica: Replica, *, is_first: bool) -> Callable[[], None]:
-    """Begin to compare the parameters with which the ranks begin, in a bucket of that name; returns what ends it.
+def introduce(meeting: Meeting, name: str, replica: Replica, *, is_first: bool) -> Callable[[], bool]:
+    """Begin to compare the parameters with which the ranks begin, in a bucket of that name.
 
     The first one of a process set introduces its other buckets too: ranks that have ended by then would be missing later.
+
+    Returns:
+        What says whether that is done, and tells of a difference then. It never waits: a rank that had joined begins later.
     """
     mine = np.zeros(meeting.size, np.int32)
     mine[meeting.rank] = digest(replica.arrays(parameters_only=True))
     start = meeting.post(name, mine)
     sizes = {FACTS: meeting.size * _FAMILIES * _WORDS, VALUES: _CHUNK} if is_first else {}
-    others = [meeting.post(bucket, np.zeros(size, np.int32)) for bucket, size in sizes.items()]
+    for bucket, size in sizes.items():
+        meeting.post(bucket, np.zeros(size, np.int32))
 
-    def finish() -> None:
+    def is_done() -> bool:
+        if not start.handle.poll():
+            return False
         digests, members = meeting.result(start)
-        for other in others:
-            meeting.result(other)
         differ = [rank for rank in members if digests[rank] != digests[members[0]]]
         if differ and meeting.rank == members[0]:
             log.logger.warning(
@@ -222,8 +252,9 @@ def introduce(meeting: Meeting, name: str, replica: Replica, *, is_first: bool) 
                 _listed(differ),
                 members[0],
             )
+        return True
 
-    return finish
+    return is_done
 
 
 def compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
@@ -233,15 +264,15 @@ def compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
         RuntimeError: some have parted, and `HOROVOD_PARTIAL_HEAL=raise`; on all their ranks.
     """
     meeting.begin()
-    mine = [(facts_of(replica), replica) for replica in replicas]
-    told = meeting.tell(FACTS, [facts for facts, _ in mine])
+    mine = [(facts_of(replica), replica) for replica in sorted(replicas, key=lambda replica: replica.family[0])]
+    told = meeting.tell([facts for facts, _ in mine])
     differing = parted({rank: [Facts(*row[: len(Facts._fields)]) for row in rows] for rank, rows in told.items()})
     if not differing:
         return
     own = {f.name: replica for f, replica in mine if differing.get(f.name, {}).get(meeting.rank) == f}
     data = {name: pickle.dumps((of.arrays(), of.numbers()), protocol=5) for name, of in own.items()}
     rows = [[name, own[name].is_finite(), *divmod(len(data[name]), 1 << 30)] for name in data]
-    details = {(rank, row[0]): row for rank, rows in meeting.tell(FACTS, rows).items() for row in rows}
+    details = {(rank, row[0]): row for rank, rows in meeting.tell(rows).items() for row in rows}
     found = []
     for name, facts in sorted(differing.items()):
         members = {rank: of_rank for rank, of_rank in facts.items() if (rank, name) in details}
@@ -253,8 +284,10 @@ def compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
         if sent is not None and meeting.rank in members:
             found.append(_Finding(own[name], name, source, members, *_take(own[name], sent)))
     rows = [[f.name, len(f.apart), f.first, _bits_of(max(f.apart.values(), default=0.0))] for f in found]
-    seen = meeting.tell(FACTS, rows)
-    texts = [_describe(f, {rank: row for rank, rows in seen.items() for row in rows if row[0] == f.name}) for f in found]
+    seen = meeting.tell(rows)
+    texts = [
+        _describe(f, {rank: row for rank, rows in seen.items() for row in rows if row[0] == f.name}) for f in found
+    ]
     if texts and settings().heal == "raise":
         raise RuntimeError("\n".join(texts))
     for finding, text in zip(found, texts, strict=True):
@@ -276,7 +309,7 @@ class _Finding(NamedTuple):
 
 
 def _take(replica: Replica, sent: bytes) -> tuple[dict[Key, float], list[Key]]:
-    arrays, numbers = pickle.loads(sent)  # noqa: S301 - from a rank of this job, as in Horovod's broadcast_object
+    arrays, numbers = pickle.loads(sent)
     apart = replica.write(arrays, numbers)
     replica.heal()
     return apart, list(arrays)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class _Ahead(NamedTuple):
-    values: torch.Tensor  # after the rounds that were taken
-    version: int  # of the parameter, when they were begun
-    address: int
+    before: torch.Tensor  # what the parameter was when the first round was taken
+    values: torch.Tensor  # after the rounds that were
 
 
 class ParametersAhead:
     """Copies of an optimizer's parameters, to which rounds are applied between two of its steps.
 
     The model must stay as it is for as long as the program waits: autograd may have saved its parameters for a backward pass,
-    or the program may be evaluating or saving it. The optimizer's state goes ahead with the copies, as nothing else reads it.
-    Only the thread that takes the optimizer's steps uses this.
+    or the program may be evaluating or saving it. The optimizer's state goes ahead with the copies, since nothing else reads
+    it. Only the thread that takes the optimizer's steps uses this.
     """
 
     def __init__(self) -> None:
@@ -31,9 +30,8 @@ class ParametersAhead:
         return bool(self._ahead)
 
     @contextmanager
-    def in_place_of_the_model(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Within this context the optimizer's parameters are the copies, for autograd too, which sees no change."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    def in_place_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+        """Within this context these parameters are the copies; autograd sees no change."""
         # What is made here outlives the context in which the program waits, such as that of a validation.
         with (
             torch.inference_mode(False),
@@ -43,7 +41,7 @@ class ParametersAhead:
         ):
             for p in parameters:
                 if p not in self._ahead:
-                    self._ahead[p] = _Ahead(p.detach().clone(), p._version, p.data_ptr())
+                    self._ahead[p] = _Ahead(p.detach().clone(), p.detach().clone())
             model = [p.data for p in parameters]
             try:
                 for p in parameters:
@@ -53,15 +51,16 @@ class ParametersAhead:
                 for p, values in zip(parameters, model, strict=True):
                     p.data = values
 
+    @torch.no_grad()
     def become_the_model(self) -> bool:
-        """Let the model have what its copies have become. False if somebody has written the parameters since: those stay."""
+        """Let the model have what its copies have become. False if somebody has written it since: what was added to the copies is
+        added to that, which is the same up to rounding.
+        """
         ahead, self._ahead = self._ahead, {}
-        if any(p._version != a.version or p.data_ptr() != a.address for p, a in ahead.items()):
-            return False
-        with torch.no_grad():
-            for p, a in ahead.items():
-                p.copy_(a.values)
-        return True
+        same = all(torch.equal(p, a.before) for p, a in ahead.items())
+        for p, a in ahead.items():
+            p.copy_(a.values if same else p + (a.values - a.before))
+        return same
 
     def forget(self) -> None:
         """Leave the model as it is."""

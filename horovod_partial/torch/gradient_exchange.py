@@ -18,12 +18,12 @@ from horovod.common.util import split_list
 from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import Average
 
-from horovod_partial import _attach, bucket_config, log
+from horovod_partial import _attach, bucket_config
+from horovod_partial.exchange import healing
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full
 from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
-from horovod_partial.exchange import healing
 from horovod_partial.torch import buckets
 from horovod_partial.torch.ahead import ParametersAhead
 from horovod_partial.torch.buckets import GradientBucket
@@ -103,14 +103,14 @@ class GradientExchange(Exchange):
         self._seen: list[torch.Tensor] = []  # what was in the buckets, if so
         self._changes_by_hand = False
         self._has_warned_of_changes = False
-        self._values: list[dict[str, Any]] = []  # of the parameter groups, after the last round that was applied
-        self._has_warned_of_values = False
         self._has_told = False  # that gradients were made again, and so were changed while they travel
         self._hooks: list[Any] = []
         self._ahead = ParametersAhead()
-        self._compares: Callable[[], None] | None = None  # the ranks' first models, until the first step
+        self._compares: Callable[[], bool] | None = None  # the ranks' first models, until that is done
         self.lost_before = 0  # rounds, when this replica was last healed
-        self._overwritten = 0  # rounds that were taken ahead, when the parameters were written
+        self._rounds_ahead = 0
+        self._disturbed = 0  # rounds that were taken ahead of parameters that somebody wrote
+        self._is_applying = False  # rounds, or waits for its own: none can be taken ahead then
         self._is_ahead_of_step = False  # by the round in which this step's gradients have arrived, too
 
         self._compression = compression
@@ -127,7 +127,7 @@ class GradientExchange(Exchange):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
         self._planned = planned
-        self._names = {parameter: names[parameter] for parameter in parameters}
+        self.names = {parameter: names[parameter] for parameter in parameters}
         self._all_names = names  # those of frozen parameters too
         self._frozen: set[torch.nn.Parameter] = set()  # since the optimizer was wrapped, as of the last step
         self._use_buckets({str(index): members for index, members in enumerate(planned)})
@@ -156,7 +156,7 @@ class GradientExchange(Exchange):
 
     def _described(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
         """What lies in a bucket, in the order of the model: a bucket is in that of backward."""
-        return [bucket_config.member(self._names[parameter], parameter.shape) for parameter in reversed(parameters)]
+        return [bucket_config.member(self.names[parameter], parameter.shape) for parameter in reversed(parameters)]
 
     def _enter(self) -> None:
         """Begin anew in each generation of Horovod, as ranks that are new in it do."""
@@ -167,10 +167,10 @@ class GradientExchange(Exchange):
         self._fusion = None
         name = self._name.current()
         buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
-        if self._fusion_options is not None and self._names:
+        if self._fusion_options is not None and self.names:
             self._fusion = Fusion(
                 self._fusion_options,
-                self._names,
+                self.names,
                 self.process_set,
                 name,
                 self._planned,
@@ -308,15 +308,15 @@ class GradientExchange(Exchange):
                         bucket.take(parameter)
                     self._arrive(bucket)
             self._wait_for_buckets()
-            if self._compares is not None:
-                self._compares()
+            if self._compares is not None and self._compares():
                 self._compares = None
             self._passes_left = dict.fromkeys(self._passes_left, self._passes)
         self.synchronized = True
 
     def _wait_for_buckets(self) -> None:
         """Let the gradients be the result of the round in which they have arrived, or the oldest that this rank has missed."""
-        unchanged = [bucket.wait() for bucket in self.buckets]
+        with self._applying():
+            unchanged = [bucket.wait() for bucket in self.buckets]
         if self._fusion is not None:
             self._fusion.synchronized()
         for bucket in self.buckets:
@@ -327,7 +327,7 @@ class GradientExchange(Exchange):
         if not all(unchanged) and not self._has_told:
             first = self.buckets[unchanged.index(False)].parameters[0]
             raise RuntimeError(
-                f"gradients were changed after backward, while they travelled: {self._names[first]} or another one in its "
+                f"gradients were changed after backward, while they travelled: {self.names[first]} or another one in its "
                 "bucket. Pass max_grad_norm=, max_grad_value= or grad_transform= to hvd.DistributedOptimizer, or call "
                 "optimizer.synchronize() before"
             )
@@ -358,7 +358,6 @@ class GradientExchange(Exchange):
                 loss = closure()
         if self._hooks:
             self._check_layers(optimizer)
-            self._check_values(optimizer)
         if self.synchronizes_in_step:
             if self.synchronized and self._grad_scaler is None and not self._is_ahead_of_step:
                 warnings.warn(
@@ -380,7 +379,6 @@ class GradientExchange(Exchange):
             self._apply_all(optimizer)
         self.synchronized = False
         self._local_steps += 1
-        self._values = _values_of(optimizer)
         self._maybe_sync_model()
         self._maybe_replan(optimizer)
         return loss
@@ -389,7 +387,7 @@ class GradientExchange(Exchange):
         """Notice layers that were frozen or unfrozen.
 
         Raises:
-            RuntimeError: ranks would part by that.
+            RuntimeError: gradients of one would not be reduced.
         """
         new = [
             p
@@ -402,32 +400,7 @@ class GradientExchange(Exchange):
                 f"{self._all_names.get(new[0], 'a parameter')} needs gradients now, and did not when the optimizer was wrapped, "
                 "so they would not be reduced: call optimizer.flush(), then wrap an optimizer of what is trained from now on"
             )
-        frozen = {parameter for parameter in self._bucket_of if not parameter.requires_grad}
-        if frozen == self._frozen:
-            return
-        if self._local_steps != self._flushed_at:
-            changed = self._names[next(iter(frozen ^ self._frozen))]
-            raise RuntimeError(
-                f"{changed} was frozen or unfrozen between two steps, but ranks are in different rounds then: call "
-                "optimizer.flush() on every rank before"
-            )
-        self._frozen = frozen
-
-    def _check_values(self, optimizer: Any) -> None:
-        """Warn of a learning rate that was changed where ranks are in different rounds."""
-        if not self._replays or self._has_warned_of_values or self._local_steps == self._flushed_at:
-            return
-        for before, now in zip(self._values, _values_of(optimizer), strict=False):
-            changed = [name for name, value in before.items() if now.get(name) != value]
-            if changed:
-                self._has_warned_of_values = True
-                warnings.warn(
-                    f"{changed[0]} of a parameter group was changed between two steps, but ranks are in different rounds then, "
-                    "so that replicas part: let the schedule follow rounds, hvd.follow_rounds(scheduler), or call "
-                    "optimizer.flush() on every rank before",
-                    stacklevel=4,
-                )
-                return
+        self._frozen = {parameter for parameter in self._bucket_of if not parameter.requires_grad}
 
     def _notice_changes(self) -> bool:
         """Whether the gradients were changed by hand after `synchronize`: as other rounds then cannot be.
@@ -463,6 +436,10 @@ class GradientExchange(Exchange):
 
     def _apply_round(self, optimizer: Any) -> None:
         """One step with the gradients that are there."""
+        with self._applying():
+            self._apply(optimizer)
+
+    def _apply(self, optimizer: Any) -> None:
         if self.unscales:
             overflow = not all(bool(torch.isfinite(bucket.flat).all()) for bucket in self.buckets)
             self.overflows.append(overflow)
@@ -490,14 +467,9 @@ class GradientExchange(Exchange):
         return Replica(self) if self._replays and self.wrapped() is not None else None
 
     @property
-    def trained(self) -> dict[torch.nn.Parameter, str]:
-        """The names of the parameters that are not frozen."""
-        return {p: name for p, name in self._names.items() if p not in self._frozen}
-
-    @property
     def lost(self) -> int:
         """Rounds that this rank has not applied one by one."""
-        return runtime.lost(self.process_set.process_set_id, self.family) + self._overwritten
+        return runtime.lost(self.process_set.process_set_id, self.family) + self._disturbed
 
     def stop_reducing(self) -> None:
         _remove(self._hooks)
@@ -510,14 +482,15 @@ class GradientExchange(Exchange):
         self._leave_the_wait()
         with self._gradients_kept():
             self._apply_all(optimizer)
-        self._values = _values_of(optimizer)
         if self.overflows and self._grad_scaler is not None:
             self._grad_scaler.update()
 
     @property
     def applies_ahead(self) -> bool:
         """Whether rounds can be applied now to a copy of the model: not in backward, and not while a result is shown."""
-        if not self._replays or not self._hooks or self._has_result or torch._C._current_graph_task_id() != -1:
+        if not self._replays or not self._hooks or self._has_result or self._is_applying:
+            return False
+        if torch._C._current_graph_task_id() != -1:
             return False
         device = self.buckets[0].flat.device if self.buckets else torch.device("cpu")
         if device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
@@ -535,9 +508,10 @@ class GradientExchange(Exchange):
         If this step's gradients have arrived, their round is among them; the program goes on to see its gradients.
         """
         optimizer = self.wrapped()
-        if optimizer is None:
+        trained = [parameter for parameter in self._bucket_of if parameter not in self._frozen]
+        if optimizer is None or not trained:
             return
-        with self._ahead.in_place_of_the_model(optimizer):
+        with self._ahead.in_place_of(trained):
             if self._has_arrived:
                 if any(bucket.is_under_way for bucket in self.buckets):
                     return
@@ -545,33 +519,44 @@ class GradientExchange(Exchange):
                 self._is_ahead_of_step = True
             if not self._is_ahead_of_step:
                 with self._gradients_kept():
-                    self._apply_all(optimizer)
+                    self._rounds_ahead += self._apply_all(optimizer)
                 return
             shown = [bucket.flat.clone() for bucket in self.buckets]
-            if self._has_result:
-                self._apply_round(optimizer)
-            self._has_result = False
-            self._apply_all(optimizer)
-            for bucket, flat in zip(self.buckets, shown, strict=True):
-                bucket.flat.copy_(flat)
-                bucket.show(self._frozen)
-            self._remember_shown(shown)
+            has_result, self._has_result = self._has_result, False
+            try:
+                if has_result:
+                    self._apply_round(optimizer)
+                self._rounds_ahead += has_result + self._apply_all(optimizer)
+            finally:
+                for bucket, flat in zip(self.buckets, shown, strict=True):
+                    bucket.flat.copy_(flat)
+                    bucket.show(self._frozen)
+                self._remember_shown(shown)
 
     def _leave_the_wait(self) -> None:
         """Let the model have the rounds that were taken while the program waited."""
+        rounds, self._rounds_ahead = self._rounds_ahead, 0
         if not self._ahead.become_the_model():
-            self._overwritten += 1
-            log.logger.warning(
-                "this rank's parameters were written while it had rounds to apply, which are lost here: its model differs from "
-                "those of other ranks. Call optimizer.flush() on every rank before parameters are written"
-            )
+            self._disturbed += rounds
 
-    def _apply_all(self, optimizer: Any) -> None:
+    @contextmanager
+    def _applying(self) -> Iterator[None]:
+        before, self._is_applying = self._is_applying, True
+        try:
+            yield
+        finally:
+            self._is_applying = before
+
+    def _apply_all(self, optimizer: Any) -> int:
+        """Returns how many rounds that were."""
+        rounds = 0
         while self._replays and self._hooks and self._take_round():
             if self._changes_by_hand and not self._has_warned_of_changes:
                 self._has_warned_of_changes = True
                 warnings.warn(_CHANGED_BY_HAND, stacklevel=2)
             self._apply_round(optimizer)
+            rounds += 1
+        return rounds
 
     @contextmanager
     def _gradients_kept(self) -> Iterator[None]:
@@ -643,10 +628,10 @@ class GradientExchange(Exchange):
 
     @property
     def is_flushed(self) -> bool:
-        if self._full or not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
-            return True
         if self._ahead:
             return False
+        if self._full or not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
+            return True
         return runtime.unsettled(self.process_set.process_set_id).isdisjoint(bucket.name for bucket in self.buckets)
 
     def _maybe_sync_model(self) -> None:
@@ -656,7 +641,7 @@ class GradientExchange(Exchange):
         if due <= self._model_syncs:
             return
         self._model_syncs = due
-        model = ModelBucket(list(self._names))
+        model = ModelBucket(list(self.names))
         model.pack()
         # A late one is an average of older models, made while this rank was out of training.
         if not average_over_all_(model.flat, self._model_name, self.process_set).info().late:
@@ -690,6 +675,7 @@ class GradientExchange(Exchange):
         self.synchronizes_in_step = True
         self._flushed_at = self._local_steps
         self._ahead.forget()
+        self._rounds_ahead = 0
         self._restart()
 
 
@@ -699,7 +685,7 @@ class Replica:
     def __init__(self, exchange: GradientExchange) -> None:
         self._exchange = exchange
         optimizer: Any = exchange.wrapped()
-        self._state = ReplicaState(optimizer, exchange.trained, exchange.round_steps.followers)
+        self._state = ReplicaState(optimizer, exchange.names, exchange.round_steps.followers)
         self.arrays = self._state.arrays
         self.numbers = self._state.numbers
         self.is_finite = self._state.is_finite
@@ -734,14 +720,6 @@ _LEFT_OUT = (
     "loss of another optimizer, as with a GAN, let that loss make none: call requires_grad_(False) on this optimizer's model around "
     "that backward pass (examples/torch/cookbook/gan.py). To leave gradients out by their values, pass grad_transform="
 )
-
-
-def _values_of(optimizer: Any) -> list[dict[str, Any]]:
-    """The learning rates, and what else is a number, of all parameter groups."""
-    return [
-        {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
-        for group in optimizer.param_groups
-    ]
 
 
 def _remove(hooks: list[Any]) -> None:

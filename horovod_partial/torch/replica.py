@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,13 +13,25 @@ from horovod_partial.exchange.healing import Array, Key
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
+class _Tensor(NamedTuple):
+    """What stands for a tensor, whose bytes travel by themselves."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    key: Key
+
+
+class _Own(NamedTuple):
+    """What stands for a value of which the ranks cannot tell whether it is the same: each keeps its own."""
+
+
 class ReplicaState:
     """The values of one replica, by what they are: see `horovod_partial.exchange.healing.Replica`.
 
     Args:
         optimizer: whose parameters, state and parameter groups these are.
         names: of the parameters that belong to the replica.
-        followers: what follows the optimizer's rounds: it has `load_state_dict`, and `state_dict` gives tensors and plain values.
+        followers: what follows the optimizer's rounds: has `state_dict` and `load_state_dict`.
     """
 
     def __init__(
@@ -30,14 +42,17 @@ class ReplicaState:
         self._followers = followers
 
     def arrays(self, *, parameters_only: bool = False) -> dict[Key, Array]:
-        """The bytes of all tensors."""
-        items = self._of_parameters() if parameters_only else self._values()
-        return {key: _bytes_of(value) for key, value in items if torch.is_tensor(value)}
+        """The bytes of all tensors, those within lists and dictionaries too."""
+        arrays: dict[Key, Array] = {}
+        for key, value in self._of_parameters() if parameters_only else self._values():
+            _take_apart(value, key, arrays)
+        return arrays
 
     def numbers(self) -> dict[Key, Any]:
-        """All other values; of tensors their dtypes and shapes."""
-        kinds = {key: (v.dtype, tuple(v.shape)) if torch.is_tensor(v) else v for key, v in self._values()}
-        return dict(sorted(kinds.items(), key=str))
+        """All values, where something else stands for tensors."""
+        return {
+            key: _take_apart(value, key, {}) for key, value in sorted(self._values(), key=lambda item: str(item[0]))
+        }
 
     def is_finite(self) -> bool:
         """Whether no parameter has an element that is not."""
@@ -46,16 +61,18 @@ class ReplicaState:
     @torch.no_grad()
     def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
         """Let this replica have these values; returns how far tensors that differed were apart, by what they are."""
-        mine = dict(self._values())
-        values = {key: _tensor_of(arrays[key], *value) if key in arrays else value for key, value in numbers.items()}
-        apart = {}
-        for key, data in arrays.items():
-            if key not in mine or not np.array_equal(_bytes_of(mine[key]), data):
-                apart[key] = _distance(mine.get(key), values[key])
-        for kind, name, what in mine.keys() - values.keys():
+        mine = self.arrays()
+        apart = {
+            key: _distance(mine.get(key), data, numbers, key)
+            for key, data in arrays.items()
+            if key not in mine or not np.array_equal(mine[key], data)
+        }
+        own = dict(self._values())
+        values = {key: _put_together(value, arrays, own.get(key)) for key, value in numbers.items()}
+        followers = [dict(follower.state_dict()) for follower in self._followers]
+        for kind, name, what in own.keys() - values.keys():
             if kind == "state":
                 del self._optimizer.state[self._parameters[name]][what]
-        followers: list[dict[str, Any]] = [{} for _ in self._followers]
         for (kind, name, what), value in values.items():
             if kind == "parameter":
                 self._parameters[name].copy_(value)
@@ -78,29 +95,49 @@ class ReplicaState:
         yield from self._of_parameters()
         for name, parameter in self._parameters.items():
             for what, value in self._optimizer.state.get(parameter, {}).items():
-                if _is_kept(value):
-                    yield ("state", name, what), value
+                yield ("state", name, what), value
         for index, group in enumerate(self._optimizer.param_groups):
             for what, value in group.items():
-                if what != "params" and _is_kept(value):
+                if what != "params":
                     yield ("group", index, what), value
         for index, follower in enumerate(self._followers):
             for what, value in follower.state_dict().items():
-                if _is_kept(value):
-                    yield ("follower", index, what), value
+                yield ("follower", index, what), value
 
 
-def _is_kept(value: Any) -> bool:
-    """Whether a value is one of which the ranks can tell whether it is the same."""
-    if isinstance(value, list | tuple):
-        return all(isinstance(one, _PLAIN) for one in value)
-    return torch.is_tensor(value) or isinstance(value, _PLAIN)
+def _take_apart(value: Any, key: Key, arrays: dict[Key, Array]) -> Any:
+    """What stands for a value; the bytes of its tensors go to `arrays`."""
+    kind, name, what = key
+    if torch.is_tensor(value):
+        dense = value.detach().to_dense() if value.is_sparse else value.detach()
+        arrays[key] = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _Tensor(value.dtype, tuple(value.shape), key)
+    if isinstance(value, Mapping):
+        items = sorted(value.items(), key=lambda item: str(item[0]))
+        return {each: _take_apart(of, (kind, name, f"{what}.{each}"), arrays) for each, of in items}
+    if type(value) in (list, tuple):
+        return type(value)(_take_apart(of, (kind, name, f"{what}.{i}"), arrays) for i, of in enumerate(value))
+    return value if isinstance(value, _PLAIN) else _Own()
+
+
+def _put_together(value: Any, arrays: Mapping[Key, Array], own: Any) -> Any:
+    if isinstance(value, _Tensor):
+        return torch.from_numpy(arrays[value.key].copy()).view(value.dtype).reshape(value.shape)
+    if isinstance(value, _Own):
+        return own
+    if isinstance(value, dict):
+        there = own if isinstance(own, Mapping) else {}
+        return {each: _put_together(of, arrays, there.get(each)) for each, of in value.items()}
+    if type(value) in (list, tuple):
+        mine = own if isinstance(own, list | tuple) and len(own) == len(value) else [None] * len(value)
+        return type(value)(_put_together(of, arrays, each) for of, each in zip(value, mine, strict=True))
+    return value
 
 
 def _put(owner: dict[str, Any], key: str, value: Any, device: torch.device) -> None:
     """Into the tensor that is there, if there is one like it: others may hold it. PyTorch keeps single numbers on the host."""
     old = owner.get(key)
-    if not torch.is_tensor(value):
+    if not torch.is_tensor(value) or value is old:
         owner[key] = value
     elif torch.is_tensor(old) and old.shape == value.shape and old.dtype == value.dtype:
         old.copy_(value)
@@ -108,17 +145,10 @@ def _put(owner: dict[str, Any], key: str, value: Any, device: torch.device) -> N
         owner[key] = value.to(device) if value.dim() > 0 else value
 
 
-def _bytes_of(tensor: torch.Tensor) -> Array:
-    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    return dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
-def _tensor_of(data: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(data.copy()).view(dtype).reshape(shape)
-
-
-def _distance(old: Any, new: torch.Tensor) -> float:
-    """The largest difference of two elements; infinite where there is none to be told."""
-    if not torch.is_tensor(old) or old.shape != new.shape or old.numel() == 0:
+def _distance(old: Array | None, new: Array, numbers: Mapping[Key, Any], key: Key) -> float:
+    """The largest difference of two elements of a tensor; infinite where there is none to be told."""
+    kind = numbers.get(key)
+    if not isinstance(kind, _Tensor) or old is None or old.size != new.size or new.size == 0:
         return float("inf")
-    return float((old.detach().cpu().double() - new.double()).abs().max())
+    one, other = (torch.from_numpy(array.copy()).view(kind.dtype).to(torch.complex128) for array in (old, new))
+    return float((one - other).abs().max())

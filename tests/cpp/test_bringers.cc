@@ -203,15 +203,17 @@ TEST_F(BringersTest, WhoIsNotKnownToWaitComputes) {
   waits_.reset();
   Run(*bucket_, first_);
   const Time since = now_;
-  const auto of_no_bringer = Park(second_);
-  now_ += 500ms;
-  EXPECT_TRUE(Look({since, false}).absent.empty());
-  EXPECT_TRUE(Look({since, true}).absent.empty());
   now_ += 20s;
   EXPECT_TRUE(Look({since, true}).absent.empty());
-  EXPECT_FALSE(Look({since, true}).blocked);
-  EXPECT_THAT(Look({since, false}).absent.all, true) << "it is silent, and nobody tells who waits";
+  EXPECT_TRUE(Look({since, false}).absent.all) << "it is silent, and nobody tells who waits";
   EXPECT_FALSE(Look({since, false}).blocked) << "a guess";
+  Run(*bucket_, first_);
+  const auto of_no_bringer = Park(second_);
+  now_ += 500ms;
+  EXPECT_TRUE(Look({since, true}).absent.empty());
+  now_ += 201s;
+  EXPECT_TRUE(Look({since, true}).absent.all) << "it is silent, and may wait for that thread";
+  EXPECT_FALSE(Look({since, true}).blocked) << "a guess";
 }
 
 TEST_F(BringersTest, WhoAsksInVainWaitsWhenItIsSilent) {
@@ -230,6 +232,40 @@ TEST_F(BringersTest, WhoAsksInVainWaitsWhenItIsSilent) {
   EXPECT_FALSE(look().blocked) << "a guess";
   now_ += 900ms;
   EXPECT_TRUE(look().absent.empty()) << "it has not asked for long";
+}
+
+TEST_F(BringersTest, WhoAsksAgainAndAgainWaits) {
+  others_.reset();
+  waits_.reset();
+  Run(*bucket_, first_);
+  const auto look = [&, since = now_] { return Look({since, true}); };
+  const auto ask = [&] { first_.Do([this] { bringers_->PolledInVain(now_); }); };
+  ask();
+  now_ += 90ms;
+  ask();
+  EXPECT_TRUE(look().absent.empty()) << "not for long";
+  now_ += 50ms;
+  EXPECT_TRUE(look().absent.all);
+  EXPECT_TRUE(look().blocked);
+  now_ += 51ms;
+  EXPECT_TRUE(look().absent.empty()) << "it may compute meanwhile";
+  ask();
+  EXPECT_TRUE(look().absent.empty());
+}
+
+TEST_F(BringersTest, AWaitForHorovodIsNoIntervalOfTraining) {
+  others_.reset();
+  waits_.reset();
+  Run(*bucket_, first_);
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    now_ += 10ms;
+    Run(*bucket_, first_);
+    const Time since = now_;
+    now_ += 1001ms;
+    EXPECT_TRUE(Look({since, false}).absent.all) << "in epoch " << epoch;
+    now_ += 1s;
+    Run(*bucket_, first_);
+  }
 }
 
 TEST_F(BringersTest, ASilentProcessIsJudgedAsAWhole) {

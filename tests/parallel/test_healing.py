@@ -1,0 +1,299 @@
+"""After a flush there is one model, whatever a plain loop does around its steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from harness.matrix import FRONT_END
+from harness.world import World
+
+import horovod_partial.torch as hvd
+from horovod_partial.settings import settings
+from horovod_partial.torch.operations import runtime
+
+pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)})
+
+STEPS = 20
+POLICIES = ("full", "majority", "solo", "auto")
+
+
+class Loop:
+    """A small training, of which rank 0 is slow."""
+
+    def __init__(self, world: World, policy: str, prefix: str = "") -> None:
+        self.world = world
+        torch.manual_seed(3)
+        self.model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        named = [(prefix + name, parameter) for name, parameter in self.model.named_parameters()]
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.optimizer: Any = hvd.DistributedOptimizer(optimizer, named, sync=policy)
+        self.data = torch.Generator().manual_seed(world.rank)
+
+    def loss(self) -> torch.Tensor:
+        if self.world.rank == 0:
+            time.sleep(0.01)
+        x = torch.randn(8, 6, generator=self.data)
+        return torch.nn.functional.cross_entropy(self.model(x), torch.randint(0, 3, (8,), generator=self.data))
+
+    def backward(self) -> torch.Tensor:
+        loss = self.loss()
+        self.optimizer.zero_grad()
+        loss.backward()
+        return loss.detach()
+
+    def step(self) -> torch.Tensor:
+        loss = self.backward()
+        self.optimizer.step()
+        return loss
+
+    def check(self) -> None:
+        self.optimizer.flush()
+        hvd.assert_replicas_equal(self.model, self.optimizer)
+        self.world.same(self.optimizer.rounds)
+
+
+def averages_its_loss(world: World, policy: str) -> list[Loop]:
+    loop = Loop(world, policy)
+    for step in range(STEPS):
+        loss = loop.step()
+        if step % 5 == 4:
+            hvd.allreduce(loss, name=world.name("loss"))
+    return [loop]
+
+
+def averages_before_backward(world: World, policy: str) -> list[Loop]:
+    """As Horovod's ImageNet example does."""
+    loop = Loop(world, policy)
+    for step in range(STEPS):
+        loss = loop.loss()
+        if step % 5 == 4:
+            hvd.allreduce(loss.detach(), name=world.name("loss"))
+        loop.optimizer.zero_grad()
+        loss.backward()
+        loop.optimizer.step()
+    return [loop]
+
+
+def averages_before_its_step(world: World, policy: str) -> list[Loop]:
+    loop = Loop(world, policy)
+    for step in range(STEPS):
+        loss = loop.backward()
+        if step % 5 == 4:
+            hvd.allreduce(loss, name=world.name("loss"))
+        loop.optimizer.step()
+    return [loop]
+
+
+def averages_without_gradients(world: World, policy: str) -> list[Loop]:
+    """What is made while the program evaluates is there for training."""
+    loop = Loop(world, policy)
+    for step in range(STEPS):
+        loss = loop.step()
+        if step % 5 == 4:
+            with torch.inference_mode():
+                hvd.allreduce(loss, name=world.name("loss"))
+    return [loop]
+
+
+def asks_whether_its_loss_is_there(world: World, policy: str) -> list[Loop]:
+    loop = Loop(world, policy)
+    for step in range(STEPS):
+        loss = loop.step()
+        if step % 5 == 4:
+            handle = hvd.allreduce_async(loss, name=world.name("loss"))
+            while not hvd.poll(handle):
+                time.sleep(1e-3)
+            hvd.synchronize(handle)
+    return [loop]
+
+
+def has_two_optimizers(world: World, policy: str) -> list[Loop]:
+    """Each waits in its own rounds, while gradients of the other are under way; some ranks take more steps of one."""
+    loops = [Loop(world, policy, "a."), Loop(world, policy, "b.")]
+    for step in range(STEPS):
+        for loop in loops:
+            loop.backward()
+        for loop in loops:
+            loop.optimizer.step()
+        if policy != "full" and step % 4 == world.rank:
+            loops[0].step()
+    return loops
+
+
+def has_a_telemetry_thread(world: World, policy: str) -> list[Loop]:
+    loop = Loop(world, policy)
+    loop.step()
+    name = world.name("telemetry")
+
+    def report() -> None:
+        for _ in range(3):
+            hvd.allreduce(torch.zeros(1), name=name)
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=report)
+    if world.rank != 0:
+        thread.start()
+    for step in range(STEPS):
+        if world.rank == 1 and step == STEPS // 2:
+            time.sleep(0.3)  # much longer than its other steps
+        loop.step()
+    if world.rank == 0:
+        thread.start()
+    thread.join()
+    return [loop]
+
+
+LOOPS: list[Callable[[World, str], list[Loop]]] = [
+    averages_its_loss,
+    averages_before_backward,
+    averages_before_its_step,
+    averages_without_gradients,
+    asks_whether_its_loss_is_there,
+    has_two_optimizers,
+    has_a_telemetry_thread,
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("run", LOOPS, ids=[run.__name__ for run in LOOPS])
+def test_nothing_parts_the_replicas(world: World, run: Callable[[World, str], list[Loop]], policy: str) -> None:
+    for loop in run(world, policy):
+        loop.check()
+    assert {of["summed"] for of in hvd.partial_stats().values()} <= {0}
+    world.barrier()
+
+
+@pytest.fixture
+def heals() -> Iterator[None]:
+    """As for users: tests raise otherwise where replicas have parted."""
+    settings().heal = "1"
+    yield
+    settings().heal = "raise"
+
+
+def joins(loop: Loop) -> None:
+    for _ in range(4 if loop.world.rank == 0 else 12):
+        loop.step()
+    hvd.join()
+
+
+def warms_up(loop: Loop) -> None:
+    """A plain schedule counts this rank's steps."""
+    schedule = torch.optim.lr_scheduler.LinearLR(loop.optimizer, 0.1, total_iters=STEPS)
+    for _ in range(STEPS):
+        loop.step()
+        schedule.step()
+
+
+def clamps(loop: Loop) -> None:
+    for _ in range(STEPS):
+        loop.step()
+        with torch.no_grad():
+            for parameter in loop.model.parameters():
+                parameter.clamp_(-0.2 - 0.01 * loop.world.rank, 0.2)
+
+
+def begins_with_another_model(loop: Loop) -> None:
+    with torch.no_grad():
+        loop.model[0].weight.add_(loop.world.rank)
+    loop.step()
+
+
+def freezes(loop: Loop) -> None:
+    for step in range(STEPS):
+        loop.model[2].requires_grad_(step < STEPS // 2)
+        loop.step()
+
+
+def parts_in_state(loop: Loop) -> None:
+    for _ in range(STEPS):
+        loop.step()
+    loop.optimizer.flush()
+    if loop.world.rank == 2:
+        loop.optimizer.state[loop.model[0].bias]["exp_avg"].fill_(float("nan"))
+        del loop.optimizer.state[loop.model[2].bias]["exp_avg_sq"]
+
+
+PARTED: list[Callable[[Loop], None]] = [joins, warms_up, clamps, begins_with_another_model, freezes, parts_in_state]
+
+
+@pytest.mark.usefixtures("heals")
+@pytest.mark.parametrize("policy", ["majority", "solo"])
+@pytest.mark.parametrize("part", PARTED, ids=[part.__name__ for part in PARTED])
+def test_a_flush_heals(world: World, part: Callable[[Loop], None], policy: str) -> None:
+    loop = Loop(world, policy)
+    part(loop)
+    loop.check()
+    loop.step()
+    loop.check()
+    world.barrier()
+
+
+@pytest.mark.usefixtures("heals")
+def test_what_parts_replicas_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop(world, "majority")
+    loop.step()
+    loop.check()
+    names = loop.optimizer._exchange.family
+    assert runtime.healed[names[0]] == 0
+    if world.rank == 1:
+        with torch.no_grad():
+            loop.model[2].bias[1] += 0.25
+    loop.check()
+    assert [runtime.healed[name] for name in names] == [1] * len(names)
+    assert {hvd.partial_stats()[name]["healed"] for name in names} == {1}
+    if world.rank == 0:
+        assert "rank(s) 1 differed from rank 0 in up to 1 of" in caplog.text
+        assert "by up to 0.25; the first one of rank 1 was parameter 2.bias" in caplog.text
+    loop.step()
+    loop.check()
+    assert runtime.healed[names[0]] == 1
+    world.barrier()
+
+
+def test_replicas_that_part_raise_where_they_shall(world: World) -> None:
+    loop = Loop(world, "majority")
+    loop.step()
+    if world.rank == 1:
+        loop.optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(
+        RuntimeError, match=r"the learning rates, or other numbers, of rank 0 were not those of all ranks"
+    ):
+        loop.optimizer.flush()
+    world.barrier()
+
+
+class Average(torch.nn.Module):
+    """A moving average of a model's parameters."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.mean = torch.nn.Parameter(torch.zeros_like(model[0].weight))  # type: ignore[index]
+        self.register_buffer("rounds", torch.zeros((), dtype=torch.int64))
+
+
+@pytest.mark.usefixtures("heals")
+def test_what_follows_rounds_is_healed_too(world: World) -> None:
+    loop = Loop(world, "majority")
+    average = Average(loop.model)
+
+    @torch.no_grad()
+    def follow(_: torch.optim.Optimizer) -> None:
+        average.mean.lerp_(loop.model[0].weight, 0.1)
+        average.rounds += 1
+
+    loop.optimizer.register_round_hook(follow, state=average)
+    for _ in range(STEPS):
+        loop.step()
+    loop.check()
+    world.same([value.tolist() for value in average.state_dict().values()])
+    if world.rank == 0:
+        average.mean.data.add_(1.0)
+    loop.check()
+    world.same([value.tolist() for value in average.state_dict().values()])
+    world.barrier()
