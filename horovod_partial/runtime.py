@@ -354,14 +354,19 @@ class Runtime:
         with self._taking_rounds() as meanwhile:
             meanwhile.apply()
 
-    def _taking_rounds(self, but: Sequence[Applier] = ()) -> Meanwhile:
+    @contextmanager
+    def _taking_rounds(self, but: Sequence[Applier] = ()) -> Iterator[Meanwhile]:
         """For a wait of this thread; not of these optimizers."""
         thread = threading.get_ident()
-        if not self._appliers or getattr(self._joins, "now", False):
-            return Meanwhile(self._library, [])
         with self._appliers_lock:
             appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
-        return Meanwhile(self._library, [applier for applier in appliers if applier.family and applier.applies_ahead])
+        if getattr(self._joins, "now", False):
+            appliers.clear()
+        meanwhile = Meanwhile(self._library, [each for each in appliers if each.family and each.applies_ahead])
+        try:
+            yield meanwhile
+        finally:
+            meanwhile.end()
 
     def collect(self, process_set: int, name: str, target: int, *, to_host: bool = False) -> HANDLE | None:
         """The results that this rank has missed, without an arrival: where the bucket lies, or on the host."""
@@ -562,10 +567,8 @@ class Meanwhile:
             if draining.is_due:
                 applier.apply_ahead()
 
-    def __enter__(self) -> Meanwhile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """What the thread has waited for is there."""
         for draining in self.drainings:
             draining.end()
 
