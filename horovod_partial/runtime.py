@@ -102,7 +102,8 @@ class Runtime:
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # of the ranks' signs of life
         self.records = False  # this rank has been recorded
-        self._meetings: dict[int, healing.Meeting] = {}  # of process sets, in this generation; guarded by what follows
+        # Of process sets, in this generation; guarded by what follows.
+        self._meetings: weakref.WeakValueDictionary[int, healing.Meeting] = weakref.WeakValueDictionary()
         self._has_met = Tenure(self)
         self._meetings_lock = threading.Lock()
         self._joins = threading.local()  # whether a thread is in a join, has no rounds to take
@@ -362,7 +363,8 @@ class Runtime:
             appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
         if getattr(self._joins, "now", False):
             appliers.clear()
-        meanwhile = Meanwhile(self._library, [each for each in appliers if each.family and each.applies_ahead])
+        there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
+        meanwhile = Meanwhile(self._library, [each for each in there if each.applies_ahead])
         try:
             yield meanwhile
         finally:
@@ -413,17 +415,18 @@ class Runtime:
         """Blocks until every rank is here, and everything pending has been delivered and applied."""
         self._flush(process_set, self._appliers_of(process_set), ends=False)
 
-    def introduce(self, process_set: ProcessSet, name: str, replica: Replica) -> Callable[[], bool]:
-        """See `healing.introduce`."""
+    def introduce(self, process_set: ProcessSet, name: str, replica: Replica) -> healing.Introduction | None:
+        """See `healing.introduce`; None where replicas are not to be compared."""
         if settings().heal == "0" or self.is_alone(process_set):
-            return lambda: True
+            return None
         number = process_set.process_set_id
         with self._meetings_lock:
             if self._has_met.enter():
                 self._meetings.clear()
-            is_first = number not in self._meetings
-            if is_first:
-                self._meetings[number] = healing.Meeting(
+            meeting = self._meetings.get(number)
+            is_first = meeting is None
+            if meeting is None:
+                meeting = healing.Meeting(
                     functools.partial(self.submit, number),
                     self.wait,
                     functools.partial(self._claim, number),
@@ -431,7 +434,8 @@ class Runtime:
                     process_set.rank(),
                     self.size_of(process_set),
                 )
-            meeting = self._meetings[number]
+                self._meetings[number] = meeting
+                self.own(meeting.owner, number, [healing.FACTS, healing.VALUES])
         return healing.introduce(meeting, name, replica, is_first=is_first)
 
     def _meeting_of(self, process_set: int) -> healing.Meeting | None:

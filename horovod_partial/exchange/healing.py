@@ -139,6 +139,8 @@ _in_flight: list[Posted] = []  # whose memory must stay, whatever ends the wait 
 class Meeting:
     """The rounds of a process set in which its ranks compare their replicas. Of the thread that flushes.
 
+    It owns their buckets, and is there as long as there is a replica.
+
     Args:
         submit: `Runtime.submit` of the process set.
         wait: `Runtime.wait`.
@@ -163,6 +165,7 @@ class Meeting:
         self._clear = clear
         self.rank = rank
         self.size = size
+        self.owner = _attach.Owner()
 
     def come(self) -> None:
         """The calling thread is about to flush: from now on the others wait for this one, whoever has flushed before."""
@@ -225,13 +228,11 @@ class Meeting:
         return values.view(np.uint8)[:size].tobytes()
 
 
-def introduce(meeting: Meeting, name: str, replica: Replica, *, is_first: bool) -> Callable[[], bool]:
+def introduce(meeting: Meeting, name: str, replica: Replica, *, is_first: bool) -> Introduction:
     """Begin to compare the parameters with which the ranks begin, in a bucket of that name.
 
     The first one of a process set introduces its other buckets too: ranks that have ended by then would be missing later.
 
-    Returns:
-        What says whether that is done, and tells of a difference then. It never waits: a rank that had joined begins later.
     """
     mine = np.zeros(meeting.size, np.int32)
     mine[meeting.rank] = digest(replica.arrays(parameters_only=True))
@@ -240,21 +241,29 @@ def introduce(meeting: Meeting, name: str, replica: Replica, *, is_first: bool) 
     for bucket, size in sizes.items():
         meeting.post(bucket, np.zeros(size, np.int32))
 
-    def is_done() -> bool:
-        if not start.handle.poll():
-            return False
-        digests, members = meeting.result(start)
+    return Introduction(meeting, start)
+
+
+class Introduction:
+    """The comparison of the parameters with which the ranks begin. As long as it is kept, the replica takes part in flushes' too."""
+
+    def __init__(self, meeting: Meeting, start: Posted) -> None:
+        self._meeting = meeting
+        self._start: Posted | None = start
+
+    def tell(self) -> None:
+        """Tell of a difference, once the ranks have compared. It never waits: a rank that had joined begins later than others."""
+        if self._start is None or not self._start.handle.poll():
+            return
+        (digests, members), self._start = self._meeting.result(self._start), None
         differ = [rank for rank in members if digests[rank] != digests[members[0]]]
-        if differ and meeting.rank == members[0]:
+        if differ and self._meeting.rank == members[0]:
             log.logger.warning(
                 "ranks begin with different models: the parameters of rank(s) %s are not those of rank %d. Call "
                 "hvd.broadcast_parameters and its kin before the first step",
                 _listed(differ),
                 members[0],
             )
-        return True
-
-    return is_done
 
 
 def compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:

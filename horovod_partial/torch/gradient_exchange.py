@@ -106,7 +106,7 @@ class GradientExchange(Exchange):
         self._has_told = False  # that gradients were made again, and so were changed while they travel
         self._hooks: list[Any] = []
         self._ahead = ParametersAhead()
-        self._compares: Callable[[], bool] | None = None  # the ranks' first models, until that is done
+        self._introduction: healing.Introduction | None = None  # of this replica to those of other ranks
         self.lost_before = 0  # rounds, when this replica was last healed
         self._rounds_ahead = 0
         self._disturbed = 0  # rounds that were taken ahead of parameters that somebody wrote
@@ -183,7 +183,7 @@ class GradientExchange(Exchange):
             start = f"{healing.PREFIX}{name}"
             runtime.own(self._owner, self.process_set.process_set_id, [*buckets, self._model_name, start])
             if self._replays:
-                self._compares = runtime.introduce(self.process_set, start, Replica(self))
+                self._introduction = runtime.introduce(self.process_set, start, Replica(self))
 
     def _config(self, wire: torch.Tensor, **options: Any) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
@@ -308,8 +308,8 @@ class GradientExchange(Exchange):
                         bucket.take(parameter)
                     self._arrive(bucket)
             self._wait_for_buckets()
-            if self._compares is not None and self._compares():
-                self._compares = None
+            if self._introduction is not None:
+                self._introduction.tell()
             self._passes_left = dict.fromkeys(self._passes_left, self._passes)
         self.synchronized = True
 

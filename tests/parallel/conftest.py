@@ -25,6 +25,8 @@ from harness.matrix import Setup, setups_of
 from harness.merging import known_cost  # noqa: F401 (a fixture)
 from harness.world import World
 
+from horovod_partial.settings import settings
+
 _launches = pytest.StashKey[dict[Setup, Launch]]()
 
 
@@ -67,9 +69,18 @@ def world(request: pytest.FixtureRequest) -> Iterator[World | None]:
         yield None
         return
     world = World(request.node.nodeid, setup, request.config.getoption("matrix") == "full")
+    torch.manual_seed(0)  # and with the same models
     world.barrier()  # all ranks begin together
     ranks_world.reporter.write(request.node.nodeid, "running")
     yield world
+
+
+@pytest.fixture
+def heals() -> Iterator[None]:
+    """As for users: tests raise otherwise where replicas have parted."""
+    settings().heal = "1"
+    yield
+    settings().heal = "raise"
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from harness.matrix import FRONT_END
 from harness.world import World
 
 import horovod_partial.torch as hvd
-from horovod_partial.settings import settings
 from horovod_partial.torch.operations import runtime
 
 pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)})
@@ -168,14 +167,6 @@ def test_nothing_parts_the_replicas(world: World, run: Callable[[World, str], li
         loop.ends_with()
     assert {of["summed"] for of in hvd.partial_stats().values()} <= {0}
     world.barrier()
-
-
-@pytest.fixture
-def heals() -> Iterator[None]:
-    """As for users: tests raise otherwise where replicas have parted."""
-    settings().heal = "1"
-    yield
-    settings().heal = "raise"
 
 
 def joins(loop: Loop) -> None:

@@ -349,6 +349,7 @@ def test_clipping_by_hand_is_exact_where_nothing_was_missed(world: World) -> Non
     training.check()
 
 
+@pytest.mark.usefixtures("heals")
 @pytest.mark.parametrize("changes", ["clips", "skips", "data", "another"])
 def test_clipping_by_hand_raises_where_rounds_were_missed(world: World, changes: str) -> None:
     training = Training(world, "AdamW", PLAIN | {"policy": "quorum:2"})

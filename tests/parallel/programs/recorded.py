@@ -19,6 +19,7 @@ torch.set_num_threads(1)
 
 
 def train(recorded_from: int | None) -> None:
+    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), sync=policy)
