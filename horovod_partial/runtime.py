@@ -411,12 +411,15 @@ class Runtime:
         with self._appliers_lock:
             self._appliers.add(applier)
 
-    def flush(self, process_set: int) -> None:
-        """Blocks until every rank is here, and everything pending has been delivered and applied."""
-        self._flush(process_set, self._appliers_of(process_set), ends=False)
+    def flush(self, process_set: int, *, compares: bool = True) -> None:
+        """Blocks until every rank is here, and everything pending has been delivered and applied; then compares replicas."""
+        self._flush(process_set, self._appliers_of(process_set), ends=False, compares=compares)
 
-    def introduce(self, process_set: ProcessSet, name: str, replica: Replica) -> healing.Introduction | None:
-        """See `healing.introduce`; None where replicas are not to be compared."""
+    def meet(self, process_set: ProcessSet) -> healing.Meeting | None:
+        """Where the ranks compare replicas in flushes, for as long as somebody keeps it; None where they do not.
+
+        Called before the first step of an optimizer, on all ranks.
+        """
         if settings().heal == "0" or self.is_alone(process_set):
             return None
         number = process_set.process_set_id
@@ -424,7 +427,6 @@ class Runtime:
             if self._has_met.enter():
                 self._meetings.clear()
             meeting = self._meetings.get(number)
-            is_first = meeting is None
             if meeting is None:
                 meeting = healing.Meeting(
                     functools.partial(self.submit, number),
@@ -436,7 +438,8 @@ class Runtime:
                 )
                 self._meetings[number] = meeting
                 self.own(meeting.owner, number, [healing.FACTS, healing.VALUES])
-        return healing.introduce(meeting, name, replica, is_first=is_first)
+                meeting.open()
+        return meeting
 
     def _meeting_of(self, process_set: int) -> healing.Meeting | None:
         with self._meetings_lock:
@@ -466,9 +469,9 @@ class Runtime:
         for process_set in sorted(self._process_sets, reverse=True) if self.is_initialized() else ():
             self.flush(process_set)
 
-    def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool) -> None:
+    def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool, compares: bool = False) -> None:
         families = [applier.family for applier in appliers]
-        meeting = None if ends else self._meeting_of(process_set)
+        meeting = self._meeting_of(process_set) if compares else None
         if meeting is not None:
             meeting.come()
         with self._taking_rounds(appliers) as meanwhile:

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import re
 import threading
-import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -17,7 +16,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 
 from horovod_partial import _attach, _core, bucket_config
-from horovod_partial.exchange import bucket_plan
+from horovod_partial.exchange import bucket_plan, healing
 from horovod_partial.exchange.arguments import is_average
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full, Policy, Quorum
@@ -68,15 +67,37 @@ class Family(ABC):
 
     is_under_way = False  # a flush comes between steps, and a step of a graph has no thread
     applies_ahead = False
-    replica = None
 
     def __init__(self, reducer: GradientReducer, names: Sequence[str], variables: list[Any], apply: Apply) -> None:
         self.process_set = reducer.process_set
         self.thread = threading.get_ident()
         self._reducer = weakref.ref(reducer)
+        self._runtime = reducer.runtime
         self._names = list(names)
         self._variables = variables
         self._apply = apply
+
+        self.lost_before = 0
+
+    @property
+    def replica(self) -> healing.Replica | None:
+        reducer = self._reducer()
+        return None if reducer is None or reducer.replica_of is None else reducer.replica_of(self, self._variables)
+
+    @property
+    def rounds(self) -> int:
+        """That this rank has taken."""
+        return min(self._runtime.taken(self.process_set.process_set_id, name) for name in self._names)
+
+    @property
+    def lost(self) -> int:
+        """Rounds since the replicas were healed that this rank has not applied one by one."""
+        return self._runtime.lost(self.process_set.process_set_id, self._names) - self.lost_before
+
+    def heal(self) -> None:
+        """The replicas are one from now on."""
+        self.lost_before += self.lost
+        self._runtime.healed.update(self._names)
 
     @property
     def family(self) -> list[str]:
@@ -111,7 +132,7 @@ class GradientReducer(ABC):
         skips_nonfinite: rounds whose gradients are not finite are skipped by whoever applies them, on every rank. So late
             ones travel.
         owner: of the buckets, which end when it is gone; None where they are there for whoever has these variables.
-        is_flushed: whether no step has been taken since the last flush.
+        replica_of: what flushes compare with other ranks, of a family and its variables; None compares nothing.
     """
 
     average: int  # the numbers of Horovod's operations
@@ -126,12 +147,11 @@ class GradientReducer(ABC):
         *,
         skips_nonfinite: bool = False,
         owner: _attach.Owner | None = None,
-        is_flushed: Callable[[], bool] = lambda: False,
+        replica_of: Callable[[Family, list[Any]], healing.Replica] | None = None,
     ) -> None:
         self.name = name
+        self.replica_of = replica_of
         self._owner = owner
-        self._is_flushed = is_flushed
-        self._last: Family | None = None  # whose rounds were applied last
         self.process_set: ProcessSet = arguments["process_set"]
         self._fusion: MergedGradients | None = arguments["fusion"]
         self._full = isinstance(sync, Full) and self._fusion is None
@@ -158,8 +178,13 @@ class GradientReducer(ABC):
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
         self.replays = arguments["missed"] == "replay"
+        self._meeting: healing.Meeting | None = None  # kept for as long as there is something to compare
         self._families: dict[str, Family] = {}  # by what the names of their buckets begin with
         self._bucket_spec()  # wrong settings fail here, not in the first step
+
+    def meet(self) -> None:
+        """Let flushes compare replicas, from before the first step on."""
+        self._meeting = self.runtime.meet(self.process_set)
 
     @staticmethod
     @abstractmethod
@@ -253,17 +278,9 @@ class GradientReducer(ABC):
 
         name, arrived, _ = self._arrive([gradients[i] for i in shared], trained)
         family = self._families.get(name)
-        if self._last is not None and family is not self._last and not self._is_flushed():
-            warnings.warn(
-                "an optimizer applies gradients of other variables than before, as where layers are frozen: these have rounds "
-                "of their own, so that ranks may apply both in different orders, and part. Use an optimizer for each set of "
-                "variables, or call optimizer.flush() on every rank between them",
-                stacklevel=2,
-            )
         if family is None:
             family = self._families[name] = self._family_of(arrived, trained, apply)
             self.runtime.take_part_in_flushes(family)
-        self._last = family
         family.thread = threading.get_ident()
         if len(shared) < len(everything):
             self._apply_first(arrived, with_local_ones)

@@ -167,6 +167,11 @@ class Meeting:
         self.size = size
         self.owner = _attach.Owner()
 
+    def open(self) -> None:
+        """Let there be the buckets, before any rank has ended, which would be missing later. Nobody waits for it."""
+        for name, size in ((FACTS, self.size * _FAMILIES * _WORDS), (VALUES, _CHUNK)):
+            self.post(name, np.zeros(size, np.int32))
+
     def come(self) -> None:
         """The calling thread is about to flush: from now on the others wait for this one, whoever has flushed before."""
         self._claim([FACTS, VALUES])
@@ -228,28 +233,17 @@ class Meeting:
         return values.view(np.uint8)[:size].tobytes()
 
 
-def introduce(meeting: Meeting, name: str, replica: Replica, *, is_first: bool) -> Introduction:
-    """Begin to compare the parameters with which the ranks begin, in a bucket of that name.
-
-    The first one of a process set introduces its other buckets too: ranks that have ended by then would be missing later.
-
-    """
-    mine = np.zeros(meeting.size, np.int32)
-    mine[meeting.rank] = digest(replica.arrays(parameters_only=True))
-    start = meeting.post(name, mine)
-    sizes = {FACTS: meeting.size * _FAMILIES * _WORDS, VALUES: _CHUNK} if is_first else {}
-    for bucket, size in sizes.items():
-        meeting.post(bucket, np.zeros(size, np.int32))
-
-    return Introduction(meeting, start)
-
-
 class Introduction:
-    """The comparison of the parameters with which the ranks begin. As long as it is kept, the replica takes part in flushes' too."""
+    """The comparison of the parameters with which the ranks begin, in a bucket of that name.
 
-    def __init__(self, meeting: Meeting, start: Posted) -> None:
+    As long as it is kept, the replica takes part in the comparisons of flushes.
+    """
+
+    def __init__(self, meeting: Meeting, name: str, replica: Replica) -> None:
+        mine = np.zeros(meeting.size, np.int32)
+        mine[meeting.rank] = digest(replica.arrays(parameters_only=True))
         self._meeting = meeting
-        self._start: Posted | None = start
+        self._start: Posted | None = meeting.post(name, mine)
 
     def tell(self) -> None:
         """Tell of a difference, once the ranks have compared. It never waits: a rank that had joined begins later than others."""

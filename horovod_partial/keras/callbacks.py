@@ -86,6 +86,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if not logs:
             return
+        flush = getattr(self.model.optimizer, "flush", None)
+        if flush is not None:  # all wait here anyway, and this rank would take no rounds meanwhile
+            flush()
         names = sorted(logs)
         averages = backend.average_numbers(
             [float(logs[name]) for name in names], name="MetricAverageCallback", device=self.device
@@ -277,10 +280,21 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 class FlushCallback(keras.callbacks.Callback):
-    """Deliver everything late at the end of each epoch and of training, so that what is saved has it.
+    """Deliver everything late after the last batch of each epoch and of training, so that what is evaluated and saved has it.
 
-    Put it before `ModelCheckpoint`. All ranks wait for each other there, and need the same number of epochs.
+    It does so before validation, and before other callbacks save, whatever its place among them; where Keras does not know how
+    many batches an epoch has, at the epoch's end: put it before `ModelCheckpoint` then. All ranks wait for each other there,
+    and need the same number of epochs.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_trained = False  # since the last flush
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._has_trained = True
+        if batch + 1 == self.params.get("steps"):
+            self._flush()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._flush()
@@ -289,6 +303,9 @@ class FlushCallback(keras.callbacks.Callback):
         self._flush()
 
     def _flush(self) -> None:
+        if not self._has_trained:
+            return
+        self._has_trained = False
         flush = getattr(self.model.optimizer, "flush", None)
         if flush is None:
             raise ValueError("FlushCallback needs a model that was compiled with hvd.DistributedOptimizer")

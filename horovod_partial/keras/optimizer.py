@@ -25,6 +25,7 @@ from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelAverager
+from horovod_partial.keras.replica import replica_of
 from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
@@ -84,10 +85,7 @@ class _Methods:
                 "wrap the outermost optimizer: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). "
                 "Where the model's dtype policy is mixed_float16, Keras wraps what it is given unless it is one already"
             )
-        before = self._horovod.rate(self) if name == "learning_rate" else None
         self._base.__setattr__(self, name, value)
-        if name == "learning_rate" and self._horovod.rate(self) != before:
-            self._horovod.rate_has_changed(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
@@ -173,7 +171,6 @@ class _State:
         self._tenure = Tenure(backend.runtime)  # of that
         self._progress: _Progress | None = None  # none before the first step
         self._has_warned = False
-        self._has_warned_of_rate = False
 
     @property
     def _has_rounds(self) -> bool:
@@ -215,8 +212,10 @@ class _State:
                     self._arguments,
                     skips_nonfinite=_scales_loss(optimizer),
                     owner=_attach.Owner(),
-                    is_flushed=self._progress_of(optimizer).is_flushed,
+                    replica_of=replica_of(optimizer),
                 )
+                if self._has_rounds and reducer.replays:
+                    reducer.meet()
                 if self._has_rounds and not self._progress_of(optimizer).follows(optimizer._trainable_variables):
                     warnings.warn(
                         "an optimizer begins to train what another one has trained that was not flushed: what that has "
@@ -299,26 +298,6 @@ class _State:
             "the optimizer was saved while this rank has late gradients pending, or results that it has missed: call "
             "optimizer.flush() on every rank before, or put hvd.FlushCallback() before the callback that saves; or else the "
             "replicas that are saved differ",
-            stacklevel=3,
-        )
-
-    def rate(self, optimizer: Any) -> float | None:
-        """The learning rate that was set by hand; None where a schedule sets it, which follows rounds."""
-        own = getattr(optimizer, "inner_optimizer", optimizer)
-        if isinstance(own, keras.optimizers.MultiOptimizer) or _is_scheduled(own):
-            return None
-        return float(keras.ops.convert_to_numpy(own._learning_rate))
-
-    def rate_has_changed(self, optimizer: Any) -> None:
-        made = self._current()
-        replays = isinstance(made, GradientReducer) and self._has_rounds and made.replays
-        if not replays or self._has_warned_of_rate or self._progress_of(optimizer).is_flushed():
-            return
-        self._has_warned_of_rate = True
-        warnings.warn(
-            "the learning rate was changed between two steps, but ranks are in different rounds then, so that they part: call "
-            "optimizer.flush() on every rank before, as hvd.FlushCallback() does after each epoch, or give the optimizer a "
-            "schedule of keras.optimizers.schedules, which follows rounds",
             stacklevel=3,
         )
 

@@ -55,6 +55,7 @@ from horovod_partial.torch.replicas import (
     assert_replicas_equal,
     average_buffers,
     broadcast_optimizer_state,
+    broadcast_parameters,
     save_checkpoint,
 )
 from horovod_partial.torch.round_steps import follow_rounds
@@ -73,6 +74,7 @@ __all__ = [
     "average_converges",
     "average_is_useful",
     "broadcast_optimizer_state",
+    "broadcast_parameters",
     "elastic",
     "estimate_contraction",
     "flush",

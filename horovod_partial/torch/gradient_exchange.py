@@ -183,7 +183,9 @@ class GradientExchange(Exchange):
             start = f"{healing.PREFIX}{name}"
             runtime.own(self._owner, self.process_set.process_set_id, [*buckets, self._model_name, start])
             if self._replays:
-                self._introduction = runtime.introduce(self.process_set, start, Replica(self))
+                meeting = runtime.meet(self.process_set)
+                if meeting is not None:
+                    self._introduction = healing.Introduction(meeting, start, Replica(self))
 
     def _config(self, wire: torch.Tensor, **options: Any) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.

@@ -15,6 +15,7 @@ from horovod_partial.checks import require
 from horovod_partial.exchange import replicas
 from horovod_partial.exchange.arguments import check_kinds
 from horovod_partial.torch.model_buckets import ModelBucket
+from horovod_partial.torch.operations import runtime
 
 # Keys by which the state of a learning rate schedule, or of a scaler, is known. Both follow rounds.
 _MOVED_BY_ROUNDS = ({"last_epoch", "_step_count"}, {"scale", "growth_factor", "_growth_tracker"})
@@ -112,13 +113,26 @@ def average_buffers(model: torch.nn.Module, process_set: ProcessSet = global_pro
     packed.unpack()
 
 
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """`horovod.torch.broadcast_parameters`, after a flush: what is late belongs to the model before. All ranks come."""
+    _flush()
+    functions.broadcast_parameters(params, root_rank)
+
+
+def _flush() -> None:
+    """Replicas may have parted: they are about to get one rank's values."""
+    if runtime.is_initialized():
+        runtime.flush(global_process_set.process_set_id, compares=False)
+
+
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """`horovod.torch.broadcast_optimizer_state`, also for an optimizer without state, such as SGD without momentum.
+    """`horovod.torch.broadcast_optimizer_state` after a flush, also for an optimizer without state, such as plain SGD.
 
     Horovod sends nothing then, so a learning rate that one rank has resumed would be its own. All ranks come.
     """
+    _flush()
     functions.broadcast_optimizer_state(optimizer, root_rank, model)
     if optimizer.state:
         return

@@ -227,6 +227,21 @@ def test_a_flush_heals(world: World, part: Callable[[Loop], None], policy: str) 
     world.barrier()
 
 
+def test_a_broadcast_flushes_before(world: World) -> None:
+    """What a rank had missed is not applied on top of the model that it gets."""
+    loop = Loop(world, "solo")
+    for _ in range(STEPS):
+        loop.step()
+    with torch.no_grad():
+        loop.model[0].weight.fill_(world.rank)
+    hvd.broadcast_parameters(loop.model.state_dict(), root_rank=1)
+    hvd.broadcast_optimizer_state(loop.optimizer, root_rank=1)
+    assert bool((loop.model[0].weight == 1).all())
+    assert loop.optimizer.flushed()
+    loop.check()
+    world.barrier()
+
+
 @pytest.mark.usefixtures("heals")
 def test_what_parts_replicas_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop(world, "majority")

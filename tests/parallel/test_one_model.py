@@ -480,10 +480,9 @@ def test_parameter_groups_are_added(world: World, policy: str) -> None:
     hvd.assert_replicas_equal(model, optimizer)
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_layers_that_change_where_ranks_would_part(world: World, before: bool) -> None:
+def test_layers_whose_gradients_would_not_be_reduced(world: World) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    model[0].requires_grad_(not before)
+    model[0].requires_grad_(False)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), sync="quorum:3"
     )
@@ -494,9 +493,8 @@ def test_layers_that_change_where_ranks_would_part(world: World, before: bool) -
         optimizer.step()
 
     step()
-    model[0].requires_grad_(before)
-    message = r"0.weight needs gradients now" if before else r"0.\w+ was frozen or unfrozen between two steps"
-    with pytest.raises(RuntimeError, match=message):
+    model[0].requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"0.weight needs gradients now"):
         step()
     optimizer.synchronize()
     world.barrier()
