@@ -181,6 +181,12 @@ const Scenario kFlushOnce = {"AllFlushOnce", [](int n) {
                                return std::vector<Program>{others, others, (n - 1) * kStep + kFlush + kStep + kEnd};
                              }};
 
+// As replicas are compared: the ranks of a flush come together again, in a bucket of which a quorum is all of them.
+const Scenario kMeets = {"ThoseOfAFlushMeet", [](int n) {
+                           const Program meets = kFlush + Program{{Kind::kArrive, 0}, {Kind::kWait, 0}};
+                           const Program others = kStep + meets + (n - 2) * kStep + meets + kEnd;
+                           return std::vector<Program>{others, others, kStep + meets + kEnd};
+                         }};
 const Scenario kClears = {"OneClears", [](int n) {
                             const Program others = n * kStep + kEnd;
                             return std::vector<Program>{others, others, (n - 1) * kStep + kClear + kStep + kEnd};

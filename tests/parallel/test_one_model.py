@@ -422,31 +422,6 @@ def test_layers_are_frozen_and_unfrozen(world: World) -> None:
     assert moves()
 
 
-def test_a_schedule_that_follows_steps_is_told(world: World) -> None:
-    def warned(*, flushes: bool, follows: bool) -> bool:
-        parameter = torch.nn.Parameter(torch.zeros(3))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1), sync="majority")
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
-        if follows:
-            hvd.follow_rounds(schedule)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for _ in range(6):
-                parameter.sum().backward()
-                optimizer.step()
-                if flushes:
-                    optimizer.flush()
-                schedule.step()
-        optimizer.flush()
-        told = [str(one.message) for one in caught if "lr of a parameter group was changed" in str(one.message)]
-        assert len(told) <= 1
-        return bool(told)
-
-    assert warned(flushes=False, follows=False)
-    assert not warned(flushes=True, follows=False)
-    assert not warned(flushes=False, follows=True)
-
-
 @pytest.mark.parametrize("policy", ["full", "majority", "solo"])
 def test_parameter_groups_are_added(world: World, policy: str) -> None:
     """A layer is trained from some step on, with a rate and a scaler, and the optimizer goes on counting."""
