@@ -25,9 +25,8 @@ from horovod.common import process_sets
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial import _attach, failure, heartbeat, log
+from horovod_partial import _attach, failure, healing, heartbeat, log
 from horovod_partial.checks import is_number, require
-from horovod_partial.exchange import healing
 from horovod_partial.settings import adopt, settings, shared
 
 Replica = healing.Replica

@@ -15,8 +15,8 @@ from typing import Any
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 
-from horovod_partial import _attach, _core, bucket_config
-from horovod_partial.exchange import bucket_plan, healing
+from horovod_partial import _attach, _core, bucket_config, healing
+from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full, Policy, Quorum

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from horovod_partial.exchange.gradients import Family
-from horovod_partial.exchange.healing import Array, Key, Replica
+from horovod_partial.healing import Array, Key, Replica
 
 
 def replica_of(optimizer: Any) -> Callable[[Family, list[Any]], Replica]:
@@ -20,7 +20,7 @@ def replica_of(optimizer: Any) -> Callable[[Family, list[Any]], Replica]:
 
 
 class _Replica:
-    """See `horovod_partial.exchange.healing.Replica`. In eager code."""
+    """See `horovod_partial.healing.Replica`. In eager code."""
 
     def __init__(self, family: Family, variables: list[Any], optimizer: Any) -> None:
         self._family = family

@@ -18,8 +18,7 @@ from horovod.common.util import split_list
 from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import Average
 
-from horovod_partial import _attach, bucket_config
-from horovod_partial.exchange import healing
+from horovod_partial import _attach, bucket_config, healing
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full
 from horovod_partial.runtime import Tenure
@@ -682,7 +681,7 @@ class GradientExchange(Exchange):
 
 
 class Replica:
-    """What an exchange should have alike with those of other ranks: see `horovod_partial.exchange.healing.Replica`."""
+    """What an exchange should have alike with those of other ranks: see `horovod_partial.healing.Replica`."""
 
     def __init__(self, exchange: GradientExchange) -> None:
         self._exchange = exchange

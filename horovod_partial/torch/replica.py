@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from horovod_partial.exchange.healing import Array, Key
+from horovod_partial.healing import Array, Key
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 
@@ -26,7 +26,7 @@ class _Own(NamedTuple):
 
 
 class ReplicaState:
-    """The values of one replica, by what they are: see `horovod_partial.exchange.healing.Replica`.
+    """The values of one replica, by what they are: see `horovod_partial.healing.Replica`.
 
     Args:
         optimizer: whose parameters, state and parameter groups these are.

@@ -182,6 +182,7 @@ def test_ranks_take_unequal_numbers_of_steps(world: World, policy: str, busy: in
     flush(world, optimizer, model, policy)
 
 
+@pytest.mark.usefixtures("heals")
 @every_policy
 def test_join_of_an_optimizer(world: World, policy: str) -> None:
     model, optimizer = make(policy)
