@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import pickle
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -24,10 +25,11 @@ _INT32 = 4  # Horovod's number
 _FAMILIES = 32  # of which the ranks tell each other in one round
 _WORDS = 8  # of a rank, about one of them
 _CHUNK = 1 << 18  # values that travel in one round
+_LENGTH = 8  # bytes, before those that are sent
 _COLUMNS = 1024  # to which the words of a large tensor are added up, before they are hashed
 
-PREFIX = "replicas."  # of names of buckets, about which no user wants to know
-FACTS, VALUES = f"{PREFIX}facts", f"{PREFIX}values"  # of each process set
+PREFIX = "horovod_partial."  # of names of buckets, about which no user wants to know
+FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"  # kOfFlushes of cpp/core/message.h begins them
 
 
 Array = npt.NDArray[Any]
@@ -84,7 +86,7 @@ def digest(arrays: Mapping[Key, Array]) -> int:
     for key in sorted(arrays, key=str):
         array = arrays[key]
         state.update(f"{key} {array.size};".encode())
-        whole = array.size - array.size % (8 * _COLUMNS) if array.size >= 64 * _COLUMNS else 0
+        whole = array.size - array.size % (8 * _COLUMNS) if array.size >= 16 * _COLUMNS else 0
         if whole:
             state.update(np.add.reduce(array[:whole].view(np.int64).reshape(-1, _COLUMNS), axis=0))
         state.update(array[whole:].data)
@@ -133,13 +135,14 @@ class Posted(NamedTuple):
     values: Array
 
 
-_in_flight: list[Posted] = []  # whose memory must stay, whatever ends the wait for them
+_in_flight: list[Posted] = []  # whose memory must stay, whatever ends the wait for them; guarded by what follows
+_in_flight_lock = threading.Lock()
 
 
 class Meeting:
     """The rounds of a process set in which its ranks compare their replicas. Of the thread that flushes.
 
-    It owns their buckets, and is there as long as there is a replica.
+    Its buckets stay as long as the process set.
 
     Args:
         submit: `Runtime.submit` of the process set.
@@ -165,7 +168,6 @@ class Meeting:
         self._clear = clear
         self.rank = rank
         self.size = size
-        self.owner = _attach.Owner()
 
     def open(self) -> None:
         """Let there be the buckets, before any rank has ended, which would be missing later. Nobody waits for it."""
@@ -195,7 +197,8 @@ class Meeting:
         config = _attach.BucketConfig(spec, dtype=_INT32, shape=[values.size], device=-1)
         address = values.ctypes.data
         posted = Posted(self._submit(name, config, address, address, 0, 0), values)
-        _in_flight[:] = [other for other in _in_flight if not other.handle.poll()] + [posted]
+        with _in_flight_lock:
+            _in_flight[:] = [other for other in _in_flight if not other.handle.poll()] + [posted]
         return posted
 
     def result(self, posted: Posted) -> tuple[Array, list[int]]:
@@ -220,24 +223,26 @@ class Meeting:
                 return everything
         raise AssertionError("unreachable")
 
-    def send(self, data: bytes | None, source: int, size: int) -> bytes | None:
+    def send(self, data: bytes | None, source: int) -> bytes | None:
         """One rank's bytes on all ranks; None where it did not bring them, or this rank came too late."""
-        values = np.zeros(-(-size // (4 * _CHUNK)) * _CHUNK, np.int32)
-        if data is not None:
-            values.view(np.uint8)[:size] = np.frombuffer(data, np.uint8)
-        for begin in range(0, values.size, _CHUNK):
-            chunk, members = self.result(self.post(VALUES, values[begin : begin + _CHUNK].copy()))
+        framed = None if data is None else len(data).to_bytes(_LENGTH, "little") + data
+        received = bytearray()
+        size = _LENGTH  # until that is known
+        while len(received) < size:
+            chunk = np.zeros(_CHUNK, np.int32)
+            if framed is not None:
+                part = framed[len(received) : len(received) + chunk.nbytes]
+                chunk.view(np.uint8)[: len(part)] = np.frombuffer(part, np.uint8)
+            values, members = self.result(self.post(VALUES, chunk))
             if source not in members:
                 return None
-            values[begin : begin + _CHUNK] = chunk
-        return values.view(np.uint8)[:size].tobytes()
+            received += values.tobytes()
+            size = _LENGTH + int.from_bytes(received[:_LENGTH], "little")
+        return bytes(received[_LENGTH:size])
 
 
 class Introduction:
-    """The comparison of the parameters with which the ranks begin, in a bucket of that name.
-
-    As long as it is kept, the replica takes part in the comparisons of flushes.
-    """
+    """The comparison of the parameters with which the ranks begin, in a bucket of that name."""
 
     def __init__(self, meeting: Meeting, name: str, replica: Replica) -> None:
         mine = np.zeros(meeting.size, np.int32)
@@ -273,17 +278,18 @@ def compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
     if not differing:
         return
     own = {f.name: replica for f, replica in mine if differing.get(f.name, {}).get(meeting.rank) == f}
-    data = {name: pickle.dumps((of.arrays(), of.numbers()), protocol=5) for name, of in own.items()}
-    rows = [[name, own[name].is_finite(), *divmod(len(data[name]), 1 << 30)] for name in data]
-    details = {(rank, row[0]): row for rank, rows in meeting.tell(rows).items() for row in rows}
+    rows = [[name, replica.is_finite()] for name, replica in own.items()]
+    finite = {(rank, row[0]): bool(row[1]) for rank, rows in meeting.tell(rows).items() for row in rows}
     found = []
     for name, facts in sorted(differing.items()):
-        members = {rank: of_rank for rank, of_rank in facts.items() if (rank, name) in details}
+        members = {rank: of_rank for rank, of_rank in facts.items() if (rank, name) in finite}
         if len(members) < 2:  # the others have given their flush up
             continue
-        source = source_of(members, {rank: bool(details[rank, name][1]) for rank in members})
-        _, _, high, low = details[source, name][:4]
-        sent = meeting.send(data[name] if source == meeting.rank else None, source, (high << 30) + low)
+        source = source_of(members, {rank: finite[rank, name] for rank in members})
+        data = None
+        if source == meeting.rank:
+            data = pickle.dumps((own[name].arrays(), own[name].numbers()), protocol=5)
+        sent = meeting.send(data, source)
         if sent is not None and meeting.rank in members:
             found.append(_Finding(own[name], name, source, members, *_take(own[name], sent)))
     rows = [[f.name, len(f.apart), f.first, _bits_of(max(f.apart.values(), default=0.0))] for f in found]

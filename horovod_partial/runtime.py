@@ -101,8 +101,7 @@ class Runtime:
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # of the ranks' signs of life
         self.records = False  # this rank has been recorded
-        # Of process sets, in this generation; guarded by what follows.
-        self._meetings: weakref.WeakValueDictionary[int, healing.Meeting] = weakref.WeakValueDictionary()
+        self._meetings: dict[int, healing.Meeting] = {}  # of process sets, in this generation; guarded by what follows
         self._has_met = Tenure(self)
         self._meetings_lock = threading.Lock()
         self._joins = threading.local()  # whether a thread is in a join, has no rounds to take
@@ -415,7 +414,7 @@ class Runtime:
         self._flush(process_set, self._appliers_of(process_set), ends=False, compares=compares)
 
     def meet(self, process_set: ProcessSet) -> healing.Meeting | None:
-        """Where the ranks compare replicas in flushes, for as long as somebody keeps it; None where they do not.
+        """Where the ranks compare replicas in flushes; None where they do not.
 
         Called before the first step of an optimizer, on all ranks.
         """
@@ -436,7 +435,6 @@ class Runtime:
                     self.size_of(process_set),
                 )
                 self._meetings[number] = meeting
-                self.own(meeting.owner, number, [healing.FACTS, healing.VALUES])
                 meeting.open()
         return meeting
 

@@ -108,7 +108,7 @@ void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
 void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   Check(report, size_);
   ForgetEnded();
-  levels_[Index(rank)] = {report.absent.all, report.waiting.all, report.blocked, report.flush};
+  levels_[Index(rank)] = {report.absent.all, report.waiting.all, report.blocked, report.elsewhere, report.flush};
   for (auto& [name, bucket] : buckets_) {
     bucket.pending[Index(rank)] = 0;
     bucket.late[Index(rank)] = 0;
@@ -229,7 +229,7 @@ bool Coordinator::AnythingRuns() const {
 
 bool Coordinator::Uses(Rank rank) const {
   return std::any_of(buckets_.begin(), buckets_.end(),
-                     [rank](const auto& item) { return item.second.devices.count(rank) > 0; });
+                     [rank](const auto& item) { return item.second.devices.count(rank) > 0 && !IsOfFlushes(item.first); });
 }
 
 // Rule 11.
@@ -265,9 +265,10 @@ bool Coordinator::RanksWaitForEachOther() const {
     if (!joined_[Index(rank)] && !levels_[Index(rank)].blocked) return false;
   for (const auto& [name, bucket] : buckets_)
     if (bucket.Draining()) return false;
-  return flush_since_ != kNever || std::any_of(buckets_.begin(), buckets_.end(), [](const auto& item) {
-           return !item.second.declaration && item.second.HasArrival();
-         });
+  const auto elsewhere = [](const RankLevel& level) { return !level.elsewhere.empty(); };
+  return flush_since_ != kNever || std::any_of(levels_.begin(), levels_.end(), elsewhere) ||
+         std::any_of(buckets_.begin(), buckets_.end(),
+                     [](const auto& item) { return !item.second.declaration && item.second.HasArrival(); });
 }
 
 Report::Flush Coordinator::FlushOfAll() const {
@@ -289,7 +290,7 @@ void Coordinator::BeginFlush(Report::Flush flush) {
   flush_ = flush;
   unflushed_.clear();
   for (const auto& [name, bucket] : buckets_)
-    if (bucket.declaration) unflushed_.insert(name);
+    if (bucket.declaration && !IsOfFlushes(name)) unflushed_.insert(name);
 }
 
 void Coordinator::ForgetEnded() {
@@ -321,6 +322,7 @@ std::string Coordinator::WaitOf(Rank rank) const {
     return "in round " + std::to_string(bucket.round) + " of " + TitleOf(name, said.members) + " (" +
            said.policy.description + ")";
   }
+  if (!level.elsewhere.empty()) return level.elsewhere + " of another process set";
   return "in a collective of Horovod's own, or of another process set";
 }
 
@@ -561,6 +563,8 @@ Closing Coordinator::End(const std::string& name, Bucket& bucket, Time now) {
 // Every bucket, used or waited for, fails on all ranks, and their flushes with it.
 std::vector<Closing> Coordinator::RefuseAll(Time now) {
   const std::string text = DescribeDeadlock();
+  deadlock_ = text;
+  deadlocked_since_ = kNever;
   std::vector<Closing> closings;
   for (auto& [name, bucket] : buckets_) {
     if (!bucket.declaration && !bucket.HasArrival()) continue;
@@ -572,6 +576,7 @@ std::vector<Closing> Coordinator::RefuseAll(Time now) {
 
 std::vector<Closing> Coordinator::Decide(Time now) {
   ForgetEnded();
+  deadlock_.clear();
   for (auto& [policy, pace] : paces_) {
     // Here and not in SetJoined, which a decision log has only where something changes.
     for (Rank rank = 0; rank < size_; ++rank)
@@ -644,8 +649,9 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   again_ = again_ || (!closings.empty() && !closed);
   for (auto& [name, bucket] : buckets_) {
     const auto said = std::find(bucket.retired.begin(), bucket.retired.end(), true);
-    bucket.retired_since = since(said != bucket.retired.end(), bucket.retired_since);
-    if (!Ends(bucket)) continue;
+    const bool of_optimizer = !IsOfFlushes(name);
+    bucket.retired_since = since(of_optimizer && said != bucket.retired.end(), bucket.retired_since);
+    if (!of_optimizer || !Ends(bucket)) continue;
     if (bucket.Running()) {
       again_ = true;
     } else {

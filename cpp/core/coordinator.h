@@ -42,6 +42,9 @@ class Coordinator {
   void SetJoined(std::vector<bool> joined);
   std::vector<Closing> Decide(Time now);
 
+  // Not empty: by the last Decide the ranks wait for each other, in whatever process sets, and all their waits fail.
+  const std::string& deadlock() const { return deadlock_; }
+
   // Since when the open round, or the flush, has been waiting that has waited longest, or kNever. Ranks that have come
   // to their end wait for others that may train for long, and do not count.
   Time OldestWait() const;
@@ -82,6 +85,7 @@ class Coordinator {
     bool absent = false;   // from all buckets, also those that the rank has not used yet
     bool waiting = false;  // for a round, so that it comes to none of these buckets
     bool blocked = false;  // for certain
+    std::string elsewhere;
     Report::Flush flush = Report::Flush::kNone;
   };
   // What the buckets of one kAuto policy have in common.
@@ -196,6 +200,7 @@ class Coordinator {
   std::set<std::string> unflushed_;
   Time flush_since_ = kNever;       // since when some rank has waited in a flush
   Time flushing_since_ = kNever;    // the same, of ranks that have not come to their end
+  std::string deadlock_;
   Time stuck_since_ = kNever;       // since when only blocked ranks are left
   Time deadlocked_since_ = kNever;  // since when ranks wait for each other
   bool again_ = false;              // the last Decide left something for the next, which no news will announce

@@ -72,6 +72,7 @@ std::string Encode(const Report& report) {
   out.Put(report.absent);
   out.Put(report.waiting);
   out.Put(report.blocked);
+  out.Put(report.elsewhere);
   out.Put(report.flush);
   out.Put(static_cast<std::uint32_t>(report.items.size()));
   for (const auto& item : report.items) {
@@ -96,6 +97,7 @@ Report DecodeReport(const std::string& bytes) {
   report.absent = in.Get<BucketSet>();
   report.waiting = in.Get<BucketSet>();
   report.blocked = in.Get<bool>();
+  report.elsewhere = in.Get<std::string>();
   report.flush = in.Get<Report::Flush>();
   const auto items = in.Get<std::uint32_t>();
   for (std::uint32_t i = 0; i < items; ++i) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/declaration.h"
@@ -66,6 +67,7 @@ struct Report {
   BucketSet absent;
   BucketSet waiting;
   bool blocked = false;  // all of this rank that is known waits so, for certain: not just because it has been silent
+  std::string elsewhere;  // blocked: a wait in another process set that only certain ranks can end, in words
   Flush flush = Flush::kNone;
   std::vector<Item> items;
   std::string failure;  // this rank's application ends by it; an event. No decision depends on it
@@ -74,6 +76,11 @@ struct Report {
     return absent.empty() && waiting.empty() && !blocked && flush == Flush::kNone && items.empty() && failure.empty();
   }
 };
+
+// Buckets with such names are there for flushes, in which ranks compare their replicas. A flush has nothing to deliver
+// there, and nobody waits in one because of them.
+inline constexpr std::string_view kOfFlushes = "horovod_partial.replicas.";
+inline bool IsOfFlushes(const std::string& bucket) { return bucket.compare(0, kOfFlushes.size(), kOfFlushes) == 0; }
 
 constexpr auto NamesOf(Report::Flush /*type*/) { return std::array{"none", "flushing", "ending"}; }
 constexpr auto NamesOf(Report::Backlog /*type*/) { return std::array{"none", "full", "draining"}; }

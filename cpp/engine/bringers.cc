@@ -120,6 +120,7 @@ void Bringers::Bucket::Arrive(const Caller& caller, Round round, Time now) {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
   owner_->active_ = arrived_ = now;
+  round_ = round;
   if (free_ != kNever && !left_out_) intervals_[next_interval_++ % intervals_.size()] = now - free_;
   left_out_ = false;
   outstanding_ = true;
@@ -297,6 +298,14 @@ bool Bringers::InProgress(const Bringer& graphs) const {
   });
 }
 
+// Of another engine: a round 0, or a flush. Other waits may be ended by ranks that do not wait.
+std::string Bringers::WaitElsewhere(const void* engine) const {
+  for (const Bucket* bucket : buckets_)
+    if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0) return "in round 0 of " + bucket->name_;
+  const auto flushes = [&](const Wait& wait) { return wait.engine != engine && !wait.ends; };
+  return std::any_of(flush_waits_.begin(), flush_waits_.end(), flushes) ? "in a flush" : "";
+}
+
 Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& foreign, bool flushes,
                               const Thresholds& thresholds) const {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -381,6 +390,7 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
   cover(away.absent, (all_away && (flushes || (anybody && somebody_absent) || out_before_training)) ||
                          (all_silent && !away.absent.names.empty()));
   away.blocked = all_away && (anybody || flushes || parked_before_training);
+  if (away.blocked) away.elsewhere = WaitElsewhere(engine);
   return away;
 }
 

@@ -68,10 +68,12 @@ class Bringers {
     BucketSet absent;   // because those who bring to them are out of training: in a flush, or a collective of Horovod's
     BucketSet waiting;  // because they wait
     bool blocked = false;      // all that bring anything wait, or are out of training; never because of silence
+    std::string elsewhere;     // Report::elsewhere
     Time until{0};             // it may be another answer from then on, if nothing happens before
     std::uint64_t events = 0;  // how often something had happened
     bool operator==(const Away& other) const {
-      return absent == other.absent && waiting == other.waiting && blocked == other.blocked;
+      return absent == other.absent && waiting == other.waiting && blocked == other.blocked &&
+             elsewhere == other.elsewhere;
     }
   };
   // `flushes`: a thread waits in a flush of this engine.
@@ -161,6 +163,7 @@ class Bringers {
     bool outstanding_ = false;  // brought, and without a result
     bool open_ = false;         // and its round has not begun
     Time arrived_ = kNever;     // when it was brought
+    Round round_ = 0;           // and for which round
     std::vector<Visit> arrivals_;
     std::vector<Visit> collections_;
     std::vector<std::shared_ptr<Bringer>> waiters_;
@@ -179,6 +182,7 @@ class Bringers {
   std::vector<Bringer*> BringersOf(const Bucket& bucket) const;
   Time WaitsSince(const Bringer& bringer) const;
   bool InProgress(const Bringer& graphs) const;
+  std::string WaitElsewhere(const void* engine) const;
 
   const std::uint64_t id_ = NextId();
   static std::uint64_t NextId();

@@ -24,6 +24,8 @@ constexpr std::chrono::milliseconds kFarewellPatience(1000);  // a cycle takes m
 
 const char* const kShutDown = "Horovod has been shut down, by this rank or by another one that ended or failed";
 
+int Counts(const SharedBucket& bucket) { return IsOfFlushes(bucket.core.name()) ? 0 : 1; }
+
 // Ends what RoundsToTake begins.
 class BeingTaken {
  public:
@@ -76,6 +78,7 @@ Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresho
       size_(size),
       thresholds_(thresholds),
       bringers_(std::move(bringers)),
+      deadlocks_(first_failure->deadlocks()),
       first_failure_(std::move(first_failure)) {}
 
 // --- Recording
@@ -615,7 +618,23 @@ void Engine::StopAwaiting(SharedBucket& bucket) {
   if (std::exchange(bucket.awaited, nullptr) != nullptr) --awaited_;
 }
 
+// What waits here waits for ranks that wait in other process sets, as rank 0 has told in that of all ranks. Nothing more
+// can be done with its buckets: the ranks do not hear of it in one cycle.
+void Engine::EndIfDeadlocked() {
+  if (std::exchange(deadlocks_, first_failure_->deadlocks()) == deadlocks_) return;
+  const std::string why = first_failure_->LastDeadlock();
+  for (const auto& bucket : Buckets()) {
+    Calls calls;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    Fail(*bucket, why, calls);
+  }
+  std::lock_guard<std::mutex> lock(flush_mutex_);
+  if (flush_ != Report::Flush::kNone) flush_refusal_ = why;
+  TellFlush();
+}
+
 bool Engine::WantsCycle(Time now, Time foreign_since) {
+  EndIfDeadlocked();
   ArriveWhatIsReady();
   if (news_ || Owner::Departures() != departures_) return true;
   // The tick comes a thousand times a second, and mostly nothing has happened.
@@ -625,7 +644,18 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
   return !(looked_ == reported_);
 }
 
+// Some bucket of an optimizer, or of an operation, is in use here. Otherwise nobody needs to wait for this rank's flushes.
+bool Engine::Trains() const {
+  const auto buckets = Buckets();
+  return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
+    if (IsOfFlushes(bucket->core.name())) return false;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    return bucket->core.declared() && !bucket->Retired();
+  });
+}
+
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
+  EndIfDeadlocked();
   ArriveWhatIsReady();  // here too: not every library asks first whether this rank wants a cycle
   news_ = false;
   if (const std::uint64_t departures = Owner::Departures(); departures != departures_) {
@@ -641,15 +671,20 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   report.absent = reported_.absent;
   report.waiting = reported_.waiting;
   report.blocked = reported_.blocked;
+  report.elsewhere = reported_.elsewhere;
   {
     std::lock_guard<std::mutex> lock(flush_mutex_);
     report.flush = flush_;
     flush_reported_ = flush_ == Report::Flush::kNone ? 0 : flush_number_;
   }
-  for (const auto& bucket : Buckets()) {
+  const auto buckets = Buckets();
+  const bool compares = std::any_of(buckets.begin(), buckets.end(),
+                                    [](const auto& bucket) { return IsOfFlushes(bucket->core.name()); });
+  const bool trains = !compares || Trains();
+  for (const auto& bucket : buckets) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     Bucket& core = bucket->core;
-    const bool retired = bucket->Retired();
+    const bool retired = bucket->Retired() || (!trains && core.declared() && IsOfFlushes(core.name()));
     Report::Item item;
     item.bucket = core.name();
     if (retired && !core.declared()) {
@@ -704,6 +739,10 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     const auto bucket = Find(closing.bucket);
     if (bucket == nullptr) {
       if (closing.bucket == Farewell::kBucket && !closing.error.empty()) first_failure_->Hear(closing.error);
+      if (closing.bucket == FirstFailure::kDeadlock) {
+        first_failure_->HearOfDeadlock(closing.error);
+        ++deadlocks_;  // this process set's own waits have their errors already
+      }
       TellOfRefusal(closing.error);
       continue;
     }
@@ -731,7 +770,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     bucket->statistics.Record(closing);
     collectives_.Place(bucket, entry);
     if (entry.member) bucket->bringers.Settle();
-    if (first && bucket->core.declared()) ++in_use_;
+    if (first && bucket->core.declared()) in_use_ += Counts(*bucket);
     if (closing.ends && !entry.member) End(*bucket, calls);
   }
   if (!lost.empty() && !told) {
@@ -780,7 +819,7 @@ void Engine::Forget(const SharedBucket& bucket) {
 // begins a new bucket.
 void Engine::End(SharedBucket& bucket, Calls& calls) {
   if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) Complete(bucket, true, calls);
-  if (bucket.core.declared()) --in_use_;
+  if (bucket.core.declared()) in_use_ -= Counts(bucket);
   bucket.core = Bucket(bucket.core.name(), bucket.core.options());
   bucket.statistics = {};
   if (bucket.operation == nullptr) return Forget(bucket);
@@ -799,7 +838,7 @@ void Engine::ReleaseFlush() {
 // cannot deliver what was pending.
 void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
   if (bucket.core.declared()) {
-    --in_use_;
+    in_use_ -= Counts(bucket);
     std::lock_guard<std::mutex> lock(flush_mutex_);
     if (flush_ != Report::Flush::kNone) flush_refusal_ = error;
     TellFlush();

@@ -229,6 +229,8 @@ class Engine {
   void Forget(const SharedBucket& bucket);
   void End(SharedBucket& bucket, Calls& calls);
   void ReleaseFlush();
+  void EndIfDeadlocked();
+  bool Trains() const;
   void Refuse(SharedBucket& bucket, const std::string& error, Calls& calls);
   void Fail(SharedBucket& bucket, const std::string& error, Calls& calls);
   [[noreturn]] void FailAndThrow(SharedBucket& bucket, const std::exception& error, Calls& calls);
@@ -280,6 +282,7 @@ class Engine {
   Bringers::Away looked_;
   Time looked_foreign_ = kNever;
   std::uint64_t departures_ = 0;  // of owners, when the last report was made
+  std::uint64_t deadlocks_;       // that this engine knows of
   std::string told_;              // the last error of a bucket in which nobody waits here
 
   Farewell farewell_;  // which has a lock of its own, and so has what follows

@@ -25,6 +25,17 @@ void FirstFailure::Hear(const std::string& text) {
   if (heard_.empty()) heard_ = text;
 }
 
+void FirstFailure::HearOfDeadlock(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  deadlock_ = text;
+  ++deadlocks_;
+}
+
+std::string FirstFailure::LastDeadlock() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return deadlock_;
+}
+
 void FirstFailure::Forget() {
   std::lock_guard<std::mutex> lock(mutex_);
   heard_.clear();

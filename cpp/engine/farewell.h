@@ -1,8 +1,10 @@
 // What a rank that fails says to the others before it leaves, so that they can tell their users why they end.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <string>
 
@@ -30,16 +32,25 @@ class Farewell {
 // What this process has heard: for the engines of all process sets, whose operations all fail.
 class FirstFailure {
  public:
+  // The name of the bucket whose closing tells that ranks wait for each other, in whatever process sets.
+  static constexpr const char* kDeadlock = "horovod_partial.deadlock";
+
   // The background thread: which rank has failed, and why. What comes later is a consequence.
   void Hear(const std::string& text);
+  // The same, of such a deadlock, which ends every wait in all process sets, and no process. How many there have been.
+  void HearOfDeadlock(const std::string& text);
+  std::uint64_t deadlocks() const { return deadlocks_; }
+  std::string LastDeadlock() const;
   // Horovod is initialised anew.
   void Forget();
   // Any thread: why Horovod has shut down, with what was heard.
   std::string Explain(const std::string& reason) const;
 
  private:
-  mutable std::mutex mutex_;  // guards heard_
+  mutable std::mutex mutex_;  // guards the texts
   std::string heard_;
+  std::string deadlock_;
+  std::atomic<std::uint64_t> deadlocks_{0};
 };
 
 }  // namespace horovod_partial

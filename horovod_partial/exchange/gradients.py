@@ -178,13 +178,12 @@ class GradientReducer(ABC):
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
         self.replays = arguments["missed"] == "replay"
-        self._meeting: healing.Meeting | None = None  # kept for as long as there is something to compare
         self._families: dict[str, Family] = {}  # by what the names of their buckets begin with
         self._bucket_spec()  # wrong settings fail here, not in the first step
 
     def meet(self) -> None:
         """Let flushes compare replicas, from before the first step on."""
-        self._meeting = self.runtime.meet(self.process_set)
+        self.runtime.meet(self.process_set)
 
     @staticmethod
     @abstractmethod

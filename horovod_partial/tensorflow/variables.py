@@ -10,7 +10,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import mpi_ops
 
 from horovod_partial.exchange import replicas
-from horovod_partial.tensorflow.graph import native
+from horovod_partial.tensorflow.graph import native, runtime
 from horovod_partial.tensorflow.operations import check_initialized
 
 # Types that Horovod 0.28.1 does not broadcast, and those in whose place their bits travel.
@@ -42,6 +42,7 @@ def broadcast_variables(
     natives = [native(variable) for variable in variables]
     if not tf.executing_eagerly():
         return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)
+    runtime.flush(process_set.process_set_id, compares=False)  # what is late belongs to the values before
     kinds = [f"{variable.dtype.name} {tuple(variable.shape)}" for variable in natives]
     ranks = range(mpi_ops.size()) if process_set.ranks is None else process_set.ranks
     replicas.check_alike(kinds, lambda data: gather_bytes(data, "broadcast_variables.kinds", process_set), ranks)

@@ -179,7 +179,7 @@ class GradientExchange(Exchange):
         for bucket, named in zip(self.buckets, buckets, strict=True):
             bucket.name = named
         if not self._full:
-            start = f"{healing.PREFIX}{name}"
+            start = f"{healing.PREFIX}start.{name}"
             runtime.own(self._owner, self.process_set.process_set_id, [*buckets, self._model_name, start])
             if self._replays:
                 meeting = runtime.meet(self.process_set)

@@ -857,6 +857,27 @@ TEST_F(DeadlockTest, RoundsZeroOfDifferentBucketsFail) {
   }
 }
 
+// Each rank waits in a round 0 of a process set that another rank is in, and that waits in yet another one.
+TEST_F(DeadlockTest, WaitsInOtherProcessSetsFail) {
+  const auto observe = [this](const std::string& elsewhere) {
+    for (Rank rank = 0; rank < 3; ++rank) {
+      Report report;
+      report.waiting.all = report.blocked = true;
+      report.elsewhere = rank == 1 ? elsewhere : "in round 0 of b";
+      puppets_.coordinator.Observe(rank, report, puppets_.now);
+    }
+  };
+  Coordinator& coordinator = puppets_.coordinator;
+  observe("in a flush");
+  EXPECT_THAT(coordinator.Decide(1s), IsEmpty());
+  EXPECT_EQ(coordinator.NextDeadline(), 1s + kPatience);
+  EXPECT_THAT(coordinator.Decide(1s + kPatience), IsEmpty()) << "this process set has no bucket";
+  EXPECT_THAT(coordinator.deadlock(), HasSubstr("ranks 0 2 wait in round 0 of b of another process set"));
+  EXPECT_THAT(coordinator.deadlock(), HasSubstr("rank 1 waits in a flush of another process set"));
+  EXPECT_THAT(coordinator.Decide(2s + kPatience), IsEmpty());
+  EXPECT_EQ(coordinator.deadlock(), "");
+}
+
 TEST_F(DeadlockTest, SaysWhatDiffersFirst) {
   const auto arrive = [this](Rank rank, const std::string& bucket, std::vector<std::string> members) {
     Report report;

@@ -1803,6 +1803,28 @@ TEST_F(OneEngineTest, AShutdownWhenEveryRankHasEndedIsNoError) {
   EXPECT_NO_THROW(engine_.End());
 }
 
+TEST_F(OneEngineTest, ADeadlockOfAllProcessSetsEndsItsWaits) {
+  const auto heard = std::make_shared<FirstFailure>();
+  Engine other(transport_, 0, 2, kThresholds, bringers_, heard);
+  Engine everybody(transport_, 0, 2, kThresholds, bringers_, heard);
+  const auto bucket = other.Declare("bucket", Config(1));
+  auto waiting = std::async(std::launch::async, [&] {
+    const auto operation = other.Arrive(bucket, {values_.data(), values_.data(), 1});
+    other.Wait(*bucket, *operation);
+  });
+  std::string elsewhere;
+  while (elsewhere.empty()) elsewhere = everybody.BuildReport(Now(), kNever, false).elsewhere;
+  EXPECT_EQ(elsewhere, "in round 0 of bucket");
+  EXPECT_EQ(other.BuildReport(Now(), kNever, false).elsewhere, "") << "its own coordinator knows";
+  Closing closing;
+  closing.bucket = FirstFailure::kDeadlock;
+  closing.error = "Ranks wait for each other";
+  everybody.Begin({closing}, false);
+  EXPECT_FALSE(everybody.WantsCycle(Now(), kNever));
+  other.WantsCycle(Now(), kNever);
+  EXPECT_THAT([&] { waiting.get(); }, ThrowsMessage<EngineError>("Ranks wait for each other"));
+}
+
 TEST_F(OneEngineTest, AWaitForAForeignCollectiveIsReportedBeyondItsThreshold) {
   RunRoundZero();
   const Time since = Now();

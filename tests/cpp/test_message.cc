@@ -18,6 +18,7 @@ void ExpectEqual(const Report& a, const Report& b) {
   EXPECT_TRUE(a.absent == b.absent);
   EXPECT_TRUE(a.waiting == b.waiting);
   EXPECT_EQ(a.blocked, b.blocked);
+  EXPECT_EQ(a.elsewhere, b.elsewhere);
   EXPECT_EQ(a.flush, b.flush);
   ASSERT_EQ(a.items.size(), b.items.size());
   for (std::size_t i = 0; i < a.items.size(); ++i) {
@@ -42,6 +43,7 @@ Report FullReport() {
   report.absent.all = true;
   report.waiting.names = {"", "gradients.0", std::string("\0\n", 2)};
   report.blocked = true;
+  report.elsewhere = "in a flush";
   report.flush = Report::Flush::kEnding;
   Report::Item declaring;
   declaring.bucket = "gradients.0";

@@ -263,6 +263,7 @@ def test_a_sync_is_the_mean(world: World) -> None:
     assert np.allclose(model.get_weights()[0], means, atol=1e-6)
 
 
+@pytest.mark.usefixtures("heals")
 def test_a_late_rank_leaves_an_old_average_out(world: World) -> None:
     model = make_model(world.rank)
     model.compile("sgd", "mse")

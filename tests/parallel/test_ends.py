@@ -38,6 +38,7 @@ def collections_are_short() -> Iterator[None]:
 
 
 def make_optimizer(policy: Any) -> tuple[torch.nn.Module, Any]:
+    torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     return model, hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sync=policy)
 

@@ -21,6 +21,7 @@ def raw(**changes: Any) -> dict[str, Any]:
         "waited_seconds": 0.5,
         "dropped": 1,
         "summed": 3,
+        "healed": 2,
         "bytes_held": 64,
         "pending": True,
         "missed_rounds": 2,

@@ -40,6 +40,8 @@ def differ() -> None:
         train(wrapped(small, sync="full" if differs else "majority"))
     elif kind == "models":
         train(wrapped(small, sync=hvd.GroupAverage(2) if differs else "majority"))
+    elif kind == "process-sets":  # each with the next one
+        train(wrapped(small, process_set=sets[RANK]))
     elif kind == "one-more":
         optimizers = [wrapped(small) for _ in range(2 if differs else 1)]
         train(optimizers[-1])
@@ -53,7 +55,8 @@ def differ() -> None:
         hvd.allreduce(torch.ones(1), name="after")
 
 
-hvd.init()
+sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2]), hvd.ProcessSet([0, 2])] if kind == "process-sets" else []
+hvd.init(process_sets=sets)
 start = time.monotonic()
 try:
     differ()
