@@ -301,7 +301,8 @@ bool Bringers::InProgress(const Bringer& graphs) const {
 // Of another engine: a round 0, or a flush. Other waits may be ended by ranks that do not wait.
 std::string Bringers::WaitElsewhere(const void* engine) const {
   for (const Bucket* bucket : buckets_)
-    if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0) return "in round 0 of " + bucket->name_;
+    if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0 && bucket->WaitsSince() != kNever)
+      return "in round 0 of " + bucket->name_;
   const auto flushes = [&](const Wait& wait) { return wait.engine != engine && !wait.ends; };
   return std::any_of(flush_waits_.begin(), flush_waits_.end(), flushes) ? "in a flush" : "";
 }
