@@ -72,12 +72,12 @@ class Registry {
     return ready;
   }
   std::unique_ptr<Bringers::ForeignWait> BeginForeignWait() {
-  return std::make_unique<Bringers::ForeignWait>(ProcessBringers(), Now());
-}
+    return std::make_unique<Bringers::ForeignWait>(ProcessBringers(), Now());
+  }
 
-void PolledInVain() { ProcessBringers()->PolledInVain(Now()); }
+  void PolledInVain() { ProcessBringers()->PolledInVain(Now()); }
 
-void SetOptions(const Session::Options& options) {
+  void SetOptions(const Session::Options& options) {
     std::lock_guard<std::mutex> lock(mutex_);
     options_ = options;
   }

@@ -37,7 +37,6 @@ std::function<void()>& InterruptFunction() {
   return *function;
 }
 
-
 const std::shared_ptr<FirstFailure>& ProcessFirstFailure() {
   static const auto* failure = new std::shared_ptr<FirstFailure>(std::make_shared<FirstFailure>());
   return *failure;

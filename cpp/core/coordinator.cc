@@ -228,8 +228,9 @@ bool Coordinator::AnythingRuns() const {
 }
 
 bool Coordinator::Uses(Rank rank) const {
-  return std::any_of(buckets_.begin(), buckets_.end(),
-                     [rank](const auto& item) { return item.second.devices.count(rank) > 0 && !IsOfFlushes(item.first); });
+  return std::any_of(buckets_.begin(), buckets_.end(), [rank](const auto& item) {
+    return item.second.devices.count(rank) > 0 && !IsOfFlushes(item.first);
+  });
 }
 
 // Rule 11.

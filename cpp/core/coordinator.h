@@ -198,8 +198,8 @@ class Coordinator {
   // All ranks flush, or leave: buckets that have had no closing since.
   Report::Flush flush_ = Report::Flush::kNone;
   std::set<std::string> unflushed_;
-  Time flush_since_ = kNever;       // since when some rank has waited in a flush
-  Time flushing_since_ = kNever;    // the same, of ranks that have not come to their end
+  Time flush_since_ = kNever;     // since when some rank has waited in a flush
+  Time flushing_since_ = kNever;  // the same, of ranks that have not come to their end
   std::string deadlock_;
   Time stuck_since_ = kNever;       // since when only blocked ranks are left
   Time deadlocked_since_ = kNever;  // since when ranks wait for each other

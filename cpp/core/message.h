@@ -66,7 +66,7 @@ struct Report {
   // a collective of Horovod's or a flush; or wait, for a round of this or another process set.
   BucketSet absent;
   BucketSet waiting;
-  bool blocked = false;  // all of this rank that is known waits so, for certain: not just because it has been silent
+  bool blocked = false;   // all of this rank that is known waits so, for certain: not just because it has been silent
   std::string elsewhere;  // blocked: a wait in another process set that only certain ranks can end, in words
   Flush flush = Flush::kNone;
   std::vector<Item> items;

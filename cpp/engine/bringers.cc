@@ -18,7 +18,7 @@ namespace {
 
 constexpr Round kRemembered = 8;  // rounds
 constexpr int kSilentIntervals = 10;
-constexpr Time kPollGap = std::chrono::milliseconds(100);  // who asks less often may do something else meanwhile
+constexpr Time kPollGap = std::chrono::milliseconds(100);      // who asks less often may do something else meanwhile
 constexpr Time kLongestLook = std::chrono::milliseconds(100);  // a thread that ends says nothing
 
 // A thread's bringers, by the numbers of the objects that know them. Their end marks the end of the thread.
@@ -354,8 +354,8 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
                                     [](const auto& item) { return item.second.waits || item.second.absent; });
   const bool anybody = !states.empty();
 
-  // Of a silent process it is assumed that whoever might train waits for Horovod, or for the thread that does; unless it
-  // is known that nobody waits.
+  // Of a silent process it is assumed that whoever might train waits for Horovod, or for the thread that does; unless
+  // it is known that nobody waits.
   const bool may_be_parked = foreign.since != kNever && (!foreign.told || asks || !parked_.empty()) &&
                              passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();
@@ -382,12 +382,11 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
   cover(away.waiting, (anybody && all_away) || all_silent);
   // A rank that has come to no bucket yet, as where another policy was asked for, has no bringers.
   const bool parked_before_training =
-      buckets_.empty() && std::any_of(parked_.begin(), parked_.end(), [&](const Bringer* thread) {
-        return is_parked(thread, thresholds.silence);
-      });
+      buckets_.empty() && std::any_of(parked_.begin(), parked_.end(),
+                                      [&](const Bringer* thread) { return is_parked(thread, thresholds.silence); });
   const bool out_before_training =
-      parked_before_training || (buckets_.empty() && !foreign.told && foreign.since != kNever &&
-                                 passed(foreign.since + thresholds.silence));
+      parked_before_training ||
+      (buckets_.empty() && !foreign.told && foreign.since != kNever && passed(foreign.since + thresholds.silence));
   cover(away.absent, (all_away && (flushes || (anybody && somebody_absent) || out_before_training)) ||
                          (all_silent && !away.absent.names.empty()));
   away.blocked = all_away && (anybody || flushes || parked_before_training);

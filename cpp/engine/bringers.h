@@ -60,7 +60,7 @@ class Bringers {
   // What is known of collectives of Horovod's own.
   struct Foreign {
     Time since = kNever;  // since when one has been outstanding
-    bool told = false;    // the front end tells which thread waits for one (ForeignWait), or asks in vain (PolledInVain)
+    bool told = false;  // the front end tells which thread waits for one (ForeignWait), or asks in vain (PolledInVain)
   };
 
   // To which of an engine's buckets this rank cannot come.

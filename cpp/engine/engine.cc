@@ -618,8 +618,8 @@ void Engine::StopAwaiting(SharedBucket& bucket) {
   if (std::exchange(bucket.awaited, nullptr) != nullptr) --awaited_;
 }
 
-// What waits here waits for ranks that wait in other process sets, as rank 0 has told in that of all ranks. Nothing more
-// can be done with its buckets: the ranks do not hear of it in one cycle.
+// What waits here waits for ranks that wait in other process sets, as rank 0 has told in that of all ranks. Nothing
+// more can be done with its buckets: the ranks do not hear of it in one cycle.
 void Engine::EndIfDeadlocked() {
   if (std::exchange(deadlocks_, first_failure_->deadlocks()) == deadlocks_) return;
   const std::string why = first_failure_->LastDeadlock();
@@ -644,7 +644,8 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
   return !(looked_ == reported_);
 }
 
-// Some bucket of an optimizer, or of an operation, is in use here. Otherwise nobody needs to wait for this rank's flushes.
+// Some bucket of an optimizer, or of an operation, is in use here. Otherwise nobody needs to wait for this rank's
+// flushes.
 bool Engine::Trains() const {
   const auto buckets = Buckets();
   return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
@@ -678,8 +679,8 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
     flush_reported_ = flush_ == Report::Flush::kNone ? 0 : flush_number_;
   }
   const auto buckets = Buckets();
-  const bool compares = std::any_of(buckets.begin(), buckets.end(),
-                                    [](const auto& bucket) { return IsOfFlushes(bucket->core.name()); });
+  const bool compares =
+      std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) { return IsOfFlushes(bucket->core.name()); });
   const bool trains = !compares || Trains();
   for (const auto& bucket : buckets) {
     std::lock_guard<std::mutex> lock(bucket->mutex);

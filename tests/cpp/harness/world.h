@@ -85,7 +85,7 @@ struct Job {
   int buckets = 2;
   bool family = false;  // the buckets are one: results are taken as whole rounds
   int replay_limit = 2;
-  bool never_sums = false;  // no rank has to add rounds up
+  bool never_sums = false;        // no rank has to add rounds up
   std::vector<int> quorums = {};  // kAuto: each of them may hold from one round to the next, all ranks first
 };
 
