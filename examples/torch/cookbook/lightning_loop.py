@@ -1,4 +1,4 @@
-"""Lightning: one device per process, the optimizer wrapped where it is made, and a flush in a hook at the end of an epoch.
+"""Lightning: one device per process, the optimizer wrapped where it is made, and flushes before validation and saving.
 
 Clip by `max_grad_norm=` of the wrapper, not by `gradient_clip_val=` of the trainer, which knows nothing of rounds.
 """
@@ -25,9 +25,17 @@ class Digits(lightning.LightningModule):
         images, labels = batch
         return torch.nn.functional.cross_entropy(self.network(images), labels)
 
+    def validation_step(self, batch: Batch, _: int) -> None:
+        images, labels = batch
+        hits = (self.network(images).argmax(1) == labels).float().mean()
+        self.log("accuracy", hvd.allreduce(hits, name="accuracy"))
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         bare = torch.optim.AdamW(self.parameters(), lr=1e-3)
         return hvd.DistributedOptimizer(bare, self.named_parameters(), sync=self.sync, max_grad_norm=1.0)
+
+    def on_validation_start(self) -> None:
+        self.optimizers(use_pl_optimizer=False).flush()
 
     def on_train_epoch_end(self) -> None:
         self.optimizers(use_pl_optimizer=False).flush()
@@ -43,7 +51,8 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[torch.nn.Module, tor
         plugins=LightningEnvironment(),  # the ranks are Horovod's: Lightning is not to look for those of MPI or Slurm
         **dict.fromkeys(off, False),
     )
-    trainer.fit(model, torch.utils.data.DataLoader(list(batches(steps // 2)), batch_size=None))
+    loader = torch.utils.data.DataLoader(list(batches(steps // 2)), batch_size=None)
+    trainer.fit(model, loader, loader)
     return model, trainer.optimizers[0]
 
 

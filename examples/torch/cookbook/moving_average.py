@@ -23,7 +23,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[torch.nn.Module, tor
             parameter.clamp_(-1, 1)
         average.update_parameters(model)
 
-    optimizer.register_round_hook(after_round)
+    optimizer.register_round_hook(after_round, state=average)
     for images, labels in batches(steps):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()
