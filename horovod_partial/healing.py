@@ -22,7 +22,7 @@ from horovod_partial.policies import Quorum
 from horovod_partial.settings import settings
 
 _INT32 = 4  # Horovod's number
-_FAMILIES = 32  # of which the ranks tell each other in one round
+_FAMILIES = 32  # in the table of one round
 _WORDS = 8  # of a rank, about one of them
 _CHUNK = 1 << 18  # values that travel in one round
 _LENGTH = 8  # bytes, before those that are sent
@@ -128,6 +128,10 @@ def source_of(members: Mapping[int, Facts], finite: Mapping[int, bool]) -> int:
     return min(candidates, key=lambda rank: (-sizes[members[rank].values, members[rank].numbers], rank))
 
 
+class _TooLateError(Exception):
+    """A round of the meeting has closed without this rank."""
+
+
 class Posted(NamedTuple):
     """A sum that has been begun, in these integers."""
 
@@ -170,12 +174,12 @@ class Meeting:
         self.size = size
 
     def open(self) -> None:
-        """Let there be the buckets, before any rank has ended, which would be missing later. Nobody waits for it."""
+        """Begin both buckets while no rank has ended yet. Nobody waits for it."""
         for name, size in ((FACTS, self.size * _FAMILIES * _WORDS), (VALUES, _CHUNK)):
             self.post(name, np.zeros(size, np.int32))
 
     def come(self) -> None:
-        """The calling thread is about to flush: from now on the others wait for this one, whoever has flushed before."""
+        """Make the calling thread a bringer of both buckets: it is about to flush."""
         self._claim([FACTS, VALUES])
 
     def begin(self) -> None:
@@ -202,14 +206,20 @@ class Meeting:
         return posted
 
     def result(self, posted: Posted) -> tuple[Array, list[int]]:
-        """The sum, and the ranks that have brought something: none where this rank came too late for the others."""
+        """The sum, and the ranks that have brought something.
+
+        Raises:
+            _TooLateError: the others have ended the round without this rank.
+        """
         handle, values = posted
         self._wait(handle)
         info = handle.info()
-        return values, [] if info.late else list(info.members)
+        if info.late:
+            raise _TooLateError
+        return values, list(info.members)
 
     def tell(self, rows: Sequence[Sequence[int]]) -> dict[int, list[list[int]]]:
-        """Every rank's rows, by rank; nothing, if this one came too late."""
+        """Every rank's rows, by rank."""
         everything: dict[int, list[list[int]]] = {}
         for begin in itertools.count(0, _FAMILIES):
             mine = np.zeros((self.size, _FAMILIES, _WORDS), np.int32)
@@ -224,7 +234,7 @@ class Meeting:
         raise AssertionError("unreachable")
 
     def send(self, data: bytes | None, source: int) -> bytes | None:
-        """One rank's bytes on all ranks; None where it did not bring them, or this rank came too late."""
+        """One rank's bytes on all ranks; None where it did not bring them."""
         framed = None if data is None else len(data).to_bytes(_LENGTH, "little") + data
         received = bytearray()
         size = _LENGTH  # until that is known
@@ -254,7 +264,12 @@ class Introduction:
         """Tell of a difference, once the ranks have compared. It never waits: a rank that had joined begins later than others."""
         if self._start is None or not self._start.handle.poll():
             return
-        (digests, members), self._start = self._meeting.result(self._start), None
+        start, self._start = self._start, None
+        self._meeting.come()  # in the thread that steps; a hook of backward, which began this, may run in another one
+        try:
+            digests, members = self._meeting.result(start)
+        except _TooLateError:
+            return
         differ = [rank for rank in members if digests[rank] != digests[members[0]]]
         if differ and self._meeting.rank == members[0]:
             log.logger.warning(
@@ -271,6 +286,13 @@ def compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
     Raises:
         RuntimeError: some have parted, and `HOROVOD_PARTIAL_HEAL=raise`; on all their ranks.
     """
+    try:
+        _compare(meeting, replicas)
+    except _TooLateError:
+        log.logger.info("this rank came too late to compare its replicas with those of other ranks")
+
+
+def _compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
     meeting.begin()
     mine = [(facts_of(replica), replica) for replica in sorted(replicas, key=lambda replica: replica.family[0])]
     told = meeting.tell([facts for facts, _ in mine])

@@ -80,7 +80,7 @@ class Runtime:
         version: the framework's version.
         mpi_ops: Horovod's module of that framework that has `init`, `shutdown`, `rank` and their kin.
         library: path of the shared object with Horovod's core for that framework.
-        waits_are_told: whether the front end calls `in_horovods_wait` and `asks_in_vain`.
+        waits_are_told: whether the front end calls `in_horovods_wait` and `asks_horovod`.
 
     Raises:
         ImportError: the framework, Horovod or its features are not those that this package was built for, or the hooks
@@ -104,7 +104,7 @@ class Runtime:
         self._meetings: dict[int, healing.Meeting] = {}  # of process sets, in this generation; guarded by what follows
         self._has_met = Tenure(self)
         self._meetings_lock = threading.Lock()
-        self._joins = threading.local()  # whether a thread is in a join, has no rounds to take
+        self._joins = threading.local()  # .now: the thread is in a join, and takes no rounds
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
         log.start()
@@ -330,13 +330,16 @@ class Runtime:
 
     def wait(self, handle: HANDLE) -> None:
         """Blocks until the arrival's result is there."""
+        if handle.poll():
+            self._guarded(handle.wait, ())
+            return
         with self._taking_rounds() as meanwhile:
             while not self._guarded(handle.wait, meanwhile.drainings):
                 meanwhile.apply()
 
     @contextmanager
     def in_horovods_wait(self, is_over: Callable[[], bool]) -> Iterator[None]:
-        """Within this context the calling thread waits for a collective of Horovod's, whose end it may still have to await."""
+        """The calling thread waits for a collective of Horovod's. Rounds are taken first; then the body calls Horovod's wait."""
         with self._taking_rounds() as meanwhile:
             told = _attach.ForeignWait()
             try:
@@ -347,15 +350,17 @@ class Runtime:
             finally:
                 del told
 
-    def asks_in_vain(self) -> None:
-        """The calling thread has asked whether a collective of Horovod's is over, and it is not."""
-        _attach.polled_in_vain()
+    def asks_horovod(self, *, over: bool) -> None:
+        """The calling thread has asked whether a collective of Horovod's is over."""
+        _attach.polled(over)
+        if over:
+            return
         with self._taking_rounds() as meanwhile:
             meanwhile.apply()
 
     @contextmanager
     def _taking_rounds(self, but: Sequence[Applier] = ()) -> Iterator[Meanwhile]:
-        """For a wait of this thread; not of these optimizers."""
+        """Take rounds while this thread waits; not those of the optimizers in `but`."""
         thread = threading.get_ident()
         with self._appliers_lock:
             appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
@@ -428,14 +433,14 @@ class Runtime:
             if meeting is None:
                 meeting = healing.Meeting(
                     functools.partial(self.submit, number),
-                    self.wait,
+                    lambda handle: self._guarded(handle.wait, ()),  # rounds are taken in no meeting: it compares them
                     functools.partial(self._claim, number),
                     functools.partial(self.clear, number),
                     process_set.rank(),
                     self.size_of(process_set),
                 )
-                self._meetings[number] = meeting
                 meeting.open()
+                self._meetings[number] = meeting
         return meeting
 
     def _meeting_of(self, process_set: int) -> healing.Meeting | None:
@@ -480,9 +485,10 @@ class Runtime:
                     meanwhile.apply()
                     for applier in appliers:
                         applier.apply_rounds()
+                was_needed = flush.was_needed
             finally:
                 flush.end()
-        if meeting is not None and self.taken(process_set, healing.FACTS) > 0:
+        if meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0:
             replicas = [applier.replica for applier in appliers]
             healing.compare(meeting, [replica for replica in replicas if replica is not None])
 
@@ -550,8 +556,7 @@ class Runtime:
 class Meanwhile:
     """What a thread does while it waits for something else: it takes rounds of the optimizers whose steps it takes.
 
-    Otherwise they would have to be added up. It begins in time for the others to wait for it, and takes none where a few are
-    kept anyway.
+    Otherwise they would have to be added up. It takes none before `replay_limit - 1` are untaken.
     """
 
     def __init__(self, library: str, appliers: Sequence[Applier]) -> None:

@@ -71,12 +71,6 @@ class Registry {
       if (session->ready()) ready.push_back(session);
     return ready;
   }
-  std::unique_ptr<Bringers::ForeignWait> BeginForeignWait() {
-    return std::make_unique<Bringers::ForeignWait>(ProcessBringers(), Now());
-  }
-
-  void PolledInVain() { ProcessBringers()->PolledInVain(Now()); }
-
   void SetOptions(const Session::Options& options) {
     std::lock_guard<std::mutex> lock(mutex_);
     options_ = options;
@@ -573,7 +567,7 @@ std::unique_ptr<Bringers::ForeignWait> BeginForeignWait() {
   return std::make_unique<Bringers::ForeignWait>(ProcessBringers(), Now());
 }
 
-void PolledInVain() { ProcessBringers()->PolledInVain(Now()); }
+void Polled(bool over) { ProcessBringers()->Polled(over, Now()); }
 
 void SetOptions(const Session::Options& options) { Sessions().SetOptions(options); }
 

@@ -49,9 +49,9 @@ void Record(const std::string& library_path, const std::string& directory, std::
 void RecordWait(const std::string& library_path, Time begin, Time end);
 void EndRecording(const std::string& library_path);
 
-// The calling thread waits for a collective of Horovod's own from here on, or has asked in vain whether one is over.
+// The calling thread waits for a collective of Horovod's own from here on, or has asked whether one is over.
 std::unique_ptr<Bringers::ForeignWait> BeginForeignWait();
-void PolledInVain();
+void Polled(bool over);
 
 // What this process does, as far as other ranks may wait for it. Any thread; waits for nothing.
 Look LookAtThisRank();

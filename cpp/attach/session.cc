@@ -311,11 +311,11 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
         decision_log_->Decide(now, closings);
       }
       RecordDecisions(closings, now);
-    }
-    if (!coordinator_->deadlock().empty()) {
-      Closing& deadlock = closings.emplace_back();
-      deadlock.bucket = FirstFailure::kDeadlock;
-      deadlock.error = coordinator_->deadlock();
+      if (!coordinator_->deadlock().empty()) {
+        Closing& deadlock = closings.emplace_back();
+        deadlock.bucket = FirstFailure::kDeadlock;
+        deadlock.error = coordinator_->deadlock();
+      }
     }
     if (!failures_.empty()) {
       Closing& farewell = closings.emplace_back();

@@ -30,11 +30,11 @@ enum Hook : unsigned {
   kRecvFinalTensors = 8,
 };
 
-// Made when Horovod initialises a controller, and closed when that controller's successor appears or Horovod shuts
-// down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt on the application's.
 // Of this process, for all its sessions.
 const std::shared_ptr<Bringers>& ProcessBringers();
 
+// Made when Horovod initialises a controller, and closed when that controller's successor appears or Horovod shuts
+// down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt on the application's.
 class Session final : public Collectives, public std::enable_shared_from_this<Session> {
  public:
   struct Options {

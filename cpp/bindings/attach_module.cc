@@ -25,8 +25,6 @@ using attach::Session;
 
 namespace {
 
-// An arrival whose result the application has not fetched yet. Keeps its session alive, not the tensors: the framework
-// must keep those until `wait` has returned.
 // Takes the results of a family as they come, while its thread waits for something else.
 class Draining {
  public:
@@ -51,6 +49,8 @@ class Draining {
   std::optional<Engine::Draining> draining_;
 };
 
+// An arrival whose result the application has not fetched yet. Keeps its session alive, not the tensors: the framework
+// must keep those until `wait` has returned.
 class Handle {
  public:
   Handle(std::shared_ptr<Session> session, std::shared_ptr<SharedBucket> bucket, std::shared_ptr<Operation> operation)
@@ -158,6 +158,7 @@ class Flush {
   bool Wait(const std::vector<const Draining*>& drainings) {
     return flushing_ && flushing_->Wait(Draining::Any(drainings));
   }
+  bool WasNeeded() const { return flushing_ && flushing_->was_needed(); }
   void End() { flushing_.reset(); }
 
  private:
@@ -290,7 +291,7 @@ PYBIND11_MODULE(_attach, m) {
 
   py::class_<Bringers::ForeignWait>(m, "ForeignWait")
       .def(py::init(&attach::BeginForeignWait), py::call_guard<py::gil_scoped_release>());
-  m.def("polled_in_vain", &attach::PolledInVain, py::call_guard<py::gil_scoped_release>());
+  m.def("polled", &attach::Polled, py::call_guard<py::gil_scoped_release>(), py::arg("over"));
 
   py::class_<Handle>(m, "Handle")
       .def("poll", &Handle::Poll)
@@ -301,6 +302,7 @@ PYBIND11_MODULE(_attach, m) {
       .def(py::init(&Flush::Begin), py::call_guard<py::gil_scoped_release>(), py::arg("library"),
            py::arg("process_set"), py::arg("drained"), py::arg("ends"))
       .def("wait", &Flush::Wait, py::call_guard<py::gil_scoped_release>(), py::arg("drainings"))
+      .def_property_readonly("was_needed", &Flush::WasNeeded)
       .def("end", &Flush::End, py::call_guard<py::gil_scoped_release>());
 
   py::module_::import("horovod_partial._core");  // which has BucketSpec

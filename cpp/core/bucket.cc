@@ -221,6 +221,7 @@ bool Bucket::Finish() {
   completed_ = last_.round + 1;
   state_ = State::kIdle;
   const bool left_out = std::exchange(left_out_, false);
+  if (left_out) ++lost_;
   if (on_time_ && !only_delivers_) {
     held_ = replays && !left_out;
     held_gradients_ = members_gradients_;

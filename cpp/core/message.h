@@ -67,7 +67,7 @@ struct Report {
   BucketSet absent;
   BucketSet waiting;
   bool blocked = false;   // all of this rank that is known waits so, for certain: not just because it has been silent
-  std::string elsewhere;  // blocked: a wait in another process set that only certain ranks can end, in words
+  std::string elsewhere;  // if blocked: the round 0 or the flush of another process set that this rank waits in
   Flush flush = Flush::kNone;
   std::vector<Item> items;
   std::string failure;  // this rank's application ends by it; an event. No decision depends on it

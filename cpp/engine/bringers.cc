@@ -55,12 +55,14 @@ std::shared_ptr<Bringers::Bringer> Bringers::BeginFlush(const void* engine, Time
   ++events_;
   SetWaiting(*self, now);
   self->flushes = engine;
+  self->polled = kNever;
   return self;
 }
 
-void Bringers::EndFlush(Bringer& bringer) {
+void Bringers::EndFlush(Bringer& bringer, Time now) {
   std::lock_guard<std::mutex> lock(mutex_);
   ++events_;
+  active_ = now;
   SetWaiting(bringer, kNever);
   bringer.flushes = nullptr;
 }
@@ -81,10 +83,15 @@ Bringers::ForeignWait::~ForeignWait() {
   if (before_ == kNever) owner_->parked_.erase(self_.get());
 }
 
-void Bringers::PolledInVain(Time now) {
+void Bringers::Polled(bool over, Time now) {
   const auto self = Self();
   std::lock_guard<std::mutex> lock(mutex_);
+  if (over && self->polled == kNever) return;
   ++events_;
+  if (over) {
+    self->polled = kNever;
+    return;
+  }
   if (self->polled == kNever || now - self->polled > kPollGap) self->polls_since = now;
   self->polled = now;
 }
@@ -208,6 +215,7 @@ void Bringers::Bucket::Done(Round round, Time now) {
 
 void Bringers::Bucket::Collect(const std::shared_ptr<Bringer>& bringer, Round round, Time now) {
   free_ = owner_->active_ = now;
+  bringer->polled = kNever;
   Add(collections_, bringer, round);
 }
 
@@ -229,6 +237,13 @@ void Bringers::Bucket::EndWait(bool collects, Round round, Time now) {
     owner_->SetWaiting(*self, kNever);
   }
   if (collects) Collect(self, round, now);
+}
+
+void Bringers::Bucket::Claim(Round round) {
+  const auto self = owner_->Self();
+  std::lock_guard<std::mutex> lock(owner_->mutex_);
+  ++owner_->events_;
+  Add(collections_, self, round);
 }
 
 Time Bringers::Bucket::UnattendedSince() const {
@@ -298,7 +313,7 @@ bool Bringers::InProgress(const Bringer& graphs) const {
   });
 }
 
-// Of another engine: a round 0, or a flush. Other waits may be ended by ranks that do not wait.
+// Of another engine: a round 0, or a flush. No blocked rank can end these waits.
 std::string Bringers::WaitElsewhere(const void* engine) const {
   for (const Bucket* bucket : buckets_)
     if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0 && bucket->WaitsSince() != kNever)
@@ -381,12 +396,13 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
   const bool somebody_absent = std::any_of(states.begin(), states.end(), [](const auto& i) { return i.second.absent; });
   cover(away.waiting, (anybody && all_away) || all_silent);
   // A rank that has come to no bucket yet, as where another policy was asked for, has no bringers.
-  const bool parked_before_training =
-      buckets_.empty() && std::any_of(parked_.begin(), parked_.end(),
-                                      [&](const Bringer* thread) { return is_parked(thread, thresholds.silence); });
-  const bool out_before_training =
-      parked_before_training ||
-      (buckets_.empty() && !foreign.told && foreign.since != kNever && passed(foreign.since + thresholds.silence));
+  const bool unused =
+      std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket* bucket) { return IsOfFlushes(bucket->name_); });
+  const bool parked_before_training = unused && std::any_of(parked_.begin(), parked_.end(), [&](const Bringer* thread) {
+                                        return is_parked(thread, thresholds.silence);
+                                      });
+  const bool out_before_training = parked_before_training || (unused && !foreign.told && foreign.since != kNever &&
+                                                              passed(foreign.since + thresholds.silence));
   cover(away.absent, (all_away && (flushes || (anybody && somebody_absent) || out_before_training)) ||
                          (all_silent && !away.absent.names.empty()));
   away.blocked = all_away && (anybody || flushes || parked_before_training);

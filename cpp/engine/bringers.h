@@ -60,7 +60,7 @@ class Bringers {
   // What is known of collectives of Horovod's own.
   struct Foreign {
     Time since = kNever;  // since when one has been outstanding
-    bool told = false;  // the front end tells which thread waits for one (ForeignWait), or asks in vain (PolledInVain)
+    bool told = false;    // the front end tells which thread waits for one (ForeignWait), or asks (Polled)
   };
 
   // To which of an engine's buckets this rank cannot come.
@@ -115,15 +115,15 @@ class Bringers {
     const std::shared_ptr<Bringer> self_;
     Time before_ = kNever;  // of the wait in which this one is
   };
-  // The calling thread has asked whether a collective of Horovod's is over, and it is not.
-  void PolledInVain(Time now);
+  // The calling thread has asked whether a collective of Horovod's is over.
+  void Polled(bool over, Time now);
 
   // How often something has happened that may change an answer, but for the end of a thread.
   std::uint64_t events() const { return events_; }
 
   // The calling thread waits in a flush of that engine. Returns it, for whoever ends the flush.
   std::shared_ptr<Bringer> BeginFlush(const void* engine, Time now);
-  void EndFlush(Bringer& bringer);
+  void EndFlush(Bringer& bringer, Time now);
 
   // What is known of one bucket of one engine; the bucket has it as a member.
   class Bucket {
@@ -142,6 +142,8 @@ class Bringers {
     // The calling thread waits for the result, and stops waiting. `collects`: it takes the result for itself.
     void BeginWait(Time now);
     void EndWait(bool collects, Round round, Time now);
+    // The calling thread is about to bring something, whoever did before.
+    void Claim(Round round);
     // Since when a caller that does not wait in a wait of ours has been waiting, or kNever.
     Time UnattendedSince() const;
 
@@ -173,7 +175,8 @@ class Bringers {
     Time free_ = kNever;                // when the last result was collected
     std::array<Time, 8> intervals_{};   // between a result and what was brought next, in the last rounds
     std::size_t next_interval_ = 0;
-    mutable bool left_out_ = false;  // from the one that lasts: it was assumed that who brings waits for Horovod
+    mutable bool left_out_ =
+        false;  // this interval does not count: the process was taken to wait for Horovod meanwhile
   };
 
  private:

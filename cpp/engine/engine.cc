@@ -344,7 +344,7 @@ bool Engine::HasRound(const Family& family) const { return RoundsToTake(FindAll(
 void Engine::Claim(const Family& names) {
   for (const auto& bucket : FindAll(names)) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    bucket->bringers.EndWait(true, bucket->core.completed(), Now());
+    bucket->bringers.Claim(bucket->core.completed());
   }
 }
 
@@ -387,7 +387,8 @@ std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) 
     Log(LogLevel::kWarning, rank_,
         "this rank was blocked, in a collective of Horovod's or a wait for another optimizer, while others trained: " +
             std::to_string(taken.rounds) + " rounds of " + names.front() +
-            " had to be applied as one step, so that its model may differ from now on. Call optimizer.flush() on every "
+            " had to be applied as one step, so that its model may differ until the next flush. Call optimizer.flush() "
+            "on every "
             "rank before, say, a long evaluation on one, or pass a larger replay_limit");
   }
   return taken;
@@ -520,6 +521,7 @@ void Engine::Flushing::Begin() {
   // A rank that is alone is never late, and has nothing pending.
   engine_.flush_bounds_ = false;
   over_ = engine_.size_ == 1 || engine_.in_use_ == 0;
+  was_needed_ = was_needed_ || !over_;
   if (over_) return;
   engine_.flush_result_.reset();
   engine_.flush_refusal_.clear();
@@ -548,12 +550,13 @@ bool Engine::Flushing::Wait(const IsDue& is_due) {
     if (!engine_.flush_refusal_.empty()) throw EngineError(engine_.flush_refusal_);
     const std::uint64_t seen = engine_.flush_events_;
     lock.unlock();
-    if (std::any_of(drained_.begin(), drained_.end(), has_round) || (is_due && is_due())) return true;
+    if (std::any_of(drained_.begin(), drained_.end(), has_round)) return true;
     lock.lock();
     const auto changed = [&] { return engine_.flush_events_ != seen; };
     if (engine_.flush_changed_.wait_for(lock, is_due ? kPoll : kWatch, changed)) continue;
     if (!engine_.collectives_.Alive()) engine_.ThrowShutDown();
     lock.unlock();
+    if (is_due && is_due()) return true;
     engine_.collectives_.Interrupt();
     lock.lock();
   }
@@ -563,7 +566,7 @@ bool Engine::Flushing::Wait(const IsDue& is_due) {
 // Under the flush's lock.
 void Engine::StopFlushing() {
   waits_in_ = Report::Flush::kNone;
-  if (flushing_ != nullptr) bringers_->EndFlush(*std::exchange(flushing_, nullptr));
+  if (flushing_ != nullptr) bringers_->EndFlush(*std::exchange(flushing_, nullptr), Now());
 }
 
 // Under the flush's lock: its rounds are over.
@@ -618,10 +621,11 @@ void Engine::StopAwaiting(SharedBucket& bucket) {
   if (std::exchange(bucket.awaited, nullptr) != nullptr) --awaited_;
 }
 
-// What waits here waits for ranks that wait in other process sets, as rank 0 has told in that of all ranks. Nothing
-// more can be done with its buckets: the ranks do not hear of it in one cycle.
+// Rank 0 has told that the ranks wait for each other, in whatever process sets. All waits of this process set end, and
+// its buckets fail for good: its ranks hear of it in different cycles.
 void Engine::EndIfDeadlocked() {
-  if (std::exchange(deadlocks_, first_failure_->deadlocks()) == deadlocks_) return;
+  const std::uint64_t deadlocks = first_failure_->deadlocks();
+  if (std::exchange(deadlocks_, deadlocks) == deadlocks) return;
   const std::string why = first_failure_->LastDeadlock();
   for (const auto& bucket : Buckets()) {
     Calls calls;
@@ -644,8 +648,8 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
   return !(looked_ == reported_);
 }
 
-// Some bucket of an optimizer, or of an operation, is in use here. Otherwise nobody needs to wait for this rank's
-// flushes.
+// Whether any bucket is in use here, but for those of flushes. If none is, the others compare replicas without this
+// rank.
 bool Engine::Trains() const {
   const auto buckets = Buckets();
   return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {

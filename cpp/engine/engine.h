@@ -305,8 +305,8 @@ class Engine {
   std::string flush_refusal_;
 };
 
-// While the calling thread waits for something else, it takes the results of these families as they come: the others
-// wait for it where it has too many before it. Only the thread that brings something to them, and no two at once.
+// The calling thread waits for something else, and takes the results of these families meanwhile. No round closes while
+// one of their buckets is full. Only a thread that steps these families may do so. Waits may be nested.
 class Engine::Draining {
  public:
   Draining(const Engine& engine, const std::vector<Family>& families);
@@ -336,6 +336,8 @@ class Engine::Flushing {
   // rank has come and all that was pending has been delivered, which may have left such rounds: false. Throws
   // EngineError.
   bool Wait(const IsDue& is_due = nullptr);
+  // There was something to wait for.
+  bool was_needed() const { return was_needed_; }
 
  private:
   void Begin();
@@ -346,6 +348,7 @@ class Engine::Flushing {
   const std::vector<Family> drained_;
   std::optional<Draining> draining_;
   bool over_ = false;
+  bool was_needed_ = false;
 };
 
 // Monotonic time, as the engine and its callers use it.

@@ -37,7 +37,7 @@ class FirstFailure {
 
   // The background thread: which rank has failed, and why. What comes later is a consequence.
   void Hear(const std::string& text);
-  // The same, of such a deadlock, which ends every wait in all process sets, and no process. How many there have been.
+  // Ranks wait for each other: every wait of this process ends with this text. The process goes on. deadlocks() counts.
   void HearOfDeadlock(const std::string& text);
   std::uint64_t deadlocks() const { return deadlocks_; }
   std::string LastDeadlock() const;

@@ -86,7 +86,7 @@ class Family(ABC):
 
     @property
     def rounds(self) -> int:
-        """That this rank has taken."""
+        """How many rounds this rank has taken."""
         return min(self._runtime.taken(self.process_set.process_set_id, name) for name in self._names)
 
     @property

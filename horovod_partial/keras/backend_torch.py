@@ -310,9 +310,8 @@ def check_devices(**devices: str) -> None:
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     """Give variables of Keras, or tensors, the values of one rank: see `horovod_partial.tensorflow.broadcast_variables`."""
-    runtime.flush(
-        horovod.global_process_set.process_set_id, compares=False
-    )  # what is late belongs to the values before
+    # What is late belongs to the values before.
+    runtime.flush(horovod.global_process_set.process_set_id, compares=False)
     named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
     kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for _, tensor in named]
     everyone = horovod.global_process_set

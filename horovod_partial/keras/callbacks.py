@@ -289,10 +289,13 @@ class FlushCallback(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._has_trained = False  # since the last flush
+        self._has_flushed = False  # since the last step, or the begin of the epoch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._has_flushed = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._has_trained = True
+        self._has_flushed = False
         if batch + 1 == self.params.get("steps"):
             self._flush()
 
@@ -303,9 +306,9 @@ class FlushCallback(keras.callbacks.Callback):
         self._flush()
 
     def _flush(self) -> None:
-        if not self._has_trained:
+        if self._has_flushed:
             return
-        self._has_trained = False
+        self._has_flushed = True
         flush = getattr(self.model.optimizer, "flush", None)
         if flush is None:
             raise ValueError("FlushCallback needs a model that was compiled with hvd.DistributedOptimizer")

@@ -161,6 +161,7 @@ class GradientExchange(Exchange):
         """Begin anew in each generation of Horovod, as ranks that are new in it do."""
         if not self._tenure.enter():
             return
+        self.lost_before = self._disturbed = 0
         self._model_syncs = -1  # the first step averages too, when no rank can be out of training
         self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
         self._fusion = None
@@ -276,6 +277,7 @@ class GradientExchange(Exchange):
         self.flush_optimizer(optimizer)  # what is pending or missed in the old buckets belongs to them
         if self._fusion.replan(collectives):
             self._use_buckets(self._fusion.buckets)
+            self.lost_before = self._disturbed = 0  # the core counts for each bucket
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
@@ -460,7 +462,8 @@ class GradientExchange(Exchange):
     @property
     def is_under_way(self) -> bool:
         """Whether gradients are there that have not been applied: of a backward pass, or the result of a round."""
-        return self._has_result or any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
+        taken = self._has_result or self._is_ahead_of_step
+        return taken or any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
 
     @property
     def replica(self) -> Replica | None:
@@ -491,12 +494,22 @@ class GradientExchange(Exchange):
         """Whether rounds can be applied now to a copy of the model: not in backward, and not while a result is shown."""
         if not self._replays or not self._hooks or self._has_result or self._is_applying:
             return False
+        if (
+            self.synchronized and not self._is_ahead_of_step and self._shown
+        ):  # the user sees gradients, and may change them
+            return False
         if torch._C._current_graph_task_id() != -1:
             return False
         device = self.buckets[0].flat.device if self.buckets else torch.device("cpu")
         if device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
             return False
-        return self._has_arrived or not self.is_under_way
+        if self.wrapped() is None or not self._trained:
+            return False
+        return self._has_arrived or self._is_ahead_of_step or not self.is_under_way
+
+    @property
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self._bucket_of if parameter not in self._frozen]
 
     @property
     def _has_arrived(self) -> bool:
@@ -509,10 +522,7 @@ class GradientExchange(Exchange):
         If this step's gradients have arrived, their round is among them; the program goes on to see its gradients.
         """
         optimizer = self.wrapped()
-        trained = [parameter for parameter in self._bucket_of if parameter not in self._frozen]
-        if optimizer is None or not trained:
-            return
-        with self._ahead.in_place_of(trained):
+        with self._ahead.in_place_of(self._trained):
             if self._has_arrived:
                 if any(bucket.is_under_way for bucket in self.buckets):
                     return

@@ -36,8 +36,7 @@ def install(runtime: Runtime) -> None:
 
     def is_over(handle: int) -> int:
         over: int = poll(handle)
-        if not over:
-            runtime.asks_in_vain()
+        runtime.asks_horovod(over=bool(over))
         return over
 
     library.horovod_torch_wait_and_clear, library.horovod_torch_poll = wait_and_clear, is_over

@@ -22,7 +22,7 @@ class _Tensor(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """What stands for a value of which the ranks cannot tell whether it is the same: each keeps its own."""
+    """Stands for a value that cannot be compared. Each rank keeps its own."""
 
 
 class ReplicaState:

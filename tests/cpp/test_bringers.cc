@@ -151,7 +151,7 @@ TEST_F(BringersTest, AFlushExemptsTheBucketsOfItsThread) {
   now_ += 6ms;
   EXPECT_THAT(Look({}, true).absent.names, ElementsAre("bucket"));
   EXPECT_THAT(Look({}, true).waiting.names, ElementsAre("bucket"));
-  bringers_->EndFlush(*flushing);
+  bringers_->EndFlush(*flushing, now_);
   EXPECT_TRUE(Look().absent.empty());
 }
 
@@ -225,7 +225,7 @@ TEST_F(BringersTest, WhoAsksInVainWaitsWhenItIsSilent) {
   const Time since = now_;
   const auto look = [&] { return Look({since, true}); };
   now_ += 900ms;
-  first_.Do([this] { bringers_->PolledInVain(now_); });
+  first_.Do([this] { bringers_->Polled(false, now_); });
   EXPECT_TRUE(look().absent.empty());
   now_ += 200ms;
   EXPECT_TRUE(look().absent.all);
@@ -239,7 +239,7 @@ TEST_F(BringersTest, WhoAsksAgainAndAgainWaits) {
   waits_.reset();
   Run(*bucket_, first_);
   const auto look = [&, since = now_] { return Look({since, true}); };
-  const auto ask = [&] { first_.Do([this] { bringers_->PolledInVain(now_); }); };
+  const auto ask = [&] { first_.Do([this] { bringers_->Polled(false, now_); }); };
   ask();
   now_ += 90ms;
   ask();
