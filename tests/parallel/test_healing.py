@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness.matrix import FRONT_END, LONG
+from harness.matrix import FRONT_END
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -18,6 +18,7 @@ from horovod_partial.torch.operations import runtime
 pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)})
 
 STEPS = 20
+LONG = pytest.mark.full_matrix
 POLICIES = [pytest.param("full", marks=LONG), "majority", "solo", pytest.param("auto", marks=LONG)]
 
 
