@@ -7,7 +7,6 @@ where ranks that have ended or joined are left out. Each rank decides by the sam
 from __future__ import annotations
 
 import hashlib
-import itertools
 import pickle
 import threading
 from collections import Counter
@@ -31,13 +30,28 @@ _COLUMNS = 1024  # to which the words of a large tensor are added up, before the
 PREFIX = "horovod_partial."  # of names of buckets, about which no user wants to know
 FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"  # kOfFlushes of cpp/core/message.h begins them
 
-
 Array = npt.NDArray[Any]
 Key = tuple[str, Any, str]  # a kind of value, what it belongs to, and what it is there
 
 
 class Replica(Protocol):
-    """One rank's model, and all that its optimizer keeps, which the ranks of a process set should have alike.
+    """The values of one rank's model, and all that its optimizer keeps, which the ranks of a process set should have alike."""
+
+    def arrays(self) -> dict[Key, Array]:
+        """The bytes of parameters and of the optimizer's state, each of one dimension."""
+
+    def numbers(self) -> dict[Key, Any]:
+        """Learning rates and their kin: what can be pickled, and has one and the same `repr` where it is the same."""
+
+    def is_finite(self) -> bool:
+        """Whether no parameter has an element that is not."""
+
+    def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
+        """Let this replica have these values. Returns how far arrays that differed were apart."""
+
+
+class Trained(Protocol):
+    """Who applies the rounds of a replica.
 
     Attributes:
         family: the names of the buckets of its optimizer.
@@ -54,20 +68,8 @@ class Replica(Protocol):
     @property
     def lost(self) -> int: ...
 
-    def arrays(self, *, parameters_only: bool = False) -> dict[Key, Array]:
-        """The bytes of parameters and of the optimizer's state, each of one dimension."""
-
-    def numbers(self) -> dict[Key, Any]:
-        """Learning rates and their kin: what can be pickled, and has one and the same `repr` where it is the same."""
-
-    def is_finite(self) -> bool:
-        """Whether no parameter has an element that is not."""
-
-    def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
-        """Let this replica have these values. Returns how far arrays that differed were apart."""
-
     def heal(self) -> None:
-        """It is one with the others from now on."""
+        """The replica is one with the others from now on."""
 
 
 class Facts(NamedTuple):
@@ -82,7 +84,7 @@ class Facts(NamedTuple):
 
 def digest(arrays: Mapping[Key, Array]) -> int:
     """A hash of 32 bits. Of large tensors it is taken from sums over their words, which costs a quarter of the time."""
-    state = hashlib.blake2b(digest_size=4)
+    state = _new_hash()
     for key in sorted(arrays, key=str):
         array = arrays[key]
         state.update(f"{key} {array.size};".encode())
@@ -90,17 +92,25 @@ def digest(arrays: Mapping[Key, Array]) -> int:
         if whole:
             state.update(np.add.reduce(array[:whole].view(np.int64).reshape(-1, _COLUMNS), axis=0))
         state.update(array[whole:].data)
-    return int.from_bytes(state.digest(), "little", signed=True)
+    return _number_of_hash(state)
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little", signed=True)
+    return _number_of_hash(_new_hash(text.encode()))
 
 
-def facts_of(replica: Replica) -> Facts:
+def _new_hash(data: bytes = b"") -> Any:
+    return hashlib.blake2b(data, digest_size=4)
+
+
+def _number_of_hash(state: Any) -> int:
+    return int.from_bytes(state.digest(), "little", signed=True)
+
+
+def _facts_of(trained: Trained, replica: Replica) -> Facts:
     """What this rank says of a replica."""
     numbers = _hash(repr(replica.numbers()))
-    return Facts(_hash(replica.family[0]), replica.rounds, replica.lost, digest(replica.arrays()), numbers)
+    return Facts(_hash(trained.family[0]), trained.rounds, trained.lost, digest(replica.arrays()), numbers)
 
 
 def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:
@@ -150,8 +160,8 @@ class Meeting:
 
     Args:
         submit: `Runtime.submit` of the process set.
-        wait: `Runtime.wait`.
-        claim: `Runtime.claim` of the process set.
+        wait: blocks until a result is there, and takes no rounds meanwhile.
+        claim: makes the calling thread a bringer of buckets.
         clear: `Runtime.clear` of the process set.
         rank: of this process in it.
         size: of the process set.
@@ -221,7 +231,8 @@ class Meeting:
     def tell(self, rows: Sequence[Sequence[int]]) -> dict[int, list[list[int]]]:
         """Every rank's rows, by rank."""
         everything: dict[int, list[list[int]]] = {}
-        for begin in itertools.count(0, _FAMILIES):
+        begin, may_have_more = 0, True
+        while may_have_more:
             mine = np.zeros((self.size, _FAMILIES, _WORDS), np.int32)
             for index, row in enumerate(rows[begin : begin + _FAMILIES]):
                 mine[self.rank, index, : len(row) + 1] = [1, *row]
@@ -229,9 +240,9 @@ class Meeting:
             table = told.reshape(mine.shape)
             for rank in members:
                 everything.setdefault(rank, []).extend(row[1:].tolist() for row in table[rank] if row[0] == 1)
-            if not any(table[rank, -1, 0] for rank in members):  # nobody may have more
-                return everything
-        raise AssertionError("unreachable")
+            may_have_more = any(table[rank, -1, 0] for rank in members)
+            begin += _FAMILIES
+        return everything
 
     def send(self, data: bytes | None, source: int) -> bytes | None:
         """One rank's bytes on all ranks; None where it did not bring them."""
@@ -254,9 +265,9 @@ class Meeting:
 class Introduction:
     """The comparison of the parameters with which the ranks begin, in a bucket of that name."""
 
-    def __init__(self, meeting: Meeting, name: str, replica: Replica) -> None:
+    def __init__(self, meeting: Meeting, name: str, parameters: Mapping[Key, Array]) -> None:
         mine = np.zeros(meeting.size, np.int32)
-        mine[meeting.rank] = digest(replica.arrays(parameters_only=True))
+        mine[meeting.rank] = digest(parameters)
         self._meeting = meeting
         self._start: Posted | None = meeting.post(name, mine)
 
@@ -280,7 +291,7 @@ class Introduction:
             )
 
 
-def compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
+def compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> None:
     """Compare the replicas after a flush, and let those that have parted have one rank's values.
 
     Raises:
@@ -292,15 +303,16 @@ def compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
         log.logger.info("this rank came too late to compare its replicas with those of other ranks")
 
 
-def _compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
+def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> None:
     meeting.begin()
-    mine = [(facts_of(replica), replica) for replica in sorted(replicas, key=lambda replica: replica.family[0])]
-    told = meeting.tell([facts for facts, _ in mine])
+    in_order = sorted(replicas, key=lambda pair: pair[0].family[0])
+    mine = [(_facts_of(trained, replica), trained, replica) for trained, replica in in_order]
+    told = meeting.tell([facts for facts, _, _ in mine])
     differing = parted({rank: [Facts(*row[: len(Facts._fields)]) for row in rows] for rank, rows in told.items()})
     if not differing:
         return
-    own = {f.name: replica for f, replica in mine if differing.get(f.name, {}).get(meeting.rank) == f}
-    rows = [[name, replica.is_finite()] for name, replica in own.items()]
+    own = {f.name: (of, replica) for f, of, replica in mine if differing.get(f.name, {}).get(meeting.rank) == f}
+    rows = [[name, replica.is_finite()] for name, (_, replica) in own.items()]
     finite = {(rank, row[0]): bool(row[1]) for rank, rows in meeting.tell(rows).items() for row in rows}
     found = []
     for name, facts in sorted(differing.items()):
@@ -310,10 +322,11 @@ def _compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
         source = source_of(members, {rank: finite[rank, name] for rank in members})
         data = None
         if source == meeting.rank:
-            data = pickle.dumps((own[name].arrays(), own[name].numbers()), protocol=5)
+            replica = own[name][1]
+            data = pickle.dumps((replica.arrays(), replica.numbers()), protocol=5)
         sent = meeting.send(data, source)
         if sent is not None and meeting.rank in members:
-            found.append(_Finding(own[name], name, source, members, *_take(own[name], sent)))
+            found.append(_Finding(own[name][0], name, source, members, *_take(*own[name], sent)))
     rows = [[f.name, len(f.apart), f.first, _bits_of(max(f.apart.values(), default=0.0))] for f in found]
     seen = meeting.tell(rows)
     texts = [
@@ -327,7 +340,7 @@ def _compare(meeting: Meeting, replicas: Iterable[Replica]) -> None:
 
 
 class _Finding(NamedTuple):
-    replica: Replica
+    trained: Trained
     name: int
     source: int
     members: dict[int, Facts]
@@ -339,10 +352,10 @@ class _Finding(NamedTuple):
         return next((index for index, key in enumerate(self.keys) if key in self.apart), 0)
 
 
-def _take(replica: Replica, sent: bytes) -> tuple[dict[Key, float], list[Key]]:
+def _take(trained: Trained, replica: Replica, sent: bytes) -> tuple[dict[Key, float], list[Key]]:
     arrays, numbers = pickle.loads(sent)
     apart = replica.write(arrays, numbers)
-    replica.heal()
+    trained.heal()
     return apart, list(arrays)
 
 
@@ -373,7 +386,7 @@ def _describe(finding: _Finding, seen: Mapping[int, Sequence[int]]) -> str:
         )
     else:
         why = "let a schedule follow rounds (hvd.follow_rounds), or set such numbers on every rank"
-    return f"replicas of {finding.replica.family[0]} had parted: {what}. Ranks have the values of rank {source} now. Likely: {why}"
+    return f"replicas of {finding.trained.family[0]} had parted: {what}. Ranks have the values of rank {source} now. Likely: {why}"
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -29,8 +29,6 @@ from horovod_partial import _attach, failure, healing, heartbeat, log
 from horovod_partial.checks import is_number, require
 from horovod_partial.settings import adopt, settings, shared
 
-Replica = healing.Replica
-
 HANDLE = Any  # _attach.Handle
 
 _POLL_SECONDS = 1e-3  # as Horovod's own wait
@@ -38,7 +36,7 @@ _POLL_SECONDS = 1e-3  # as Horovod's own wait
 _REINSTALL = "reinstall it from its source: pip install --force-reinstall --no-deps"
 
 
-class Applier(Protocol):
+class Applier(healing.Trained, Protocol):
     """Who applies the results of a family, that is of buckets whose rounds are taken together.
 
     Attributes:
@@ -57,10 +55,7 @@ class Applier(Protocol):
     def applies_ahead(self) -> bool: ...
 
     @property
-    def replica(self) -> Replica | None: ...
-
-    @property
-    def family(self) -> list[str]: ...
+    def replica(self) -> healing.Replica | None: ...
 
     @property
     def is_under_way(self) -> bool: ...
@@ -489,8 +484,8 @@ class Runtime:
             finally:
                 flush.end()
         if meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0:
-            replicas = [applier.replica for applier in appliers]
-            healing.compare(meeting, [replica for replica in replicas if replica is not None])
+            replicas = [(applier, applier.replica) for applier in appliers]
+            healing.compare(meeting, [(each, replica) for each, replica in replicas if replica is not None])
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
         """Those whose results this thread may take: it took their last step, or the thread that did is gone."""

@@ -24,6 +24,16 @@ constexpr std::chrono::milliseconds kFarewellPatience(1000);  // a cycle takes m
 
 const char* const kShutDown = "Horovod has been shut down, by this rank or by another one that ended or failed";
 
+// Whether any bucket is in use here, but for those of flushes. If none is, the others compare replicas without this
+// rank.
+bool AnyTrains(const std::vector<std::shared_ptr<SharedBucket>>& buckets) {
+  return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
+    if (IsOfFlushes(bucket->core.name())) return false;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    return bucket->core.declared() && !bucket->Retired();
+  });
+}
+
 int Counts(const SharedBucket& bucket) { return IsOfFlushes(bucket.core.name()) ? 0 : 1; }
 
 // Ends what RoundsToTake begins.
@@ -648,17 +658,6 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
   return !(looked_ == reported_);
 }
 
-// Whether any bucket is in use here, but for those of flushes. If none is, the others compare replicas without this
-// rank.
-bool Engine::Trains() const {
-  const auto buckets = Buckets();
-  return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
-    if (IsOfFlushes(bucket->core.name())) return false;
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    return bucket->core.declared() && !bucket->Retired();
-  });
-}
-
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   EndIfDeadlocked();
   ArriveWhatIsReady();  // here too: not every library asks first whether this rank wants a cycle
@@ -685,7 +684,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   const auto buckets = Buckets();
   const bool compares =
       std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) { return IsOfFlushes(bucket->core.name()); });
-  const bool trains = !compares || Trains();
+  const bool trains = !compares || AnyTrains(buckets);
   for (const auto& bucket : buckets) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     Bucket& core = bucket->core;

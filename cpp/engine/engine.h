@@ -230,7 +230,6 @@ class Engine {
   void End(SharedBucket& bucket, Calls& calls);
   void ReleaseFlush();
   void EndIfDeadlocked();
-  bool Trains() const;
   void Refuse(SharedBucket& bucket, const std::string& error, Calls& calls);
   void Fail(SharedBucket& bucket, const std::string& error, Calls& calls);
   [[noreturn]] void FailAndThrow(SharedBucket& bucket, const std::exception& error, Calls& calls);

@@ -76,13 +76,13 @@ class Family(ABC):
         self._names = list(names)
         self._variables = variables
         self._apply = apply
-
-        self.lost_before = 0
+        self._lost_before = 0
 
     @property
     def replica(self) -> healing.Replica | None:
+        """See `horovod_partial.runtime.Applier`."""
         reducer = self._reducer()
-        return None if reducer is None or reducer.replica_of is None else reducer.replica_of(self, self._variables)
+        return None if reducer is None or reducer.replica_of is None else reducer.replica_of(self._variables)
 
     @property
     def rounds(self) -> int:
@@ -91,12 +91,12 @@ class Family(ABC):
 
     @property
     def lost(self) -> int:
-        """Rounds since the replicas were healed that this rank has not applied one by one."""
-        return self._runtime.lost(self.process_set.process_set_id, self._names) - self.lost_before
+        """See `horovod_partial.healing.Trained`."""
+        return self._runtime.lost(self.process_set.process_set_id, self._names) - self._lost_before
 
     def heal(self) -> None:
-        """The replicas are one from now on."""
-        self.lost_before += self.lost
+        """See `horovod_partial.healing.Trained`."""
+        self._lost_before += self.lost
         self._runtime.healed.update(self._names)
 
     @property
@@ -132,7 +132,7 @@ class GradientReducer(ABC):
         skips_nonfinite: rounds whose gradients are not finite are skipped by whoever applies them, on every rank. So late
             ones travel.
         owner: of the buckets, which end when it is gone; None where they are there for whoever has these variables.
-        replica_of: what flushes compare with other ranks, of a family and its variables; None compares nothing.
+        replica_of: what flushes compare with other ranks, where these variables are trained; None compares nothing.
     """
 
     average: int  # the numbers of Horovod's operations
@@ -147,7 +147,7 @@ class GradientReducer(ABC):
         *,
         skips_nonfinite: bool = False,
         owner: _attach.Owner | None = None,
-        replica_of: Callable[[Family, list[Any]], healing.Replica] | None = None,
+        replica_of: Callable[[list[Any]], healing.Replica] | None = None,
     ) -> None:
         self.name = name
         self.replica_of = replica_of
@@ -180,10 +180,6 @@ class GradientReducer(ABC):
         self.replays = arguments["missed"] == "replay"
         self._families: dict[str, Family] = {}  # by what the names of their buckets begin with
         self._bucket_spec()  # wrong settings fail here, not in the first step
-
-    def meet(self) -> None:
-        """Let flushes compare replicas, from before the first step on."""
-        self.runtime.meet(self.process_set)
 
     @staticmethod
     @abstractmethod

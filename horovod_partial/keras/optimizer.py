@@ -215,7 +215,7 @@ class _State:
                     replica_of=replica_of(optimizer),
                 )
                 if self._has_rounds and reducer.replays:
-                    reducer.meet()
+                    backend.runtime.meet(process_set)
                 if self._has_rounds and not self._progress_of(optimizer).follows(optimizer._trainable_variables):
                     warnings.warn(
                         "an optimizer begins to train what another one has trained that was not flushed: what that has "

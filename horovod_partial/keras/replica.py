@@ -3,56 +3,44 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
-from horovod_partial.exchange.gradients import Family
 from horovod_partial.healing import Array, Key, Replica
 
 
-def replica_of(optimizer: Any) -> Callable[[Family, list[Any]], Replica]:
-    """What makes the replica of a family of an optimizer's, of the variables that it trains."""
+def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica]:
+    """What makes the replica of an optimizer and of variables that it trains."""
     reference = weakref.ref(optimizer)
-    return lambda family, variables: _Replica(family, variables, reference())
+    return lambda variables: _Replica(variables, reference())
+
+
+def state_of(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer that ranks should have alike; none of None. Gradients that accumulate are each rank's own."""
+    own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
+    return [variable for variable in getattr(optimizer, "variables", ()) if id(variable) not in own]
 
 
 class _Replica:
     """See `horovod_partial.healing.Replica`. In eager code."""
 
-    def __init__(self, family: Family, variables: list[Any], optimizer: Any) -> None:
-        self._family = family
+    def __init__(self, variables: list[Any], optimizer: Any) -> None:
         self._variables = variables
-        # Gradients that accumulate are each rank's own.
-        own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
-        self._state = [variable for variable in getattr(optimizer, "variables", ()) if id(variable) not in own]
-        self.heal = family.heal
+        everything = {"weight": variables, "optimizer's variable": state_of(optimizer)}
+        self._named: dict[Key, Any] = {
+            (kind, index, ""): variable
+            for kind, of_kind in everything.items()
+            for index, variable in enumerate(of_kind)
+        }
 
-    @property
-    def family(self) -> list[str]:
-        return self._family.family
-
-    @property
-    def rounds(self) -> int:
-        return self._family.rounds
-
-    @property
-    def lost(self) -> int:
-        return self._family.lost
-
-    def _named(self, *, parameters_only: bool = False) -> Iterator[tuple[Key, Any]]:
-        for kind, variables in (("weight", self._variables), ("optimizer's variable", self._state)):
-            if kind == "weight" or not parameters_only:
-                for index, variable in enumerate(variables):
-                    yield (kind, index, ""), variable
-
-    def arrays(self, *, parameters_only: bool = False) -> dict[Key, Array]:
-        return {key: _bytes_of(variable) for key, variable in self._named(parameters_only=parameters_only)}
+    def arrays(self) -> dict[Key, Array]:
+        return {key: _bytes_of(variable) for key, variable in self._named.items()}
 
     def numbers(self) -> dict[Key, Any]:
-        return {key: (str(variable.dtype), tuple(variable.shape)) for key, variable in self._named()}
+        return {key: (str(variable.dtype), tuple(variable.shape)) for key, variable in self._named.items()}
 
     def is_finite(self) -> bool:
         values = (keras.ops.convert_to_numpy(variable) for variable in self._variables)
@@ -60,7 +48,7 @@ class _Replica:
 
     def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
         apart = {}
-        for key, variable in self._named():
+        for key, variable in self._named.items():
             mine = keras.ops.convert_to_numpy(variable)
             if np.array_equal(_bytes_of(variable), arrays[key]):
                 continue

@@ -10,6 +10,7 @@ import keras
 from horovod_partial.checks import require
 from horovod_partial.exchange import replicas
 from horovod_partial.keras.backend import backend
+from horovod_partial.keras.replica import state_of
 
 
 def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
@@ -30,9 +31,7 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
     fits = optimizer is None or isinstance(optimizer, keras.optimizers.Optimizer)
     require(fits, "optimizer", "one of Keras 3", optimizer)
     weights = [("weight", variable) for variable in model.trainable_weights]
-    own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
-    variables = [] if optimizer is None else [variable for variable in optimizer.variables if id(variable) not in own]
-    state = [("optimizer's variable", variable) for variable in variables]
+    state = [("optimizer's variable", variable) for variable in state_of(optimizer)]
     hashes = {}
     for index, (kind, variable) in enumerate([*weights, *state]):
         # Keras numbers layers through the process, so numbers in a path may differ.

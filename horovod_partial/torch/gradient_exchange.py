@@ -106,7 +106,7 @@ class GradientExchange(Exchange):
         self._hooks: list[Any] = []
         self._ahead = ParametersAhead()
         self._introduction: healing.Introduction | None = None  # of this replica to those of other ranks
-        self.lost_before = 0  # rounds, when this replica was last healed
+        self._lost_before = 0  # rounds, when this replica was last healed
         self._rounds_ahead = 0
         self._disturbed = 0  # rounds that were taken ahead of parameters that somebody wrote
         self._is_applying = False  # rounds, or waits for its own: none can be taken ahead then
@@ -126,7 +126,7 @@ class GradientExchange(Exchange):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
         self._planned = planned
-        self.names = {parameter: names[parameter] for parameter in parameters}
+        self._names = {parameter: names[parameter] for parameter in parameters}
         self._all_names = names  # those of frozen parameters too
         self._frozen: set[torch.nn.Parameter] = set()  # since the optimizer was wrapped, as of the last step
         self._use_buckets({str(index): members for index, members in enumerate(planned)})
@@ -155,22 +155,22 @@ class GradientExchange(Exchange):
 
     def _described(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
         """What lies in a bucket, in the order of the model: a bucket is in that of backward."""
-        return [bucket_config.member(self.names[parameter], parameter.shape) for parameter in reversed(parameters)]
+        return [bucket_config.member(self._names[parameter], parameter.shape) for parameter in reversed(parameters)]
 
     def _enter(self) -> None:
         """Begin anew in each generation of Horovod, as ranks that are new in it do."""
         if not self._tenure.enter():
             return
-        self.lost_before = self._disturbed = 0
+        self._lost_before = self._disturbed = 0
         self._model_syncs = -1  # the first step averages too, when no rank can be out of training
         self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
         self._fusion = None
         name = self._name.current()
         buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
-        if self._fusion_options is not None and self.names:
+        if self._fusion_options is not None and self._names:
             self._fusion = Fusion(
                 self._fusion_options,
-                self.names,
+                self._names,
                 self.process_set,
                 name,
                 self._planned,
@@ -183,9 +183,9 @@ class GradientExchange(Exchange):
             start = f"{healing.PREFIX}start.{name}"
             runtime.own(self._owner, self.process_set.process_set_id, [*buckets, self._model_name, start])
             if self._replays:
-                meeting = runtime.meet(self.process_set)
-                if meeting is not None:
-                    self._introduction = healing.Introduction(meeting, start, Replica(self))
+                meeting, replica = runtime.meet(self.process_set), self.replica
+                if meeting is not None and replica is not None:
+                    self._introduction = healing.Introduction(meeting, start, replica.parameters())
 
     def _config(self, wire: torch.Tensor, **options: Any) -> Any:
         # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
@@ -277,7 +277,7 @@ class GradientExchange(Exchange):
         self.flush_optimizer(optimizer)  # what is pending or missed in the old buckets belongs to them
         if self._fusion.replan(collectives):
             self._use_buckets(self._fusion.buckets)
-            self.lost_before = self._disturbed = 0  # the core counts for each bucket
+            self._lost_before = self._disturbed = 0  # the core counts for each bucket
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
@@ -330,7 +330,7 @@ class GradientExchange(Exchange):
         if not all(unchanged) and not self._has_told:
             first = self.buckets[unchanged.index(False)].parameters[0]
             raise RuntimeError(
-                f"gradients were changed after backward, while they travelled: {self.names[first]} or another one in its "
+                f"gradients were changed after backward, while they travelled: {self._names[first]} or another one in its "
                 "bucket. Pass max_grad_norm=, max_grad_value= or grad_transform= to hvd.DistributedOptimizer, or call "
                 "optimizer.synchronize() before"
             )
@@ -466,14 +466,23 @@ class GradientExchange(Exchange):
         return taken or any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
 
     @property
-    def replica(self) -> Replica | None:
+    def replica(self) -> ReplicaState | None:
         """See `horovod_partial.runtime.Applier`."""
-        return Replica(self) if self._replays and self.wrapped() is not None else None
+        optimizer = self.wrapped()
+        if optimizer is None or not self._replays:
+            return None
+        return ReplicaState(optimizer, self._names, self.round_steps.followers)
 
     @property
     def lost(self) -> int:
-        """Rounds that this rank has not applied one by one."""
-        return runtime.lost(self.process_set.process_set_id, self.family) + self._disturbed
+        """See `horovod_partial.healing.Trained`."""
+        lost = runtime.lost(self.process_set.process_set_id, self.family)
+        return lost + self._disturbed - self._lost_before
+
+    def heal(self) -> None:
+        """See `horovod_partial.healing.Trained`."""
+        self._lost_before += self.lost
+        runtime.healed.update(self.family)
 
     def stop_reducing(self) -> None:
         _remove(self._hooks)
@@ -652,7 +661,7 @@ class GradientExchange(Exchange):
         if due <= self._model_syncs:
             return
         self._model_syncs = due
-        model = ModelBucket(list(self.names))
+        model = ModelBucket(list(self._names))
         model.pack()
         # A late one is an average of older models, made while this rank was out of training.
         if not average_over_all_(model.flat, self._model_name, self.process_set).info().late:
@@ -688,35 +697,6 @@ class GradientExchange(Exchange):
         self._ahead.forget()
         self._rounds_ahead = 0
         self._restart()
-
-
-class Replica:
-    """What an exchange should have alike with those of other ranks: see `horovod_partial.healing.Replica`."""
-
-    def __init__(self, exchange: GradientExchange) -> None:
-        self._exchange = exchange
-        optimizer: Any = exchange.wrapped()
-        self._state = ReplicaState(optimizer, exchange.names, exchange.round_steps.followers)
-        self.arrays = self._state.arrays
-        self.numbers = self._state.numbers
-        self.is_finite = self._state.is_finite
-        self.write = self._state.write
-
-    @property
-    def family(self) -> list[str]:
-        return self._exchange.family
-
-    @property
-    def rounds(self) -> int:
-        return self._exchange.rounds
-
-    @property
-    def lost(self) -> int:
-        return self._exchange.lost - self._exchange.lost_before
-
-    def heal(self) -> None:
-        self._exchange.lost_before = self._exchange.lost
-        runtime.healed.update(self.family)
 
 
 _CHANGED_BY_HAND = (

@@ -41,10 +41,14 @@ class ReplicaState:
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._followers = followers
 
-    def arrays(self, *, parameters_only: bool = False) -> dict[Key, Array]:
+    def parameters(self) -> dict[Key, Array]:
+        """The bytes of the parameters alone."""
+        return {key: bytes_of(parameter) for key, parameter in self._of_parameters()}
+
+    def arrays(self) -> dict[Key, Array]:
         """The bytes of all tensors, those within lists and dictionaries too."""
         arrays: dict[Key, Array] = {}
-        for key, value in self._of_parameters() if parameters_only else self._values():
+        for key, value in self._values():
             _take_apart(value, key, arrays)
         return arrays
 
@@ -105,12 +109,17 @@ class ReplicaState:
                 yield ("follower", index, what), value
 
 
+def bytes_of(tensor: torch.Tensor) -> Array:
+    """The bytes of a tensor in one dimension, on the host; not a copy where it lies there in order."""
+    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
 def _take_apart(value: Any, key: Key, arrays: dict[Key, Array]) -> Any:
     """What stands for a value; the bytes of its tensors go to `arrays`."""
     kind, name, what = key
     if torch.is_tensor(value):
-        dense = value.detach().to_dense() if value.is_sparse else value.detach()
-        arrays[key] = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        arrays[key] = bytes_of(value)
         return _Tensor(value.dtype, tuple(value.shape), key)
     if isinstance(value, Mapping):
         items = sorted(value.items(), key=lambda item: str(item[0]))

@@ -16,6 +16,7 @@ from horovod_partial.exchange import replicas
 from horovod_partial.exchange.arguments import check_kinds
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.operations import runtime
+from horovod_partial.torch.replica import bytes_of
 
 # Keys by which the state of a learning rate schedule, or of a scaler, is known. Both follow rounds.
 _MOVED_BY_ROUNDS = ({"last_epoch", "_step_count"}, {"scale", "growth_factor", "_growth_tracker"})
@@ -161,5 +162,4 @@ def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator
 def _digest(value: Any) -> str:
     if not torch.is_tensor(value):
         return replicas.digest(repr(value).encode())
-    dense = value.detach().to_dense() if value.is_sparse else value.detach()
-    return replicas.digest(dense.cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
+    return replicas.digest(bytes_of(value))

@@ -58,13 +58,17 @@ class Loop:
         self.world.same(self.optimizer.rounds)
 
 
-def averages_its_loss(world: World, policy: str) -> list[Loop]:
+def waits_after_steps(world: World, policy: str, wait: Callable[[torch.Tensor], Any]) -> list[Loop]:
     loop = Loop(world, policy)
     for step in range(STEPS):
         loss = loop.step()
         if step % 5 == 4:
-            hvd.allreduce(loss, name=world.name("loss"))
+            wait(loss)
     return [loop]
+
+
+def averages_its_loss(world: World, policy: str) -> list[Loop]:
+    return waits_after_steps(world, policy, lambda loss: hvd.allreduce(loss, name=world.name("loss")))
 
 
 def averages_before_backward(world: World, policy: str) -> list[Loop]:
@@ -92,25 +96,22 @@ def averages_before_its_step(world: World, policy: str) -> list[Loop]:
 
 def averages_without_gradients(world: World, policy: str) -> list[Loop]:
     """What is made while the program evaluates is there for training."""
-    loop = Loop(world, policy)
-    for step in range(STEPS):
-        loss = loop.step()
-        if step % 5 == 4:
-            with torch.inference_mode():
-                hvd.allreduce(loss, name=world.name("loss"))
-    return [loop]
+
+    @torch.inference_mode()
+    def average(loss: torch.Tensor) -> None:
+        hvd.allreduce(loss, name=world.name("loss"))
+
+    return waits_after_steps(world, policy, average)
 
 
 def asks_whether_its_loss_is_there(world: World, policy: str) -> list[Loop]:
-    loop = Loop(world, policy)
-    for step in range(STEPS):
-        loss = loop.step()
-        if step % 5 == 4:
-            handle = hvd.allreduce_async(loss, name=world.name("loss"))
-            while not hvd.poll(handle):
-                time.sleep(1e-3)
-            hvd.synchronize(handle)
-    return [loop]
+    def ask(loss: torch.Tensor) -> None:
+        handle = hvd.allreduce_async(loss, name=world.name("loss"))
+        while not hvd.poll(handle):
+            time.sleep(1e-3)
+        hvd.synchronize(handle)
+
+    return waits_after_steps(world, policy, ask)
 
 
 def has_two_optimizers(world: World, policy: str) -> list[Loop]:
