@@ -147,7 +147,7 @@ class GradientReducer(ABC):
         *,
         skips_nonfinite: bool = False,
         owner: _attach.Owner | None = None,
-        replica_of: Callable[[list[Any]], healing.Replica] | None = None,
+        replica_of: Callable[[list[Any]], healing.Replica | None] | None = None,
     ) -> None:
         self.name = name
         self.replica_of = replica_of

@@ -12,10 +12,15 @@ import numpy as np
 from horovod_partial.healing import Array, Key, Replica
 
 
-def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica]:
-    """What makes the replica of an optimizer and of variables that it trains."""
+def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
+    """What makes the replica of an optimizer and of variables that it trains; it makes none when the optimizer is gone."""
     reference = weakref.ref(optimizer)
-    return lambda variables: _Replica(variables, reference())
+
+    def replica(variables: list[Any]) -> Replica | None:
+        own = reference()
+        return None if own is None else _Replica(variables, own)
+
+    return replica
 
 
 def state_of(optimizer: Any) -> list[Any]:
@@ -28,6 +33,7 @@ class _Replica:
     """See `horovod_partial.healing.Replica`. In eager code."""
 
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
+        self._optimizer = optimizer  # its buckets do not end while they are compared
         self._variables = variables
         everything = {"weight": variables, "optimizer's variable": state_of(optimizer)}
         self._named: dict[Key, Any] = {

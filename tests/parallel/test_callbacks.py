@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness.matrix import alone, keras_front_end
 from harness.world import World
 
 import horovod_partial.keras as hvd
+from horovod_partial import healing
 
 pytestmark = keras_front_end
 
@@ -220,6 +222,27 @@ def test_a_late_rank_is_told_where_it_saves_without_a_flush(world: World, tmp_pa
             model.save(tmp_path / "model.keras")
     model.optimizer.flush()
     assert model.optimizer.flushed()
+
+
+def test_an_optimizer_may_go_while_replicas_are_compared(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may find it at any time, and on each rank at another one."""
+
+    def taken_late(meeting: healing.Meeting, replicas: Sequence[tuple[healing.Trained, healing.Replica]]) -> None:
+        gone.clear()
+        if world.rank == 0:
+            gc.collect()
+        compare(meeting, replicas)
+
+    compare = healing.compare
+    monkeypatch.setattr(healing, "compare", taken_late)
+    gone, kept = [compiled(make_model(0), "quorum:1.0")], compiled(make_model(1), "quorum:1.0")
+    for model in kept, gone[0]:
+        fit(world, model, [])
+    del model
+    kept.optimizer.flush()
+    gc.collect()
+    fit(world, kept, [hvd.FlushCallback()])
+    hvd.assert_replicas_equal(kept, kept.optimizer)
 
 
 @pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
