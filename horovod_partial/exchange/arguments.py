@@ -107,6 +107,15 @@ def check_compression(compression: Any) -> None:
         )
 
 
+def warn_of_float32() -> None:
+    """Say that gradients which were to be compressed to float16 are not."""
+    warnings.warn(
+        "gradients travel as float32 although compression asks for float16: under a partial policy they travel without the loss "
+        "scale, and small ones would be 0",
+        stacklevel=3,
+    )
+
+
 def _is_groups(value: Any) -> bool:
     if isinstance(value, list):
         return all(isinstance(group, list | tuple) and all(hasattr(one, "shape") for one in group) for group in value)

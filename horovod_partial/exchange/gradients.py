@@ -131,6 +131,7 @@ class GradientReducer(ABC):
             `divisor`, `grace_ms` and, where rounds may be replayed, `replay_limit`.
         skips_nonfinite: rounds whose gradients are not finite are skipped by whoever applies them, on every rank. So late
             ones travel.
+            Under a partial policy gradients come without the loss scale then.
         owner: of the buckets, which end when it is gone; None where they are there for whoever has these variables.
         replica_of: what flushes compare with other ranks, where these variables are trained; None compares nothing.
     """
@@ -155,6 +156,7 @@ class GradientReducer(ABC):
         self.process_set: ProcessSet = arguments["process_set"]
         self._fusion: MergedGradients | None = arguments["fusion"]
         self._full = isinstance(sync, Full) and self._fusion is None
+        self.unscaled = skips_nonfinite and not isinstance(sync, Full)
         self._sync = Quorum(1.0) if isinstance(sync, Full) else sync
         self._arguments = arguments
         self._local: set[int] = set()  # numbers of variables whose gradients stay on this rank

@@ -206,7 +206,8 @@ class GradientReducer(gradients.GradientReducer):
             for index, planned in enumerate(self._plan(variables, list(map(kind, parameters)), sizes)):
                 own = [variables[i] for i in planned]
                 members = self._members(own)
-                bucket = GradientBucket(f"{name}.{index}", [parameters[i] for i in planned], compression, members)
+                packed = [parameters[i] for i in planned]
+                bucket = GradientBucket(f"{name}.{index}", packed, compression, members, unscaled=self.unscaled)
                 self._buckets[name].append((bucket, own))
             self._own(bucket.name for bucket, _ in self._buckets[name])
         return self._buckets[name]

@@ -252,11 +252,10 @@ class _State:
             return result
         if optimizer.gradient_accumulation_steps:
             return optimizer._base.apply(optimizer, gradients, variables)
-        if _scales_loss(optimizer):
-            # What is late meets another scale, so all travel unscaled. Scales are powers of two.
+        if exchange.unscaled:  # what is late meets another scale; scales are powers of two
             scale = optimizer.dynamic_scale
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
-        exchange.apply_combined(gradients, variables, _applying(optimizer))
+        exchange.apply_combined(gradients, variables, _applying(optimizer, exchange.unscaled))
         return None
 
     def accumulates(self, optimizer: Any) -> bool:
@@ -315,19 +314,20 @@ class _State:
         missed = made.flush()
         if missed:
             variables, gradients = zip(*missed, strict=True)
-            apply = _updating(optimizer) if optimizer.gradient_accumulation_steps else _applying(optimizer)
+            accumulates = optimizer.gradient_accumulation_steps
+            apply = _updating(optimizer) if accumulates else _applying(optimizer, made.unscaled)
             apply(list(gradients), list(variables))
 
 
-def _applying(optimizer: Any) -> Apply:
-    """What applies the gradients of a round, which are combined already, and unscaled."""
+def _applying(optimizer: Any, unscaled: bool) -> Apply:
+    """What applies the gradients of a round, which are combined already, and may have come without the loss scale."""
     reference = weakref.ref(optimizer)
 
     def apply(gradients: list[Any], variables: list[Any]) -> None:
         own: Any = reference()
         if own is None:  # what was left is for nobody
             return
-        if _scales_loss(own):
+        if unscaled:
             scale = own.dynamic_scale
             gradients = [None if gradient is None else gradient * scale for gradient in gradients]
         own._base.apply(own, gradients, variables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ from horovod.tensorflow import _make_allreduce_grads_fn
 from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial.exchange import gradients
+from horovod_partial.exchange.arguments import warn_of_float32
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.fusion.planner import Gradient
 from horovod_partial.policies import Policy
@@ -96,7 +98,11 @@ class GradientReducer(gradients.GradientReducer):
             raise ValueError("a partial policy needs variables as sources: their gradients are told apart by them")
         wires, members = [], []
         for gradient, variable in zip(gradients, variables, strict=True):
-            wire, restore = _compressed(self._dense(gradient, variable), self._arguments["compression"])
+            dense = self._dense(gradient, variable)
+            wire, restore = _compressed(dense, self._arguments["compression"])
+            if self.unscaled and wire.dtype == tf.float16:  # small ones would be 0
+                warn_of_float32()
+                wire, restore = tf.cast(dense, tf.float32), partial(tf.cast, dtype=dense.dtype)
             wires.append(wire)
             members.append(Member(wire.dtype, wire.shape, restore))
         return wires, members

@@ -8,16 +8,17 @@ from typing import Any
 import torch
 
 from horovod_partial.exchange import bucket_plan
+from horovod_partial.exchange.arguments import warn_of_float32
 from horovod_partial.torch.devices import check_device
 from horovod_partial.torch.operations import PartialHandle, poll, runtime, synchronize, wire_dtype
 
 
 class Widened:
-    """Compression's counterpart for bfloat16, which Horovod 0.28.1 cannot reduce: it travels as float32."""
+    """Compression's counterpart for what travels as float32, such as bfloat16, which Horovod 0.28.1 cannot reduce."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        return tensor.to(wire_dtype(tensor.dtype)), tensor.dtype
+        return tensor.float(), tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
@@ -35,10 +36,17 @@ class GradientBucket:
         parameters: whose gradients these are.
         compression: as in `hvd.DistributedOptimizer`.
         members: what ranks compare in round 0, and errors name: see `bucket_config.member`.
+        unscaled: the gradients travel without their loss scale. In float16 small ones would be 0, so none travels so.
     """
 
     def __init__(
-        self, name: str, parameters: Sequence[torch.nn.Parameter], compression: Any, members: Sequence[str] = ()
+        self,
+        name: str,
+        parameters: Sequence[torch.nn.Parameter],
+        compression: Any,
+        members: Sequence[str] = (),
+        *,
+        unscaled: bool = False,
     ) -> None:
         first = parameters[0]
         for parameter in parameters:
@@ -51,11 +59,14 @@ class GradientBucket:
         self.name = name
         self.parameters = list(parameters)
         self.members = tuple(members)
-        self.compression = Widened if first.dtype == torch.bfloat16 else compression
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         self.views = self.views_of(self.flat)
         # What travels has this type and shape; asking the compressor with a tensor of no elements costs nothing.
+        self.compression = Widened if first.dtype == torch.bfloat16 else compression
         self.wire_dtype = wire_dtype(self.compression.compress(self.flat[:0])[0].dtype)
+        if unscaled and self.wire_dtype == torch.float16:
+            warn_of_float32()
+            self.compression, self.wire_dtype = Widened, torch.float32
         self.missing = set(self.parameters)
         self.handle: PartialHandle | int | None = None
         self.empty = False  # there was no result: what was missed had no gradient

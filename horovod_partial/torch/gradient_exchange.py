@@ -83,7 +83,6 @@ class GradientExchange(Exchange):
         self.round_steps = round_steps
         self.synchronized = False
         self.overflows: list[bool] = []
-        self.unscales = False  # contributions travel without the scaler's scale
         self._passes = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
         self._model_sync_every = model_sync_every
@@ -115,10 +114,12 @@ class GradientExchange(Exchange):
         self._compression = compression
         self._bucket_options = dict(bucket_options)
         scales = grad_scaler is not None and grad_scaler.is_enabled()
+        self._full = isinstance(bucket_options["sync"], Full)
+        travels = process_set.included() and not runtime.is_alone(process_set)
+        self.unscales = travels and scales and not self._full  # contributions travel without the scaler's scale
         agreed = {"model_sync_every": model_sync_every, "grad_scaler": "a scaler" if scales else None}
         agreed |= round_steps.agreed
         self._agreed = tuple(f"{name}={value}" for name, value in agreed.items() if value is not None)
-        self._full = isinstance(self._bucket_options["sync"], Full)
         self._replays = not self._full and self._bucket_options["missed"] == "replay"
         self._predivide = self._bucket_options.pop("gradient_predivide_factor")
         if self._predivide != 1.0 and self._bucket_options["op"] != Average:
@@ -136,15 +137,14 @@ class GradientExchange(Exchange):
         if model_sync_every is not None and parameters:
             ModelBucket(parameters)  # what does not fit fails here, not in the first step
         self._name = Name(process_set, [[names[p] for p in members] for members in planned])
-        if process_set.included() and not runtime.is_alone(process_set):
+        if travels:
             self._register_hooks()
-            self.unscales = not self._full and grad_scaler is not None and grad_scaler.is_enabled()
             if self._replays:
                 runtime.take_part_in_flushes(self)
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
         self.buckets = [
-            GradientBucket(name, parameters, self._compression, self._described(parameters))
+            GradientBucket(name, parameters, self._compression, self._described(parameters), unscaled=self.unscales)
             for name, parameters in planned.items()
         ]
         if not self._full:

@@ -553,6 +553,21 @@ def test_gradients_of_one_rank_that_are_not_finite(world: World, policy: str, gr
     assert int(optimizer.iterations) == 2
 
 
+@pytest.mark.filterwarnings("ignore:gradients travel as float32")
+@pytest.mark.parametrize("policy", ["full", EVERYBODY])
+def test_small_gradients_of_a_scaled_loss(world: World, policy: str) -> None:
+    """In float16 they would be 0 without the scale."""
+    scale = 2.0**15
+    variable = keras.Variable(np.zeros(3, np.float32))
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=scale),
+        compression=hvd.Compression.fp16,
+        sync=policy,
+    )
+    optimizer.apply([keras.ops.full((3,), 1e-8 * scale)], [variable])
+    assert keras.ops.convert_to_numpy(variable).tolist() == pytest.approx([-1e-8] * 3, rel=1e-3)
+
+
 @pytest.mark.parametrize("policy", ["solo", "majority"])
 def test_gradients_that_are_not_finite_with_late_ranks(world: World, policy: str, graph: bool) -> None:
     model = make_model()

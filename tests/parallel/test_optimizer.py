@@ -665,6 +665,24 @@ def test_grad_scaler(world: World, policy: str, overflow: bool) -> None:
     check_replicas(world, model)
 
 
+def test_small_gradients_of_a_scaled_loss(world: World) -> None:
+    """They travel without the scale, and would be 0 in float16."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=2.0**16)
+    with pytest.warns(UserWarning, match="travel as float32 although compression asks for float16"):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            sync=sync_of(EVERYBODY),
+            compression=hvd.Compression.fp16,
+            grad_scaler=scaler,
+        )
+    scaler.scale(model(torch.full((1, 3), 1e-8)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert model.weight.tolist() == [pytest.approx([-1e-8] * 3, rel=1e-6)]
+
+
 @alone
 @pytest.mark.parametrize("policy", ["solo", *KINDS])
 def test_wrong_arguments_under_every_policy(world: World, policy: str) -> None:
