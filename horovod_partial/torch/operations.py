@@ -71,7 +71,7 @@ class PartialHandle:
         finally:
             if self.handle.poll():  # not if an interrupt has ended the wait
                 _in_flight.discard(self)
-        if self.work.dtype != self.output.dtype:
+        if self.work is not self.output:
             self.output.copy_(self.work)
         return self.output
 
@@ -321,28 +321,28 @@ def _submit(
     if not isinstance(process_set, ProcessSet):
         check_kinds({"process_set": process_set})
     size = runtime.size_of(process_set) if mpi_ops.is_initialized() else None
-    what = (
-        tensor.dtype,
-        tuple(tensor.shape),
-        tensor.device,
-        device_number(tensor.device),
-        size,
-        op,
-        sync,
-        prescale_factor,
-        postscale_factor,
-        options,
-    )
-    try:
-        config = _config_of(*what)
-    except TypeError:  # an argument has no hash, and so is a wrong one
-        config = _config_of.__wrapped__(*what)
-    if config is None:
-        check_kinds({"name": name})
-        check_initialized()
-        return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
-    name = check_arguments(tensor, name, process_set)
-    return submit(tensor, output, name, process_set, config)
+    # Under a mode, as torch.set_default_device enters one, each look at a tensor would run Python.
+    with torch.DisableTorchFunction():
+        what = (
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.device,
+            size,
+            op,
+            sync,
+            prescale_factor,
+            postscale_factor,
+            options,
+        )
+        try:
+            config = _config_of(*what)
+        except TypeError:  # an argument has no hash, and so is a wrong one
+            config = _config_of.__wrapped__(*what)
+        if config is not None:
+            return submit(tensor, output, _check_call(tensor, name), process_set, config)
+    check_kinds({"name": name})
+    check_initialized()
+    return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
 
 
 @functools.lru_cache(maxsize=4096, typed=True)  # checks cost more than all the rest; a program repeats its arguments
@@ -350,7 +350,6 @@ def _config_of(
     dtype: torch.dtype,
     shape: tuple[int, ...],
     device: torch.device,
-    number: int,
     size: int | None,
     op: int,
     sync: Policy | str | None,
@@ -368,7 +367,7 @@ def _config_of(
     return make_config(
         dtype=wire_dtype(dtype),
         shape=shape,
-        device=number,
+        device=device_number(device),
         sync=policy,
         size=size,
         op=op,
@@ -397,11 +396,17 @@ def check_arguments(tensor: torch.Tensor, name: str | None, process_set: Process
     check_kinds({"name": name, "process_set": process_set})
     require_tensor(tensor)
     check_initialized()
-    if not name:
+    check_device(tensor.device)
+    return _check_call(tensor, name)
+
+
+def _check_call(tensor: torch.Tensor, name: str | None) -> str:
+    """The part of `check_arguments` that another call with such a tensor does not spare."""
+    if not isinstance(name, str) or not name:
+        check_kinds({"name": name})
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError("partial collectives are not differentiable; pass tensor.detach(), or use hvd.allreduce")
-    check_device(tensor.device)
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous.")
     return name

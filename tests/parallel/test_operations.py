@@ -11,6 +11,7 @@ import pytest
 import torch
 from harness.matrix import alone, process_sets
 from harness.world import World
+from torch.overrides import TorchFunctionMode
 
 import horovod_partial.torch as hvd
 
@@ -61,6 +62,23 @@ def test_handles_that_nobody_synchronizes_are_dropped(world: World) -> None:
     for number in range(3, 3 + 17):  # they are looked for when there are more than 16
         start(number)
     assert [handle() for handle in dropped] == [None] * 3
+
+
+@alone
+def test_modes_see_nothing_of_an_operation(world: World) -> None:
+    seen: list[Any] = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor = torch.ones(3, dtype=dtype)
+        with Watching():
+            handle = hvd.partial_allreduce_async_(tensor, name=world.name(str(dtype)), sync=PARTIAL)
+        hvd.synchronize(handle)
+    assert seen == []
 
 
 @alone
