@@ -78,7 +78,7 @@ REGISTER_OP("HorovodPartialTakeRound")
     .Input("handles: N * resource")
     .Input("memory: T")
     .Output("results: T")
-    .Output("found: bool")
+    .Output("gradients: int32")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* context) -> absl::Status {
       int buckets = 0;
@@ -94,7 +94,7 @@ Takes the oldest round that has ended in all buckets of a family, and that this 
 
 memory: of the buckets: what HorovodPartialArrive or HorovodPartialMemory gave, and nobody else uses.
 results: the round's, in that memory.
-found: whether there was such a round.
+gradients: how many are in it, in all its buckets together; 0 if there was no such round.
 )doc");
 
 REGISTER_OP("HorovodPartialHasRound")

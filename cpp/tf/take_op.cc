@@ -64,9 +64,9 @@ class TakeRoundOp final : public tensorflow::OpKernel {
       family.push_back({buckets_[bucket], memory});
       first += counts_[bucket];
     }
-    Tensor* found = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(first, TensorShape({}), &found));
-    found->scalar<bool>()() = false;
+    Tensor* gradients = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(first, TensorShape({}), &gradients));
+    gradients->scalar<std::int32_t>()() = 0;
     try {
       const auto session = attach::FindSession(LibraryPath(), process_set_);
       if (session == nullptr) return;
@@ -75,7 +75,7 @@ class TakeRoundOp final : public tensorflow::OpKernel {
       stream->Synchronize();  // earlier work may still use what the results come to
       while (const auto taken = session->engine().TakeRound(family)) {
         if (taken->gradients == 0) continue;  // no update
-        found->scalar<bool>()() = true;
+        gradients->scalar<std::int32_t>()() = taken->gradients;
         return;
       }
     } catch (const std::invalid_argument& error) {
@@ -138,7 +138,7 @@ class HasRoundOp final : public tensorflow::OpKernel {
 };
 
 REGISTER_KERNELS(Name("HorovodPartialMemory"), MemoryOp);
-REGISTER_KERNELS(Name("HorovodPartialTakeRound").HostMemory("handles").HostMemory("found"), TakeRoundOp);
+REGISTER_KERNELS(Name("HorovodPartialTakeRound").HostMemory("handles").HostMemory("gradients"), TakeRoundOp);
 REGISTER_KERNELS(Name("HorovodPartialHasRound").HostMemory("handles").HostMemory("found"), HasRoundOp);
 
 }  // namespace

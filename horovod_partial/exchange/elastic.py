@@ -80,7 +80,8 @@ class KerasState(VariablesState):
             raise ValueError("pass the optimizer, or compile the model first")
         if not self.optimizer.built:  # a rank that joins later has to have the same variables as the others
             self.optimizer.build(model.trainable_variables)
-        super().__init__([*model.weights, *self.optimizer.variables], **kwargs)
+        variables = getattr(self.optimizer, "all_variables", self.optimizer.variables)
+        super().__init__([*model.weights, *variables], **kwargs)
 
     def reset(self) -> None:
         """Ranks have changed."""

@@ -50,7 +50,8 @@ class Numbers:
         return self._numbers[key]
 
 
-Apply = Callable[[list[Any], list[Any]], None]  # gradients that are combined already, and their variables
+# Of gradients that are combined already: these, their variables, and how many steps of all ranks they amount to.
+Apply = Callable[[list[Any], list[Any], Any], None]
 
 
 class Family(ABC):
@@ -73,6 +74,7 @@ class Family(ABC):
         self.thread = threading.get_ident()
         self._reducer = weakref.ref(reducer)
         self._runtime = reducer.runtime
+        self._size = reducer.runtime.size_of(reducer.process_set)
         self._names = list(names)
         self._variables = variables
         self._apply = apply
@@ -83,6 +85,10 @@ class Family(ABC):
         """See `horovod_partial.runtime.Applier`."""
         reducer = self._reducer()
         return None if reducer is None or reducer.replica_of is None else reducer.replica_of(self._variables)
+
+    def steps_of(self, count: Any) -> Any:
+        """How many steps of all ranks so many gradients amount to, in all buckets together."""
+        return count / (len(self._names) * self._size)
 
     @property
     def rounds(self) -> int:
@@ -213,8 +219,8 @@ class GradientReducer(ABC):
         """The family whose buckets these are."""
 
     @abstractmethod
-    def _apply_first(self, arrived: Any, apply: Callable[[list[Any]], None]) -> None:
-        """Take and apply the oldest round that has ended, if there is one."""
+    def _apply_first(self, arrived: Any, apply: Callable[[list[Any], Any], None]) -> None:
+        """Take and apply the oldest round that has ended, if there is one: its results, and how many gradients are in it."""
 
     @staticmethod
     @abstractmethod
@@ -254,7 +260,7 @@ class GradientReducer(ABC):
         Args:
             gradients: of this rank.
             variables: theirs.
-            apply: called with gradients and variables; other ranks apply the same in each round.
+            apply: called for each round, as on the other ranks.
         """
         everything = list(variables)
         shared = [i for i, each in enumerate(everything) if gradients[i] is not None and not self.is_local(each)]
@@ -263,15 +269,10 @@ class GradientReducer(ABC):
         )
         if not travels or not self.replays:
             combined, infos = self(gradients, everything)
-            self._unless_empty(infos, lambda: apply(combined, everything))
+            self._unless_empty(infos, lambda: apply(combined, everything, 1.0))
             return
         combined = self._scaled_local(gradients, shared)
         trained = [everything[i] for i in shared]
-
-        def with_local_ones(results: list[Any]) -> None:
-            for i, result in zip(shared, results, strict=True):
-                combined[i] = result
-            apply(combined, everything)
 
         name, arrived, _ = self._arrive([gradients[i] for i in shared], trained)
         family = self._families.get(name)
@@ -279,6 +280,12 @@ class GradientReducer(ABC):
             family = self._families[name] = self._family_of(arrived, trained, apply)
             self.runtime.take_part_in_flushes(family)
         family.thread = threading.get_ident()
+
+        def with_local_ones(results: list[Any], count: Any) -> None:
+            for i, result in zip(shared, results, strict=True):
+                combined[i] = result
+            apply(combined, everything, family.steps_of(count))
+
         if len(shared) < len(everything):
             self._apply_first(arrived, with_local_ones)
         family.apply_arrived(arrived)

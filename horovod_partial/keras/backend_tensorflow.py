@@ -53,11 +53,13 @@ def uncompiled(function: _F) -> _F:
     return function
 
 
-def when_it_runs(function: Callable[[], int]) -> tf.Tensor | int:
+def when_it_runs(
+    function: Callable[..., Any], *inputs: tf.Tensor, dtype: str = "int32", shape: Sequence[int] = ()
+) -> Any:
     """Call a function now; in a graph, each time that this runs, in the order of the graph's operations."""
     if tf.executing_eagerly():
-        return function()
-    return tf.ensure_shape(tf.py_function(function, [], tf.int32), [])
+        return function(*inputs)
+    return tf.ensure_shape(tf.py_function(function, inputs, tf.as_dtype(dtype)), shape)
 
 
 def check_devices(**devices: str) -> None:

@@ -68,9 +68,9 @@ def uncompiled(function: _F) -> _F:
 outside_graphs = nullcontext  # there are none
 
 
-def when_it_runs(function: Callable[[], int]) -> int:
+def when_it_runs(function: Callable[..., Any], *inputs: Any, **kind: Any) -> Any:
     """Call a function: there are no graphs."""
-    return function()
+    return function(*inputs)
 
 
 def native(variable: Any) -> Any:
@@ -94,9 +94,9 @@ class _Arrived(NamedTuple):
         views = {parameter: view for bucket in self.buckets for parameter, view in bucket.views.items()}
         return [views[parameter] for parameter in self.parameters]
 
-    def take(self, process_set: ProcessSet) -> list[torch.Tensor] | None:
-        """The gradients of the oldest round that this rank has not taken."""
-        return self.results() if take_round(self.buckets, process_set.process_set_id) else None
+    def take(self, process_set: ProcessSet) -> int:
+        """Let the results be those of the oldest round that this rank has not taken; how many gradients are in them."""
+        return take_round(self.buckets, process_set.process_set_id)
 
 
 class _Family(gradients.Family):
@@ -111,8 +111,8 @@ class _Family(gradients.Family):
         self.apply_rounds()
 
     def apply_rounds(self) -> None:
-        while (results := self._arrived.take(self.process_set)) is not None:
-            self._apply(results, self._variables)
+        while count := self._arrived.take(self.process_set):
+            self._apply(self._arrived.results(), self._variables, self.steps_of(count))
 
 
 class GradientReducer(gradients.GradientReducer):
@@ -217,10 +217,10 @@ class GradientReducer(gradients.GradientReducer):
     def _family_of(self, arrived: _Arrived, variables: list[Any], apply: gradients.Apply) -> gradients.Family:
         return _Family(self, arrived, variables, apply)
 
-    def _apply_first(self, arrived: _Arrived, apply: Callable[[list[Any]], None]) -> None:
-        results = arrived.take(self.process_set)
-        if results is not None:
-            apply(results)
+    def _apply_first(self, arrived: _Arrived, apply: Callable[[list[Any], Any], None]) -> None:
+        count = arrived.take(self.process_set)
+        if count:
+            apply(arrived.results(), count)
 
     @staticmethod
     def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,6 +14,8 @@ from horovod_partial.checks import is_flag, is_number, require, require_count
 from horovod_partial.exchange.arguments import check_kinds
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import is_floating
+from horovod_partial.keras.replica import variables_of
+from horovod_partial.keras.steps import Rates, set_rate, steps_of
 from horovod_partial.policies import Quorum
 from horovod_partial.round_stats import Progress
 
@@ -61,7 +64,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if self.broadcast_done:
             return
         optimizer = self.model.optimizer
-        variables = [*self.model.weights, *(optimizer.variables if optimizer is not None else ())]
+        variables = [*self.model.weights, *variables_of(optimizer)]
         shared = [variable for variable in variables if id(backend.native(variable)) not in self._local]
         backend.broadcast_(shared, self.root_rank, self.device)
         self.broadcast_done = True
@@ -98,6 +101,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Set the learning rate to `initial_lr * multiplier`, between two epochs.
+
+    Under a partial policy whose rounds are replayed it sets the rate of each round, by the steps that the rounds before amount
+    to: so all ranks apply a round at the same rate. It flushes where training begins, and needs `steps_per_epoch` there.
 
     Args:
         initial_lr: the learning rate at the start of training.
@@ -149,50 +155,72 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             return self._multiplier(epoch)
         return self._multiplier ** (epoch - self.start_epoch)
 
+    @property
+    def _rates(self) -> Rates | None:
+        state = getattr(self.model.optimizer, "_horovod", None)
+        return None if state is None else state.rates
+
     def on_train_begin(self, logs: Any = None) -> None:
-        if self.staircase or self.steps_per_epoch:
-            return
-        self.steps_per_epoch = self.params.get("steps")
-        if not self.steps_per_epoch:
-            raise ValueError(
-                "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to the "
-                f"{type(self).__name__}()."
-            )
+        if not self.steps_per_epoch and not (self.staircase and self._rates is None):
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to the "
+                    f"{type(self).__name__}()."
+                )
+        if self._rates is not None:
+            optimizer = self.model.optimizer
+            optimizer.learning_rate = float(optimizer.learning_rate)  # raises where a schedule sets it
+            self._first: int | None = None  # how many steps the optimizer had applied before the first epoch
+            self._is_under_way = False
+            self._rates.add(self)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.current_epoch = epoch
+        if self._rates is not None and self._first is None:
+            assert self.steps_per_epoch is not None
+            self.model.optimizer.flush()  # all ranks begin after the same round
+            self._first = steps_of(self.model.optimizer) - epoch * self.steps_per_epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self.current_epoch < self.start_epoch:
+        if self._rates is not None or (self.staircase and batch > 0):
             return
-        if self.end_epoch is not None and self.current_epoch >= self.end_epoch:
-            return
+        rate = self._rate_at(self.current_epoch, batch)
+        if rate is not None:
+            optimizer = self.model.optimizer
+            set_rate(optimizer, rate, self.correction(float(optimizer.learning_rate), rate))
+
+    def rate_after(self, steps: int) -> float | None:
+        """The rate of a round before which the optimizer has applied so many steps; None leaves it as it is."""
+        assert self.steps_per_epoch is not None
+        assert self._first is not None
+        step, per_epoch = steps - self._first, self.steps_per_epoch
+        last = math.inf if self.end_epoch is None else math.ceil(self.end_epoch) * per_epoch - 1
+        if self._is_under_way and step > last:
+            step = int(last)  # at which no round began
+        rate = self._rate_at(*divmod(step, per_epoch))
+        self._is_under_way = rate is not None and step < last
+        return rate
+
+    def _rate_at(self, epoch: int, batch: int) -> float | None:
+        if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return None
         if not self.staircase:
             assert self.steps_per_epoch is not None
-            self._adjust(self.current_epoch + batch / self.steps_per_epoch)
-        elif batch == 0:
-            self._adjust(self.current_epoch)
+            return self.initial_lr * self.multiplier(epoch + batch / self.steps_per_epoch)
+        return self.initial_lr * self.multiplier(epoch)
+
+    def correction(self, before: float, after: float) -> float:
+        """What momentum is multiplied by where one rate follows another."""
+        return after / before if self.momentum_correction and before > 0 else 1.0
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._rates is not None:
+            self._rates.remove(self)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
-
-    def _adjust(self, epoch: float) -> None:
-        optimizer = self.model.optimizer
-        old, new = float(optimizer.learning_rate), self.initial_lr * self.multiplier(epoch)
-        optimizer.learning_rate = new
-        if self.momentum_correction and old > 0:
-            # Horovod changes the momentum for one batch, which a graph would not see.
-            for velocity in _velocities(optimizer):
-                velocity.assign(velocity * (new / old))
-
-
-def _velocities(optimizer: Any) -> Iterable[Any]:
-    """The variables that accumulate steps, learning rate and all: those of SGD and RMSprop, not those of Adam."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(optimizer, "momentum", 0):
-        return ()
-    return [*getattr(optimizer, "momentums", ()), *getattr(optimizer, "_momentums", ())]
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

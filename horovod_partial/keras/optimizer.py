@@ -26,6 +26,7 @@ from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelAverager
 from horovod_partial.keras.replica import replica_of
+from horovod_partial.keras.steps import Rates, follow_steps, inner
 from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
@@ -99,6 +100,14 @@ class _Methods:
         self._horovod.register_local(var)
 
     @property
+    def all_variables(self) -> list[Any]:
+        """Its `variables`, and how many steps its rounds are, which a file of Keras's holds beside these.
+
+        Broadcast them all where one rank alone has loaded the optimizer (`hvd.callbacks.BroadcastGlobalVariablesCallback` does).
+        """
+        return [*self.variables, *self._horovod_steps.variables]  # type: ignore[attr-defined]
+
+    @property
     def rounds(self) -> int:
         """Rounds that all buckets have completed: the clock that the ranks share, for schedules and for stopping. In eager code.
 
@@ -161,7 +170,10 @@ class _Progress:
 class _State:
     """What the wrapper of one optimizer knows."""
 
-    def __init__(self, name: str, policy: Policy, arguments: dict[str, Any], averages: bool) -> None:
+    def __init__(
+        self, name: str, policy: Policy, arguments: dict[str, Any], averages: bool, rates: Rates | None
+    ) -> None:
+        self.rates = rates  # of rounds; None where each rank applies what it has, at its own rate
         self._name = name
         self._policy = policy
         self._arguments = arguments
@@ -179,7 +191,7 @@ class _State:
     def _progress_of(self, optimizer: Any) -> _Progress:
         if self._progress is None:
             # A variable, also where Keras accumulates gradients: `iterations` is what follows from it then.
-            self._progress = _Progress(getattr(optimizer, "inner_optimizer", optimizer)._iterations)
+            self._progress = _Progress(inner(optimizer)._iterations)
         return self._progress
 
     def register_local(self, variable: Any) -> None:
@@ -196,6 +208,7 @@ class _State:
         """The same; made in the first step, because names follow from the variables."""
         made = self._current()
         if made is None:
+            follow_steps(optimizer)  # also those that a MultiOptimizer has chosen since it was wrapped
             process_set = self._arguments["process_set"]
             trained = [backend.number_of(variable, process_set) for variable in optimizer._trainable_variables]
             name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
@@ -223,13 +236,6 @@ class _State:
                         "the first step of the new one",
                         stacklevel=2,
                     )
-                if self._has_rounds and reducer.replays and _is_scheduled(optimizer):
-                    warnings.warn(
-                        f"the learning rate's schedule counts rounds, and under {self._policy!r} there are more rounds than steps "
-                        "where ranks are late: give it as many steps as there will be rounds (optimizer.rounds after a flush tells "
-                        "how many an epoch has), or it is over before the training; see docs/policies.md, One model",
-                        stacklevel=2,
-                    )
                 for variable in self._local:
                     reducer.register_local(variable)
                 made = reducer
@@ -241,7 +247,7 @@ class _State:
         exchange = self._exchange(optimizer)
         if isinstance(exchange, ModelAverager):
             result = optimizer._base.apply(optimizer, gradients, variables)
-            passes = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
+            passes = inner(optimizer).gradient_accumulation_steps
             if not passes:
                 exchange.average(optimizer, variables)
                 return result
@@ -271,6 +277,14 @@ class _State:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         exchange.apply_combined(gradients, variables, _updating(optimizer))
         optimizer._iterations.assign_sub(passes)  # Keras counts this update's passes itself
+
+    def before_round(self, optimizer: Any) -> None:
+        if self.rates is not None:
+            self.rates.set(optimizer)
+
+    def after_round(self, optimizer: Any, iterations: Any, steps: Any) -> None:
+        if self.rates is not None:
+            optimizer._horovod_steps.update_state(iterations, steps)
 
     def rounds(self, optimizer: Any) -> int:
         if not self._has_rounds:
@@ -316,21 +330,24 @@ class _State:
             variables, gradients = zip(*missed, strict=True)
             accumulates = optimizer.gradient_accumulation_steps
             apply = _updating(optimizer) if accumulates else _applying(optimizer, made.unscaled)
-            apply(list(gradients), list(variables))
+            apply(list(gradients), list(variables), 1.0)
 
 
 def _applying(optimizer: Any, unscaled: bool) -> Apply:
     """What applies the gradients of a round, which are combined already, and may have come without the loss scale."""
     reference = weakref.ref(optimizer)
 
-    def apply(gradients: list[Any], variables: list[Any]) -> None:
+    def apply(gradients: list[Any], variables: list[Any], steps: Any) -> None:
         own: Any = reference()
         if own is None:  # what was left is for nobody
             return
         if unscaled:
             scale = own.dynamic_scale
             gradients = [None if gradient is None else gradient * scale for gradient in gradients]
+        own._horovod.before_round(own)
+        before = inner(own)._iterations + 0
         own._base.apply(own, gradients, variables)
+        own._horovod.after_round(own, inner(own)._iterations - before, steps)  # none, where an overflow is skipped
 
     return apply
 
@@ -339,13 +356,14 @@ def _updating(optimizer: Any) -> Apply:
     """The same where gradients are accumulated, whose passes Keras counts: a round is as many as belong to an update."""
     reference = weakref.ref(optimizer)
 
-    def apply(gradients: list[Any], variables: list[Any]) -> None:
+    def apply(gradients: list[Any], variables: list[Any], steps: Any) -> None:
         own: Any = reference()
         if own is None:
             return
         passes = own.gradient_accumulation_steps
         phase = own._iterations % passes
         own._iterations.assign_add(passes - 1 - phase)  # an update comes with the last pass, on every rank
+        own._horovod.before_round(own)
         clipped = own._base._clip_gradients(own, gradients)
         own._base._apply_weight_decay(own, variables)
         own._base._backend_update_step(own, clipped, variables, own.learning_rate)
@@ -353,16 +371,9 @@ def _updating(optimizer: Any) -> Apply:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
         own._iterations.assign_add(phase + 1)
+        own._horovod.after_round(own, passes, steps)
 
     return apply
-
-
-def _is_scheduled(optimizer: Any) -> bool:
-    """Whether a schedule of Keras's sets the rate of an optimizer, or of one within it."""
-    own = getattr(optimizer, "inner_optimizer", optimizer)
-    if isinstance(own, keras.optimizers.MultiOptimizer):
-        return any(map(_is_scheduled, own.optimizers))
-    return isinstance(own._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
 
 
 def _scales_loss(optimizer: Any) -> bool:
@@ -429,14 +440,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
         missed: what a late rank gets of the results that it missed: `"replay"`, the default: each is applied by itself, as on
             the other ranks, so that after a flush weights and the optimizer's variables are equal bit for bit, `iterations`
-            counts rounds, and clipping and schedules follow them; `"sum"`, the default with `fusion` on TensorFlow; or
-            `"latest"`, which loses updates.
+            counts rounds, clipping follows them, and a schedule the steps that they are; `"sum"`, the default with `fusion` on
+            TensorFlow; or `"latest"`, which loses updates.
         divisor: of `hvd.Average`: `"ranks"` or `"contributors"`, as in `horovod_partial.torch.DistributedOptimizer`.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
         replay_limit: as in `horovod_partial.torch.DistributedOptimizer`.
 
     Returns:
-        An instance of the optimizer's class with the methods `flush`, `register_local_var`, and `rounds`, `fusion_plan`.
+        An instance of the optimizer's class with the methods `flush`, `register_local_var`, and `rounds`, `all_variables`,
+        `fusion_plan`.
 
     Raises:
         ValueError: an argument is wrong, or does not go with the policy.
@@ -478,7 +490,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_gradient_arguments(policy, arguments, replays=fusion is None)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
     replays = arguments["missed"] == "replay" and not isinstance(policy, Full | ModelPolicy)
-    if replays and accumulates and getattr(optimizer, "inner_optimizer", optimizer).use_ema:
+    if replays and accumulates and inner(optimizer).use_ema:
         raise ValueError(
             f"use_ema cannot be used with gradient accumulation under {policy!r}: Keras averages after each pass, and ranks "
             "differ in those; use keras.callbacks.SwapEMAWeights without accumulation, or average the model yourself after a "
@@ -493,12 +505,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         backend.GradientReducer(prefix, policy, arguments)
     _accumulate(optimizer, backward_passes_per_step)  # which changes it: last, when all else fits
+    follow_steps(optimizer)
     base = type(optimizer)
     # A slot is not in the `__dict__` that all wrappers of one optimizer share.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras and TensorFlow would track it
     averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras's own accumulation averages
-    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, averages))
+    rates = Rates() if replays else None
+    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, averages, rates))
     return wrapped
 
 

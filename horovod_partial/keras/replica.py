@@ -26,7 +26,12 @@ def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
 def state_of(optimizer: Any) -> list[Any]:
     """The variables of an optimizer that ranks should have alike; none of None. Gradients that accumulate are each rank's own."""
     own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
-    return [variable for variable in getattr(optimizer, "variables", ()) if id(variable) not in own]
+    return [variable for variable in variables_of(optimizer) if id(variable) not in own]
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """All variables of an optimizer, of ours or of Keras; none of None."""
+    return getattr(optimizer, "all_variables", None) or getattr(optimizer, "variables", [])
 
 
 class _Replica:

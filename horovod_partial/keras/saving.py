@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from horovod_partial.keras.optimizer import DistributedOptimizer
+from horovod_partial.keras.steps import has_schedule
 
 
 def load_model(
@@ -32,4 +33,6 @@ def load_model(
     model = keras.models.load_model(filepath, custom_objects=known)
     if model.optimizer is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, **arguments)
+        if has_schedule(model.optimizer):
+            model.load_weights(filepath)  # again, with how many steps the rounds are
     return model

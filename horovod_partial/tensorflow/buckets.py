@@ -80,16 +80,16 @@ def take_round(
         memory: where the results come to, of `memory_of` or `new_memory`.
 
     Returns:
-        The gradients in the order of the step; and whether there was a round: they are undefined otherwise.
+        The results in the order of the step; and how many gradients are in them: where there are none, results are undefined.
     """
     names, counts = [bucket.name for bucket in family], [len(bucket.members) for bucket in family]
     with on_device_of(family):
-        taken, found = taken_round(process_set, names, counts, memory)
+        taken, count = taken_round(process_set, names, counts, memory)
     gradients: list[tf.Tensor] = [None] * len(taken)
     members = [(i, member) for bucket in family for i, member in zip(bucket.positions, bucket.members, strict=True)]
     for (position, member), result in zip(members, taken, strict=True):
         gradients[position] = member.restore(result)
-    return gradients, found
+    return gradients, count
 
 
 def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:

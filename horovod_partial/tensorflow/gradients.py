@@ -131,9 +131,9 @@ class GradientReducer(gradients.GradientReducer):
     def _family_of(self, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply) -> Family:
         return Family(self, arrived, variables, apply)
 
-    def _apply_first(self, arrived: list[Arrived], apply: Callable[[list[Any]], None]) -> None:
-        results, found = take_round(self.process_set, arrived, memory_of(arrived))
-        tf.cond(found, lambda: _done(lambda: apply(results)), _nothing)
+    def _apply_first(self, arrived: list[Arrived], apply: Callable[[list[Any], Any], None]) -> None:
+        results, count = take_round(self.process_set, arrived, memory_of(arrived))
+        tf.cond(count > 0, lambda: _done(lambda: apply(results, count)), _nothing)
 
     @staticmethod
     def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
@@ -230,9 +230,10 @@ class Family(gradients.Family):
 
     def _apply_all(self, memory: list[tf.Tensor]) -> None:
         def another(_: tf.Tensor, *memory: tf.Tensor) -> list[tf.Tensor]:
-            results, found = take_round(self.process_set, self._buckets, memory)
+            results, count = take_round(self.process_set, self._buckets, memory)
             with tf.device(None):  # where TensorFlow places updates
-                tf.cond(found, lambda: _done(lambda: self._apply(results, self._variables)), _nothing)
+                update = lambda: self._apply(results, self._variables, self.steps_of(count))
+                tf.cond(count > 0, lambda: _done(update), _nothing)
             # TensorFlow keeps side effects in order within an iteration only, and the next one begins with this answer.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):

@@ -189,16 +189,19 @@ def taken_round(
         names: of the buckets.
         counts: of the tensors in each.
         memory: what is to hold the results: what `arrive` gave for each bucket, or `memory`.
+
+    Returns:
+        The results; and how many gradients are in them, in all buckets together: 0 if there was no such round.
     """
     with _plain_errors(), _placed():
-        results, found = _operations.horovod_partial_take_round(
+        results, count = _operations.horovod_partial_take_round(
             handles=[_bucket(name) for name in names],
             memory=memory,
             buckets=names,
             counts=counts,
             process_set=process_set.process_set_id,
         )
-    return list(results), found
+    return list(results), count
 
 
 def round_is_there(process_set: ProcessSet, names: Sequence[str]) -> tf.Tensor:

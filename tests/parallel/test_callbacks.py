@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ pytestmark = keras_front_end
 
 STEPS = 3  # of an epoch
 BATCH = 4
+
+LONG = pytest.mark.full_matrix
 
 
 def make_model(seed: int, *, built: bool = True) -> keras.Model:
@@ -68,7 +71,8 @@ class Before(keras.callbacks.Callback):
 
 def test_broadcast_before_the_first_step(world: World) -> None:
     model = compiled(make_model(world.rank))
-    before = Before(lambda: values([*model.weights, *model.optimizer.variables]))
+    model.optimizer.all_variables[-1].assign(world.rank)  # by how much rounds are ahead of steps
+    before = Before(lambda: values([*model.weights, *model.optimizer.all_variables]))
     fit(world, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(1), before])
     world.same(before.noted)
 
@@ -179,6 +183,60 @@ def test_momentum_follows_the_learning_rate(world: World, corrected: bool) -> No
     )
     expected = train([], {STEPS: 0.9 * 0.2} if corrected else {})
     assert train([schedule], None)[0] == pytest.approx(expected[0], abs=1e-5)
+
+
+class Slow(keras.callbacks.Callback):
+    """Rank 1 is slower than the others."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._seconds = 0.01 if rank == 1 else 0.002
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        time.sleep(self._seconds)
+
+
+@pytest.mark.parametrize(
+    ("policy", "corrected"),
+    [("solo", True), pytest.param("majority", True, marks=LONG), pytest.param("solo", False, marks=LONG)],
+)
+def test_each_round_has_the_rate_of_its_step(world: World, policy: str, corrected: bool) -> None:
+    """With a late rank, too, which applies several rounds at once: replicas that part raise in a flush."""
+    model = compiled(make_model(0), policy)
+    late = [Slow(world.rank), hvd.FlushCallback()]
+    fit(world, model, late, epochs=2)  # its graph is there before the callbacks
+    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, momentum_correction=corrected)
+    decay = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=4, momentum_correction=corrected)
+    rates = fit(world, model, [warm_up, decay, *late], epochs=6)["lr"]
+    world.same(rates)
+    assert rates[0] < rates[1] < 0.1 + 1e-6
+    assert rates[2:] == pytest.approx([0.1, 0.1, 0.1, 0.05])
+    hvd.assert_replicas_equal(model, model.optimizer)
+    model.optimizer.learning_rate = 0.3
+    fit(world, model, late)  # without them
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.3)
+
+
+@alone
+def test_the_last_rate_is_set_though_no_round_begins_there(world: World) -> None:
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, 1, 3, staircase=False)
+    schedule.set_model(compiled(make_model(0), "solo"))
+    schedule.set_params({"steps": STEPS})
+    schedule.on_train_begin()
+    schedule.on_epoch_begin(0)
+    assert schedule.rate_after(STEPS - 1) is None
+    assert schedule.rate_after(3 * STEPS - 2) == pytest.approx(0.1 * (4 - 2 / STEPS))
+    assert schedule.rate_after(3 * STEPS + 1) == pytest.approx(0.1 * (4 - 1 / STEPS))
+    assert schedule.rate_after(3 * STEPS + 1) is None
+
+
+@alone
+def test_a_rate_that_a_schedule_sets(world: World) -> None:
+    model = make_model(0)
+    rate = keras.optimizers.schedules.CosineDecay(0.1, STEPS)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate), sync="solo"), "mse", jit_compile=False)
+    with pytest.raises(TypeError, match="not settable"):
+        fit(world, model, [hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5)])
 
 
 @alone
@@ -352,6 +410,28 @@ def test_a_loaded_model_goes_on(world: World, tmp_path: Path) -> None:
     for one, other in zip(values(loaded.trainable_weights), values(model.trainable_weights), strict=True):
         assert one == pytest.approx(other, abs=1e-5)
     assert loaded.optimizer.rounds == STEPS
+
+
+@pytest.mark.parametrize("sync", ["solo", pytest.param("full", marks=LONG)])
+def test_a_schedule_goes_on_where_it_was_saved(world: World, tmp_path: Path, sync: str) -> None:
+    """Also under another policy. For Keras the file is one of its own."""
+    model = make_model(0)
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.9)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(rate), sync="solo"), "mse", jit_compile=False)
+    fit(world, model, [Slow(world.rank), hvd.FlushCallback()], epochs=3)
+    rounds = int(model.optimizer.iterations)
+    assert rounds >= 3 * STEPS
+    model.save(tmp_path / "model.keras")
+    loaded = hvd.load_model(tmp_path / "model.keras", sync=sync)
+    assert values(loaded.optimizer.all_variables) == values(model.optimizer.all_variables)
+    assert float(loaded.optimizer.learning_rate) == float(rate(3 * STEPS))
+    fit(world, loaded, [Slow(world.rank), *([] if sync == "full" else [hvd.FlushCallback()])])
+    assert float(loaded.optimizer.learning_rate) == float(rate(4 * STEPS))
+    plain = keras.models.load_model(tmp_path / "model.keras")
+    assert values(plain.optimizer.variables) == values(model.optimizer.variables)
+    plain.save(tmp_path / "plain.keras")
+    loaded.load_weights(tmp_path / "plain.keras")
+    assert float(loaded.optimizer.learning_rate) == float(rate(rounds))
 
 
 @alone

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from harness.designs import pairwise
-from harness.keras_training import MAKERS, MAKERS_OF_MAKERS, batch, make_model, stepper
+from harness.keras_training import MAKERS, MAKERS_OF_MAKERS, batch, called, make_model, stepper
 from harness.matrix import keras_front_end
 from harness.world import World, paced
 
@@ -18,6 +18,8 @@ import horovod_partial.keras as hvd
 
 # Graphs take long to trace.
 pytestmark = [keras_front_end, pytest.mark.one_in(5)]
+
+LONG = pytest.mark.full_matrix
 
 # Of each class, as one of MAKERS makes it. Some exist in newer versions of Keras only.
 CLASSES = sorted({type(make()).__name__: name for name, make in MAKERS.items()}.items())
@@ -92,15 +94,45 @@ def test_replicas_are_equal(world: World, maker: str, case: dict[str, Any]) -> N
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
 
 
-@pytest.mark.parametrize(("policy", "is_told"), [("solo", True), ("full", False), ("group_average", False)])
-def test_a_schedule_that_ends_early_is_told(world: World, policy: str, is_told: bool) -> None:
-    rate = keras.optimizers.schedules.CosineDecay(0.01, 40)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(rate), sync=policy)
-    step = stepper(make_model(), optimizer, graph=False)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for number in range(2):
-            step(*batch(world.rank, number))
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "plain": keras.optimizers.Adam,
+    "loss scale": lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate), initial_scale=64.0),
+    "chosen by variable": lambda rate: keras.optimizers.MultiOptimizer(lambda _: keras.optimizers.SGD(rate)),
+    "accumulates": lambda rate: keras.optimizers.SGD(rate, gradient_accumulation_steps=2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "policy", ["solo", *(pytest.param(one, marks=LONG) for one in ("majority", "full", "group_average"))]
+)
+def test_a_schedule_ends_with_the_steps(world: World, policy: str, kind: str) -> None:
+    """Ranks that are late make more rounds than steps; a schedule of so many steps takes them all the same."""
+    rate = keras.optimizers.schedules.CosineDecay(0.01, 20)
+    optimizer = hvd.DistributedOptimizer(KINDS[kind](rate), sync=policy)
+    model = make_model()
+    step = stepper(model, optimizer, graph=policy in ("solo", "full") and keras.backend.backend() == "tensorflow")
+    for number in paced(world, "one is slow", ends_early=False):
+        step(*batch(world.rank, number))
     optimizer.flush()
-    told = [str(warning.message) for warning in caught if "schedule counts rounds" in str(warning.message)]
-    assert len(told) == is_told
+    own = optimizer.optimizers[0] if kind == "chosen by variable" else optimizer
+    assert int(own.iterations) >= (12 if kind != "accumulates" else 6)
+    assert float(own.learning_rate) == float(rate(12))
+    hvd.assert_replicas_equal(model, None if policy == "group_average" else optimizer)
+
+
+@pytest.mark.parametrize("graph", [True, pytest.param(False, marks=LONG)], ids=["graph", "eager"])
+def test_each_round_has_the_rate_of_its_step(world: World, graph: bool) -> None:
+    """Of a rate that is zero from some step on, as many steps are taken as before, or the part of one more."""
+    weights = [keras.Variable(np.zeros(1, np.float32)) for _ in range(2)]
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([4], [1.0, 0.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(rate), sync="solo", groups=2)
+    optimizer.build(weights)
+    ones = keras.ops.convert_to_tensor(np.ones(1, np.float32))
+    step = called(lambda: optimizer.apply([ones, ones], weights), graph and keras.backend.backend() == "tensorflow")
+    for _ in paced(world, "one is slow", ends_early=False):
+        step()
+    optimizer.flush()
+    for weight in weights:
+        assert 5 - 1e-5 <= -float(weight[0]) < 6
+        world.same(float(weight[0]))

@@ -1,0 +1,143 @@
+"""How many steps of all ranks the rounds of an optimizer of Keras are, and learning rates by that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+
+from horovod_partial.healing import Array
+from horovod_partial.keras.backend import backend
+
+
+class Steps(keras.metrics.Metric):  # type: ignore[misc]
+    """How many steps the iterations of an optimizer are, which count rounds.
+
+    A round is as much of a step as it has gradients, over the number of ranks. This is a metric, because Keras asks those for
+    what they save; where a file has more, or less, it loads the rest.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(dtype="float64", name="steps")
+        self._ahead = self.add_variable((), "zeros", self.dtype, name="iterations_ahead")
+
+    def update_state(self, iterations: Any, steps: Any) -> None:
+        """Count iterations, each of which was so much of a step."""
+        self._ahead.assign_add(keras.ops.cast(iterations, self.dtype) * (1.0 - steps))
+
+    def result(self, iterations: Any) -> Any:
+        """The whole steps in so many iterations, as a number of the same type."""
+        steps = keras.ops.cast(iterations, self.dtype) - self._ahead
+        return keras.ops.cast(keras.ops.floor(steps + 1e-6), iterations.dtype)  # parts have been added up, and rounded
+
+    def save_own_variables(self, store: Any) -> None:
+        store["0"] = keras.ops.convert_to_numpy(self._ahead)
+
+    def load_own_variables(self, store: Any) -> None:
+        self._ahead.assign(store["0"] if "0" in store else 0.0)  # noqa: SIM401 - its `get` opens another one
+
+
+def follow_steps(optimizer: Any) -> None:
+    """Let Keras's schedules in an optimizer, and in those within it, follow steps."""
+    if not hasattr(optimizer, "_horovod_steps"):
+        optimizer._horovod_steps = Steps()
+    for one in _innermost(optimizer):  # without a reference to it: its buckets end when it is gone
+        one._get_current_learning_rate = partial(_learning_rate, vars(one), optimizer._horovod_steps)
+
+
+def _learning_rate(attributes: dict[str, Any], steps: Steps) -> Any:
+    """As Keras's, but for schedules."""
+    rate = attributes["_learning_rate"]
+    if _is_schedule(rate):
+        return rate(steps.result(attributes["_iterations"]))
+    return rate() if callable(rate) else rate
+
+
+def has_schedule(optimizer: Any) -> bool:
+    """Whether a schedule of Keras sets the rate of an optimizer, or of one within it."""
+    return any(_is_schedule(one._learning_rate) for one in _innermost(optimizer))
+
+
+def _is_schedule(rate: Any) -> bool:
+    return isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+
+
+def _innermost(optimizer: Any) -> list[Any]:
+    own = inner(optimizer)
+    return own.optimizers if isinstance(own, keras.optimizers.MultiOptimizer) else [own]
+
+
+def inner(optimizer: Any) -> Any:
+    """The optimizer within one that scales the loss; else the optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def steps_of(optimizer: Any) -> int:
+    """How many steps an optimizer has applied. In eager code."""
+    passes = optimizer.gradient_accumulation_steps or 1
+    return int(optimizer._horovod_steps.result(inner(optimizer)._iterations // passes * passes))
+
+
+class Rates:
+    """Learning rates that callbacks set for each round of an optimizer, by the steps before it."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Any] = []
+        self._are_set = keras.Variable(False, dtype="bool", trainable=False)  # a graph does without Python where not
+
+    def add(self, callback: Any) -> None:
+        """Ask a callback from now on; those of a training that was broken off no more."""
+        others = [one for one in self._callbacks if one is not callback and one.params is callback.params]
+        self._callbacks = [*others, callback]
+        self._are_set.assign(True)
+
+    def remove(self, callback: Any) -> None:
+        """Ask this callback no more."""
+        self._callbacks.remove(callback)
+        self._are_set.assign(bool(self._callbacks))
+
+    def set(self, optimizer: Any) -> None:
+        """Set the rate for the round that comes next, in eager code or in a graph."""
+        own = inner(optimizer)
+        if isinstance(own, keras.optimizers.MultiOptimizer) or not isinstance(own._learning_rate, keras.Variable):
+            return  # callbacks cannot set it
+        step, rate = optimizer._horovod_steps.result(own._iterations), own._learning_rate.value
+
+        def ask() -> None:
+            numbers = backend.when_it_runs(self._ask, step, rate, dtype="float64", shape=[2])
+            set_rate(optimizer, numbers[0], numbers[1])
+
+        keras.ops.cond(self._are_set.value, ask, lambda: None)
+
+    def _ask(self, step: Any, rate: Any) -> Array:
+        before, factor = float(rate), 1.0
+        for callback in self._callbacks:
+            after = callback.rate_after(int(step))
+            if after is None:
+                continue
+            factor *= callback.correction(before, after)
+            before = after
+        return np.array([before, factor])
+
+
+def set_rate(optimizer: Any, rate: Any, factor: Any) -> None:
+    """Set the learning rate of an optimizer, and multiply the velocities that have the one before in them."""
+    optimizer.learning_rate = rate
+    factor = keras.ops.cast(factor, keras.config.floatx())
+
+    def scale() -> None:
+        for velocity in _velocities(inner(optimizer)):
+            velocity.assign(velocity * keras.ops.cast(factor, velocity.dtype))
+
+    # Horovod changes the momentum for one batch, which a graph would not see.
+    keras.ops.cond(factor != 1.0, scale, lambda: None)
+
+
+def _velocities(optimizer: Any) -> Iterable[Any]:
+    """The variables that accumulate steps, learning rate and all: those of SGD and RMSprop, not those of Adam."""
+    if not getattr(optimizer, "momentum", 0):
+        return ()
+    return [*getattr(optimizer, "momentums", ()), *getattr(optimizer, "_momentums", ())]
