@@ -1,4 +1,4 @@
-"""A schedule: one of Keras's, which follows rounds, so count its steps in rounds; callbacks that set rates do not."""
+"""A schedule of Keras's: it ends with the training, however many rounds that has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import horovod_partial.keras as hvd
 
 def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.optimizers.Optimizer]:
     model = network()
-    rate = keras.optimizers.schedules.CosineDecay(0.0, 4 * steps, warmup_target=0.01, warmup_steps=5)
+    rate = keras.optimizers.schedules.CosineDecay(0.0, steps - 5, warmup_target=0.01, warmup_steps=5)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(rate), sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
     model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.FlushCallback()])
