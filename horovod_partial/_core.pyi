@@ -60,6 +60,17 @@ def run_job(
     late: str,
     policy: Policy,
 ) -> dict[str, Any]: ...
+def run_shared_job(
+    *,
+    in_first: NDArray[np.float64],
+    in_each: NDArray[np.float64],
+    in_own: NDArray[np.float64],
+    ready: Sequence[float],
+    bytes: Sequence[float],
+    compute: float,
+    cost: tuple[float, float],
+    cycle: float,
+) -> tuple[list[float], NDArray[np.intc]]: ...
 
 class AutoQuorum:
     """The adaptive quorum by itself, for benchmarks: the coordinator has one of its own."""

@@ -306,6 +306,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       Observe(0, engine_.BuildReport(now, ForeignSince(now), joined_[0]), now);
       coordinator_->SetJoined(joined_);
       closings = coordinator_->Decide(now);
+      grants_ = coordinator_->grants();
       if (decision_log_ != nullptr) {
         decision_log_->SetJoined(joined_);
         decision_log_->Decide(now, closings);
@@ -452,6 +453,29 @@ void Session::SayWhy(hvd::ResponseList& responses) {
   responses.add_response(response);
 }
 
+namespace {
+
+// No bucket has this name: what travels by it is `Grants`.
+constexpr const char* kGrants = "horovod_partial.grants";
+
+// Takes the grants of this cycle out of the responses: Horovod is not to execute them.
+std::vector<Grants> TakeGrants(hvd::ResponseList& responses) {
+  const std::string name = WireName(kGrants);
+  std::vector<Grants> grants;
+  std::vector<hvd::Response> others;
+  for (const auto& response : responses.responses()) {
+    if (response.tensor_names().size() == 1 && response.tensor_names()[0] == name) {
+      grants = DecodeGrants(response.error_message());
+    } else {
+      others.push_back(response);
+    }
+  }
+  if (others.size() < responses.responses().size()) responses.set_responses(others);
+  return grants;
+}
+
+}  // namespace
+
 void Session::BeforeSendFinal(hvd::ResponseList& responses) {
   hooks_run_ |= kSendFinalTensors;
   if (state_ == nullptr) return;
@@ -463,7 +487,7 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
     std::lock_guard<std::mutex> lock(coordinator_mutex_);
     for (const auto& response : responses.responses())
       if (response.response_type() == hvd::Response::JOIN) joined_.assign(joined_.size(), false);
-    if (!HasOurs(responses)) return;
+    if (!HasOurs(responses) && grants_.empty()) return;
     std::vector<hvd::Response> list = Unfused(responses.responses(), closed_);
     for (auto& response : list) {
       if (!IsOurs(response)) continue;
@@ -479,6 +503,12 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
       std::vector<Closing> closings;
       for (const auto& name : response.tensor_names()) closings.push_back(closed_.at(name));
       Enclose(closings, response);
+    }
+    if (!grants_.empty()) {
+      hvd::Response& response = list.emplace_back();
+      response.set_response_type(hvd::Response::ERROR);
+      response.set_tensor_names({WireName(kGrants)});
+      response.set_error_message(Encode(std::exchange(grants_, {})));
     }
     responses.set_responses(list);
   });
@@ -507,7 +537,11 @@ void Session::AfterSendFinal(hvd::ResponseList& responses) {
   if (state_ == nullptr) return;
   NoteJoin(responses);
   if (!HasOurs(responses)) return;
-  Guard("SendFinalTensors", [&] { OpenAll(responses); });
+  Guard("SendFinalTensors", [&] {
+    const std::vector<Grants> grants = TakeGrants(responses);
+    OpenAll(responses);  // its rounds have begun
+    engine_.Hear(grants);
+  });
   closed_.clear();
   Unwrap(responses, size_);
 }
@@ -517,7 +551,11 @@ void Session::AfterRecvFinal(hvd::ResponseList& responses) {
   if (state_ == nullptr) return;
   NoteJoin(responses);
   if (!HasOurs(responses)) return;
-  Guard("RecvFinalTensors", [&] { engine_.Begin(OpenAll(responses), process_set_->joined); });
+  Guard("RecvFinalTensors", [&] {
+    const std::vector<Grants> grants = TakeGrants(responses);
+    engine_.Begin(OpenAll(responses), process_set_->joined);
+    engine_.Hear(grants);
+  });
   Unwrap(responses, size_);
   FillMissing(responses);
 }

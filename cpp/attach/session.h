@@ -152,6 +152,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   std::string foreign_;                            // a collective that is not ours, outstanding
   std::weak_ptr<hvd::OpContext> foreign_context_;  // and which of that name; a barrier has none
   Time foreign_since_ = kNever;
+  std::vector<Grants> grants_;              // coordinator: decided in this cycle
   std::map<std::string, Closing> closed_;   // coordinator: decided in this cycle, by wire name
   std::map<std::string, Closing> grouped_;  // rounds with groups, now or later, that have not been executed yet
   std::unique_ptr<GroupCommunicators> communicators_;

@@ -106,6 +106,27 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   return {std::move(session), std::move(bucket), std::move(arrived)};
 }
 
+void Declare(const std::string& library, std::int32_t process_set, const std::string& name,
+             const BucketConfig& config) {
+  py::gil_scoped_release release;
+  attach::SessionOf(library, process_set)->engine().Declare(name, config);
+}
+
+// Without `waits`: whether it can be now.
+std::optional<std::pair<int, int>> NextMicroBatch(const std::string& library, std::int32_t process_set,
+                                                  const Family& names, bool begins, bool waits,
+                                                  const std::vector<const Draining*>& drainings) {
+  py::gil_scoped_release release;
+  const auto is_due = waits ? Draining::Any(drainings) : [] { return true; };
+  return attach::SessionOf(library, process_set)->engine().NextMicroBatch(names, begins, is_due);
+}
+
+void ReturnMicroBatch(const std::string& library, std::int32_t process_set, const std::string& name) {
+  py::gil_scoped_release release;
+  const auto session = attach::FindSession(library, process_set);
+  if (session != nullptr) session->engine().ReturnMicroBatch(name);
+}
+
 // The results that this rank has missed, or nothing; `pointer` has room for the whole bucket, where that lies or on the
 // host.
 std::optional<Handle> Collect(const std::string& library, std::int32_t process_set, const std::string& name,
@@ -409,6 +430,10 @@ PYBIND11_MODULE(_attach, m) {
   m.def("take_stacks", &TakeStacks);
   m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
         py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
+  m.def("declare", &Declare, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"));
+  m.def("next_micro_batch", &NextMicroBatch, py::arg("library"), py::arg("process_set"), py::arg("names"),
+        py::arg("begins"), py::arg("waits"), py::arg("drainings"));
+  m.def("return_micro_batch", &ReturnMicroBatch, py::arg("library"), py::arg("process_set"), py::arg("name"));
   m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"),
         py::kw_only(), py::arg("to_host") = false);
   m.def(

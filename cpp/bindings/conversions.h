@@ -25,6 +25,7 @@ inline pybind11::dict Describe(const BucketStatistics& statistics) {
   result["closed_by"] = reasons;
   result["on_time"] = statistics.on_time;
   result["late"] = statistics.late;
+  result["gradients"] = statistics.gradients;
   result["fresh"] = statistics.fresh;
   result["staleness"] = staleness;
   pybind11::list quorums;

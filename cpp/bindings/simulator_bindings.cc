@@ -13,6 +13,7 @@
 #include "core/names.h"
 #include "core/policy.h"
 #include "simulator/job.h"
+#include "simulator/shared_job.h"
 
 namespace py = pybind11;
 
@@ -55,11 +56,41 @@ py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const st
   return figures;
 }
 
+// A delay is that of a rank's first micro-batch, of each one that a rank makes, and of each one whoever makes it.
+py::tuple RunSharedJob(const Matrix& in_first, const Matrix& in_each, const Matrix& in_own,
+                       const std::vector<double>& ready, const std::vector<double>& bytes, double compute,
+                       const std::pair<double, double>& cost, double cycle) {
+  const py::ssize_t updates = in_own.shape(0);
+  const py::ssize_t ranks = in_first.shape(1);
+  SharedJobConfig config;
+  config.ranks = static_cast<int>(ranks);
+  config.passes = static_cast<int>(in_own.shape(1) / ranks);
+  config.updates = static_cast<int>(updates);
+  config.compute = compute;
+  config.delay = [first = in_first.unchecked<2>(), each = in_each.unchecked<2>(), own = in_own.unchecked<2>()](
+                     int update, Rank rank, int nth, int micro_batch) {
+    return (nth == 0 ? first(update, rank) : 0) + each(update, rank) + own(update, micro_batch);
+  };
+  for (std::size_t i = 0; i < ready.size(); ++i) config.messages.push_back({ready[i], bytes[i]});
+  config.cost = {cost.first, cost.second};
+  config.cycle = cycle;
+  SharedJobResult result;
+  {
+    py::gil_scoped_release release;
+    result = SharedJob(std::move(config)).Run();
+  }
+  py::array_t<int> made({updates, ranks});
+  std::copy(result.made.begin(), result.made.end(), made.mutable_data());
+  return py::make_tuple(result.ends, std::move(made));
+}
+
 }  // namespace
 
 void BindSimulator(py::module_& m) {
   m.def("run_job", &RunJob, py::kw_only(), py::arg("delays"), py::arg("ready"), py::arg("bytes"), py::arg("compute"),
         py::arg("costs"), py::arg("cycle"), py::arg("average_period"), py::arg("late"), py::arg("policy"));
+  m.def("run_shared_job", &RunSharedJob, py::kw_only(), py::arg("in_first"), py::arg("in_each"), py::arg("in_own"),
+        py::arg("ready"), py::arg("bytes"), py::arg("compute"), py::arg("cost"), py::arg("cycle"));
 }
 
 }  // namespace horovod_partial

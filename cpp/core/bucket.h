@@ -76,6 +76,11 @@ class Bucket {
 
   // Application's thread.
   Arrived Arrive(const Arrival& arrival);
+  // The outstanding arrival has more gradients in its memory, which the next report is to say.
+  void Add(int gradients) {
+    arrival_.gradients += gradients;
+    reported_ = false;
+  }
   // The result that was missed, the sum of all or the newest, goes to `output`. Not with kReplay.
   void TakeMissed(void* output);
   // With kReplay: the sum of the oldest untaken results, of so many rounds, goes to `output`; returns how many

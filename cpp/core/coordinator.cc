@@ -49,6 +49,12 @@ bool Coordinator::Bucket::Full() const {
                      [](Report::Backlog each) { return each != Report::Backlog::kNone; });
 }
 
+// By whatever policy, before they have agreed on one.
+bool Coordinator::Bucket::SharesWork() const {
+  if (declaration) return policy().rule == Policy::Rule::kWorkSharing;
+  return !declared.empty() && declared.begin()->second.policy.rule == Policy::Rule::kWorkSharing;
+}
+
 std::string Coordinator::Bucket::Title(const std::string& name) const {
   if (declaration) return TitleOf(name, declaration->members);
   return declared.empty() ? name : TitleOf(name, declared.begin()->second.members);
@@ -108,7 +114,8 @@ void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
 void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   Check(report, size_);
   ForgetEnded();
-  levels_[Index(rank)] = {report.absent.all, report.waiting.all, report.blocked, report.elsewhere, report.flush};
+  levels_[Index(rank)] = {report.absent.all, report.waiting.all, report.blocked,
+                          report.leaves,     report.elsewhere,   report.flush};
   for (auto& [name, bucket] : buckets_) {
     bucket.pending[Index(rank)] = 0;
     bucket.late[Index(rank)] = 0;
@@ -154,9 +161,16 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
       bucket.declared[rank] = *item.declaration;
       bucket.devices[rank] = item.declaration->device;
     }
-    bucket.first_arrival = std::min(bucket.first_arrival, arrived);
+    // Where work is shared, an update waits since the last micro-batch that has been made.
+    bucket.first_arrival = bucket.SharesWork() ? arrived : std::min(bucket.first_arrival, arrived);
     if (bucket.satisfied != kNever) bucket.grace.RecordLag(std::max(arrived - bucket.satisfied, kSmallestLag));
     if (quorum != nullptr) quorum->Arrive(rank, arrived, 1, false);
+  }
+  for (const auto& item : report.items) {
+    const auto ledger = item.share ? ledgers_.find(item.bucket) : ledgers_.end();
+    if (ledger == ledgers_.end()) continue;
+    const int done = buckets_.at(item.bucket).arrivals[Index(rank)].gradients;
+    ledger->second.Observe(rank, *item.share, done, now);
   }
 }
 
@@ -215,8 +229,34 @@ bool Coordinator::NobodyWillDeclare(const Bucket& bucket) const {
   return true;
 }
 
+bool Coordinator::NobodyComes() const {
+  for (Rank rank = 0; rank < size_; ++rank)
+    if (Comes(rank)) return false;
+  return true;
+}
+
+// Rule 17: all micro-batches are in the sum, or those that are will be all.
+std::optional<Closing::Reason> Coordinator::VerdictOnUpdate(const Bucket& bucket) const {
+  if (!bucket.declaration && !EverybodyArrived(bucket)) return std::nullopt;
+  if (bucket.declaration && TooStale(bucket)) return std::nullopt;
+  int done = 0;
+  for (const Arrival& arrival : bucket.arrivals) done += arrival.gradients;
+  if (!bucket.declaration) {  // the first update, of which each rank has a part of its own
+    const int each = bucket.declared.begin()->second.policy.micro_batches / size_;
+    bool complete = true;
+    for (Rank rank = 0; rank < size_; ++rank)
+      complete = complete && (!Comes(rank) || bucket.arrivals[Index(rank)].gradients >= each);
+    if (complete || !DisagreementOf(bucket).empty()) return Closing::Reason::kFirst;
+    return std::nullopt;
+  }
+  if (done >= bucket.policy().micro_batches) return Closing::Reason::kQuorum;
+  if (NobodyComes()) return Closing::Reason::kLiveness;
+  return std::nullopt;
+}
+
 std::optional<Closing::Reason> Coordinator::Verdict(const Bucket& bucket, Time now) const {
   if (!bucket.HasArrival()) return std::nullopt;
+  if (bucket.SharesWork()) return VerdictOnUpdate(bucket);
   if (EverybodyArrived(bucket)) return bucket.declaration ? Closing::Reason::kEverybody : Closing::Reason::kFirst;
   if (!bucket.declaration || bucket.satisfied == kNever) return std::nullopt;
   if (now - bucket.satisfied >= bucket.Grace()) return Closing::Reason::kQuorum;
@@ -259,7 +299,8 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
 }
 
 // Rule 12. Each rank waits for us or for Horovod as a whole, and what waits for us will not close: round 0 of a bucket
-// that others do not use, or a flush to which others do not come. Who takes results in a flush is at work.
+// that others do not use, a flush to which others do not come, or an update of which a rank holds a micro-batch. Who
+// takes results in a flush is at work.
 bool Coordinator::RanksWaitForEachOther() const {
   if (deadlock_after_ == kNever || AnythingRuns()) return false;
   for (Rank rank = 0; rank < size_; ++rank)
@@ -268,8 +309,10 @@ bool Coordinator::RanksWaitForEachOther() const {
     if (bucket.Draining()) return false;
   const auto elsewhere = [](const RankLevel& level) { return !level.elsewhere.empty(); };
   return flush_since_ != kNever || std::any_of(levels_.begin(), levels_.end(), elsewhere) ||
-         std::any_of(buckets_.begin(), buckets_.end(),
-                     [](const auto& item) { return !item.second.declaration && item.second.HasArrival(); });
+         std::any_of(buckets_.begin(), buckets_.end(), [](const auto& item) {
+           const Bucket& bucket = item.second;
+           return (!bucket.declaration || bucket.SharesWork()) && bucket.HasArrival();
+         });
 }
 
 Report::Flush Coordinator::FlushOfAll() const {
@@ -295,7 +338,10 @@ void Coordinator::BeginFlush(Report::Flush flush) {
 }
 
 void Coordinator::ForgetEnded() {
-  for (const std::string& name : ended_) buckets_.erase(name);
+  for (const std::string& name : ended_) {
+    buckets_.erase(name);
+    ledgers_.erase(name);
+  }
   ended_.clear();
 }
 
@@ -379,6 +425,13 @@ std::string Coordinator::DescribeDeadlock() const {
   }
   const std::string difference = FirstDifference();
   if (!difference.empty()) text += ". They differ first where " + difference;
+  const bool shares = std::any_of(buckets_.begin(), buckets_.end(),
+                                  [](const auto& item) { return item.second.declaration && item.second.SharesWork(); });
+  if (shares)
+    text +=
+        ". Ranks that share work make different numbers of micro-batches: call other collectives once for each update, "
+        "in a "
+        "round hook of the optimizer";
   if (difference.empty() && WaitForTheSameElsewhere())
     text += ". They hold the same there, so one rank has wrapped an optimizer more than another, or in another order";
   return text +
@@ -464,6 +517,7 @@ void Coordinator::Begin(Bucket& bucket, Closing& closing) {
     bucket.quorum = pace.quorum.quorum();
     bucket.why = pace.quorum.why();
   }
+  if (policy.grants) ledgers_.insert_or_assign(closing.bucket, Ledger(size_, policy.micro_batches));
   if (policy.rule == Policy::Rule::kReady) bucket.ready_groups.emplace(size_, policy.group_size, policy.window);
   const Round upcoming = std::min(CycleOf(policy.schedule, size_), kUpcoming);
   for (Round round = 1; round <= upcoming; ++round) closing.upcoming.push_back(GroupsOf(policy.schedule, round, size_));
@@ -521,6 +575,8 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
     Follow(name, bucket, on_time, now);
   }
   ++bucket.round;
+  const auto ledger = ledgers_.find(name);
+  if (ledger != ledgers_.end()) ledger->second.Advance(now);
   return closing;
 }
 
@@ -578,6 +634,7 @@ std::vector<Closing> Coordinator::RefuseAll(Time now) {
 std::vector<Closing> Coordinator::Decide(Time now) {
   ForgetEnded();
   deadlock_.clear();
+  grants_.clear();
   for (auto& [policy, pace] : paces_) {
     // Here and not in SetJoined, which a decision log has only where something changes.
     for (Rank rank = 0; rank < size_; ++rank)
@@ -621,7 +678,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
       again_ = again_ || (bucket.Running() && bucket.HasArrival());
       continue;
     }
-    if (bucket.declaration && bucket.HasArrival()) {
+    if (bucket.declaration && bucket.HasArrival() && !bucket.SharesWork()) {
       if (!Satisfied(bucket)) {
         bucket.satisfied = kNever;  // a rank that was exempt is back, and too stale to be left out
       } else if (bucket.satisfied == kNever) {
@@ -639,6 +696,8 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   for (const bool full : {false, true}) {  // a rank that has too many results must add them up, so this comes last
     for (auto& [name, bucket] : buckets_) {
       if (!bucket.HasArrival() || bucket.Running() || bucket.Draining() || bucket.Full() != full) continue;
+      // Who has arrived and waits may begin another micro-batch.
+      if (bucket.SharesWork() && (bucket.declaration || EverybodyArrived(bucket))) continue;
       if (!(bucket.declaration ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket))) continue;
       if (!closings.empty()) {
         again_ = true;  // one at a time, and only when nothing else closes
@@ -663,18 +722,30 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   for (const std::string& name : std::set<std::string>(unflushed_)) {
     Bucket& bucket = buckets_.at(name);
     if (bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;
+    if (bucket.SharesWork() && !NobodyComes()) continue;  // another thread is in the middle of a micro-batch
     const auto reason = flush == Report::Flush::kEnding ? Closing::Reason::kEnd : Closing::Reason::kFlush;
     closings.push_back(Close(name, bucket, reason, now));
   }
   again_ = again_ || (!unflushed_.empty() && (!closings.empty() || AnythingRuns())) ||
            std::any_of(paces_.begin(), paces_.end(), [](const auto& item) { return item.second.quorum.WantsEnd(); });
+  Grant(now);
   return closings;
+}
+
+void Coordinator::Grant(Time now) {
+  std::vector<bool> comes;
+  for (Rank rank = 0; rank < size_; ++rank) comes.push_back(Comes(rank));
+  for (auto& [name, ledger] : ledgers_) {
+    std::vector<MicroBatches> granted = ledger.Decide(comes, now);
+    if (!granted.empty()) grants_.push_back({name, std::move(granted)});
+  }
 }
 
 Time Coordinator::NextDeadline() const {
   if (again_) return Time::min();
   Time earliest = stuck_since_ == kNever ? kNever : stuck_since_ + kAbandonAfter;
   if (deadlocked_since_ != kNever) earliest = std::min(earliest, deadlocked_since_ + deadlock_after_);
+  for (const auto& [name, ledger] : ledgers_) earliest = std::min(earliest, ledger.NextDeadline());
   for (const auto& [name, bucket] : buckets_) {
     if (bucket.declaration && bucket.satisfied != kNever)
       earliest = std::min(earliest, bucket.satisfied + bucket.Grace());
@@ -695,6 +766,15 @@ std::string Coordinator::DescribeWaits(Time oldest) const {
   std::ostringstream text;
   for (const auto& [name, bucket] : buckets_) {
     if (!bucket.HasArrival() || bucket.first_arrival > oldest) continue;
+    const auto ledger = ledgers_.find(name);
+    if (bucket.declaration && bucket.SharesWork()) {
+      if (ledger == ledgers_.end()) continue;  // the bucket that keeps the grants tells
+      text << (text.tellp() > 0 ? "\n" : "") << "update " << bucket.round << " of " << bucket.Title(name)
+           << " waits for micro-batches of ranks";
+      for (Rank rank = 0; rank < size_; ++rank)
+        if (ledger->second.IsOpen(rank)) text << ' ' << rank;
+      continue;
+    }
     text << (text.tellp() > 0 ? "\n" : "") << "round " << bucket.round << " of " << bucket.Title(name)
          << " waits for ranks";
     for (Rank rank = 0; rank < size_; ++rank)

@@ -42,6 +42,9 @@ class Coordinator {
   void SetJoined(std::vector<bool> joined);
   std::vector<Closing> Decide(Time now);
 
+  // By the last Decide: who may begin which micro-batches, where that has changed.
+  const std::vector<Grants>& grants() const { return grants_; }
+
   // Not empty: by the last Decide the ranks wait for each other, in whatever process sets, and all their waits fail.
   const std::string& deadlock() const { return deadlock_; }
 
@@ -62,6 +65,7 @@ class Coordinator {
   void Forget(const std::string& bucket) {
     buckets_.erase(bucket);
     unflushed_.erase(bucket);
+    ledgers_.erase(bucket);
   }
 
   // Ranks that a round or a flush waits for, as one line for each that has waited since `oldest` or before; empty if
@@ -85,6 +89,7 @@ class Coordinator {
     bool absent = false;   // from all buckets, also those that the rank has not used yet
     bool waiting = false;  // for a round, so that it comes to none of these buckets
     bool blocked = false;  // for certain
+    bool leaves = false;
     std::string elsewhere;
     Report::Flush flush = Report::Flush::kNone;
   };
@@ -133,6 +138,7 @@ class Coordinator {
     Offsets offsets;
 
     const Policy& policy() const { return declaration->policy; }
+    bool SharesWork() const;
     bool HasArrival() const;
     void FindFirstArrival();
     bool WantsEverybody() const;
@@ -145,6 +151,9 @@ class Coordinator {
 
   // Decisions, each a pure function of the state. None closes unless somebody has arrived.
   std::optional<Closing::Reason> Verdict(const Bucket& bucket, Time now) const;
+  std::optional<Closing::Reason> VerdictOnUpdate(const Bucket& bucket) const;
+  bool Comes(Rank rank) const { return !joined_[Index(rank)] && !levels_[Index(rank)].leaves; }
+  bool NobodyComes() const;
   bool Satisfied(const Bucket& bucket) const;
   bool TooStale(const Bucket& bucket) const;
   bool MustWaitFor(const Bucket& bucket, Rank rank) const;
@@ -178,6 +187,7 @@ class Coordinator {
   Bucket& Find(const std::string& name);
   void BeginFlush(Report::Flush flush);
   void ForgetEnded();
+  void Grant(Time now);
   Closing End(const std::string& name, Bucket& bucket, Time now);
   std::vector<Closing> RefuseAll(Time now);
   void RecordOffset(Bucket& bucket, Rank rank, Time offset);
@@ -193,8 +203,10 @@ class Coordinator {
   std::vector<bool> joined_;
   std::vector<RankLevel> levels_;
   std::map<std::string, Bucket> buckets_;
-  std::map<std::string, Pace> paces_;  // by the policy in words
-  std::vector<std::string> ended_;     // by the last Decide
+  std::map<std::string, Pace> paces_;      // by the policy in words
+  std::map<std::string, Ledger> ledgers_;  // by the bucket that keeps the grants
+  std::vector<Grants> grants_;
+  std::vector<std::string> ended_;  // by the last Decide
   // All ranks flush, or leave: buckets that have had no closing since.
   Report::Flush flush_ = Report::Flush::kNone;
   std::set<std::string> unflushed_;

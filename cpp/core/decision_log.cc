@@ -13,7 +13,7 @@
 namespace horovod_partial {
 namespace {
 
-const char* const kHeader = "horovod_partial decisions 4 ranks";
+const char* const kHeader = "horovod_partial decisions 5 ranks";
 constexpr int kMostRanks = 1 << 16;
 
 // A word for some bytes: there is one for none too.

@@ -63,6 +63,8 @@ void Check(const Report& report, int size) {
   for (const auto& item : report.items) {
     if (!is_count(item.gradients) || !is_count(item.late) || item.age < Time(0) || item.age > kLongest)
       throw std::runtime_error("a report of bucket " + item.bucket + " has numbers that no rank can have");
+    if (item.share && !(is_count(item.share->begun) && is_count(item.share->granted)))
+      throw std::runtime_error("a report of bucket " + item.bucket + " has micro-batches that no rank can have");
     if (item.declaration) Check(item.declaration->policy, size);
   }
 }
@@ -83,10 +85,13 @@ std::string Encode(const Report& report) {
     out.Put(static_cast<std::int32_t>(item.work));
     out.Put(static_cast<std::int64_t>(item.age.count()));
     out.Put(item.full);
+    out.Put(item.share.has_value());
+    if (item.share) out.Put(*item.share);
     out.Put(item.backlog);
     out.Put(item.declaration.has_value());
     if (item.declaration) out.Put(*item.declaration);
   }
+  out.Put(report.leaves);
   out.Put(report.failure);
   return out.Take();
 }
@@ -109,13 +114,28 @@ Report DecodeReport(const std::string& bytes) {
     item.work = in.Get<std::int32_t>();
     item.age = Time(in.Get<std::int64_t>());
     item.full = in.Get<bool>();
+    if (in.Get<bool>()) item.share = in.Get<Share>();
     item.backlog = in.Get<Report::Backlog>();
     if (in.Get<bool>()) item.declaration = in.Get<Declaration>();
     report.items.push_back(std::move(item));
   }
+  report.leaves = in.Get<bool>();
   report.failure = in.Get<std::string>();
   in.ExpectEnd();
   return report;
+}
+
+std::string Encode(const std::vector<Grants>& grants) {
+  Writer out;
+  out.Put(grants);
+  return out.Take();
+}
+
+std::vector<Grants> DecodeGrants(const std::string& bytes) {
+  Reader in(bytes, "grants");
+  auto grants = in.Get<std::vector<Grants>>();
+  in.ExpectEnd();
+  return grants;
 }
 
 // Layout: ranks, the round in two words, reason with what it means to a flush and to the bucket, partitions (the

@@ -12,6 +12,7 @@
 #include "core/groups.h"
 #include "core/quorum_guard.h"
 #include "core/types.h"
+#include "core/work_sharing.h"
 
 namespace horovod_partial {
 
@@ -53,11 +54,12 @@ struct Report {
     };
     Kind kind = Kind::kArrival;
     std::string bucket;
-    int gradients = 0;  // or models, in this contribution; an arrival that only delivers may have none
-    int late = 0;       // kPending: late arrivals in it that no round has seen; a kept model may have none
-    int work = 0;       // kArrival: what its weight follows from, steps or an iteration
-    Time age{0};        // since this rank's last arrival: no report travels while a reduction runs
-    bool full = false;  // an arrival whose round must not close before every rank has arrived
+    int gradients = 0;           // or models, in this contribution; an arrival that only delivers may have none
+    int late = 0;                // kPending: late arrivals in it that no round has seen; a kept model may have none
+    int work = 0;                // kArrival: what its weight follows from, steps or an iteration
+    Time age{0};                 // since this rank's last arrival: no report travels while a reduction runs
+    bool full = false;           // an arrival whose round must not close before every rank has arrived
+    std::optional<Share> share;  // of a bucket that keeps the grants
     Backlog backlog = Backlog::kNone;
     std::optional<Declaration> declaration;  // with an arrival of a rank that has not seen a round of this bucket
   };
@@ -70,10 +72,12 @@ struct Report {
   std::string elsewhere;  // if blocked: the round 0 or the flush of another process set that this rank waits in
   Flush flush = Flush::kNone;
   std::vector<Item> items;
+  bool leaves = false;  // this rank begins no micro-batch until it says otherwise, and none that it has begun is open
   std::string failure;  // this rank's application ends by it; an event. No decision depends on it
 
   bool empty() const {
-    return absent.empty() && waiting.empty() && !blocked && flush == Flush::kNone && items.empty() && failure.empty();
+    return absent.empty() && waiting.empty() && !blocked && flush == Flush::kNone && items.empty() && !leaves &&
+           failure.empty();
   }
 };
 
@@ -129,6 +133,22 @@ constexpr auto NamesOf(Closing::Reason /*type*/) {
   return std::array{"first", "everybody", "quorum", "liveness", "flush", "end"};
 }
 const char* NameOf(Closing::Reason reason);
+
+// Coordinator to all ranks: which micro-batches of the open update each may begin.
+struct Grants {
+  std::string bucket;  // that keeps them
+  std::vector<MicroBatches> by_rank;
+
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::make_tuple(Named("bucket", self.bucket), Named("by_rank", self.by_rank));
+  }
+  bool operator==(const Grants& other) const { return Fields(*this) == Fields(other); }
+};
+
+// Both travel as a string of bytes; decoding a damaged one throws std::runtime_error.
+std::string Encode(const std::vector<Grants>& grants);
+std::vector<Grants> DecodeGrants(const std::string& bytes);
 
 // A report travels as a string of bytes; decoding a damaged one throws std::runtime_error.
 std::string Encode(const Report& report);

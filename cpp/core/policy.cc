@@ -30,6 +30,9 @@ void Check(const Policy& policy, int size) {
   Require(policy.period >= 0 && policy.period <= kMostRounds, "period");
   Require(policy.rule != Policy::Rule::kReady || policy.group_size >= 1, "size of groups");
   Require(policy.rule != Policy::Rule::kReady || policy.window >= 1, "window");
+  const bool shares = policy.rule == Policy::Rule::kWorkSharing;
+  const bool divides = policy.micro_batches >= size && policy.micro_batches % size == 0;
+  Require(shares ? divides : policy.micro_batches == 0 && !policy.grants, "number of micro-batches");
   switch (schedule.kind) {
     case Schedule::Kind::kNone: break;
     case Schedule::Kind::kButterfly:

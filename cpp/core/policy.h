@@ -17,10 +17,11 @@ namespace horovod_partial {
 // kReady (P-Reduce).
 struct Policy {
   enum class Rule : std::uint8_t {
-    kQuorum,     // at least `quorum` ranks have arrived
-    kInitiator,  // the rank that is drawn for this round has arrived
-    kReady,      // groups of `group_size` ranks form, first come, first served; the others are not in the round
-    kAuto,       // as many ranks have arrived as pays off at present, and at least `quorum`
+    kQuorum,       // at least `quorum` ranks have arrived
+    kInitiator,    // the rank that is drawn for this round has arrived
+    kReady,        // groups of `group_size` ranks form, first come, first served; the others are not in the round
+    kAuto,         // as many ranks have arrived as pays off at present, and at least `quorum`
+    kWorkSharing,  // all `micro_batches` of the update are in the sum, whoever's they are
   };
   static constexpr Time kAutomaticGrace{-1};
 
@@ -33,7 +34,10 @@ struct Policy {
   Round period = 0;              // with a schedule: every so many rounds one is of all ranks together; 0: none is
   int group_size = 0;            // kReady: ranks, 1 or more
   int window = 0;                // kReady: so many groups shall connect all ranks
-  std::string description;       // the user's words for all this; compared between the ranks and shown in errors
+  int micro_batches = 0;         // kWorkSharing: of an update, on all ranks together; so many for each rank
+  bool grants =
+      false;  // kWorkSharing: with this bucket the ranks tell what they have begun, and are told what they may
+  std::string description;  // the user's words for all this; compared between the ranks and shown in errors
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -41,6 +45,7 @@ struct Policy {
                            Named("max_staleness", self.max_staleness), Named("grace_seconds", self.grace),
                            Named("schedule", self.schedule), Named("period", self.period),
                            Named("group_size", self.group_size), Named("window", self.window),
+                           Named("micro_batches", self.micro_batches), Named("grants", self.grants),
                            Named("description", self.description));
   }
   bool operator==(const Policy& other) const { return Fields(*this) == Fields(other); }
@@ -49,7 +54,9 @@ struct Policy {
   bool grouped() const { return rule == Rule::kReady || schedule.kind != Schedule::Kind::kNone; }
 };
 
-constexpr auto NamesOf(Policy::Rule /*type*/) { return std::array{"quorum", "initiator", "ready", "auto"}; }
+constexpr auto NamesOf(Policy::Rule /*type*/) {
+  return std::array{"quorum", "initiator", "ready", "auto", "work_sharing"};
+}
 
 // Throws std::runtime_error if no policy among `size` ranks can have these values.
 void Check(const Policy& policy, int size);

@@ -8,6 +8,7 @@ void BucketStatistics::Record(const Closing& closing) {
   if (on_time.empty()) {
     on_time.resize(size);
     late.resize(size);
+    gradients.resize(size);
     fresh.resize(size + 1);
     last_contribution_.assign(size, closing.round - 1);
   }
@@ -23,6 +24,7 @@ void BucketStatistics::Record(const Closing& closing) {
     const auto& contribution = closing.contributions[rank];
     ++(contribution.fresh ? on_time : late)[rank];
     if (contribution.gradients == 0 || contribution.stale) continue;
+    gradients[rank] += contribution.gradients;
     ++staleness[closing.round - 1 - last_contribution_[rank]];
     last_contribution_[rank] = closing.round;
   }

@@ -30,6 +30,7 @@ struct BucketStatistics {
   std::array<std::int64_t, 6> by_reason{};  // indexed by Closing::Reason
   std::vector<std::int64_t> on_time;        // by rank
   std::vector<std::int64_t> late;           // by rank
+  std::vector<std::int64_t> gradients;      // by rank: in all sums; micro-batches, where work is shared
   std::vector<std::int64_t> fresh;          // fresh[n]: rounds with n fresh contributors
   std::map<Round, std::int64_t> staleness;  // rounds -> contributions
   std::deque<QuorumChange> quorums;         // kAuto: the last changes, oldest first

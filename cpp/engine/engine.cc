@@ -122,7 +122,12 @@ std::shared_ptr<SharedBucket> Engine::Declare(const std::string& name, const Buc
                                 " in one reduction; reduce it in parts, or split the parameter that is as large");
   }
   auto& bucket = buckets_[name];
-  if (bucket == nullptr) bucket = std::make_shared<SharedBucket>(name, config, bringers_, this);
+  if (bucket == nullptr) {
+    bucket = std::make_shared<SharedBucket>(name, config, bringers_, this);
+    const Policy& policy = config.spec.policy;
+    if (policy.grants) bucket->share.emplace(rank_, policy.micro_batches / size_);
+    if (policy.grants) shares_work_ = true;
+  }
   if (!(bucket->config == config)) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + name +
                                 " is bound to another shape, dtype, policy or scaling (" + NameOf(bucket->config.type) +
@@ -159,7 +164,12 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
   std::lock_guard<std::mutex> lock(bucket->mutex);
   if (!bucket->poison.empty()) throw EngineError(bucket->poison);
   if (!collectives_.Alive()) ThrowShutDown();
-  if (bucket->operation != nullptr) {
+  const bool adds = bucket->operation != nullptr && bucket->config.spec.policy.rule == Policy::Rule::kWorkSharing;
+  if (adds) {  // another micro-batch has been added to what lies there
+    operation = bucket->operation;
+    operation->arrival.gradients = arrival.gradients + (bucket->awaited != nullptr ? operation->arrival.gradients : 0);
+    StopAwaiting(*bucket);
+  } else if (bucket->operation != nullptr) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + bucket->core.name() +
                                 " is in use by an operation that has not been synchronized; use another name");
   }
@@ -167,11 +177,11 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
     operation->done = true;
     return operation;
   }
-  if (!bucket->core.declared()) Enter(bucket);
+  if (!bucket->core.declared() && !adds) Enter(bucket);
   if (arrival.input != nullptr && bucket->owner != nullptr && bucket->owner->gone()) bucket->owner = nullptr;
   bucket->operation = operation;
   try {
-    if (arrival.output == nullptr) {
+    if (arrival.output == nullptr && !adds) {
       operation->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
       operation->arrival.output = operation->scratch.data();
     }
@@ -203,6 +213,8 @@ void Engine::Enter(const std::shared_ptr<SharedBucket>& bucket) {
 // Under the bucket's lock, with the operation outstanding. May throw: a late contribution needs memory.
 void Engine::ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls) {
   bucket.arrived = Now();
+  news_ = true;
+  if (bucket.core.state() == Bucket::State::kArrived) return bucket.core.Add(operation.arrival.gradients);
   if (auto* recorder = Recording(); recorder != nullptr && operation.arrival.input != nullptr && !operation.recorded) {
     operation.recorded = true;
     recorder->Arrived(LabelOf(bucket), bucket.arrived);
@@ -214,7 +226,6 @@ void Engine::ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls)
     case Bucket::Arrived::kBusy:
       throw std::logic_error("bucket " + bucket.core.name() + " is busy without an outstanding operation");
   }
-  news_ = true;
 }
 
 // The same on the background thread, which has nobody to throw to.
@@ -416,6 +427,111 @@ std::vector<std::shared_ptr<SharedBucket>> Engine::FindAll(const Family& names) 
   return buckets;
 }
 
+// --- Work sharing
+
+std::optional<std::pair<int, int>> Engine::TakeGrant(const std::vector<std::shared_ptr<SharedBucket>>& family,
+                                                     bool begins) {
+  SharedBucket& keeper = *family.front();
+  Round update;
+  {
+    std::lock_guard<std::mutex> lock(keeper.mutex);
+    update = keeper.update;
+  }
+  for (const auto& bucket : family) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (!bucket->poison.empty()) throw EngineError(bucket->poison);
+    if (bucket->core.taken() != update || bucket->awaited != nullptr) return std::nullopt;
+  }
+  // Nothing of a later update can have closed since: this rank would have to be told first, and its micro-batches done.
+  std::lock_guard<std::mutex> lock(keeper.mutex);
+  if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
+  const std::pair<int, int> next(keeper.share->next(), keeper.updates);
+  if (begins) {
+    keeper.share->Begin();
+    news_ = true;
+  }
+  return next;
+}
+
+std::optional<std::pair<int, int>> Engine::NextMicroBatch(const Family& names, bool begins, const IsDue& is_due) {
+  const auto family = FindAll(names);
+  if (family.empty()) throw std::invalid_argument("no micro-batch can begin before its buckets have been declared");
+  SharedBucket& keeper = *family.front();
+  const Draining draining(*this, {names});  // rounds are taken as they come
+  Time start{0};
+  const auto tell = [&](bool wants) {
+    std::lock_guard<std::mutex> lock(keeper.mutex);
+    if (std::exchange(keeper.wants, wants) == wants) return;
+    news_ = true;
+    const Time now = Now();
+    if (wants) {
+      start = now;
+      return keeper.bringers.BeginWait(now);
+    }
+    keeper.bringers.EndWait(true, keeper.core.completed(), now);
+    keeper.statistics.waited_seconds += std::chrono::duration<double>(now - start).count();
+    if (auto* recorder = Recording()) recorder->Waited(LabelOf(keeper), start, now);
+  };
+  const std::shared_ptr<void> ends(nullptr, [&](void*) { tell(false); });
+  while (true) {
+    std::uint64_t seen;
+    {
+      std::lock_guard<std::mutex> lock(flush_mutex_);
+      seen = flush_events_;
+    }
+    if (HasRound(names)) return std::nullopt;
+    if (const auto next = TakeGrant(family, begins)) return next;
+    if (is_due && is_due()) return std::nullopt;
+    tell(!IsAwaited(family));  // who waits for its own device is at work
+    if (!collectives_.Alive()) ThrowShutDown();
+    std::unique_lock<std::mutex> lock(flush_mutex_);
+    if (flush_changed_.wait_for(lock, is_due ? kPoll : kWatch, [&] { return flush_events_ != seen; })) continue;
+    lock.unlock();
+    collectives_.Interrupt();
+  }
+}
+
+bool Engine::IsAwaited(const std::vector<std::shared_ptr<SharedBucket>>& family) const {
+  return std::any_of(family.begin(), family.end(), [](const auto& bucket) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    return bucket->awaited != nullptr;
+  });
+}
+
+void Engine::ReturnMicroBatch(const std::string& name) {
+  const auto bucket = Find(name);
+  if (bucket == nullptr) return;
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  if (!bucket->share || bucket->share->begun() <= bucket->Made()) return;
+  bucket->share->Return();
+  news_ = true;
+}
+
+// No thread begins a micro-batch, and none that has been begun is open.
+bool Engine::Leaves() {
+  has_left_ = false;
+  if (leaving_ == 0 || !shares_work_) return false;
+  has_left_ = true;  // before it is looked for: from now on none begins
+  for (const auto& bucket : Buckets()) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    const bool shares = bucket->config.spec.policy.rule == Policy::Rule::kWorkSharing;
+    const bool open = bucket->share && bucket->share->begun() != bucket->Made();
+    if (shares && (open || bucket->awaited != nullptr)) return has_left_ = false;
+  }
+  return true;
+}
+
+void Engine::Hear(const std::vector<Grants>& grants) {
+  for (const Grants& each : grants) {
+    const auto bucket = Find(each.bucket);
+    if (bucket == nullptr) continue;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (bucket->share) bucket->share->Hear(each.by_rank.at(static_cast<std::size_t>(rank_)));
+  }
+  std::lock_guard<std::mutex> lock(flush_mutex_);
+  TellFlush();
+}
+
 void Engine::DrainOutstanding() {
   for (const auto& bucket : Buckets()) {
     std::shared_ptr<Operation> operation;
@@ -453,6 +569,7 @@ bool Engine::DeliverFamily(const Family& family) {
 }
 
 void Engine::Deliver(const std::vector<Family>& families) {
+  const Leaving leaving(*this);
   DrainOutstanding();
   for (const Family& family : families)
     while (DeliverFamily(family)) {
@@ -488,7 +605,7 @@ void Engine::Draining::Add(int waits) const {
 }
 
 Engine::Flushing::Flushing(Engine& engine, Report::Flush kind, std::vector<Family> drained)
-    : engine_(engine), kind_(kind), drained_(std::move(drained)) {
+    : engine_(engine), leaving_(engine), kind_(kind), drained_(std::move(drained)) {
   engine.DrainOutstanding();
   {
     std::lock_guard<std::mutex> lock(engine.buckets_mutex_);
@@ -623,6 +740,9 @@ void Engine::ArriveWhatIsReady() {
     if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
     StopAwaiting(*bucket);
     ArriveOrFail(*bucket, calls);
+    if (!shares_work_) continue;
+    std::lock_guard<std::mutex> flush_lock(flush_mutex_);
+    TellFlush();  // the next micro-batch may begin
   }
 }
 
@@ -676,6 +796,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   report.waiting = reported_.waiting;
   report.blocked = reported_.blocked;
   report.elsewhere = reported_.elsewhere;
+  report.leaves = Leaves();
   {
     std::lock_guard<std::mutex> lock(flush_mutex_);
     report.flush = flush_;
@@ -702,6 +823,10 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
     }
     if (joined) core.LeaveOut(core.completed());
     item.age = std::max(now - bucket->arrived, Time(0));
+    if (bucket->share && joined) bucket->share->Leave();
+    const bool gone = bucket->owner != nullptr && bucket->owner->gone();
+    if (bucket->share && gone) bucket->share->GiveUp(bucket->Made());
+    if (bucket->share && core.declared()) item.share = bucket->share->share(bucket->wants, gone);
     if (core.state() == Bucket::State::kRunning) {
       item.kind = Report::Item::Kind::kRunning;
     } else if (core.state() == Bucket::State::kArrived && joined) {
@@ -724,7 +849,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
       }
       if (!retired && core.full())
         item.backlog = bucket->draining > 0 ? Report::Backlog::kDraining : Report::Backlog::kFull;
-      if (item.gradients == 0 && item.backlog == Report::Backlog::kNone && !retired) continue;
+      if (item.gradients == 0 && item.backlog == Report::Backlog::kNone && !retired && !item.share) continue;
     }
     report.items.push_back(std::move(item));
   }
@@ -758,6 +883,11 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       if (bucket->core.declared() && !bucket->Retired()) lost = closing.error;
       Refuse(*bucket, closing.error, calls);
       continue;
+    }
+    if (bucket->share) {
+      bucket->share->Advance();
+      bucket->update = closing.round + 1;
+      bucket->updates += closing.gradients() > 0 ? 1 : 0;
     }
     if (joined || !bucket->poison.empty()) {  // the library below sends zeros
       if (joined) bucket->core.LeaveOut(closing.round + 1);
@@ -825,6 +955,8 @@ void Engine::End(SharedBucket& bucket, Calls& calls) {
   if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) Complete(bucket, true, calls);
   if (bucket.core.declared()) in_use_ -= Counts(bucket);
   bucket.core = Bucket(bucket.core.name(), bucket.core.options());
+  if (bucket.share) bucket.share.emplace(rank_, bucket.config.spec.policy.micro_batches / size_);
+  bucket.update = bucket.updates = 0;
   bucket.statistics = {};
   if (bucket.operation == nullptr) return Forget(bucket);
   if (bucket.awaited == nullptr) ArriveOrFail(bucket, calls);

@@ -114,6 +114,10 @@ class SharedBucket {
   Time arrived{0};                       // when the last arrival was
   std::shared_ptr<ReadyEvent> awaited;   // not null: a device still makes the outstanding operation's arrival
   std::shared_ptr<const Owner> owner;    // null: it never retires
+  std::optional<OwnShare> share;         // of a bucket that keeps the grants
+  Round update = 0;                      // rounds that have closed: it is of the next one
+  int updates = 0;                       // of them those with gradients
+  bool wants = false;                    // a thread waits to begin a micro-batch
   std::string poison;                    // not empty: a round has failed, nothing more can be done with this bucket
   bool flush_round = false;              // the round that runs belongs to a flush
   int draining = 0;                      // waits during which its application takes its results as they come
@@ -121,6 +125,8 @@ class SharedBucket {
   Round flush_end = kForEver;            // and, when that is over, takes none from this round on
   BucketStatistics statistics;
 
+  // Micro-batches of the open update that are made here, where work is shared.
+  int Made() const { return core.state() == Bucket::State::kArrived ? core.arrival().gradients : 0; }
   bool Retired() const { return owner != nullptr && owner->gone() && operation == nullptr; }
   Declaration declaration() const;
 };
@@ -133,6 +139,7 @@ class Engine {
   using Thresholds = Bringers::Thresholds;
   class Draining;
   class Flushing;
+  class Leaving;
   // Whether the thread that waits has something to do meanwhile; any number of times, without a lock of the engine.
   using IsDue = std::function<bool()>;
 
@@ -177,6 +184,13 @@ class Engine {
   // There is a round to take, and room for at most one more.
   bool IsNearlyFull(const Family& family) const;
 
+  // Work sharing. Blocks until this rank may begin a micro-batch of the update that is open, and gives its number and
+  // that of the update; or until there is a round to be taken before, or something is due: then it gives nothing. With
+  // `begins` it is begun. The first of the family keeps the grants. Throws EngineError.
+  std::optional<std::pair<int, int>> NextMicroBatch(const Family& family, bool begins, const IsDue& is_due = nullptr);
+  // What has been begun last has made no gradient, and will not.
+  void ReturnMicroBatch(const std::string& bucket);
+
   // Delivers what this rank has pending, without waiting for the others' (docs/protocol.md, rule 8); what is in a
   // family by whole rounds.
   void Deliver(const std::vector<Family>& families = {});
@@ -200,6 +214,8 @@ class Engine {
   // All the rounds that were closed in this cycle, in order, those that were refused too. A joined rank takes part in
   // none. Where the engine makes no entry, the library below sends zeros.
   void Begin(const std::vector<Closing>& closings, bool joined);
+  // The coordinator has granted micro-batches, or has taken some back.
+  void Hear(const std::vector<Grants>& grants);
   // The callback of Collectives::Place.
   void Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error);
 
@@ -220,6 +236,9 @@ class Engine {
                                     std::function<void(const Operation&)> on_done, const Caller& caller);
   bool DeliverFamily(const Family& family);
   std::vector<std::shared_ptr<SharedBucket>> FindAll(const Family& names) const;
+  std::optional<std::pair<int, int>> TakeGrant(const std::vector<std::shared_ptr<SharedBucket>>& family, bool begins);
+  bool IsAwaited(const std::vector<std::shared_ptr<SharedBucket>>& family) const;
+  bool Leaves();
   int RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& family, bool takes) const;
   Bringers::Away Away(Time now, Time foreign_since);
   void ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls);
@@ -272,6 +291,9 @@ class Engine {
   std::atomic<bool> news_{false};          // there is something to report
   std::atomic<bool> flush_bounds_{false};  // the flush of this rank is over, and its application is still in it
   std::atomic<bool> has_warned_{false};    // of rounds that were added up
+  std::atomic<bool> shares_work_{false};   // some bucket keeps grants
+  std::atomic<bool> has_left_{false};      // the last report says that this rank leaves; it holds for that cycle
+  std::atomic<int> leaving_{0};            // threads that end, flush or join: no micro-batch begins meanwhile
   std::atomic<int> in_use_{0};             // buckets of which a round has been closed, and that have not ended
   const std::shared_ptr<Bringers> bringers_;
   // A thread waits in a flush of this kind: what flush_ says, for the tick.
@@ -319,6 +341,23 @@ class Engine::Draining {
   std::vector<std::shared_ptr<SharedBucket>> buckets_;
 };
 
+// While there is one, this rank begins no micro-batch.
+class Engine::Leaving {
+ public:
+  explicit Leaving(Engine& engine) : engine_(engine) { Add(1); }
+  ~Leaving() { Add(-1); }
+  Leaving(const Leaving&) = delete;
+  Leaving& operator=(const Leaving&) = delete;
+
+ private:
+  void Add(int threads) {
+    engine_.leaving_ += threads;
+    if (engine_.shares_work_) engine_.news_ = true;
+  }
+
+  Engine& engine_;
+};
+
 // A flush of this rank, from its beginning until what it has delivered has been taken. Of one thread.
 class Engine::Flushing {
  public:
@@ -343,6 +382,7 @@ class Engine::Flushing {
   void SetInFlush(bool in_flush);
 
   Engine& engine_;
+  const Leaving leaving_;
   const Report::Flush kind_;
   const std::vector<Family> drained_;
   std::optional<Draining> draining_;

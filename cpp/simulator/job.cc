@@ -4,19 +4,14 @@
 #include <limits>
 #include <stdexcept>
 
+#include "simulator/clock.h"
+
 namespace horovod_partial {
 namespace {
 
 constexpr double kSignalBytes = 4;
 constexpr Time kWaiting = std::chrono::milliseconds(5);  // the default of HOROVOD_PARTIAL_WAITING_MS
 constexpr Round kForEver = std::numeric_limits<std::int32_t>::max();
-
-Time FromSeconds(double seconds) {
-  return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds) +
-                                          std::chrono::duration<double>(5e-10));
-}
-
-double ToSeconds(Time time) { return std::chrono::duration<double>(time).count(); }
 
 // All as long as each other: the coordinator closes rounds of one cycle in the order of their names.
 constexpr std::size_t kFirstName = 1000000;
@@ -222,11 +217,7 @@ Time Job::NextNegotiation() const {
   const Time wanted = idle ? deadline_ : std::min(wanted_, deadline_);
   if (wanted == kNever) return kNever;
   const Time cycle = FromSeconds(config_.cycle);
-  const Time first = std::max(free_, negotiated_ + cycle);
-  const Time since = std::max(wanted, now_);
-  if (since <= first) return first;
-  // The cycles that have passed without a negotiation had the same rhythm.
-  return cycle == Time(0) ? since : first + (since - first + cycle - Time(1)) / cycle * cycle;
+  return NegotiatedAt(std::max(free_, negotiated_ + cycle), std::max(wanted, now_), cycle);
 }
 
 void Job::Negotiate() {

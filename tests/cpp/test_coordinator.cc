@@ -1337,5 +1337,138 @@ TEST(CoordinatorTest, ABucketOfAnAdaptiveQuorumEndsAndMayBeginAnew) {
   EXPECT_EQ(puppets.last[0].quorum, 3);
 }
 
+// --- Work sharing
+
+class SharingTest : public testing::Test {
+ protected:
+  static constexpr int kEach = 2;
+
+  struct Said {
+    int made = 0;  // micro-batches, of which the coordinator has not heard
+    std::optional<Share> share = std::nullopt;
+    bool leaves = false;
+    bool blocked = false;
+    Report::Backlog backlog = Report::Backlog::kNone;
+    int each = kEach;
+  };
+  void Say(Rank rank, const Said& said) {
+    Report report;
+    report.leaves = said.leaves;
+    report.blocked = report.waiting.all = said.blocked;
+    Report::Item& item = report.items.emplace_back();
+    item.bucket = "a";
+    item.kind = said.made > 0 ? Report::Item::Kind::kArrival : Report::Item::Kind::kPending;
+    item.gradients = said.made;
+    item.share = said.share;
+    item.backlog = said.backlog;
+    if (!begun_) {
+      Declaration& declaration = item.declaration.emplace();
+      declaration.policy.rule = Policy::Rule::kWorkSharing;
+      declaration.policy.micro_batches = kRanks * said.each;
+      declaration.policy.grants = true;
+      declaration.policy.max_staleness = 1000;
+      declaration.policy.description = "WorkSharing(), passes=" + std::to_string(said.each);
+    }
+    coordinator_.Observe(rank, report, now_);
+  }
+  std::vector<Closing> Decide() { return coordinator_.Decide(now_); }
+  void BeginTraining() {
+    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, {kEach});
+    ASSERT_EQ(Decide().size(), 1u);
+    begun_ = true;
+  }
+
+  static constexpr int kRanks = 2;
+  Coordinator coordinator_{kRanks};
+  bool begun_ = false;
+  Time now_{1h};
+};
+
+TEST_F(SharingTest, TheFirstUpdateHasThePartOfEachRank) {
+  Say(0, {kEach});
+  Say(1, {1});
+  EXPECT_THAT(Decide(), IsEmpty()) << "all ranks have arrived, but not with all";
+  Say(1, {kEach});
+  const auto closings = Decide();
+  ASSERT_EQ(closings.size(), 1u);
+  EXPECT_EQ(closings[0].reason, Closing::Reason::kFirst);
+  EXPECT_EQ(closings[0].gradients(), kRanks * kEach);
+}
+
+TEST_F(SharingTest, AnUpdateClosesWhenAllMicroBatchesAreThere) {
+  BeginTraining();
+  Say(0, {1, Share{2, 2}});
+  Say(1, {0, Share{1, 1}});
+  EXPECT_THAT(Decide(), IsEmpty());
+  Say(0, {3, Share{3, 3}});
+  Say(1, {0, Share{1, 1}});
+  EXPECT_THAT(Decide(), IsEmpty()) << "rank 1 is in the middle of one";
+  Say(0, {0, Share{3, 3, true}, false, true});
+  Say(1, {1, Share{1, 1}});
+  const auto closings = Decide();
+  ASSERT_EQ(closings.size(), 1u);
+  EXPECT_EQ(closings[0].reason, Closing::Reason::kQuorum);
+  EXPECT_EQ(closings[0].contributions[0].gradients, 3);
+  EXPECT_EQ(closings[0].contributions[1].gradients, 1);
+}
+
+TEST_F(SharingTest, WhoWaitsDoesNotCloseAnUpdate) {
+  BeginTraining();
+  Say(0, {1, Share{1, 1, true}, false, true});
+  Say(1, {1, Share{1, 1, true}, false, true});
+  EXPECT_THAT(Decide(), IsEmpty());
+  EXPECT_EQ(coordinator_.grants(), (std::vector<Grants>{{"a", {{0, 1}, {2, 3}}}}));
+}
+
+TEST_F(SharingTest, AnUpdateIsShortWhereNobodyComes) {
+  BeginTraining();
+  Say(0, {1, Share{1, 1}, true});
+  Say(1, {0, Share{1, 0}});
+  EXPECT_THAT(Decide(), IsEmpty());
+  Say(0, {0, Share{1, 1}, true});
+  Say(1, {0, Share{1, 0}, true});
+  const auto closings = Decide();
+  ASSERT_EQ(closings.size(), 1u);
+  EXPECT_EQ(closings[0].reason, Closing::Reason::kLiveness);
+  EXPECT_EQ(closings[0].gradients(), 1);
+}
+
+TEST_F(SharingTest, AnUpdateWaitsForARankWithTooManyResults) {
+  BeginTraining();
+  Say(0, {kRanks * kEach, Share{4, 4}});
+  Say(1, {0, Share{0, 0}, false, false, Report::Backlog::kFull});
+  EXPECT_THAT(Decide(), IsEmpty());
+  Say(0, {0, Share{4, 4}});
+  Say(1, {0, Share{0, 0}});
+  EXPECT_EQ(Decide().size(), 1u);
+}
+
+TEST_F(SharingTest, RanksThatDisagreeAreToldAtOnce) {
+  Say(0, {1});
+  Say(1, {1, std::nullopt, false, false, Report::Backlog::kNone, kEach + 1});
+  const auto closings = Decide();
+  ASSERT_EQ(closings.size(), 1u);
+  EXPECT_THAT(closings[0].error, HasSubstr("passes=3"));
+}
+
+// Rank 0 has begun a micro-batch, and waits in a collective of Horovod's own, to which rank 1 does not come before the
+// update is complete.
+TEST_F(SharingTest, ACollectiveWithinAnUpdateIsTold) {
+  coordinator_.SetDeadlockAfter(Coordinator::kDeadlockAfter);
+  BeginTraining();
+  const auto say = [&](int made) {
+    Say(0, {0, Share{1, 1}, false, true});
+    Say(1, {made, Share{3, 3, true}, false, true});
+  };
+  say(3);
+  EXPECT_THAT(Decide(), IsEmpty());
+  now_ += Coordinator::kDeadlockAfter;
+  say(0);
+  const auto closings = Decide();
+  ASSERT_EQ(closings.size(), 1u);
+  EXPECT_THAT(closings[0].error, HasSubstr("rank 0 waits in a collective of Horovod's own"));
+  EXPECT_THAT(closings[0].error, HasSubstr("in a round hook of the optimizer"));
+}
+
 }  // namespace
 }  // namespace horovod_partial

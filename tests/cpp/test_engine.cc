@@ -103,6 +103,127 @@ class RanksTest : public testing::Test {
   Random random_{1};
 };
 
+// --- Work sharing
+
+class SharingRanksTest : public RanksTest {
+ protected:
+  static constexpr int kRanks = 3;
+  static constexpr int kEach = 2;
+  static constexpr float kAll = kRanks * kEach;
+
+  // One rank's training. Each micro-batch is a 1 in both buckets.
+  struct Training {
+    Engine& engine;
+    Tensor keeper, other;
+    int updates = 0;
+    int made = 0;     // micro-batches
+    int in_open = 0;  // of the open update
+    std::vector<float> sums = {};
+
+    void Take() {
+      while (const auto taken = engine.TakeRound({{"keeper", keeper.data()}, {"other", other.data()}})) {
+        if (taken->gradients == 0) continue;
+        EXPECT_EQ(keeper.values(), other.values());
+        sums.push_back(keeper.values()[0]);
+        ++updates;
+        in_open = 0;
+      }
+    }
+    void Make() {
+      ++made;
+      ++in_open;
+      const Floats sum(kElements, static_cast<float>(in_open));
+      for (auto& [name, tensor] : {std::pair<const char*, Tensor&>("other", other), {"keeper", keeper}}) {
+        tensor.Set(sum);
+        engine.Arrive(engine.Find(name), {tensor.data(), tensor.data(), 1});
+      }
+    }
+    // Until so many updates have been made, or so many micro-batches here.
+    void Run(int most_updates, int most_made = 1000) {
+      while (updates < most_updates && made < most_made) {
+        if (engine.NextMicroBatch({"keeper", "other"}, true)) {
+          Make();
+        } else {
+          Take();
+        }
+      }
+    }
+    void Flush() {
+      Engine::Flushing flushing(engine, Report::Flush::kFlushing, {{"keeper", "other"}});
+      while (flushing.Wait()) Take();
+      Take();
+    }
+  };
+
+  void StartSharing() {
+    Start(kRanks, {});
+    for (Rank rank = 0; rank < kRanks; ++rank) {
+      EngineOf(rank).Declare("keeper", SharedConfig(kRanks, kEach, true));
+      EngineOf(rank).Declare("other", SharedConfig(kRanks, kEach, false));
+      Memory& memory = horovod_->memory(rank);
+      trainings_.push_back(std::make_unique<Training>(Training{EngineOf(rank), Tensor(memory), Tensor(memory)}));
+    }
+  }
+  void Run(const std::function<void(Rank, Training&)>& body) {
+    std::vector<std::future<void>> threads;
+    for (Rank rank = 0; rank < kRanks; ++rank)
+      threads.push_back(Begin([&, rank] { body(rank, *trainings_[static_cast<std::size_t>(rank)]); }));
+    CycleUntilDone(std::move(threads));
+  }
+
+  std::vector<std::unique_ptr<Training>> trainings_;
+};
+
+TEST_F(SharingRanksTest, EachUpdateHasAllMicroBatches) {
+  StartSharing();
+  Run([](Rank, Training& training) {
+    training.Run(20);
+    training.Flush();
+  });
+  int made = 0;
+  for (const auto& training : trainings_) {
+    EXPECT_EQ(training->sums, Floats(20, kAll));
+    made += training->made;
+  }
+  EXPECT_EQ(made, 20 * kRanks * kEach);
+}
+
+TEST_F(SharingRanksTest, OthersMakeWhatARankThatFlushesDoesNot) {
+  StartSharing();
+  Run([](Rank rank, Training& training) {
+    training.Run(20, rank == 0 ? 3 : 1000);
+    training.Flush();
+  });
+  for (const auto& training : trainings_) EXPECT_EQ(training->sums, Floats(20, kAll));
+}
+
+TEST_F(SharingRanksTest, AnUpdateIsShortWhereAllRanksFlush) {
+  StartSharing();
+  Run([](Rank rank, Training& training) {
+    training.Run(1);
+    if (rank == 1) training.Run(2, training.made + 1);
+    training.Flush();
+  });
+  for (const auto& training : trainings_) EXPECT_EQ(training->sums, (Floats{kAll, 1}));
+}
+
+TEST_F(SharingRanksTest, WhoWaitsForAMicroBatchHearsOfAShutdown) {
+  StartSharing();
+  Run([](Rank rank, Training& training) { training.Run(1, rank == 0 ? 1 : 2); });
+  auto waiting = Begin([&] {
+    EXPECT_THROW(
+        {
+          while (true) trainings_[1]->engine.NextMicroBatch({"keeper", "other"}, true);
+        },
+        EngineError);
+  });
+  Cycle();
+  Shutdown();
+  waiting.get();
+}
+
+// --- Arrivals
+
 TEST_F(RanksTest, ALateArrivalGetsTheResultAtOnce) {
   Start(2, {Config(1)});
   RunRoundZero();

@@ -60,6 +60,7 @@ TEST(StatisticsTest, OnTimeMeansFresh) {
   statistics.Record(Make(1, Reason::kQuorum, {kFresh, kNothing, kPending}));
   EXPECT_THAT(statistics.on_time, ElementsAre(2, 1, 1));
   EXPECT_THAT(statistics.late, ElementsAre(0, 1, 1));
+  EXPECT_THAT(statistics.gradients, ElementsAre(2, 1, 1 + kPending.gradients));
   EXPECT_THAT(statistics.fresh, ElementsAre(0, 1, 0, 1)) << "one round with 1 fresh contributor, one with 3";
 }
 

@@ -52,6 +52,17 @@ inline BucketConfig ReadyConfig(int group_size, int window = 8, Weights weights 
   return config;
 }
 
+// Micro-batches of all ranks, so many for each.
+inline BucketConfig SharedConfig(int ranks, int each, bool grants) {
+  BucketConfig config = Config(1, Missed::kReplay);
+  config.spec.policy.rule = Policy::Rule::kWorkSharing;
+  config.spec.policy.micro_batches = ranks * each;
+  config.spec.policy.grants = grants;
+  config.spec.policy.max_staleness = 1000;
+  config.spec.policy.description = "WorkSharing()";
+  return config;
+}
+
 inline void AddTo(Floats& sum, const Floats& values) {
   for (std::size_t i = 0; i < kElements; ++i) sum[i] += values[i];
 }

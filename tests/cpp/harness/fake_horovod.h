@@ -316,8 +316,10 @@ class FakeHorovod {
       for (const auto& state : ranks_) joined.push_back(state->joined);
       coordinator_.SetJoined(joined);
       std::vector<Closing> closings = coordinator_.Decide(now);
+      grants_ = Encode(coordinator_.grants());
       between();
       ranks_[0]->engine.Begin(closings, joined[0]);
+      ranks_[0]->engine.Hear(DecodeGrants(grants_));
       responses_.clear();
       std::size_t room = 0;
       for (Closing& closing : closings) {
@@ -361,6 +363,7 @@ class FakeHorovod {
         }
       }
       if (rank != 0) state.engine.Begin(closings, state.joined);
+      if (rank != 0) state.engine.Hear(DecodeGrants(grants_));
       if (state.joined) return;
       for (const Closing& closing : closings) FillMissing(state, closing.bucket);
     });
@@ -567,6 +570,7 @@ class FakeHorovod {
   bool ends_ = false;
   bool negotiates_ = false;
   std::vector<Response> responses_;
+  std::string grants_;  // of this cycle, as they travel
   std::vector<PastRound> history_;
 
   mutable std::mutex complaint_mutex_;

@@ -1,0 +1,109 @@
+#include "simulator/shared_job.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "simulator/clock.h"
+
+namespace horovod_partial {
+namespace {
+
+SharedJobConfig Checked(SharedJobConfig config) {
+  if (config.ranks < 1 || config.passes < 1 || config.updates < 1)
+    throw std::invalid_argument("a job has 1 rank, 1 micro-batch for each and 1 update, or more");
+  if (!(config.compute > 0)) throw std::invalid_argument("the compute of a micro-batch must be above 0 seconds");
+  return config;
+}
+
+}  // namespace
+
+SharedJob::SharedJob(SharedJobConfig config)
+    : config_(Checked(std::move(config))),
+      // What is taken back is confirmed in a later cycle.
+      cycle_(std::max(FromSeconds(config_.cycle), Time(1))),
+      ledger_(config_.ranks, config_.ranks * config_.passes) {
+  for (Rank rank = 0; rank < config_.ranks; ++rank) workers_.push_back({OwnShare(rank, config_.passes)});
+}
+
+SharedJobResult SharedJob::Run() {
+  SharedJobResult result;
+  for (; update_ < config_.updates; ++update_) {
+    start_ = now_;
+    negotiated_ = start_ - cycle_;
+    wanted_ = start_;
+    for (Rank rank = 0; rank < config_.ranks; ++rank) {
+      At(rank).share.Advance();
+      At(rank).done = 0;
+      Begin(rank);
+    }
+    for (int left = config_.ranks * config_.passes; left > 0;) {
+      const Time negotiation = NextNegotiation();
+      if (ends_.empty() && negotiation == kNever) throw std::logic_error("a micro-batch is granted to nobody");
+      // A cycle that begins now takes what ends now.
+      if (ends_.empty() || negotiation < ends_.top().first) {
+        now_ = negotiation;
+        Negotiate();
+      } else {
+        Finish();
+        --left;
+      }
+    }
+    now_ = Reduced();
+    ledger_.Advance(now_);
+    result.ends.push_back(ToSeconds(now_));
+    for (const Worker& worker : workers_) result.made.push_back(worker.done);
+  }
+  return result;
+}
+
+void SharedJob::Begin(Rank rank) {
+  Worker& worker = At(rank);
+  worker.computes = worker.share.MayBegin();
+  if (!worker.computes) return;
+  const double delay = config_.delay(update_, rank, worker.done, worker.share.next());
+  worker.share.Begin();
+  ends_.emplace(now_ + FromSeconds(config_.compute + delay), rank);
+}
+
+void SharedJob::Finish() {
+  const Rank rank = ends_.top().second;
+  now_ = ends_.top().first;
+  ends_.pop();
+  ++At(rank).done;
+  Begin(rank);
+  wanted_ = std::min(wanted_, now_);
+}
+
+Time SharedJob::NextNegotiation() const {
+  const Time wanted = std::min(wanted_, ledger_.NextDeadline());
+  if (wanted == kNever) return kNever;
+  return NegotiatedAt(start_, std::max({wanted, now_, negotiated_ + cycle_}), cycle_);
+}
+
+void SharedJob::Negotiate() {
+  negotiated_ = now_;
+  for (Rank rank = 0; rank < config_.ranks; ++rank) {
+    const Worker& worker = At(rank);
+    ledger_.Observe(rank, worker.share.share(!worker.computes), worker.done, now_);
+  }
+  const auto granted = ledger_.Decide(std::vector<bool>(workers_.size(), true), now_);
+  for (std::size_t i = 0; i < granted.size(); ++i) {
+    workers_[i].share.Hear(granted[i]);
+    if (!workers_[i].computes) Begin(static_cast<Rank>(i));
+  }
+  wanted_ = granted.empty() ? kNever : now_;  // ranks have begun what they were granted, or confirm that they hold less
+}
+
+// When the update is, whose last micro-batch ends now. Nobody begins another one while its messages travel.
+Time SharedJob::Reduced() const {
+  Time negotiated = start_ - cycle_;
+  Time free = start_;
+  for (const JobConfig::Message& message : config_.messages) {
+    const Time ready = now_ - FromSeconds(config_.compute - message.ready);
+    if (ready > negotiated) negotiated = NegotiatedAt(std::max(free, negotiated + cycle_), ready, cycle_);
+    free = std::max(free, negotiated) + FromSeconds(config_.cost(message.bytes));
+  }
+  return std::max(free, now_);
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,78 @@
+// A job that shares its work, in simulated time: how long do its updates take?
+#pragma once
+
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "core/fusion_plan.h"
+#include "core/types.h"
+#include "core/work_sharing.h"
+#include "simulator/job.h"
+
+namespace horovod_partial {
+
+// What the ranks do in each update, and what that takes. Times are in seconds.
+struct SharedJobConfig {
+  // How much longer a micro-batch takes that is the `nth` one of a rank in an update.
+  using Delay = std::function<double(int update, Rank rank, int nth, int micro_batch)>;
+
+  int ranks = 1;
+  int passes = 1;  // micro-batches of an update, for each rank
+  int updates = 1;
+  double compute = 0;  // of a micro-batch, without delay; above 0
+  Delay delay;
+  std::vector<JobConfig::Message> messages;  // of an update; they are ready in the last micro-batch
+  LinearCost cost;                           // of a reduction
+  double cycle = 0;                          // from one negotiation to the next
+};
+
+struct SharedJobResult {
+  std::vector<double> ends;  // [update]
+  std::vector<int> made;     // [update * ranks + rank]: micro-batches
+};
+
+// One job in one thread: the code that grants in a real job (Ledger, OwnShare), driven by events. A rank that holds a
+// grant begins it at once. Who has none waits for the next cycle in which the coordinator has one for it. A delay comes
+// before the compute of its micro-batch. A message of the update is ready when the micro-batch that ends last has made
+// it. As in Job, a negotiation takes no time.
+//
+// In the first update of a real job each rank makes its own micro-batches. Here it is like all others.
+class SharedJob {
+ public:
+  // Throws std::invalid_argument if a number in `config` is out of range.
+  explicit SharedJob(SharedJobConfig config);
+
+  // To the end. Call it once.
+  SharedJobResult Run();
+
+ private:
+  struct Worker {
+    OwnShare share;
+    int done = 0;
+    bool computes = false;
+  };
+  using End = std::pair<Time, Rank>;  // of a micro-batch
+
+  Worker& At(Rank rank) { return workers_[static_cast<std::size_t>(rank)]; }
+  void Begin(Rank rank);
+  void Finish();
+  Time NextNegotiation() const;
+  void Negotiate();
+  Time Reduced() const;
+
+  const SharedJobConfig config_;
+  const Time cycle_;
+  Ledger ledger_;
+  std::vector<Worker> workers_;
+
+  int update_ = 0;
+  Time now_{0};
+  Time start_{0};                                                    // of the update, and of a cycle
+  Time negotiated_{0};                                               // when the last cycle began
+  Time wanted_{0};                                                   // since when a rank has news, or kNever
+  std::priority_queue<End, std::vector<End>, std::greater<>> ends_;  // of what ranks compute
+};
+
+}  // namespace horovod_partial

@@ -1,0 +1,614 @@
+// Work sharing (docs/protocol.md, rule 17), explored exhaustively: the real Coordinator, Ledger and OwnShare, with
+// every order in which applications and cycles may come, and with grants and takings-back in any legal order.
+//
+// A cycle is what Horovod's negotiation and the hooks make of it: every rank's report is built, the coordinator
+// decides, the rounds begin on every rank and are told of grants, and the rounds end on every rank. Between any two of
+// these a rank's application may take any number of steps; that of a rank moves only when it is that rank's turn, which
+// loses nothing, since steps of different ranks commute.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/coordinator.h"
+#include "core/message.h"
+#include "core/work_sharing.h"
+
+namespace horovod_partial {
+
+class LedgerPeer {
+ public:
+  // Takes back what has been granted since the ranks have reported this.
+  static void Undo(Ledger& ledger, const std::vector<int>& reported) {
+    for (std::size_t i = 0; i < reported.size(); ++i) {
+      MicroBatches& granted = ledger.ranks_[i].granted;
+      for (; static_cast<int>(granted.size()) > reported[i]; granted.pop_back())
+        ledger.taken_[static_cast<std::size_t>(granted.back())] = false;
+    }
+  }
+  // What is told in place of what the ledger would tell, by the number of micro-batches for each rank.
+  static std::vector<MicroBatches> Tell(Ledger& ledger, const std::vector<int>& numbers) {
+    std::vector<MicroBatches> told;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      if (numbers[i] > ledger.ranks_[i].held()) ledger.Grant(i);
+      told.push_back(ledger.ranks_[i].granted);
+      told.back().resize(static_cast<std::size_t>(numbers[i]));
+    }
+    return told;
+  }
+  static void Free(Ledger& ledger, int micro_batch) { ledger.taken_[static_cast<std::size_t>(micro_batch)] = false; }
+  static int Free(const Ledger& ledger) { return ledger.Free(); }
+  static const MicroBatches& Granted(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].granted; }
+  static int Begun(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].begun; }
+};
+
+class CoordinatorPeer {
+ public:
+  static Ledger* LedgerOf(Coordinator& coordinator, const std::string& bucket) {
+    const auto found = coordinator.ledgers_.find(bucket);
+    return found == coordinator.ledgers_.end() ? nullptr : &found->second;
+  }
+  static std::vector<Grants>& GrantsOf(Coordinator& coordinator) { return coordinator.grants_; }
+};
+
+namespace {
+
+struct Violation : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+void Require(bool condition, const char* what) {
+  if (!condition) throw Violation(what);
+}
+
+enum class Bug {
+  kNone,
+  kTakenBackAtOnce,        // what is taken back is granted anew before the rank has confirmed it
+  kClosesWhenNobodyWorks,  // who waits for a grant counts as one that begins no more
+  kBeginsWithOldWeights,   // the next micro-batch begins before the update has been taken
+  kLeavesWithOpenWork,     // a rank says that it leaves in the middle of a micro-batch
+};
+
+struct Job {
+  std::vector<int> data;  // micro-batches that each rank can make
+  int each = 1;           // micro-batches of an update for each rank
+  int buckets = 1;
+  bool late_ends = false;
+  bool joins = false;  // ranks end by a join, and leave when all have joined
+  Bug bug = Bug::kNone;
+};
+
+struct Coverage {
+  std::size_t states = 0;
+  std::size_t taken_back = 0;
+  std::size_t kept = 0;       // a taking-back that came too late
+  std::size_t unequal = 0;    // updates in which ranks had unequally many
+  std::size_t none = 0;       // and in which a rank had none
+  std::size_t shortened = 0;  // with fewer than there should be
+  std::size_t late_ends = 0;
+};
+
+constexpr const char* kNames[] = {"a", "b"};
+
+class World {
+ public:
+  World(const Job& job, Coverage& coverage)
+      : job_(&job), coverage_(&coverage), coordinator_(static_cast<int>(job.data.size())) {
+    for (const int data : job.data) {
+      RankState rank(static_cast<Rank>(ranks_.size()), job.each);
+      rank.left = data;
+      rank.buckets.resize(static_cast<std::size_t>(job.buckets));
+      ranks_.push_back(rank);
+    }
+    joined_.resize(ranks_.size());
+    total_ = job.each * static_cast<int>(ranks_.size());
+  }
+
+  bool Done() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const RankState& rank) { return rank.over; });
+  }
+  bool AtStartOfCycle() const { return phase_ == Phase::kReport && turn_ == 0; }
+
+  // Moves by number: 0 is the next step of the cycle, then its other outcomes, then those of the application.
+  std::vector<int> Moves() const {
+    std::vector<int> moves{0};
+    if (phase_ == Phase::kDecide)
+      for (std::size_t i = 0; i < Choices().size(); ++i) moves.push_back(kChoice + static_cast<int>(i));
+    if (phase_ == Phase::kFinish && job_->late_ends && AnyRunning(ranks_[turn_])) moves.push_back(kPostpone);
+    if (phase_ == Phase::kDecide) return moves;
+    for (const int step : Steps(ranks_[turn_])) moves.push_back(kStep + step);
+    return moves;
+  }
+
+  void Apply(int move) {
+    if (move >= kStep) return Step(ranks_[turn_], move - kStep);
+    switch (phase_) {
+      case Phase::kReport: return ReportNext();
+      case Phase::kDecide: return Decide(move);
+      case Phase::kBegin: return BeginNext();
+      case Phase::kFinish: return FinishNext(move == kPostpone);
+    }
+  }
+
+  // No application can move.
+  bool Stuck() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankState& rank) { return Steps(rank).empty(); });
+  }
+
+  std::string Key() const {
+    std::string key;
+    const auto put = [&key](int value) { key += static_cast<char>(value); };
+    put(static_cast<int>(phase_));
+    put(static_cast<int>(turn_));
+    int base = 1 << 20;
+    for (const RankState& rank : ranks_) base = std::min(base, rank.taken);
+    for (const RankState& rank : ranks_) {
+      const Share share = rank.share.share(false);
+      put(static_cast<int>(rank.at));
+      put(rank.done);
+      put(rank.left);
+      put(rank.taken - base);
+      put(rank.update - base);
+      put(share.granted);
+      put(share.begun);
+      OwnShare copy = rank.share;
+      for (; copy.MayBegin(); copy.Begin()) put(copy.next());
+      for (const int each : rank.own) put(each);
+      put(rank.flushes | rank.over << 1 | rank.wants_join << 2 | (rank.taken == 0) << 3);
+      for (const OwnBucket& bucket : rank.buckets) {
+        put(bucket.count);
+        put(bucket.reported | bucket.running << 1 | bucket.declared << 2);
+        put(bucket.completed - base);
+      }
+    }
+    for (const bool joined : joined_) put(joined);
+    put(flushed_);
+    if (phase_ != Phase::kReport || turn_ > 0)
+      for (std::size_t i = 0; i < ranks_.size(); ++i) key += reports_[i];
+    for (const Closing& closing : closings_) key += closing.bucket + NameOf(closing.reason);
+    for (const Grants& grants : grants_)
+      for (const MicroBatches& granted : grants.by_rank) {
+        put(-1);
+        for (const int each : granted) put(each);
+      }
+    return key;
+  }
+
+  // Cycles in which nothing is postponed, and the ledger decides: some application can move after a few of them.
+  void CheckProgress() const {
+    World world = *this;
+    for (int cycle = 0; cycle < 8; ++cycle) {
+      do world.Apply(0);
+      while (!world.AtStartOfCycle());
+      if (world.Done() || !world.Stuck()) return;
+    }
+    throw Violation("nothing can happen any more");
+  }
+
+  void CheckEnd() const {
+    for (const RankState& rank : ranks_) {
+      for (const OwnBucket& bucket : rank.buckets) Require(bucket.count == 0, "a contribution is left at the end");
+      Require(rank.made == rank.delivered, "a micro-batch is lost");
+    }
+  }
+
+ private:
+  static constexpr int kChoice = 1;
+  static constexpr int kPostpone = 1000;
+  static constexpr int kStep = 2000;
+  enum StepKind : int { kBegin, kWait, kGradient, kTake, kLeave };
+  enum class Phase : std::uint8_t { kReport, kDecide, kBegin, kFinish };
+  enum class At : std::uint8_t { kBetween, kWaiting, kComputing, kLeaving };
+
+  struct OwnBucket {
+    int count = 0;          // micro-batches in the arrival
+    bool reported = false;  // so many
+    bool running = false;
+    bool declared = false;
+    int completed = 0;
+    int input = 0;  // of the round that runs
+  };
+  struct RankState {
+    RankState(Rank rank, int each) : share(rank, each) {}
+    OwnShare share;
+    At at = At::kBetween;
+    int done = 0;          // buckets whose gradients the micro-batch has made
+    int left = 0;          // data
+    int taken = 0;         // updates
+    int update = 0;        // that the share is of
+    int weights = 0;       // updates in those with which the micro-batch was begun
+    std::vector<int> own;  // micro-batches of this update that have been begun here
+    int made = 0;          // micro-batches, in all buckets
+    int delivered = 0;
+    bool flushes = false;
+    bool over = false;
+    bool wants_join = false;
+    std::vector<OwnBucket> buckets;
+  };
+
+  static bool AnyRunning(const RankState& rank) {
+    return std::any_of(rank.buckets.begin(), rank.buckets.end(), [](const OwnBucket& each) { return each.running; });
+  }
+  static bool HasArrived(const RankState& rank) {
+    return std::any_of(rank.buckets.begin(), rank.buckets.end(), [](const OwnBucket& each) { return each.count > 0; });
+  }
+  static bool HasUpdate(const RankState& rank) {
+    return std::all_of(rank.buckets.begin(), rank.buckets.end(),
+                       [&](const OwnBucket& each) { return each.completed > rank.taken && !each.running; });
+  }
+  // The share is of the update whose weights this rank has.
+  bool IsCurrent(const RankState& rank) const {
+    return job_->bug == Bug::kBeginsWithOldWeights || rank.update == rank.taken;
+  }
+
+  std::vector<int> Steps(const RankState& rank) const {
+    std::vector<int> steps;
+    if (rank.over) return steps;
+    const bool joined = joined_[static_cast<std::size_t>(&rank - ranks_.data())];
+    if (joined) return steps;
+    if (rank.at != At::kComputing && HasUpdate(rank)) return {kTake};
+    switch (rank.at) {
+      case At::kBetween:
+        if (rank.left > 0) steps.push_back(rank.share.MayBegin() && IsCurrent(rank) ? kBegin : kWait);
+        if (rank.left == 0) steps.push_back(kLeave);
+        break;
+      case At::kWaiting:
+        if (rank.share.MayBegin() && IsCurrent(rank)) steps.push_back(kBegin);
+        break;
+      case At::kComputing: steps.push_back(kGradient); break;
+      case At::kLeaving:
+        if (!rank.flushes && !HasArrived(rank) && !AnyRunning(rank) && !rank.wants_join) steps.push_back(kLeave);
+        break;
+    }
+    return steps;
+  }
+
+  void Step(RankState& rank, int step) {
+    switch (step) {
+      case kBegin:
+        rank.own.push_back(rank.share.next());
+        rank.share.Begin();
+        for (const RankState& other : ranks_)
+          Require(&other == &rank || other.update != rank.update ||
+                      std::find(other.own.begin(), other.own.end(), rank.own.back()) == other.own.end(),
+                  "two ranks make one micro-batch");
+        rank.at = At::kComputing;
+        rank.done = 0;
+        rank.weights = rank.taken;
+        --rank.left;
+        break;
+      case kWait: rank.at = At::kWaiting; break;
+      case kGradient: {
+        OwnBucket& bucket = rank.buckets[static_cast<std::size_t>(rank.done)];
+        Require(!bucket.running, "what is being sent is written");
+        Require(bucket.completed == rank.weights, "a gradient of old weights is in an update");
+        for (std::size_t i = 0; i < closings_.size(); ++i)
+          Require(closings_[i].bucket != kNames[rank.done] || phase_ == Phase::kFinish || begun_ > RankOf(rank),
+                  "what has been closed is written");
+        ++bucket.count;
+        bucket.reported = false;
+        ++rank.made;
+        if (++rank.done == job_->buckets) rank.at = At::kBetween;
+        break;
+      }
+      case kTake:
+        ++rank.taken;
+        if (rank.at == At::kWaiting) rank.at = At::kBetween;
+        break;
+      case kLeave:
+        if (rank.at == At::kBetween) {
+          rank.at = At::kLeaving;
+        } else if (job_->joins && !rank.wants_join) {
+          rank.wants_join = true;
+        } else {
+          rank.flushes = true;
+        }
+        break;
+    }
+  }
+  std::size_t RankOf(const RankState& rank) const { return static_cast<std::size_t>(&rank - ranks_.data()); }
+
+  Declaration Declared() const {
+    Declaration declaration;
+    declaration.policy.rule = Policy::Rule::kWorkSharing;
+    declaration.policy.micro_batches = total_;
+    declaration.policy.max_staleness = 1000;
+    return declaration;
+  }
+
+  void ReportNext() {
+    RankState& rank = ranks_[turn_];
+    Report report;
+    if (rank.wants_join) joined_[turn_] = true;
+    const bool joined = joined_[turn_];
+    report.leaves = rank.at == At::kLeaving || (job_->bug == Bug::kClosesWhenNobodyWorks && rank.at == At::kWaiting);
+    if (job_->bug == Bug::kLeavesWithOpenWork && rank.left == 0) report.leaves = true;
+    if (rank.flushes && !rank.over) report.flush = Report::Flush::kEnding;
+    if (report.flush == Report::Flush::kEnding) report.absent.all = true;
+    for (int b = 0; b < job_->buckets; ++b) {
+      OwnBucket& bucket = rank.buckets[static_cast<std::size_t>(b)];
+      Report::Item item;
+      item.bucket = kNames[b];
+      if (b == job_->buckets - 1) item.share = rank.share.share(rank.at == At::kWaiting);
+      if (bucket.running) {
+        item.kind = Report::Item::Kind::kRunning;
+      } else if (bucket.count > 0 && !bucket.reported && !joined) {
+        item.kind = Report::Item::Kind::kArrival;
+        item.gradients = bucket.count;
+        if (!bucket.declared) {
+          item.declaration = Declared();
+          item.declaration->policy.grants = b == job_->buckets - 1;
+        }
+        bucket.reported = true;
+      } else {
+        item.kind = Report::Item::Kind::kPending;
+        if (!item.share) continue;
+      }
+      report.items.push_back(item);
+    }
+    reports_.resize(ranks_.size());
+    reports_[turn_] = Encode(report);
+    coordinator_.Observe(static_cast<Rank>(turn_), report, Time(0));
+    if (++turn_ < ranks_.size()) return;
+    turn_ = 0;
+    phase_ = Phase::kDecide;
+    coordinator_.SetJoined(joined_);
+    closings_ = coordinator_.Decide(Time(0));
+    CheckClosings();
+  }
+
+  void CheckClosings() const {
+    for (const Closing& closing : closings_) {
+      Require(closing.error.empty(), ("a round is refused: " + closing.error).c_str());
+      const auto b = static_cast<std::size_t>(closing.bucket == kNames[0] ? 0 : 1);
+      int most = 0;
+      int least = total_;
+      for (std::size_t r = 0; r < ranks_.size(); ++r) {
+        const RankState& rank = ranks_[r];
+        const auto& contribution = closing.contributions[r];
+        const bool open =
+            rank.at == At::kComputing && rank.weights == closing.round && rank.done <= static_cast<int>(b);
+        Require(!open, "a bucket closes before a micro-batch that has begun is in it");
+        if (joined_[r]) continue;
+        Require(contribution.gradients == (rank.buckets[b].reported ? rank.buckets[b].count : 0),
+                "a closing has another number of micro-batches than a rank has made");
+        most = std::max(most, contribution.gradients);
+        least = std::min(least, contribution.gradients);
+      }
+      Require(closing.gradients() <= total_, "an update has too many micro-batches");
+      if (closing.gradients() < total_) {
+        for (std::size_t r = 0; r < ranks_.size(); ++r)
+          Require(joined_[r] || ranks_[r].at == At::kLeaving, "an update has too few micro-batches");
+        ++coverage_->shortened;
+      }
+      coverage_->unequal += most > least ? 1 : 0;
+      coverage_->none += least == 0 && most > 0 ? 1 : 0;
+    }
+  }
+
+  Ledger* OwnLedger() const {
+    return CoordinatorPeer::LedgerOf(const_cast<Coordinator&>(coordinator_), kNames[job_->buckets - 1]);
+  }
+
+  // What every rank holds, before anything is told in this cycle.
+  std::vector<int> ReportedNumbers() const {
+    const auto is_of_ledger = [&](const Closing& closing) { return closing.bucket == kNames[job_->buckets - 1]; };
+    if (std::any_of(closings_.begin(), closings_.end(), is_of_ledger)) return std::vector<int>(ranks_.size(), 1);
+    std::vector<int> numbers;
+    for (const std::string& report : reports_) numbers.push_back(DecodeReport(report).items.back().share->granted);
+    return numbers;
+  }
+
+  // All that might be told: each rank's number is kept, raised by one while there is something to grant, or lowered to
+  // what the rank has begun.
+  std::vector<std::vector<int>> Choices() const {
+    std::vector<std::vector<int>> choices;
+    if (OwnLedger() == nullptr) return choices;
+    Ledger ledger = *OwnLedger();
+    LedgerPeer::Undo(ledger, ReportedNumbers());
+    std::vector<int> numbers(ranks_.size());
+    Choose(ledger, 0, LedgerPeer::Free(ledger), numbers, choices);
+    return choices;
+  }
+  void Choose(const Ledger& ledger, std::size_t r, int free, std::vector<int>& numbers,
+              std::vector<std::vector<int>>& choices) const {
+    if (r == ranks_.size()) {
+      choices.push_back(numbers);
+      return;
+    }
+    const int held = static_cast<int>(LedgerPeer::Granted(ledger, r).size());
+    const int begun = LedgerPeer::Begun(ledger, r);
+    numbers[r] = held;
+    Choose(ledger, r + 1, free, numbers, choices);
+    if (held > begun) {
+      numbers[r] = begun;
+      Choose(ledger, r + 1, free, numbers, choices);
+    }
+    if (free > 0 && held == begun) {
+      numbers[r] = held + 1;
+      Choose(ledger, r + 1, free - 1, numbers, choices);
+    }
+  }
+
+  void Decide(int move) {
+    grants_ = coordinator_.grants();
+    if (move >= kChoice) {
+      const std::vector<int> numbers = Choices().at(static_cast<std::size_t>(move - kChoice));
+      LedgerPeer::Undo(*OwnLedger(), ReportedNumbers());
+      grants_ = {{kNames[job_->buckets - 1], LedgerPeer::Tell(*OwnLedger(), numbers)}};
+    }
+    if (job_->bug == Bug::kTakenBackAtOnce) {
+      for (std::size_t r = 0; !grants_.empty() && r < ranks_.size(); ++r) {
+        const MicroBatches& held = LedgerPeer::Granted(*OwnLedger(), r);
+        for (std::size_t i = grants_[0].by_rank[r].size(); i < held.size(); ++i)
+          LedgerPeer::Free(*OwnLedger(), held[i]);
+      }
+    }
+    phase_ = Phase::kBegin;
+    begun_ = 0;
+  }
+
+  void BeginNext() {
+    RankState& rank = ranks_[turn_];
+    for (const Closing& closing : closings_) {
+      const auto b = static_cast<std::size_t>(closing.bucket == kNames[0] ? 0 : 1);
+      OwnBucket& bucket = rank.buckets[b];
+      bucket.declared = true;
+      if (b + 1 == rank.buckets.size()) {
+        rank.share.Advance();
+        ++rank.update;
+        rank.own.clear();
+      }
+      if (closing.flushes) flushed_ |= 1 << b;
+      if (joined_[turn_]) {
+        rank.taken = std::max(rank.taken, bucket.completed + 1);
+        ++bucket.completed;
+        continue;
+      }
+      bucket.running = true;
+      bucket.input = bucket.count;
+      rank.delivered += bucket.count;
+      Require(closing.contributions[turn_].gradients == bucket.count, "a rank sends other than it has reported");
+      bucket.count = 0;
+      bucket.reported = false;
+      if (closing.flush_over != Report::Flush::kNone) over_ = true;
+    }
+    for (const Grants& grants : grants_) Hear(rank, grants.by_rank[turn_]);
+    begun_ = turn_ + 1;
+    if (++turn_ < ranks_.size()) return;
+    turn_ = 0;
+    phase_ = Phase::kFinish;
+  }
+  void Hear(RankState& rank, const MicroBatches& granted) {
+    const Share before = rank.share.share(false);
+    rank.share.Hear(granted);
+    coverage_->taken_back += static_cast<int>(granted.size()) < before.granted ? 1 : 0;
+    coverage_->kept += static_cast<int>(granted.size()) < before.begun ? 1 : 0;
+  }
+
+  void FinishNext(bool postpones) {
+    RankState& rank = ranks_[turn_];
+    coverage_->late_ends += postpones ? 1 : 0;
+    for (OwnBucket& bucket : rank.buckets) {
+      if (!bucket.running || postpones) continue;
+      bucket.running = false;
+      ++bucket.completed;
+    }
+    if (over_ && rank.flushes && !AnyRunning(rank)) rank.over = true;
+    if (++turn_ < ranks_.size()) return;
+    turn_ = 0;
+    phase_ = Phase::kReport;
+    closings_.clear();
+    grants_.clear();
+    if (std::find(joined_.begin(), joined_.end(), false) == joined_.end()) {
+      joined_.assign(joined_.size(), false);
+      for (RankState& each : ranks_) each.wants_join = false, each.flushes = true;
+    }
+  }
+
+  const Job* job_;
+  Coverage* coverage_;
+  Coordinator coordinator_;
+  int total_ = 0;
+  std::vector<RankState> ranks_;
+  std::vector<bool> joined_;
+  Phase phase_ = Phase::kReport;
+  std::size_t turn_ = 0;
+  std::size_t begun_ = 0;
+  bool over_ = false;
+  int flushed_ = 0;
+  std::vector<std::string> reports_;
+  std::vector<Closing> closings_;
+  std::vector<Grants> grants_;
+};
+
+std::string Explore(const Job& job, Coverage& coverage, std::size_t most = 30'000'000) {
+  std::unordered_set<std::string> seen;
+  std::vector<World> stack;
+  stack.emplace_back(job, coverage);
+  seen.insert(stack.back().Key());
+  try {
+    while (!stack.empty()) {
+      const World world = std::move(stack.back());
+      stack.pop_back();
+      if (world.Done()) {
+        world.CheckEnd();
+        continue;
+      }
+      if (world.AtStartOfCycle() && world.Stuck()) world.CheckProgress();
+      for (const int move : world.Moves()) {
+        World next = world;
+        next.Apply(move);
+        if (!seen.insert(next.Key()).second) continue;
+        stack.push_back(std::move(next));
+      }
+      if (seen.size() > most) return "too many states";
+    }
+  } catch (const Violation& violation) {
+    coverage.states = seen.size();
+    return violation.what();
+  }
+  coverage.states = seen.size();
+  return "";
+}
+
+struct Case {
+  const char* name;
+  Job job;
+};
+void PrintTo(const Case& each, std::ostream* out) { *out << each.name; }
+
+class Sharing : public testing::TestWithParam<Case> {};
+
+TEST_P(Sharing, IsSafe) {
+  Coverage coverage;
+  EXPECT_EQ(Explore(GetParam().job, coverage), "");
+  std::printf("%zu states, %zu taken back, %zu kept, %zu unequal, %zu without one, %zu short\n", coverage.states,
+              coverage.taken_back, coverage.kept, coverage.unequal, coverage.none, coverage.shortened);
+}
+
+Job Of(std::vector<int> data, int each, int buckets = 1, bool late_ends = false, bool joins = false) {
+  Job job;
+  job.data = std::move(data);
+  job.each = each;
+  job.buckets = buckets;
+  job.late_ends = late_ends;
+  job.joins = joins;
+  return job;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Sharing,
+    testing::Values(Case{"Two", Of({3, 3}, 1)}, Case{"TwoUnequal", Of({4, 2}, 2)}, Case{"TwoLong", Of({5, 5}, 1)},
+                    Case{"TwoBuckets", Of({3, 2}, 1, 2)}, Case{"TwoBucketsOfTwo", Of({5, 4}, 2, 2)},
+                    Case{"Late", Of({3, 3}, 1, 1, true)}, Case{"LateBuckets", Of({3, 3}, 1, 2, true)},
+                    Case{"Joins", Of({3, 2}, 1, 1, false, true)}, Case{"JoinsLate", Of({4, 3}, 2, 2, true, true)},
+                    Case{"ThreeUnequal", Of({3, 2, 1}, 1)}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// An explorer that does not find planted bugs proves nothing.
+struct Planted {
+  Bug bug;
+  const char* found;
+};
+class FindsBugs : public testing::TestWithParam<Planted> {};
+
+TEST_P(FindsBugs, ThatArePlanted) {
+  Job job = Of({5, 5}, 2, 2);
+  job.bug = GetParam().bug;
+  Coverage coverage;
+  EXPECT_EQ(Explore(job, coverage), GetParam().found);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FindsBugs,
+                         testing::Values(Planted{Bug::kTakenBackAtOnce, "two ranks make one micro-batch"},
+                                         Planted{Bug::kClosesWhenNobodyWorks, "an update has too few micro-batches"},
+                                         Planted{Bug::kBeginsWithOldWeights, "what is being sent is written"},
+                                         Planted{Bug::kLeavesWithOpenWork, "an update has too few micro-batches"}));
+
+}  // namespace
+}  // namespace horovod_partial

@@ -1,0 +1,175 @@
+// Who gets which micro-batches. That no order of events breaks an update, test_exhaustive_sharing.cc explores.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <vector>
+
+#include "core/work_sharing.h"
+#include "simulator/shared_job.h"
+
+namespace horovod_partial {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+TEST(OwnShareTest, BeginsWithItsOwn) {
+  OwnShare share(2, 3);
+  for (const int expected : {6, 7, 8}) {
+    ASSERT_TRUE(share.MayBegin());
+    EXPECT_EQ(share.next(), expected);
+    share.Begin();
+  }
+  EXPECT_FALSE(share.MayBegin());
+  share.Advance();
+  EXPECT_EQ(share.next(), 6) << "the first of its own in the next update";
+}
+
+TEST(OwnShareTest, KeepsWhatHasBegun) {
+  OwnShare share(0, 2);
+  share.Begin();
+  share.Begin();
+  share.Hear({0});
+  EXPECT_EQ(share.share(false), (Share{2, 2, false})) << "the second had begun when it was taken back";
+  share.Return();
+  EXPECT_EQ(share.next(), 1);
+  share.Leave();
+  EXPECT_FALSE(share.MayBegin());
+}
+
+class LedgerTest : public testing::Test {
+ protected:
+  static constexpr int kRanks = 3;
+
+  std::vector<MicroBatches> Decide() { return ledger_.Decide(std::vector<bool>(kRanks, true), now_); }
+  void Say(Rank rank, int granted, int begun, int done, bool wants = false) {
+    ledger_.Observe(rank, {granted, begun, wants}, done, now_);
+  }
+  // All have taken so long for one micro-batch, and have begun the next.
+  void Learn(std::vector<Time> paces) {
+    const Time start = now_;
+    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 1, 0);
+    for (Rank rank = 0; rank < kRanks; ++rank) {
+      now_ = start + paces[static_cast<std::size_t>(rank)];
+      Say(rank, 2, 1, 1);
+    }
+    ledger_.Advance(now_);
+  }
+
+  Ledger ledger_{kRanks, 6};
+  Time now_{1h};
+};
+
+TEST_F(LedgerTest, EveryRankHoldsOneMoreWhileThereAreMany) {
+  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4, 5}));
+  EXPECT_THAT(Decide(), IsEmpty()) << "that is told once";
+}
+
+TEST_F(LedgerTest, TheLastGoToWhoEndsThemFirst) {
+  Learn({10ms, 10ms, 100ms});
+  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));
+  now_ += 10ms;
+  for (Rank rank : {0, 1}) Say(rank, 2, 2, 1);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}))
+      << "rank 0 takes over what is left of the slow rank";
+}
+
+TEST_F(LedgerTest, WhatIsTakenBackIsFreeWhenTheRankHasConfirmed) {
+  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
+  Decide();
+  Say(2, 2, 1, 0);
+  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
+  now_ += 1s;  // rank 2 is overdue
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));
+  EXPECT_NE(ledger_.NextDeadline(), kNever);
+  Say(2, 1, 1, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}));
+}
+
+TEST_F(LedgerTest, WhatHadBegunIsNotGrantedAnew) {
+  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
+  Decide();
+  Say(2, 2, 1, 0);
+  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
+  now_ += 1s;
+  Decide();
+  Say(2, 2, 2, 1);
+  EXPECT_THAT(Decide(), IsEmpty());
+}
+
+TEST_F(LedgerTest, WhoDoesNotComeLosesWhatItHolds) {
+  const auto decide = [&] { return ledger_.Decide({true, true, false}, now_); };
+  for (Rank rank : {0, 1}) Say(rank, 1, 1, 1, true);
+  EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));
+  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
+  EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{}));
+  Say(2, 0, 0, 0);
+  EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3, 4}, MicroBatches{}));
+}
+
+// A job whose micro-batches take 10 ms, and these delays. Messages cost nothing, and end a cycle.
+SharedJobConfig Sharing(int ranks, int passes, int updates, const SharedJobConfig::Delay& delay) {
+  SharedJobConfig config;
+  config.ranks = ranks;
+  config.passes = passes;
+  config.updates = updates;
+  config.compute = 0.01;
+  config.delay = delay;
+  config.messages = {{0.01, 8}};
+  config.cycle = 0.0004;
+  return config;
+}
+
+double UpdateTime(const SharedJobConfig& config) { return SharedJob(config).Run().ends.back() / config.updates; }
+
+// Over synchronous training: the slowest rank's own micro-batches.
+TEST(SharedJobTest, ASteadilySlowRankCostsLittle) {
+  const auto delay = [](int, Rank rank, int, int) { return rank == 1 ? 0.02 : 0; };
+  EXPECT_GT(0.12 / UpdateTime(Sharing(8, 4, 50, delay)), 2.2);
+  EXPECT_GT(0.24 / UpdateTime(Sharing(8, 8, 50, delay)), 2.4);
+}
+
+TEST(SharedJobTest, ARankThatIsLateOnceCostsLittle) {
+  const auto delay = [](int update, Rank rank, int nth, int) { return rank == update * 5 % 8 && nth == 0 ? 0.04 : 0; };
+  EXPECT_GT(0.08 / UpdateTime(Sharing(8, 4, 50, delay)), 1.45);
+}
+
+TEST(SharedJobTest, NothingIsLostWhereNobodyIsSlow) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> jitter(0, 0.001);
+  const auto delay = [&](int, Rank, int, int) { return jitter(random); };
+  EXPECT_GT(0.042 / UpdateTime(Sharing(8, 4, 50, delay)), 0.94);
+}
+
+TEST(SharedJobTest, EveryMicroBatchIsMadeOnce) {
+  std::vector<std::vector<int>> made(3);
+  const auto delay = [&](int update, Rank rank, int, int micro_batch) {
+    made[static_cast<std::size_t>(update)].push_back(micro_batch);
+    return rank == update ? 0.1 : 0;
+  };
+  const SharedJobResult result = SharedJob(Sharing(3, 4, 3, delay)).Run();
+  for (auto& update : made) {
+    std::sort(update.begin(), update.end());
+    EXPECT_THAT(update, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11));
+  }
+  EXPECT_THAT(result.made, ElementsAre(1, 6, 5, 6, 1, 5, 6, 5, 1));
+}
+
+TEST(SharedJobTest, MessagesTravelDuringTheLastMicroBatch) {
+  SharedJobConfig config = Sharing(2, 2, 1, [](int, Rank, int, int) { return 0; });
+  config.cycle = 0;
+  config.messages = {{0.004, 8}, {0.01, 8}};
+  config.cost = {0.005, 0};
+  EXPECT_NEAR(UpdateTime(config), 0.02 + 0.005, 1e-8) << "that of the first is hidden";
+  config.cost = {0.008, 0};
+  EXPECT_NEAR(UpdateTime(config), 0.014 + 2 * 0.008, 1e-8) << "the second waits for the first";
+}
+
+}  // namespace
+}  // namespace horovod_partial
