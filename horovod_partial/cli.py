@@ -186,10 +186,15 @@ def plan(
 @app.command()
 def simulate(
     trace: str = typer.Argument(help="A file that tools/make_traces.py or `optimizer.fusion_plan.save` made."),
-    policies: str = typer.Option("full", help="Sync policies, with commas between them."),
+    policies: str = typer.Option("full", "--policies", "--sync", help="Sync policies, with commas between them."),
     rules: str = typer.Option("exact,wait_free,single", help="Rules of merged gradients, with commas between them."),
     ranks: str = typer.Option("4,8,16,32,64", help="Numbers of ranks, with commas between them."),
     delay: str = typer.Option("none", help="none, random:RANKS:S, rotating:S:S..., slow:FACTOR or log-normal:S:SIGMA."),
+    delay_in: str = typer.Option(
+        "each", help="Of a rank that shares work: each of its micro-batches, or the first one."
+    ),
+    passes: int = typer.Option(1, min=1, help="Micro-batches of a step: backward_passes_per_step."),
+    split_ms: float = typer.Option(0.0, min=0.0, help="What a micro-batch takes beside its part of the step."),
     backward: float | None = typer.Option(None, min=1e-9, help="Seconds that backward takes: scales the trace."),
     latency_ms: float = typer.Option(0.972, min=0.0, help="Start-up of an allreduce over a ring, as measured."),
     ns_per_byte: float = typer.Option(1.97, min=0.0, help="What a byte costs in it."),
@@ -209,7 +214,7 @@ def simulate(
 ) -> None:
     """Simulate a job: iteration time, efficiency, contributors and staleness, by policy, rule and number of ranks.
 
-    The defaults of the cluster are those of the MG-WFBP paper's first one.
+    Under work-sharing the bound is what the best schedule of whole micro-batches would take. The defaults of the cluster are those of the MG-WFBP paper's first one.
     """
     from horovod_partial.fusion import MessageCost
     from horovod_partial.policies import ModelPolicy, parse
@@ -218,7 +223,8 @@ def simulate(
 
     plots = _plots() if output is not None else None
     table = Table(title_justify="left")
-    for column in ("ranks", "policy", "rule", "messages", "ms", "efficiency", "late", "contributors", "staleness"):
+    shown = ("ranks", "policy", "rule", "messages", "ms", "bound", "efficiency", "late", "contributors", "staleness")
+    for column in shown:
         table.add_column(column, justify="left" if column in ("policy", "rule") else "right")
     curves: dict[str, dict[int, Result]] = {}
     try:
@@ -246,16 +252,21 @@ def simulate(
                     delays=delays,
                     seed=seed,
                     cycle=cycle_ms / 1e3,
+                    passes=passes,
+                    split=split_ms / 1e3,
+                    delays_in=delay_in,
                 )
                 curves.setdefault(f"{name}, {rule}".removesuffix(", -"), {})[size] = result
                 table.add_row(
                     *(str(size), name, rule, str(result.messages), f"{1e3 * result.iteration_time:.1f}"),
+                    "-" if result.bound is None else f"{1e3 * result.bound:.1f}",
                     *(f"{result.efficiency:.3f}", f"{result.late:.1%}"),
                     *(f"{result.contributors:.1f}", f"{result.staleness:.2f}"),
                 )
     except (OSError, ValueError) as error:
         raise _refused(str(error)) from None
     title = f"{model.name}, backward {1e3 * model.backward:.0f} ms, {algorithm}"
+    title += f", {passes} micro-batches" if passes > 1 else ""
     table.title = f"{title}, delays: {delay}"
     console = Console()
     console.width = max(console.width, 110)  # a narrow one would cut the names
@@ -265,7 +276,13 @@ def simulate(
         folder.mkdir(parents=True, exist_ok=True)
         plots.scaling(curves, table.title, folder / "scaling.png")
         cost = cluster.cost(algorithm, sizes[-1])
-        plots.gantt(model, rules.split(","), cost, f"{title}, {sizes[-1]} ranks", folder / "gantt.png")
+        plots.gantt(
+            model.split(passes, split_ms / 1e3),
+            rules.split(","),
+            cost,
+            f"{title}, {sizes[-1]} ranks",
+            folder / "gantt.png",
+        )
         typer.echo(f"plots: {folder / 'scaling.png'}, {folder / 'gantt.png'}")
 
 

@@ -55,7 +55,7 @@ class Trained(Protocol):
 
     Attributes:
         family: the names of the buckets of its optimizer.
-        rounds: that it has taken.
+        taken: rounds, those of flushes too.
         lost: rounds since it was healed that it has not applied one by one.
     """
 
@@ -63,7 +63,7 @@ class Trained(Protocol):
     def family(self) -> list[str]: ...
 
     @property
-    def rounds(self) -> int: ...
+    def taken(self) -> int: ...
 
     @property
     def lost(self) -> int: ...
@@ -110,7 +110,7 @@ def _number_of_hash(state: Any) -> int:
 def _facts_of(trained: Trained, replica: Replica) -> Facts:
     """What this rank says of a replica."""
     numbers = _hash(repr(replica.numbers()))
-    return Facts(_hash(trained.family[0]), trained.rounds, trained.lost, digest(replica.arrays()), numbers)
+    return Facts(_hash(trained.family[0]), trained.taken, trained.lost, digest(replica.arrays()), numbers)
 
 
 def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:

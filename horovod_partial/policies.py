@@ -27,6 +27,7 @@ __all__ = [
     "SlowMomentum",
     "Solo",
     "WeightedAverage",
+    "WorkSharing",
 ]
 
 
@@ -143,6 +144,39 @@ class Auto(_Policy):
 
     def to_core(self, size: int) -> _core.Policy:
         return _core.Policy(rule="auto", quorum=_count_of(self.min_quorum, size))
+
+
+@dataclass(frozen=True)
+class WorkSharing(_Policy):
+    """The micro-batches of an update belong to all ranks, and whoever is free takes the next one.
+
+    For `hvd.DistributedOptimizer` in PyTorch, with `backward_passes_per_step` micro-batches for each rank, on average. An update
+    has the gradients of all of them, each of the weights of the update before, as with `hvd.Full()` and the same accumulation. No
+    gradient is late, and all ranks have the same model after every update. A slow rank makes fewer micro-batches, and the others
+    more. Scheduling theory calls this work sharing, or central self-scheduling (docs/policies.md).
+    """
+
+    def to_core(self, size: int) -> _core.Policy:
+        raise TypeError(f"{self!r} has no rounds by itself: those of an optimizer's buckets are SharedUpdates")
+
+
+@dataclass(frozen=True)
+class SharedUpdates(_Policy):
+    """What the buckets of an optimizer under `WorkSharing` are declared with.
+
+    Args:
+        passes: micro-batches of an update, for each rank on average.
+        grants: with this bucket the ranks tell what they have begun, and are told what they may begin.
+    """
+
+    passes: int
+    grants: bool
+
+    def __repr__(self) -> str:
+        return f"WorkSharing(), backward_passes_per_step={self.passes}"
+
+    def to_core(self, size: int) -> _core.Policy:
+        return _core.Policy(rule="work_sharing", micro_batches=self.passes * size, grants=self.grants)
 
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
@@ -423,7 +457,7 @@ class WeightedAverage(_ModelPolicy):
         return {**super().bucket_options(), "weights": "contraction", "weight_parameter": self.contraction}
 
 
-GradientPolicy = Full | Solo | Majority | Quorum | Auto
+GradientPolicy = Full | Solo | Majority | Quorum | Auto | WorkSharing
 ModelPolicy = GroupAverage | PartialReduce | WeightedAverage
 Policy = GradientPolicy | ModelPolicy
 
@@ -431,7 +465,7 @@ Policy = GradientPolicy | ModelPolicy
 def parse(text: str) -> Policy:
     """The policy that `text` names.
 
-    `full`, `solo`, `majority`, `majority:random`, `quorum:3`, `quorum:0.75`, `auto`, `auto:3`, `auto:0.25`,
+    `full`, `solo`, `work-sharing`, `majority`, `majority:random`, `quorum:3`, `quorum:0.75`, `auto`, `auto:3`, `auto:0.25`,
     `group_average`, `group_average:4`, `partial_reduce:4`, `weighted_average:8:0.999`.
     """
     name, _, argument = text.strip().lower().partition(":")
@@ -440,6 +474,8 @@ def parse(text: str) -> Policy:
             return Full()
         if name == "solo" and not argument:
             return Solo()
+        if name == "work-sharing" and not argument:
+            return WorkSharing()
         if name == "majority":
             return Majority(initiator=argument or None)
         if name == "quorum" and argument:
@@ -457,7 +493,7 @@ def parse(text: str) -> Policy:
         raise ValueError(f"invalid sync policy {text!r}: {error}") from None
     raise ValueError(
         f"unknown sync policy {text!r}; known are full, solo, majority, majority:random, quorum:N with a number of "
-        "ranks or a share of them, auto, auto:N, group_average:N, partial_reduce:N, and weighted_average:PERIOD:CONTRACTION"
+        "ranks or a share of them, auto, auto:N, work-sharing, group_average:N, partial_reduce:N, and weighted_average:PERIOD:CONTRACTION"
     )
 
 
@@ -465,12 +501,20 @@ def _number_of_ranks(text: str) -> int | float:
     return int(text) if text.isdigit() else float(text)
 
 
-def resolve(sync: Policy | str | None, default: Policy | str) -> Policy:
-    """The policy that an argument stands for: a policy, a policy's text, or None for the default."""
+def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bool = False) -> Policy:
+    """The policy that an argument stands for: a policy, a policy's text, or None for the default.
+
+    Raises:
+        ValueError: it is none, or `WorkSharing` where there are no micro-batches to share.
+    """
     chosen = default if sync is None else sync
     if isinstance(chosen, str):
-        return parse(chosen)
+        chosen = parse(chosen)
     require(isinstance(chosen, Policy), "sync", "a policy such as hvd.Majority(), or its name", chosen)
+    if isinstance(chosen, WorkSharing) and not shares_work:
+        raise ValueError(
+            f"{chosen!r} is for hvd.DistributedOptimizer in PyTorch: what it shares are the micro-batches between two updates"
+        )
     return chosen
 
 

@@ -76,6 +76,7 @@ def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
         "closed_by": {reason: count for reason, count in raw["closed_by"].items() if count},
         "on_time": list(raw["on_time"]),
         "late": list(raw["late"]),
+        "gradients": list(raw["gradients"]),
         "fresh_mean": sum(count * n for count, n in fresh.items()) / rounds if rounds else 0.0,
         "fresh_histogram": fresh,
         "staleness_histogram": dict(sorted(raw["staleness"].items())),

@@ -46,10 +46,12 @@ class Applier(healing.Trained, Protocol):
         thread: the number of the thread that took the last step.
         applies_ahead: whether `apply_ahead` may be called now.
         replica: of the model, to be compared with those of other ranks after a flush; None if it is not to be.
+        shares_work: whether it is a `Sharer`.
     """
 
     process_set: ProcessSet
     thread: int
+    shares_work: bool
 
     @property
     def applies_ahead(self) -> bool: ...
@@ -65,6 +67,20 @@ class Applier(healing.Trained, Protocol):
 
     def apply_ahead(self) -> None:
         """The same, while the program waits for something else: its model stays until the next step or flush."""
+
+
+class Sharer(Applier, Protocol):
+    """An applier whose ranks share their micro-batches."""
+
+    def leave(self) -> None:
+        """Let others have the micro-batch that this rank has begun: its program is about to flush, to join or to end.
+
+        Raises:
+            AssertionError: some of its gradients are made already.
+        """
+
+    def come_back(self) -> None:
+        """Begin one again."""
 
 
 class Runtime:
@@ -215,6 +231,9 @@ class Runtime:
 
     def join(self, *args: Any, **kwargs: Any) -> int:
         """Delivers what this rank has pending, applies what it has missed, then joins as `horovod.torch.join` does."""
+        sharers = self._sharers()
+        for sharer in sharers:
+            sharer.leave()
         for process_set in list(self._process_sets):  # to which other threads may add
             appliers = self._appliers_of(process_set)
             self._guarded(_attach.deliver, self._library, process_set, [applier.family for applier in appliers])
@@ -222,9 +241,12 @@ class Runtime:
                 applier.apply_rounds()
         self._joins.now = True
         try:
-            return self._mpi_ops.join(*args, **kwargs)
+            last = self._mpi_ops.join(*args, **kwargs)
         finally:
             self._joins.now = False
+        for sharer in sharers:
+            sharer.come_back()
+        return last
 
     def _end_unless_failing(self) -> set[str]:
         exception = sys.exc_info()[1]
@@ -323,6 +345,37 @@ class Runtime:
         for name in names:
             self._guarded(owner.own, self._library, process_set, name)
 
+    def declare(self, process_set: int, name: str, config: _attach.BucketConfig) -> None:
+        """Makes a bucket, before anything arrives in it."""
+        self.use(process_set)
+        self._guarded(_attach.declare, self._library, process_set, name, config)
+
+    def next_micro_batch(self, applier: Applier, *, begins: bool, waits: bool = True) -> tuple[int, int] | None:
+        """Blocks until this rank may begin a micro-batch of the update that is open, or there is a round to take before.
+
+        Returns its number and that of the update, or None for a round. With `begins` it is begun. Without `waits` None stands
+        for a wait, too. The first bucket of the family keeps the grants.
+        """
+        with self._taking_rounds((applier,)) as meanwhile:
+            while True:
+                process_set = applier.process_set.process_set_id
+                found: tuple[int, int] | None = self._guarded(
+                    _attach.next_micro_batch,
+                    self._library,
+                    process_set,
+                    applier.family,
+                    begins,
+                    waits,
+                    meanwhile.drainings,
+                )
+                if found is not None or not waits or self.has_round(process_set, applier.family):
+                    return found
+                meanwhile.apply()
+
+    def return_micro_batch(self, process_set: int, name: str) -> None:
+        """Lets others have what this rank has begun last, and has made no gradient of."""
+        self._guarded(_attach.return_micro_batch, self._library, process_set, name)
+
     def wait(self, handle: HANDLE) -> None:
         """Blocks until the arrival's result is there."""
         if handle.poll():
@@ -356,9 +409,7 @@ class Runtime:
     @contextmanager
     def _taking_rounds(self, but: Sequence[Applier] = ()) -> Iterator[Meanwhile]:
         """Take rounds while this thread waits; not those of the optimizers in `but`."""
-        thread = threading.get_ident()
-        with self._appliers_lock:
-            appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
+        appliers = [applier for applier in self._own_appliers() if applier not in but]
         if getattr(self._joins, "now", False):
             appliers.clear()
         there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
@@ -467,6 +518,9 @@ class Runtime:
             self.flush(process_set)
 
     def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool, compares: bool = False) -> None:
+        sharers = self._sharers()
+        for sharer in sharers:
+            sharer.leave()
         families = [applier.family for applier in appliers]
         meeting = self._meeting_of(process_set) if compares else None
         if meeting is not None:
@@ -486,6 +540,19 @@ class Runtime:
         if meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0:
             replicas = [(applier, applier.replica) for applier in appliers]
             healing.compare(meeting, [(each, replica) for each, replica in replicas if replica is not None])
+        for sharer in sharers if not ends else ():
+            sharer.come_back()
+
+    def _sharers(self) -> list[Sharer]:
+        """Those whose last step this thread took, or one that is gone."""
+        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        with self._appliers_lock:
+            return [each for each in self._appliers if each.shares_work and each.thread not in others]
+
+    def _own_appliers(self) -> list[Applier]:
+        """Those whose last step this thread took."""
+        with self._appliers_lock:
+            return [applier for applier in self._appliers if applier.thread == threading.get_ident()]
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
         """Those whose results this thread may take: it took their last step, or the thread that did is gone."""

@@ -6,6 +6,7 @@ messages cost what a `Cluster` says. What is modelled, and what is not: `docs/si
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections import Counter
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from horovod_partial import _core, documents, fusion, policies
 from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.fusion import FusionPlan, MessageCost
-from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WeightedAverage
+from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WeightedAverage, WorkSharing
 
 # --- Clusters --------------------------------------------------------------------------------------------------------
 
@@ -198,7 +199,7 @@ def parse_delays(text: str) -> Delays | None:
         match name, numbers:
             case "none", []:
                 return None
-            case "random", [count, seconds] if count == int(count):
+            case "random", [count, seconds] if count.is_integer():
                 return RandomRanks(int(count), seconds)
             case "rotating", [_, *_]:
                 return Rotating(tuple(numbers))
@@ -285,7 +286,15 @@ class Trace:
 
     def scaled(self, backward: float) -> Trace:
         """The same model on a machine on which backward takes that many seconds, and all else in proportion."""
-        factor = backward / self.backward
+        return self._times(backward / self.backward)
+
+    def split(self, passes: int, seconds: float = 0.0) -> Trace:
+        """The same step as `passes` micro-batches, of which each takes `seconds` more; the last one makes the gradients."""
+        last = self._times(1 / passes)
+        before = (passes - 1) * (last.compute + seconds)
+        return replace(last, forward=before + seconds + last.forward)
+
+    def _times(self, factor: float) -> Trace:
         gradients = tuple(replace(gradient, seconds=gradient.seconds * factor) for gradient in self.gradients)
         return replace(self, forward=self.forward * factor, gradients=gradients)
 
@@ -332,8 +341,11 @@ class Result:
         fresh_histogram: number of contributors that were on time to rounds.
         staleness_histogram: rounds that a rank had missed before a contribution, to contributions.
         ends: seconds, of the shape (iterations, ranks): when each step ended.
-        closed: seconds: when each round of a step's last message closed.
+        closed: seconds: when each round of a step's last message closed. Not of `hvd.WorkSharing`.
         quorums: with `hvd.Auto`, since which round of a step's last message which quorum held, and why.
+        bound: with `hvd.WorkSharing`, seconds of an iteration if it were known beforehand what each micro-batch takes: the
+            longest goes first to the rank that would be the first to end it. Where delays are those of ranks, no
+            schedule is better.
     """
 
     iteration_time: float
@@ -346,6 +358,7 @@ class Result:
     ends: NDArray[np.float64] = field(repr=False, compare=False)
     closed: NDArray[np.float64] = field(repr=False, compare=False)
     quorums: list[tuple[int, int, str]] = field(default_factory=list)
+    bound: float | None = None
 
     @property
     def contributors(self) -> float:
@@ -377,8 +390,15 @@ def simulate(
     cycle: float = 1e-3,
     max_staleness: int = 16,
     grace: float | None = None,
+    passes: int = 1,
+    split: float = 0.0,
+    delays_in: str = "each",
 ) -> Result:
     """Run a job in simulated time.
+
+    With `passes` a step is the same work in so many micro-batches, and its messages travel during the last one. Under
+    `hvd.WorkSharing()` the ranks share the micro-batches of an iteration, and the delay of a rank is a delay of those
+    that it makes.
 
     Args:
         trace: what each rank computes in a step.
@@ -389,24 +409,39 @@ def simulate(
         algorithm: of reductions, one of `ALGORITHMS`.
         rule: which gradients travel together, of `hvd.MergedGradients`; planned for the cost among all ranks.
         iterations: that each rank takes, 1 or more.
-        delays: a model of them, or seconds of the shape (iterations, ranks); they come before the compute of a step.
+        delays: a model of them, or seconds of the shape (iterations, ranks); they come before the compute of a step. Of
+            the shape (iterations, ranks, passes) they belong to micro-batches: who makes one for another rank takes its
+            delay over, as where samples differ in length.
         seed: of the delays.
         cycle: at least so many seconds are between two negotiations; the default is Horovod's. With 0 a round closes in
             the moment that its last rank arrives, and large jobs take long to simulate.
         max_staleness: as in `hvd.DistributedOptimizer`.
         grace: seconds that a satisfied round stays open; None learns it, as by default in a job.
+        passes: micro-batches of a step, on each rank or on average, 1 or more: `backward_passes_per_step`.
+        split: seconds that each micro-batch takes beside its part of the step's compute, 0 or more.
+        delays_in: where a rank's delay lies under `hvd.WorkSharing()`. `"each"`: each micro-batch that it makes in that
+            iteration takes 1 / `passes` of the delay more, as on a slow machine. `"first"`: its first one takes all of
+            it, as by a hiccup.
 
     Raises:
         ValueError: an argument is out of range, or the delays have another shape.
     """
-    policy = policies.resolve(policy, policy)
-    for name, value in (("ranks", ranks), ("iterations", iterations)):
+    policy = policies.resolve(policy, policy, shares_work=True)
+    for name, value in (("ranks", ranks), ("iterations", iterations), ("passes", passes)):
         if value < 1:
             raise ValueError(f"{name} must be 1 or more, not {value}")
     if not 0 <= cycle < math.inf or (grace is not None and not 0 <= grace < math.inf):
         raise ValueError("cycle and grace must be 0 or more seconds")
+    if not 0 <= split < math.inf:
+        raise ValueError(f"split must be 0 or more seconds, not {split}")
+    if delays_in not in ("each", "first"):
+        raise ValueError(f"delays_in must be 'each' or 'first', not {delays_in!r}")
     costs = [cluster.cost(algorithm, size) for size in range(1, ranks + 1)]
-    ready, nbytes = _messages(trace, policy, rule, costs[-1])
+    step = trace.split(passes, split)
+    ready, nbytes = _messages(step, policy, rule, costs[-1])
+    drawn = _delays(delays, iterations, ranks, passes, trace.compute, seed)
+    if isinstance(policy, WorkSharing):
+        return _share(trace, step, passes, drawn, delays_in, ready=ready, bytes=nbytes, cost=costs[-1], cycle=cycle)
     waits_for_all = isinstance(policy, Full | WeightedAverage)
     rounds = (Quorum(1.0) if isinstance(policy, Full) else policy).to_core(ranks)
     rounds = rounds.replace(max_staleness=FOR_EVER if waits_for_all else max_staleness)
@@ -414,10 +449,10 @@ def simulate(
         rounds = rounds.replace(grace_seconds=grace)
     figures = _core.run_job(
         policy=rounds,
-        delays=_matrix(delays, iterations, ranks, trace.compute, seed),
+        delays=drawn.reshape(iterations, ranks, -1).sum(axis=2),
         ready=ready,
         bytes=nbytes,
-        compute=trace.compute,
+        compute=step.compute,
         costs=[(cost.latency, cost.seconds_per_byte) for cost in costs],
         cycle=cycle,
         average_period=policy.period if isinstance(policy, WeightedAverage) else 0,
@@ -457,14 +492,84 @@ def _messages(trace: Trace, policy: Policy, rule: str, cost: MessageCost) -> tup
     return [ready[end - 1] for end in last], nbytes.tolist()
 
 
-def _matrix(
-    delays: Delays | NDArray[np.float64] | None, iterations: int, ranks: int, compute: float, seed: int
+def _delays(
+    delays: Delays | NDArray[np.float64] | None, iterations: int, ranks: int, passes: int, compute: float, seed: int
 ) -> NDArray[np.float64]:
     if delays is None:
         return np.zeros((iterations, ranks))
     drawn = delays if isinstance(delays, np.ndarray) else delays.draw(iterations, ranks, compute, seed)
-    if drawn.shape != (iterations, ranks):
-        raise ValueError(f"delays must have the shape ({iterations}, {ranks}), not {drawn.shape}")
+    shape = (iterations, ranks)
+    if drawn.shape not in (shape, (*shape, passes)):
+        raise ValueError(f"delays must have the shape {shape} or {(*shape, passes)}, not {drawn.shape}")
     if not (np.isfinite(drawn).all() and (drawn >= 0).all()):
         raise ValueError("delays must be finite, and 0 or more seconds")
     return drawn
+
+
+def _share(
+    trace: Trace,
+    step: Trace,
+    passes: int,
+    delays: NDArray[np.float64],
+    delays_in: str,
+    *,
+    ready: list[float],
+    bytes: list[float],
+    cost: MessageCost,
+    cycle: float,
+) -> Result:
+    iterations, ranks = delays.shape[:2]
+    micro_batch = step.compute / passes
+    in_own = delays.reshape(iterations, -1) if delays.ndim == 3 else np.zeros((iterations, ranks * passes))
+    of_ranks = delays if delays.ndim == 2 else np.zeros((iterations, ranks))
+    in_first = of_ranks * (delays_in == "first")
+    in_each = of_ranks * (delays_in == "each") / passes
+    ends, made = _core.run_shared_job(
+        in_first=in_first,
+        in_each=in_each,
+        in_own=in_own,
+        ready=[seconds - (passes - 1) * micro_batch for seconds in ready],
+        bytes=bytes,
+        compute=micro_batch,
+        cost=(cost.latency, cost.seconds_per_byte),
+        cycle=cycle,
+    )
+    iteration_time = ends[-1] / iterations
+    bounds = [_bound(micro_batch, *one) for one in zip(in_first, in_each, in_own, strict=True)]
+    sent = _core.fusion_messages([1] * len(ready), ready, bytes, cost.latency, cost.seconds_per_byte)[-1][1]
+    contributors = np.count_nonzero(made, axis=1)
+    fresh: Counter[int] = Counter(contributors.tolist())
+    return Result(
+        iteration_time=iteration_time,
+        efficiency=trace.compute / iteration_time,
+        messages=len(ready),
+        late=0.0,
+        closed_by={"everybody": iterations * len(ready)},
+        fresh_histogram={count: updates * len(ready) for count, updates in sorted(fresh.items())},
+        staleness_histogram={0: int(contributors.sum()) * len(ready)},
+        ends=np.repeat(np.array(ends)[:, None], ranks, axis=1),
+        closed=np.array([]),
+        bound=float(np.mean(bounds)) + max(0.0, sent - step.compute),
+    )
+
+
+def _bound(
+    micro_batch: float, in_first: NDArray[np.float64], in_each: NDArray[np.float64], in_own: NDArray[np.float64]
+) -> float:
+    """Seconds of an update's micro-batches by list scheduling.
+
+    Args:
+        micro_batch: seconds, without delay.
+        in_first: seconds, by rank: a delay of its first micro-batch.
+        in_each: seconds, by rank: a delay of each one that it makes.
+        in_own: seconds, by micro-batch: its delay, whoever makes it.
+    """
+    pace = micro_batch + in_each
+    ranks = [(end, rank) for rank, end in enumerate((in_first + pace).tolist())]  # by the ends of their next
+    heapq.heapify(ranks)
+    last = 0.0
+    for more in sorted(in_own.tolist(), reverse=True):
+        end, rank = ranks[0]
+        last = max(last, end + more)
+        heapq.heapreplace(ranks, (end + more + float(pace[rank]), rank))
+    return last

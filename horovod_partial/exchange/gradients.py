@@ -68,6 +68,7 @@ class Family(ABC):
 
     is_under_way = False  # a flush comes between steps, and a step of a graph has no thread
     applies_ahead = False
+    shares_work = False
 
     def __init__(self, reducer: GradientReducer, names: Sequence[str], variables: list[Any], apply: Apply) -> None:
         self.process_set = reducer.process_set
@@ -91,7 +92,7 @@ class Family(ABC):
         return count / (len(self._names) * self._size)
 
     @property
-    def rounds(self) -> int:
+    def taken(self) -> int:
         """How many rounds this rank has taken."""
         return min(self._runtime.taken(self.process_set.process_set_id, name) for name in self._names)
 

@@ -19,6 +19,7 @@ from horovod_partial import modules, policies
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import *
+from horovod_partial.torch.dynamic_sharding import DynamicShardingLoader, DynamicShardingSampler, micro_batch_seed
 from horovod_partial.torch.model_operations import (
     group_allreduce,
     group_allreduce_,
@@ -64,6 +65,8 @@ from horovod_partial.wp_sgd import average_converges, average_is_useful, estimat
 
 __all__ = [
     "DistributedOptimizer",
+    "DynamicShardingLoader",
+    "DynamicShardingSampler",
     "FusionPlan",
     "MergedGradients",
     "PartialStatsWriter",
@@ -85,6 +88,7 @@ __all__ = [
     "group_allreduce_async_",
     "init",
     "join",
+    "micro_batch_seed",
     "partial_allreduce",
     "partial_allreduce_",
     "partial_allreduce_async",

@@ -118,6 +118,7 @@ def wrap(
     cls.flushed.__doc__ = "Nothing is ever pending under `Full`."
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
     cls.steps_in_round = 1.0
+    cls.updated = 1
     cls.fusion_plan = cls.last_round = cls.last_average = None  # there are none under `Full`
     cls.__reduce__ = reduce
     wrapped._rounds = 0

@@ -59,6 +59,9 @@ class GradientExchange(Exchange):
         ValueError: an argument does not fit.
     """
 
+    bucket_class = GradientBucket
+    shares_work = False
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -144,7 +147,7 @@ class GradientExchange(Exchange):
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
         self.buckets = [
-            GradientBucket(name, parameters, self._compression, self._described(parameters), unscaled=self.unscales)
+            self.bucket_class(name, parameters, self._compression, self._described(parameters), unscaled=self.unscales)
             for name, parameters in planned.items()
         ]
         if not self._full:
@@ -624,8 +627,11 @@ class GradientExchange(Exchange):
             return self._local_steps  # every step is a round
         if not self._tenure.is_current:
             return 0
-        if self._fusion is not None:
-            return self._fusion.rounds
+        return self._fusion.rounds if self._fusion is not None else self.taken
+
+    @property
+    def taken(self) -> int:
+        """See `horovod_partial.healing.Trained`."""
         process_set = self.process_set.process_set_id
         return min(runtime.taken(process_set, bucket.name) for bucket in self.buckets)
 

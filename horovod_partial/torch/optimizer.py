@@ -11,6 +11,7 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import policies
+from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
     check_about_rounds,
@@ -21,12 +22,13 @@ from horovod_partial.exchange.arguments import (
     with_num_groups,
 )
 from horovod_partial.fusion import MergedGradients
-from horovod_partial.policies import Full, ModelPolicy, Policy
+from horovod_partial.policies import Full, ModelPolicy, Policy, WorkSharing
 from horovod_partial.settings import settings
 from horovod_partial.torch import amp, full_optimizer
 from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.model_exchange import ModelExchange
 from horovod_partial.torch.round_steps import GradTransform, RoundSteps
+from horovod_partial.torch.work_sharing import WorkSharingExchange
 from horovod_partial.torch.wrapping import check_names, with_positions, wrap
 
 
@@ -113,7 +115,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: an argument is wrong, or does not go with the policy.
     """
-    policy = policies.resolve(sync, settings().sync)
+    policy = policies.resolve(sync, settings().sync, shares_work=True)
     fits = isinstance(getattr(optimizer, "param_groups", None), list)
     require(fits, "optimizer", "an optimizer of PyTorch", optimizer)
     if getattr(optimizer, "is_horovod_partial", False) or type(optimizer).__module__ == "horovod.torch.optimizer":
@@ -184,9 +186,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             round_steps=round_steps,
         )
     names = check_names(optimizer, named_parameters)
+    shares = isinstance(policy, WorkSharing)
+    if shares:
+        _refuse_about_late_gradients(arguments)
+        max_staleness, grace_ms = FOR_EVER, 0.0
 
     def make_exchange(optimizer: torch.optim.Optimizer) -> GradientExchange:
-        return GradientExchange(
+        return (WorkSharingExchange if shares else GradientExchange)(
             optimizer,
             names=with_positions(optimizer, names),
             compression=compression,
@@ -220,6 +226,21 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     elif grad_scaler is not None:
         full_optimizer.synchronize_before_unscaling(grad_scaler, wrapped)
     return wrapped
+
+
+def _refuse_about_late_gradients(arguments: dict[str, Any]) -> None:
+    left_alone = {
+        "fusion": None,
+        "missed": None,
+        "divisor": "ranks",
+        "model_sync_every": None,
+        "max_staleness": None,
+        "grace_ms": None,
+        "replay_limit": None,
+    }
+    given = [name for name, value in left_alone.items() if arguments[name] != value]
+    if given:
+        raise ValueError(f"{', '.join(given)} cannot be used with hvd.WorkSharing(), under which no gradient is late")
 
 
 def _refuse_unknown_scaler(_: torch.optim.Optimizer) -> bool:

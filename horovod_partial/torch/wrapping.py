@@ -32,6 +32,7 @@ class Exchange:
         synchronizes_in_step: `step` waits for them.
         last_round: as in the wrapped optimizer.
         last_average: as in the wrapped optimizer.
+        updated: as in the wrapped optimizer.
         round_steps: what is done with the result of each round.
         wrapped: the wrapped optimizer; None when that is gone.
     """
@@ -43,10 +44,15 @@ class Exchange:
     synchronizes_in_step = True
     last_round: RoundInfo | None = None
     last_average: Any = None
+    updated = 1
 
     @property
     def rounds(self) -> int:
         raise NotImplementedError
+
+    def begin(self) -> tuple[int, int]:
+        """See `begin_micro_batch` of the wrapped optimizer."""
+        raise ValueError("begin_micro_batch() is for sync=hvd.WorkSharing(): under other policies no work is shared")
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
@@ -215,6 +221,26 @@ class _Methods(torch.optim.Optimizer):
         """
         generation, before = self._rounds_before
         return self._exchange.rounds + (before if generation == runtime.generation else 0)
+
+    def begin_micro_batch(self) -> tuple[int, int]:
+        """Under `hvd.WorkSharing()`: the number of the open update, and that of this rank's next micro-batch within it.
+
+        Of as many micro-batches for each rank those of rank 0 come first, then those of rank 1; a rank makes its own, and then
+        those of slower ranks. `step` begins the next micro-batch before it returns, so that this only tells which one it is.
+        After a flush it may have to wait until there is one for this rank.
+
+        Raises:
+            ValueError: the policy is another one.
+        """
+        return self._exchange.begin()
+
+    @property
+    def updated(self) -> int:
+        """Updates that have been applied since the `step` before the last, under `hvd.WorkSharing()`: none, one, or more; else 1.
+
+        More than one where other ranks have made updates without this one.
+        """
+        return self._exchange.updated
 
     @property
     def steps_in_round(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import synthetic_recordings as synthetic
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from horovod_partial import policies, recording
@@ -40,6 +40,7 @@ def test_policies(text: str) -> None:
 
 
 @given(texts)
+@example("random:inf:0")
 def test_delays(text: str) -> None:
     with suppress(ValueError):
         parse_delays(text)

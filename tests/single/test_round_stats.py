@@ -15,6 +15,7 @@ def raw(**changes: Any) -> dict[str, Any]:
         "closed_by": {"first": 1, "everybody": 1, "quorum": 2, "liveness": 0, "flush": 0, "end": 0},
         "on_time": [4, 2],
         "late": [0, 2],
+        "gradients": [4, 5],
         "fresh": [0, 2, 2],
         "staleness": {1: 2, 0: 5},
         "quorums": [],
@@ -35,7 +36,7 @@ def test_summary() -> None:
     assert list(summary) == ["a", "b"]
     bucket = summary["b"]
     assert bucket["closed_by"] == {"first": 1, "everybody": 1, "quorum": 2}
-    assert (bucket["on_time"], bucket["late"]) == ([4, 2], [0, 2])
+    assert (bucket["on_time"], bucket["late"], bucket["gradients"]) == ([4, 2], [0, 2], [4, 5])
     assert bucket["fresh_mean"] == pytest.approx(1.5)
     assert bucket["fresh_histogram"] == {1: 2, 2: 2}
     assert list(bucket["staleness_histogram"].items()) == [(0, 5), (1, 2)]

@@ -283,6 +283,91 @@ def test_delays_of_your_own() -> None:
     assert result.ends.tolist() == [[2.0, 2.0], [5.0, 5.0]]
 
 
+# --- Work sharing -----------------------------------------------------------------------------------------------------
+
+
+def accumulating(policy: str, delays: Any, passes: int = 4, **options: Any) -> Result:
+    """8 ranks, steps of 0.4 s."""
+    arguments = {"cluster": FREE, "iterations": 40, "delays": delays, **options}
+    return simulate(one_message(0.4), policy, 8, passes=passes, **arguments)
+
+
+def over_full(result: Result, delays: Any, **options: Any) -> tuple[float, float]:
+    full = accumulating("full", delays, **options).iteration_time
+    assert result.bound is not None
+    return full / result.iteration_time, full / result.bound
+
+
+def test_a_split_step_takes_as_long_and_ends_with_the_same_backward() -> None:
+    trace = Trace("t", 1.0, (Gradient("b", 10, 2.0), Gradient("a", 20, 3.0)))
+    assert trace.split(1) == trace
+    split = trace.split(4, 0.5)
+    assert split.ready == pytest.approx([6.0 + 4 * 0.5 - 0.75, 6.0 + 4 * 0.5])
+    assert split.nbytes == trace.nbytes
+
+
+def test_full_waits_for_the_slowest_rank_however_the_step_is_split() -> None:
+    delays = RandomRanks(1, 0.2)
+    assert accumulating("full", delays, cycle=0.0).iteration_time == pytest.approx(0.6)
+    assert accumulating("full", delays, cycle=0.0, split=0.01).iteration_time == pytest.approx(0.64)
+
+
+@pytest.mark.parametrize(
+    ("passes", "delays", "delays_in", "gain"),
+    [
+        # 32 micro-batches of 0.1 s. Seven ranks make four each in 0.4 s; five each in 0.5 s, and the late one none.
+        (4, RandomRanks(1, 0.4), "first", 0.8 / 0.5),
+        # Seven ranks make four, and the slow one its second, in 0.6 s; the others have time for six.
+        (4, OneSlow(3.0), "each", 1.2 / 0.5),
+        (8, OneSlow(3.0), "each", 1.2 / 0.45),
+        (4, None, "each", 1.0),
+    ],
+)
+def test_work_sharing_comes_up_to_the_best_schedule(passes: int, delays: Any, delays_in: str, gain: float) -> None:
+    result = accumulating("work-sharing", delays, passes, delays_in=delays_in)
+    reached, best = over_full(result, delays, passes=passes)
+    assert best == pytest.approx(gain, rel=0.01)
+    assert reached > 0.97 * best
+    assert result.late == result.staleness == 0.0
+
+
+def test_without_micro_batches_work_sharing_is_full() -> None:
+    delays = LogNormal(0.1)
+    shared, full = (accumulating(policy, delays, passes=1) for policy in ("work-sharing", "full"))
+    assert shared.iteration_time == pytest.approx(full.iteration_time, rel=0.01)
+
+
+def test_delays_of_micro_batches_travel_with_them() -> None:
+    """Rank 0 has three that take four times as long: others take them over, and each takes as long there."""
+    delays = np.zeros((20, 8, 4))
+    delays[:, 0, 1:] = 0.3
+    result = accumulating("work-sharing", delays, iterations=20)
+    assert result.bound == pytest.approx(0.6)  # 4.1 s among 8 ranks, in units of 0.1 s
+    assert (
+        result.bound
+        < result.iteration_time
+        < accumulating("full", delays, iterations=20).iteration_time
+        == (pytest.approx(1.3, abs=0.01))
+    )
+
+
+def test_messages_of_shared_work_hide_behind_the_last_micro_batch() -> None:
+    """In 0.2 s: 0.05 s forward, and four gradients in 0.15 s. A message takes 0.06 s."""
+    trace = Trace.even(4, 1_000_000, 0.1, 0.3)
+    for rule, seconds in (("wait_free", 0.2 + 0.05 + 0.0375 + 4 * 0.06), ("single", 0.4 + 4 * 0.06)):
+        result = simulate(
+            trace, "work-sharing", 4, cluster=Cluster(0.0, 4e-8), rule=rule, iterations=5, cycle=0.0, passes=2
+        )
+        assert (result.iteration_time, result.bound) == (pytest.approx(seconds), pytest.approx(seconds))
+
+
+def test_splitting_costs_each_micro_batch() -> None:
+    result = accumulating("work-sharing", None, split=0.01)
+    assert result.bound == pytest.approx(0.44)
+    assert result.iteration_time == pytest.approx(0.44, rel=0.01)
+    assert result.efficiency == pytest.approx(0.4 / 0.44, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -290,6 +375,9 @@ def test_delays_of_your_own() -> None:
         ({"iterations": 0}, "iterations must be 1 or more"),
         ({"cycle": -1.0}, "cycle and grace"),
         ({"grace": math.inf}, "cycle and grace"),
+        ({"passes": 0}, "passes must be 1 or more"),
+        ({"split": -1.0}, "split must be 0 or more"),
+        ({"delays_in": "last"}, "delays_in must be"),
         ({"algorithm": "star"}, "algorithm must be"),
         ({"rule": "best"}, "rule must be"),
         ({"policy": "most"}, "unknown sync policy"),
@@ -329,6 +417,7 @@ def test_the_command_compares_policies_and_rules(tmp_path: Path) -> None:
         (["--ranks", "two"], "two"),
         (["--delay", "often"], "unknown delays"),
         (["--algorithm", "star"], "algorithm must be"),
+        (["--delay-in", "last"], "delays_in must be"),
     ],
 )
 def test_the_command_says_what_is_wrong(tmp_path: Path, options: list[str], message: str) -> None:
@@ -336,6 +425,16 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, options: list[str], mess
     result = run(str(tmp_path / "trace.json"), *options)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_the_command_compares_shared_work(tmp_path: Path) -> None:
+    Trace.even(1, 4, 0.0, 0.4).save(tmp_path / "trace.json")
+    options = ["--sync", "full,work-sharing", "--passes", "4", "--split-ms", "10", "--rules", "single", "--ranks", "8"]
+    result = run(str(tmp_path / "trace.json"), *options, "--delay", "random:1:0.4", "--delay-in", "first")
+    assert result.exit_code == 0, result.output
+    full, shared = (line.split("│") for line in result.output.splitlines() if "single" in line)
+    assert (float(full[5]), full[6].strip()) == (pytest.approx(840, abs=1), "-")
+    assert (float(shared[5]), float(shared[6])) == (pytest.approx(550, abs=5), pytest.approx(550, abs=1))
 
 
 def test_the_command_names_a_file_that_is_no_trace(tmp_path: Path) -> None:

@@ -1,0 +1,455 @@
+"""Data for `hvd.WorkSharing`: the samples of each micro-batch are planned, and whoever makes it loads them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence, Sized
+from typing import Any, NamedTuple
+
+import torch
+from horovod.common.process_sets import ProcessSet, global_process_set
+from torch.utils.data import DataLoader, Sampler
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from horovod_partial.checks import is_flag, is_int, require, require_count
+from horovod_partial.runtime import Tenure
+from horovod_partial.torch.operations import runtime
+from horovod_partial.torch.work_sharing import WorkSharingExchange
+
+
+class _Place(NamedTuple):
+    """A place in the data: an epoch, how many updates of it have been made, and how many samples they have used."""
+
+    epoch: int
+    update: int = 0
+    samples: int = 0
+
+
+class _Plan:
+    """Which samples each micro-batch has, from a place in the data to the end of its epoch.
+
+    Attributes:
+        place: where it begins.
+        size: ranks for which it was made.
+        updates: until the epoch ends.
+        own: the numbers of this rank's micro-batches in each update.
+    """
+
+    def __init__(self, sampler: DynamicShardingSampler, place: _Place, size: int) -> None:
+        self.place = place
+        self.size = size
+        self._batch_size = sampler.batch_size
+        self._passes = sampler.backward_passes_per_step
+        self._samples = sampler.batch_size * self._passes * size  # of an update
+        left = max(0, sampler.samples - place.samples)
+        self.updates = left // self._samples if sampler.drop_last else math.ceil(left / self._samples)
+        first = self._passes * sampler.process_set.rank()
+        self.own = range(first, first + self._passes)
+        if sampler.shuffle:
+            generator = torch.Generator().manual_seed(sampler.seed + place.epoch)
+            self._order = torch.randperm(sampler.samples, generator=generator, device="cpu")
+        else:
+            self._order = torch.arange(sampler.samples, device="cpu")
+
+    def after(self, updates: int) -> _Place:
+        """The place where so many updates of this plan have been made."""
+        epoch, update, samples = self.place
+        return _Place(epoch, update + updates, samples + updates * self._samples)
+
+    def indices(self, update: int, number: int) -> list[int]:
+        """The samples of a micro-batch."""
+        number_of_update = update - self.place.update
+        if not (0 <= number_of_update < self.updates and 0 <= number < self._passes * self.size):
+            raise IndexError(f"this epoch has no micro-batch {number} of update {update} now")
+        rank, index = divmod(number, self._passes)
+        first = self.after(number_of_update).samples
+        positions = (torch.arange(self._batch_size, device="cpu") + index * self._batch_size) * self.size + rank + first
+        indices: list[int] = self._order[positions % len(self._order)].tolist()
+        return indices
+
+
+class DynamicShardingSampler(Sampler[list[int]]):
+    """The samples of this rank's own micro-batches under `hvd.WorkSharing()`: a `batch_sampler` for a `DataLoader`.
+
+    An update has `backward_passes_per_step` micro-batches for each rank, and each has `batch_size` samples. Which these are
+    follows from the seed, the epoch, the update and the number of the micro-batch, and not from the rank that makes it. So an
+    update has exactly the samples of synchronous training: micro-batch i of rank r's own is what `DistributedSampler` with the
+    same seed, and a `DataLoader` with the same batch size, give to rank r as batch i of the update. Wrap the `DataLoader` into
+    an `hvd.DynamicShardingLoader`, which loads the samples of other ranks' micro-batches too, when this one takes them over.
+
+    The last update of an epoch is as large as the others: it begins again with the first samples of the epoch, as
+    `DistributedSampler` does, or is left out with `drop_last`.
+
+    The sampler may be saved within an epoch, after a flush: it goes on with the first update that has not been applied. With
+    another number of ranks then, as in an elastic job, updates are larger or smaller from there on; each sample still comes
+    once, but the samples of an update are not those that it would have had. After an elastic restart load the state that was
+    committed.
+
+    Args:
+        dataset: a map-style dataset, or how many samples it has.
+        batch_size: samples of a micro-batch.
+        backward_passes_per_step: as that of the optimizer: micro-batches of an update, for each rank.
+        shuffle: whether the samples come in another order in each epoch.
+        seed: of that order; the same on all ranks.
+        drop_last: leave an incomplete last update out.
+        process_set: as that of the optimizer.
+
+    Attributes:
+        epoch: that is under way, or comes next. A loop that was left early leaves the rest of its epoch under way.
+        update: updates of this epoch that this rank has applied.
+
+    Raises:
+        ValueError: an argument is wrong, or with `drop_last` there is no update.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        batch_size: int,
+        backward_passes_per_step: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        fits = is_int(dataset) or isinstance(dataset, Sized)
+        require(fits, "dataset", "a dataset with a length, or its number of samples", dataset)
+        samples = len(dataset) if isinstance(dataset, Sized) else int(dataset)
+        require(samples >= 1, "dataset", "of 1 sample or more", samples)
+        require_count("batch_size", batch_size, 1)
+        require_count("backward_passes_per_step", backward_passes_per_step, 1)
+        require(is_int(seed), "seed", "an int", seed)
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+            require(is_flag(flag), name, "True or False", flag)
+        require(isinstance(process_set, ProcessSet), "process_set", "a process set", process_set)
+        require(process_set.included() is not False, "process_set", "one that this rank is in", process_set)
+        self.samples = int(samples)
+        self.batch_size = batch_size
+        self.backward_passes_per_step = backward_passes_per_step
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.process_set = process_set
+        self._next_epoch = 0
+        self._place = _Place(0)  # where the next loop begins, unless a pass says more
+        self._cached: _Plan | None = None
+        self._pass: _Pass | None = None  # the last one that a loop has served
+        self._handed_out: deque[tuple[int, int]] = deque()  # updates and numbers, by the last iteration
+        if self._plan.updates == 0:
+            raise ValueError(
+                f"an update has {batch_size * backward_passes_per_step * self._plan.size} samples, and the dataset only "
+                f"{samples}: with drop_last=True nothing is left of it"
+            )
+
+    @property
+    def _plan(self) -> _Plan:
+        if self._pass is not None:
+            return self._pass.plan
+        size = runtime.size_of(self.process_set)
+        if self._cached is None or (self._cached.place, self._cached.size) != (self._place, size):
+            self._cached = _Plan(self, self._place, size)
+        return self._cached
+
+    def _now(self) -> _Place:
+        return self._place if self._pass is None else self._pass.place
+
+    @property
+    def epoch(self) -> int:
+        return self._now().epoch
+
+    @property
+    def update(self) -> int:
+        return self._now().update
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop be of that epoch; call it on all ranks. Without it the next loop is of the same epoch again.
+
+        The epoch of a state that was loaded goes on where it was saved.
+        """
+        require(is_int(epoch) and epoch >= 0, "epoch", "an int, 0 or more", epoch)
+        self._next_epoch = epoch
+        is_over = self._pass is None or self._pass.is_over
+        if is_over and epoch != self.epoch:
+            self._place, self._pass = _Place(epoch), None
+
+    def indices(self, update: int, number: int) -> list[int]:
+        """The samples of a micro-batch of this epoch.
+
+        Args:
+            update: within the epoch, from 0 on.
+            number: of the micro-batch in the update. Those of rank 0 come first, then those of rank 1.
+
+        Raises:
+            IndexError: there is none; or the epoch was loaded, and this update had been made before.
+        """
+        return self._plan.indices(update, number)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """This rank's own micro-batches, in order, without those of updates that have been made already."""
+        plan = self._plan
+        handed_out = self._handed_out = deque()
+        update = self.update
+        while update < plan.place.update + plan.updates:
+            for number in plan.own:
+                handed_out.append((update, number))
+                yield plan.indices(update, number)
+            update = max(update + 1, self.update)
+
+    def __len__(self) -> int:
+        """Micro-batches in what is left of the epoch, for each rank on average."""
+        plan = self._plan
+        return self.backward_passes_per_step * (plan.place.update + plan.updates - self.update)
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, how many updates of it this rank has applied, and how many samples they have used."""
+        return self._now()._asdict()
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on where the state was saved, on all ranks.
+
+        Raises:
+            RuntimeError: an epoch is under way, of which others may make micro-batches now.
+            ValueError: this is not such a state.
+        """
+        fits = isinstance(state_dict, dict) and all(is_int(state_dict.get(name)) for name in _Place._fields)
+        require(fits, "state_dict", "one of a DynamicShardingSampler", state_dict)
+        if self._pass is not None and self._pass.is_current and not self._pass.is_over:
+            raise RuntimeError(
+                "an epoch is under way with this sampler: load a state before the first loop, or after its end"
+            )
+        self._place, self._pass = _Place(**{name: state_dict[name] for name in _Place._fields}), None
+        self._next_epoch = self._place.epoch
+
+
+class _Pass:
+    """An epoch, or the rest of one, that a loop has begun. The optimizer makes it in consecutive updates.
+
+    Attributes:
+        plan: of its samples.
+        first: the optimizer's `rounds` before its first update.
+        end: and after its last one.
+    """
+
+    def __init__(self, loader: DataLoader[Any], optimizer: Any, first: int) -> None:
+        sampler: Any = loader.batch_sampler
+        place = sampler._place if sampler._pass is None else _Place(sampler._next_epoch)
+        self.loader = loader
+        self.plan = _Plan(sampler, place, runtime.size_of(sampler.process_set))
+        self.first = first
+        self.end = first + self.plan.updates
+        self._optimizer = weakref.ref(optimizer)
+        self._tenure = Tenure(runtime)
+        self._tenure.enter()
+        self._made = 0  # as far as was seen
+        sampler._pass = sampler._pass or self
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its updates can still be made: Horovod has not been initialised anew, and the optimizer is there."""
+        return self._tenure.is_current and self._optimizer() is not None
+
+    @property
+    def made(self) -> int:
+        """Updates that this rank has applied."""
+        optimizer = self._optimizer()
+        if optimizer is not None and self._tenure.is_current:
+            self._made = min(max(self._made, optimizer.rounds - self.first), self.plan.updates)
+        return self._made
+
+    @property
+    def is_over(self) -> bool:
+        return self.made == self.plan.updates
+
+    @property
+    def place(self) -> _Place:
+        return self.plan.after(self.made)
+
+    def serve(self) -> None:
+        """From now on the sampler's place is in this pass."""
+        self._sampler._pass = self
+
+    @property
+    def _sampler(self) -> Any:
+        return self.loader.batch_sampler
+
+
+class _Batches:
+    """The batches of a pass. This rank's own ones, in order, come from the loader's workers; others are loaded here."""
+
+    def __init__(self, current: _Pass) -> None:
+        self._plan = current.plan
+        self._loader = current.loader
+        sampler: Any = current.loader.batch_sampler
+        self._workers: Iterator[Any] = iter(self._loader) if self._loader.num_workers > 0 else iter(())
+        self._handed_out = sampler._handed_out if self._loader.num_workers > 0 else deque()
+
+    def get(self, update: int, number: int) -> Any:
+        """The batch of a micro-batch. What was prefetched for earlier ones is thrown away: others have made them."""
+        wanted = update, number
+        while number in self._plan.own and self._handed_out and self._handed_out[0] <= wanted:
+            found, batch = self._handed_out.popleft(), next(self._workers)
+            if found == wanted:
+                return batch
+        return self._load(self._plan.indices(update, number))
+
+    def _load(self, indices: Sequence[int]) -> Any:
+        loader, dataset = self._loader, self._loader.dataset
+        fetch = getattr(dataset, "__getitems__", None)  # as a DataLoader's workers do
+        batch = loader.collate_fn(fetch(indices) if fetch else [dataset[index] for index in indices])
+        pins = loader.pin_memory and torch.cuda.is_available()
+        return pin_memory(batch) if pins else batch  # type: ignore[no-untyped-call]
+
+
+class _Timeline:
+    """Which passes the updates of an optimizer belong to. It is the same on all ranks, without a word between them.
+
+    Attributes:
+        passes: that have begun and are not over, oldest first.
+        loop: the newest one.
+    """
+
+    def __init__(self) -> None:
+        self.passes: deque[_Pass] = deque()
+        self.loop: object = None
+        self._end = 0  # of the last pass
+        self._tenure = Tenure(runtime)
+
+    def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
+        """A loop over a loader begins a pass, which follows those before."""
+        if self._tenure.enter():
+            self.passes.clear()
+            self._end = optimizer.rounds
+        self.passes.append(_Pass(loader, optimizer, self._end))
+        self._end = self.passes[-1].end
+        self.loop = object()
+        return self.loop
+
+
+_timelines: weakref.WeakKeyDictionary[Any, _Timeline] = weakref.WeakKeyDictionary()
+
+
+class DynamicShardingLoader:
+    """The batches that this rank makes under `hvd.WorkSharing()`: `for batch in loader`, with one backward and one step each.
+
+    A micro-batch begins when its batch is given, or in the `step` before if that has applied no update: then nobody else takes it
+    over. This rank's own micro-batches come from the loader's workers, which prefetch them in order; what was prefetched for
+    those that others have taken over is thrown away. A micro-batch of another rank is loaded in this process when it has begun,
+    by the dataset and the `collate_fn` of the loader, so the dataset must work here too.
+
+    A loop ends when all updates of the epoch have been applied, on every rank at the same `optimizer.rounds`. How many batches it
+    gives differs between ranks: stop, evaluate and save by `optimizer.rounds`, after `step()`, and not by batches. All ranks begin
+    the same loops in the same order. If a loop is left early, even on one rank only, no sample is lost: the rest of its epoch comes
+    first in the next loop. But a flush closes the update that is open with the micro-batches that it has.
+
+    An optimizer takes all its steps in such loops. It may have several loaders, whose loops come one after the other.
+
+    Args:
+        loader: a `DataLoader` with `batch_sampler=hvd.DynamicShardingSampler(...)`; with any number of workers.
+        optimizer: of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`, which has taken no step.
+
+    Raises:
+        ValueError: the loader, the sampler and the optimizer do not go together.
+    """
+
+    def __init__(self, loader: DataLoader[Any], optimizer: torch.optim.Optimizer) -> None:
+        exchange = _exchange_of("DynamicShardingLoader", optimizer)
+        wrapped: Any = optimizer
+        sampler = loader.batch_sampler if isinstance(loader, DataLoader) else None
+        fits = isinstance(sampler, DynamicShardingSampler)
+        require(fits, "loader", "a DataLoader with batch_sampler=hvd.DynamicShardingSampler(...)", loader)
+        assert isinstance(sampler, DynamicShardingSampler)
+        require(
+            getattr(loader, "in_order", True), "loader", "one that keeps the order of its batches", "in_order=False"
+        )
+        passes = wrapped.backward_passes_per_step
+        fits = sampler.backward_passes_per_step == passes
+        require(
+            fits,
+            "backward_passes_per_step of the sampler",
+            f"{passes}, as of the optimizer",
+            sampler.backward_passes_per_step,
+        )
+        same = sampler.process_set.process_set_id == exchange.process_set.process_set_id
+        require(same, "process_set of the sampler", "that of the optimizer", sampler.process_set)
+        if wrapped not in _timelines:
+            if wrapped.rounds > 0 or exchange.begun is not None:
+                raise ValueError(
+                    "the optimizer has taken steps without a DynamicShardingLoader, so ranks do not know which update its data "
+                    "begin with: wrap a new optimizer"
+                )
+            _timelines[wrapped] = _Timeline()
+        exchange.begins_in_step = False
+        self._loader = loader
+        self._optimizer = wrapped
+        self._timeline = _timelines[wrapped]
+
+    def __len__(self) -> int:
+        """Batches in what is left of the epoch, for each rank on average."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        timeline = self._timeline
+        loop = timeline.begin(self._loader, self._optimizer)
+        try:
+            while timeline.passes:
+                timeline.passes[0].serve()
+                yield from self._batches(timeline.passes[0])
+                timeline.passes.popleft()
+        finally:
+            if timeline.loop is loop:  # this generator may be closed late
+                self._optimizer._exchange.give_back()
+
+    def _batches(self, current: _Pass) -> Iterator[Any]:
+        optimizer = self._optimizer
+        batches = _Batches(current)
+        while True:
+            exchange = optimizer._exchange  # which is another one after add_param_group
+            number = exchange.begin_before(exchange.rounds + current.end - optimizer.rounds)
+            if number is None:
+                return
+            rounds = optimizer.rounds
+            yield batches.get(rounds - current.first + current.plan.place.update, number)
+            if (optimizer.rounds, optimizer._exchange.begun) == (rounds, number):
+                raise RuntimeError(
+                    "no step was taken with the last batch, for whose gradients all ranks wait. To leave a batch out call "
+                    "optimizer.zero_grad() and optimizer.step(): its gradients are zeros then"
+                )
+
+
+def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
+    """A seed for the micro-batch that has begun, the same whichever rank makes it: for dropout, and for augmenting batches.
+
+    Call it before the forward pass: `torch.manual_seed(hvd.micro_batch_seed(optimizer))`. It follows from `base`, the number of
+    updates before (`optimizer.rounds`) and the number of the micro-batch. Workers of a `DataLoader` load ahead, and cannot call
+    it: what a dataset draws should follow from the index of the sample.
+
+    Args:
+        optimizer: of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`.
+        base: an int of 64 bits. Pass another one where training goes on in a new process, in which updates count from 0 again.
+
+    Returns:
+        An int from 0 to 2**32 - 1, which PyTorch, NumPy and Python take.
+
+    Raises:
+        RuntimeError: no micro-batch has begun, as after the last batch of an `hvd.DynamicShardingLoader`.
+        ValueError: an argument is wrong.
+    """
+    exchange = _exchange_of("micro_batch_seed", optimizer)
+    require(is_int(base) and -(2**63) <= base < 2**63, "base", "an int of 64 bits", base)
+    wrapped: Any = optimizer
+    number = exchange.require_begun()
+    digest = hashlib.blake2b(struct.pack("<qqq", base, wrapped.rounds, number), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _exchange_of(user: str, optimizer: Any) -> WorkSharingExchange:
+    exchange = getattr(optimizer, "_exchange", None)
+    fits = isinstance(exchange, WorkSharingExchange)
+    require(fits, f"optimizer of {user}", "of hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())", optimizer)
+    assert isinstance(exchange, WorkSharingExchange)
+    return exchange

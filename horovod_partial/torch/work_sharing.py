@@ -1,0 +1,388 @@
+"""Updates whose micro-batches belong to all ranks (docs/protocol.md, rule 17)."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from horovod_partial.policies import SharedUpdates
+from horovod_partial.torch.buckets import GradientBucket
+from horovod_partial.torch.gradient_exchange import GradientExchange
+from horovod_partial.torch.operations import PartialHandle, poll, runtime, submit, synchronize
+from horovod_partial.torch.wrapping import Exchange
+
+
+class MicroBatchBucket(GradientBucket):
+    """Gradients of all micro-batches that this rank has made in an update, added up; they travel in memory of their own."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.made = 0  # micro-batches of the open update that are in it
+        if self.wire_dtype != self.flat.dtype:
+            self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
+
+    def add(self, parameter: torch.nn.Parameter, scale: float) -> bool:
+        """Add a parameter's `grad`, over a loss scale; None is zeros. True if the bucket has this micro-batch now."""
+        gradient, view = parameter.grad, self.views[parameter]
+        if view.is_cuda:
+            self._streams.add(torch.cuda.current_stream(view.device))
+        if self.made == 0:
+            self.put(parameter, gradient)
+            if scale != 1.0:
+                view.div_(scale)
+        elif gradient is not None:
+            dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+            view.add_(dense, alpha=1.0 / scale)
+        parameter.grad = view
+        self.missing.discard(parameter)
+        return not self.missing
+
+    def arrive(self, start: Callable[[torch.Tensor], PartialHandle | int], scale: float) -> None:
+        """Arrive, or tell of another micro-batch."""
+        if self.handle is not None and poll(self.handle):
+            synchronize(self.handle)  # it has failed: no update is complete without this micro-batch
+        wire = self.wire
+        super().arrive(lambda packed: start(_into(wire, packed)), scale)
+        self.wire = wire
+        self.made += 1
+
+    def begin_update(self) -> None:
+        """The update has been taken."""
+        self.handle = None
+        self.made = 0
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.made = 0
+
+    def check(self) -> bool:
+        """Whether the gradients are those that have arrived."""
+        return self.flat._version == self._version
+
+
+def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    if packed.data_ptr() != wire.data_ptr():
+        wire.copy_(packed)
+    return wire
+
+
+class WorkSharingExchange(GradientExchange):
+    """The exchange of an optimizer under `hvd.WorkSharing`: each backward pass and step is a micro-batch.
+
+    The threads are those of `GradientExchange`.
+
+    Attributes:
+        updated: updates that have been applied from the end of the step before to that of the last: none, one, or several.
+    """
+
+    bucket_class = MicroBatchBucket
+    shares_work = True
+    synchronized = property(lambda _: True, lambda *_: None)  # there is nothing to wait for between backward and step
+    buckets: list[MicroBatchBucket]  # type: ignore[assignment]
+    _bucket_of: dict[torch.nn.Parameter, MicroBatchBucket]  # type: ignore[assignment]
+    _active: Callable[[], WorkSharingExchange | None] = staticmethod(lambda: None)  # the one that has grants
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, backward_passes_per_step: int, **arguments: Any) -> None:
+        self.updated = 0
+        self._applied = self._told = 0  # updates, and those of them that the last step has told
+        self._updates = 0
+        self.begins_in_step = True  # also the first of an update; otherwise whoever loads its data begins it
+        self._number: int | None = None  # of the micro-batch that has begun, in its update
+        self._micro_batches = 0  # of the open update, where this rank is alone
+        self._passes_in_update = backward_passes_per_step
+        super().__init__(optimizer, backward_passes_per_step=backward_passes_per_step, **arguments)
+        self._is_alone = not self._hooks
+        if self._is_alone and self.process_set.included():
+            self._register_hooks()
+            self.unscales = self._grad_scaler is not None and self._grad_scaler.is_enabled()
+
+    def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
+        # Backward ends with what is the first then, and keeps the grants.
+        super()._use_buckets(dict(reversed(list(planned.items()))))
+
+    def _config(self, wire: torch.Tensor, *, grants: bool = False, **options: Any) -> Any:
+        return super()._config(wire, sync=SharedUpdates(self._passes_in_update, grants), **options)
+
+    def _enter(self) -> None:
+        if self._is_alone:
+            return
+        self._become_active()
+        if self._tenure.is_current:
+            return
+        self._updates = 0
+        self._number = None  # what has begun in an earlier generation is lost with it
+        super()._enter()
+        for bucket in self.buckets:
+            bucket.abandon()  # what is left of an earlier generation
+            runtime.declare(self.process_set.process_set_id, bucket.name, self._own_config(bucket))
+
+    def _own_config(self, bucket: GradientBucket) -> Any:
+        return self._config(bucket.wire, grants=bucket is self.buckets[0], members=bucket.members)
+
+    def _become_active(self) -> None:
+        """Let this be the optimizer that has grants: a later one takes over, and none comes back.
+
+        Raises:
+            ValueError: this one has been used before the one that is active.
+        """
+        active = WorkSharingExchange._active()
+        if active is self:
+            return
+        if active is not None and self._tenure.is_current:
+            raise ValueError(
+                "two optimizers cannot share work in turns: an update of one might be made while this rank uses the other, under "
+                "weights that are gone. Pass the parameters of both to one optimizer, or use another policy"
+            )
+        if active is not None:
+            active.leave()
+        WorkSharingExchange._active = weakref.ref(self)
+
+    # --- Backward
+
+    def _gradient_is_there(self, parameter: torch.nn.Parameter) -> None:
+        self._enter()
+        if self._number is None:
+            self._begin_in_backward()
+        bucket = self._bucket_of[parameter]
+        if parameter not in bucket.missing:
+            raise AssertionError(
+                "gradients were computed twice before step(): each backward pass is a micro-batch of its own under "
+                "hvd.WorkSharing(). Call optimizer.step() after each"
+            )
+        if parameter.grad is not None and parameter.grad.is_sparse and not self._sparse_as_dense:
+            raise ValueError("buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full()")
+        if not self.is_under_way and self.unscales and self._grad_scaler is not None:
+            self._scale = self._grad_scaler.get_scale()
+        if bucket.add(parameter, self._scale):
+            self._arrive(bucket)
+
+    def _begin_in_backward(self) -> None:
+        """Begin a micro-batch whose forward pass is over: with the weights that it had."""
+        if not self.begins_in_step:
+            raise RuntimeError(_NOT_BEGUN)
+        if self._is_alone:
+            self._number = self._micro_batches
+        elif not self._note(runtime.next_micro_batch(self, begins=True, waits=False)):
+            raise RuntimeError(
+                "no micro-batch has begun here, and an update may have been made since the forward pass. step() begins the next "
+                "one; where a step or a flush was interrupted, call optimizer.begin_micro_batch() before the next forward pass"
+            )
+
+    def _note(self, begun: tuple[int, int] | None) -> bool:
+        """Note what has begun, if anything has."""
+        if begun is not None:
+            self._number, self._updates = begun
+        return begun is not None
+
+    def _arrive(self, bucket: MicroBatchBucket) -> None:  # type: ignore[override]
+        if self._is_alone:
+            bucket.made, bucket._version = bucket.made + 1, bucket.flat._version
+            return
+        config = self._own_config(bucket)
+        bucket.arrive(lambda wire: submit(wire, wire, bucket.name, self.process_set, config), 1.0)
+
+    def begin(self) -> tuple[int, int]:
+        """Begin a micro-batch, unless one has begun; with the weights of the newest update, which may change for it.
+
+        Returns the number of its update, and its own within that: those of rank 0 come first, then those of rank 1. A rank
+        may make those of another one.
+        """
+        self._enter()
+        self.thread = threading.get_ident()
+        while self._number is None:
+            self._begin_or_apply()
+        return self.rounds, self._number
+
+    def begin_before(self, rounds: int) -> int | None:
+        """Begin a micro-batch, unless one has begun; None when so many updates have been applied. Returns its number."""
+        self._enter()
+        self.thread = threading.get_ident()
+        while self.rounds < rounds:
+            if self._number is None:
+                self._begin_or_apply()
+            if self._number is not None:
+                return self._number
+        return None
+
+    def _begin_or_apply(self) -> None:
+        """Begin a micro-batch, or apply the updates that have been made before."""
+        if self._is_alone:
+            self._number = self._micro_batches
+        elif not self._note(runtime.next_micro_batch(self, begins=True)):
+            self._apply_all(self.wrapped())
+
+    @property
+    def begun(self) -> int | None:
+        """The number of the micro-batch that has begun here, and whose step has not been taken; None if there is none."""
+        return self._number
+
+    def require_begun(self) -> int:
+        """Begin a micro-batch, unless one has begun, or should have where its data were loaded. Returns its number."""
+        if not self.begins_in_step and self._number is None:
+            raise RuntimeError(_NOT_BEGUN)
+        return self.begin()[1]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether gradients of a micro-batch are there, and its step has not been taken."""
+        return any(bucket.is_begun or not bucket.missing for bucket in self.buckets)
+
+    # --- Step
+
+    def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._local_steps += 1
+        if not self.process_set.included():
+            optimizer._base.step(optimizer)
+            self._updates += 1
+            self.updated = 1
+            return loss
+        self._enter()
+        self.thread = threading.get_ident()
+        self._check_layers(optimizer)
+        self._complete_micro_batch()
+        if self._is_alone:
+            self._micro_batches += 1
+            if self._micro_batches == self._passes_in_update:
+                self._micro_batches = 0
+                self._apply_update(optimizer)
+        else:
+            self._come_to_next(within_update=True)
+        self.updated, self._told = self._applied - self._told, self._applied
+        return loss
+
+    def _complete_micro_batch(self) -> None:
+        self.require_begun()
+        for bucket in reversed(self.buckets):  # what keeps the grants comes last, as in backward
+            for parameter in list(bucket.missing):
+                if bucket.add(parameter, self._scale):
+                    self._arrive(bucket)
+        same = all(bucket.check() for bucket in self.buckets)
+        for bucket in self.buckets:
+            bucket.reset()
+            for parameter in bucket.parameters:
+                parameter.grad = None
+        self._number = None
+        if not same:
+            raise RuntimeError(
+                "gradients were changed after backward, while they travelled. Under hvd.WorkSharing() they are those of several "
+                "micro-batches, and of other ranks' too: pass max_grad_norm=, max_grad_value= or grad_transform= to "
+                "hvd.DistributedOptimizer, which change those of the update"
+            )
+
+    def _come_to_next(self, *, within_update: bool) -> None:
+        before = self._applied
+        while True:
+            begins = self.begins_in_step or (within_update and self._applied == before)
+            found = runtime.next_micro_batch(self, begins=begins)
+            if found is not None:
+                break
+            self._apply_all(self.wrapped())
+        if begins:
+            self._note(found)
+        if self._introduction is not None:
+            self._introduction.tell()
+
+    def _apply_all(self, optimizer: Any) -> int:
+        applied = super()._apply_all(optimizer)
+        self._applied += applied
+        return applied
+
+    def _take_round(self) -> bool:
+        taken = super()._take_round()
+        if taken:
+            self._updates += 1
+            self._steps_in_round = 1.0  # of a schedule, as of the optimizer
+            for bucket in self.buckets:
+                bucket.begin_update()
+        return taken
+
+    def _apply_update(self, optimizer: Any) -> None:
+        for bucket in self.buckets:
+            bucket.show(self._frozen)
+            bucket.begin_update()
+        self._apply_round(optimizer)
+        self._applied += 1
+        self._updates += 1
+
+    def _apply_round(self, optimizer: Any) -> None:
+        super()._apply_round(optimizer)
+        for parameter in self._bucket_of:
+            parameter.grad = None
+
+    # --- Flushes, joins and ends
+
+    def leave(self) -> None:
+        if self.is_under_way or self._is_applying:
+            raise AssertionError(
+                "a flush, a join or the end came after loss.backward() but before optimizer.step(), or within a round hook."
+            )
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Let others make the micro-batch that has begun here, unless some of its gradients are made already."""
+        if self.is_under_way:
+            return
+        if self._number is not None and not self._is_alone and self._tenure.is_current:
+            runtime.return_micro_batch(self.process_set.process_set_id, self.buckets[0].name)
+        self._number = None
+
+    def come_back(self) -> None:
+        if self.wrapped() is not None and self.family and not self._is_alone and self._active() is self:
+            self._come_to_next(within_update=False)
+
+    def succeed(self, before: Exchange) -> None:
+        super().succeed(before)
+        assert isinstance(before, WorkSharingExchange)
+        self.begins_in_step = before.begins_in_step
+
+    @property
+    def applies_ahead(self) -> bool:
+        return False  # an update is made without this rank only while it has begun no micro-batch, as in a flush
+
+    def synchronize(self) -> None:
+        raise RuntimeError(
+            "there is nothing to wait for between backward and step under hvd.WorkSharing(): the gradients of an update are "
+            "complete in step(). Clip with max_grad_norm= or max_grad_value=, or pass grad_transform="
+        )
+
+    def before_zero_grad(self) -> None:
+        if self.is_under_way:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step(). This is prohibited: "
+                "the gradients are on their way."
+            )
+
+    def forget(self) -> None:
+        if not runtime.failed and any(bucket.is_under_way for bucket in self.buckets):
+            raise AssertionError(
+                "optimizer.load_state_dict() was called within an update, of which this rank has made micro-batches: call "
+                "optimizer.flush() on every rank before"
+            )
+        super().forget()
+        self._micro_batches = 0
+
+    def set_passes(self, passes: int) -> None:
+        if passes != self._passes_in_update:
+            raise ValueError("backward_passes_per_step cannot change under hvd.WorkSharing(): wrap a new optimizer")
+
+    @property
+    def rounds(self) -> int:
+        """Updates; the rounds of a flush that delivered nothing are none.
+
+        Those that were made while this rank had joined count since it has begun a micro-batch again.
+        """
+        return self._updates
+
+
+_NOT_BEGUN = (
+    "no micro-batch has begun here. Under hvd.DynamicShardingLoader one begins when its loop gives a batch: let each batch have one "
+    "backward pass and one step(), in the loop, and flush after step()"
+)

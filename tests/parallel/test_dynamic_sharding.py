@@ -1,0 +1,314 @@
+"""Data for `sync=hvd.WorkSharing()`: every sample once, whoever makes its micro-batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from harness.matrix import OVER_MPI, alone
+from harness.world import World
+from torch.utils.data import DataLoader, Dataset
+
+import horovod_partial.torch as hvd
+
+pytestmark = pytest.mark.launch(**OVER_MPI, ranks=(3,), full_ranks=(2, 3, 4))
+
+PASSES = 2
+BATCH_SIZE = 2
+UPDATES = 3  # of an epoch
+
+
+class Numbers(Dataset[float]):
+    """Each sample is its index."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> float:
+        if not 0 <= index < self._samples:
+            raise IndexError(index)
+        return float(index)
+
+
+class Training:
+    """A small training, of which one rank is slow: in each of its micro-batches the others make all that are left.
+
+    Attributes:
+        made: what this rank has made: rounds before, the number of the micro-batch, its samples and its seed.
+    """
+
+    def __init__(self, world: World, label: str, slow: int = 1, workers: int = 0, **options: Any) -> None:
+        self.world = world
+        self._label = label
+        self._slow = slow
+        self.samples = options.pop("samples", UPDATES * PASSES * BATCH_SIZE * world.size)
+        self.sampler = hvd.DynamicShardingSampler(self.samples, BATCH_SIZE, PASSES, seed=3, **options)
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+        self.optimizer: Any = hvd.DistributedOptimizer(
+            torch.optim.SGD([self.weight], lr=1e-3), backward_passes_per_step=PASSES, sync="work-sharing"
+        )
+        data = DataLoader(Numbers(self.samples), batch_sampler=self.sampler, num_workers=workers)
+        self.loader = hvd.DynamicShardingLoader(data, self.optimizer)
+        self.made: list[tuple[int, int, list[int], int]] = []
+
+    def loop(self) -> Iterator[int]:
+        """One loop over the data. Gives the updates that have been made after each step."""
+        for batch in self.loader:
+            rounds, number = self.optimizer.begin_micro_batch()
+            seed = hvd.micro_batch_seed(self.optimizer, base=7)
+            self.optimizer.zero_grad()
+            loss = (self.weight * batch.mean()).sum()
+            if self.world.rank == self._slow and rounds > 0:
+                for other in set(range(PASSES * self.world.size)) - {number}:
+                    self.world.wait_for(f"{self._label}.{rounds}.{other}")
+            loss.backward()
+            self.world.tell(f"{self._label}.{rounds}.{number}")  # a step may wait for the slow one
+            self.optimizer.step()
+            self.made.append((rounds, number, [int(index) for index in batch.tolist()], seed))
+            yield self.optimizer.rounds
+
+    def epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+        for _ in self.loop():
+            pass
+
+    def gather(self) -> dict[tuple[int, int], list[int]]:
+        """The samples of each micro-batch of all ranks, each of which one rank has made, by rounds and number."""
+        made = [each for of_rank in self.world.gather(self.made) for each in of_rank]
+        samples = {(rounds, number): indices for rounds, number, indices, _ in made}
+        assert len(samples) == len(made)
+        return samples
+
+    def planned(self, epoch: int, first: int = 0, updates: int = UPDATES) -> dict[tuple[int, int], list[int]]:
+        """The samples that they should have, where an epoch begins after so many rounds."""
+        size = self.world.size
+        plan = hvd.DynamicShardingSampler(self.samples, BATCH_SIZE, PASSES, seed=3, drop_last=self.sampler.drop_last)
+        plan.set_epoch(epoch)
+        numbers = [(update, number) for update in range(updates) for number in range(PASSES * size)]
+        return {(first + update, number): plan.indices(update, number) for update, number in numbers}
+
+
+def once(samples: dict[tuple[int, int], list[int]]) -> list[int]:
+    return sorted(index for indices in samples.values() for index in indices)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_sample_comes_once(world: World, workers: int) -> None:
+    training = Training(world, "training", workers=workers)
+    training.epoch(0)
+    world.same(training.optimizer.rounds)
+    assert training.optimizer.rounds == UPDATES
+    training.epoch(1)
+    assert training.optimizer.rounds == 2 * UPDATES
+    made = training.gather()
+    assert made == training.planned(0) | training.planned(1, UPDATES)
+    assert once(made) == sorted(2 * list(range(training.samples)))
+    by_rank = world.gather(len(training.made))
+    # The slow one makes both of its own in the first update, and one in each of the others.
+    assert by_rank[1] <= PASSES + 2 * UPDATES - 1 < min(by_rank[0], 2 * PASSES * UPDATES)
+    training.optimizer.flush()
+    hvd.assert_replicas_equal(torch.nn.ParameterList([training.weight]), training.optimizer)
+
+
+def test_the_seed_follows_the_micro_batch(world: World) -> None:
+    """Two trainings with another slow rank: other ranks make the same micro-batches."""
+    seeds: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    for slow in (0, 1):
+        training = Training(world, f"slow.{slow}", slow)
+        training.epoch(0)
+        for rank, made in enumerate(world.gather(training.made)):
+            for rounds, number, _, seed in made:
+                seeds.setdefault((rounds, number), set()).add((rank, seed))
+        del training
+    assert all(len({seed for _, seed in made}) == 1 for made in seeds.values())
+    assert any(len({rank for rank, _ in made}) == 2 for made in seeds.values())
+    assert len({seed for made in seeds.values() for _, seed in made}) == len(seeds)
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_the_last_update_is_whole(world: World, drop_last: bool) -> None:
+    of_update = PASSES * BATCH_SIZE * world.size
+    training = Training(world, "training", samples=of_update + 3, drop_last=drop_last)
+    training.epoch(0)
+    updates = 1 if drop_last else 2
+    assert training.optimizer.rounds == updates
+    made = training.gather()
+    assert made == training.planned(0, updates=updates)
+    counts = Counter(once(made))
+    if drop_last:
+        assert set(counts.values()) == {1}
+    else:
+        assert sum(counts.values()) == 2 * of_update
+        assert set(counts) == set(range(of_update + 3))
+
+
+def test_goes_on_within_an_epoch(world: World) -> None:
+    """Two updates are made in one training, and the rest in another one."""
+    training = Training(world, "before")
+    training.sampler.set_epoch(4)
+    for rounds in training.loop():
+        if rounds == 2:
+            break
+    training.optimizer.flush()
+    assert training.optimizer.rounds == 2
+    state = world.same(training.sampler.state_dict())
+    assert state == {"epoch": 4, "update": 2, "samples": 2 * PASSES * BATCH_SIZE * world.size}
+    with pytest.raises(RuntimeError, match="an epoch is under way"):
+        training.sampler.load_state_dict(state)
+    made = training.gather()
+    del training
+    training = Training(world, "after", workers=2)
+    training.sampler.load_state_dict(state)
+    assert len(training.loader) == PASSES * (UPDATES - 2)
+    training.epoch(4)
+    assert training.optimizer.rounds == UPDATES - 2
+    assert training.sampler.update == UPDATES
+    rest = training.gather()
+    assert sorted(once(made) + once(rest)) == list(range(training.samples))
+    assert made | {(rounds + 2, number): each for (rounds, number), each in rest.items()} == training.planned(4)
+    training.epoch(5)
+    assert training.optimizer.rounds == 2 * UPDATES - 2
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full_matrix)])
+def test_a_loop_may_be_left_early(world: World, workers: int) -> None:
+    """Each rank leaves it after another number of batches, rank 0 with a batch; the next loop begins with the rest."""
+    training = Training(world, "training", slow=-1, workers=workers)
+    for batch in training.loader:
+        assert len(batch) == BATCH_SIZE
+        assert training.optimizer._exchange.begun is not None
+        if world.rank == 0:
+            break
+        rounds, number = training.optimizer.begin_micro_batch()
+        training.weight.sum().backward()
+        training.optimizer.step()
+        training.made.append((rounds, number, batch.tolist(), 0))
+        if len(training.made) == world.rank:
+            break
+    assert training.optimizer._exchange.begun is None
+    assert training.sampler.epoch == 0
+    training.epoch(1)
+    assert training.optimizer.rounds == 2 * UPDATES
+    assert training.sampler.epoch == 1
+    assert training.gather() == training.planned(0) | training.planned(1, UPDATES)
+
+
+def test_loaders_take_turns(world: World) -> None:
+    """The updates of a second one follow those of the first, of which some ranks have not seen the end."""
+    training = Training(world, "training")
+    sampler = hvd.DynamicShardingSampler(PASSES * world.size * 2, 1, PASSES)
+    data = [float(1000 + index) for index in range(PASSES * world.size * 2)]
+    other = hvd.DynamicShardingLoader(DataLoader(data, batch_sampler=sampler), training.optimizer)  # type: ignore[arg-type]
+    loaders = training.loader, other
+    for training.loader in (*loaders, *loaders):
+        for _ in training.loop():
+            pass
+    made = training.gather()
+    assert {key: each for key, each in made.items() if each[0] < 1000} == (
+        training.planned(0) | training.planned(0, UPDATES + 2)
+    )
+    assert once({key: each for key, each in made.items() if each[0] >= 1000}) == sorted(2 * [int(x) for x in data])
+    assert training.optimizer.rounds == 2 * (UPDATES + 2)
+
+
+def test_a_rank_may_stay_away(world: World) -> None:
+    """Between two epochs it evaluates, while the others make the next one: it is not told of each update by a batch."""
+    training = Training(world, "training", slow=-1, workers=2)
+    training.epoch(0)
+    if world.rank == 0:
+        world.wait_for(f"training.{2 * UPDATES - 2}.0")
+    training.epoch(1)
+    assert training.optimizer.rounds == 2 * UPDATES
+    assert training.gather() == training.planned(0) | training.planned(1, UPDATES)
+    assert world.rank != 0 or len(training.made) <= PASSES * (UPDATES + 2 * world.size)
+
+
+# --- One rank
+
+
+@alone
+@pytest.mark.parametrize("workers", [0, 2])
+def test_works_alone(world: World, workers: int) -> None:
+    training = Training(world, "training", workers=workers)
+    for rounds in training.loop():
+        if rounds == 1:
+            break
+    assert training.sampler.state_dict() == {"epoch": 0, "update": 1, "samples": PASSES * BATCH_SIZE}
+    training.epoch(1)
+    training.optimizer.flush()
+    assert training.optimizer.rounds == 2 * UPDATES
+    assert training.gather() == training.planned(0) | training.planned(1, UPDATES)
+    assert [number for _, number, _, _ in training.made] == 2 * UPDATES * [0, 1]
+
+
+@alone
+def test_pins_what_it_loads_as_workers_do(world: World) -> None:
+    training = Training(world, "training")
+    many: Any = torch.utils.data.Subset(Numbers(100), range(training.samples))  # which has `__getitems__`
+    data = DataLoader(
+        many, batch_sampler=training.sampler, collate_fn=lambda items: torch.tensor(items), pin_memory=True
+    )
+    training.loader = hvd.DynamicShardingLoader(data, training.optimizer)
+    batch = next(iter(training.loader))
+    assert batch.is_pinned() == torch.cuda.is_available()
+    assert batch.tolist() == training.sampler.indices(0, 0)
+
+
+@alone
+def test_each_batch_has_one_step(world: World) -> None:
+    training = Training(world, "training")
+    with pytest.raises(RuntimeError, match="no micro-batch has begun here"):
+        training.weight.sum().backward()
+    with pytest.raises(RuntimeError, match="no micro-batch has begun here"):
+        training.optimizer.step()
+    with pytest.raises(RuntimeError, match="no micro-batch has begun here"):
+        hvd.micro_batch_seed(training.optimizer)
+    with pytest.raises(RuntimeError, match="no step was taken with the last batch"):
+        for _ in training.loader:
+            pass
+    for number, _ in enumerate(training.loader):  # a batch that is left out has a gradient of zeros
+        training.optimizer.zero_grad()
+        if number == 1:
+            training.weight.sum().backward()
+        training.optimizer.step()
+        if training.optimizer.updated:
+            break
+    assert training.weight.tolist() == pytest.approx(2 * [-1e-3])
+
+
+@alone
+def test_refuses_what_does_not_fit(world: World) -> None:
+    training = Training(world, "training")
+    numbers = Numbers(100)
+
+    def loader(**options: Any) -> DataLoader[float]:
+        sampler = hvd.DynamicShardingSampler(100, 1, options.pop("passes", PASSES))
+        return DataLoader(numbers, batch_sampler=sampler, **options)
+
+    def wrap(**options: Any) -> Any:
+        return hvd.DistributedOptimizer(torch.optim.SGD([training.weight], lr=0.1), **options)
+
+    shared = {"backward_passes_per_step": PASSES, "sync": "work-sharing"}
+    with pytest.raises(ValueError, match="loader must be a DataLoader with batch_sampler"):
+        hvd.DynamicShardingLoader(DataLoader(numbers), wrap(**shared))
+    with pytest.raises(
+        ValueError, match="backward_passes_per_step of the sampler must be 2, as of the optimizer, not 3"
+    ):
+        hvd.DynamicShardingLoader(loader(passes=3), wrap(**shared))
+    with pytest.raises(ValueError, match="optimizer of DynamicShardingLoader must be"):
+        hvd.DynamicShardingLoader(loader(), wrap(sync="full"))
+    with pytest.raises(ValueError, match="optimizer of micro_batch_seed must be"):
+        hvd.micro_batch_seed(torch.optim.SGD([training.weight], lr=0.1))
+    with pytest.raises(ValueError, match="base must be an int of 64 bits"):
+        hvd.micro_batch_seed(training.optimizer, 1.5)  # type: ignore[arg-type]
+    stepped = wrap(**shared)
+    for _ in range(PASSES):
+        stepped.step()
+    with pytest.raises(ValueError, match="the optimizer has taken steps without a DynamicShardingLoader"):
+        hvd.DynamicShardingLoader(loader(), stepped)
