@@ -1,6 +1,6 @@
 """The simulator: against reality, how fast it is, and what it says of merged gradients at scale.
 
-    .venv/bin/python benchmarks/simulator.py [--sections reality speed scale] [--json FILE]
+    .venv/bin/python benchmarks/simulator.py [--sections reality speed scale sharing] [--production FILE] [--json FILE]
 
 reality  2, 4 and 8 ranks; four gradients of 256 KiB, each after 10 ms of backward (a sleep), one message for each; in
          every step one rank, drawn at random, is delayed by 40 ms. Inputs of the prediction are measured in the same
@@ -10,12 +10,19 @@ reality  2, 4 and 8 ranks; four gradients of 256 KiB, each after 10 ms of backwa
 speed    2,048 ranks, 1,000 iterations, one message in each, log-normal delays, on one core.
 scale    ResNet-50's trace, the MG-WFBP paper's first cluster, a ring, no delays: up to which number of ranks a message
          for each gradient is faster than a single one, by the time of backward; and what merging gains at 64 ranks.
+sharing  how many times as fast as Full work sharing is, and in brackets the best schedule of whole micro-batches; 8 ranks,
+         steps of 43 ms. With --production also on the compute times of a job: a table with the columns step,
+         dp_rank, stage and compute_ms. There each micro-batch costs a share of the step in addition, and Full does not
+         split.
 """
 
 from __future__ import annotations
 
+import csv
+import itertools
 import statistics
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +33,7 @@ from harness.shaped import Shaped
 
 import horovod_partial.torch as hvd
 from horovod_partial.fusion import MessageCost
-from horovod_partial.simulate import Cluster, LogNormal, Trace, simulate
+from horovod_partial.simulate import Cluster, LogNormal, OneSlow, RandomRanks, Result, Rotating, Trace, simulate
 
 # --- Against reality -------------------------------------------------------------------------------------------------
 
@@ -198,11 +205,109 @@ def scale() -> dict[str, Any]:
     return {"crossing": crossing, "over_exact": gains}
 
 
+# --- Work sharing ----------------------------------------------------------------------------------------------------
+
+STEP, UPDATES = 0.043, 400
+MESSAGE = 0.008
+
+
+def share(
+    times: np.ndarray, passes: int, delays_in: str = "each", *, message: float = 0.0, split: float = 0.0
+) -> dict[str, float]:
+    """Seconds of an iteration, of which Full does not split the step.
+
+    Args:
+        times: seconds, of the shape (iterations, ranks): what a rank's step takes. Or of the shape (iterations, ranks,
+            passes): what a planned micro-batch takes.
+        passes: micro-batches of a step.
+        delays_in: as in `simulate`.
+        message: seconds of the reduction after the step.
+        split: seconds that a micro-batch takes in addition.
+    """
+    iterations, ranks = times.shape[:2]
+    delays = times - times.min()
+
+    def run(policy: str, delays: np.ndarray, **options: Any) -> Result:
+        return simulate(
+            Trace.even(1, 4, 0.0, times.min() * (1 if times.ndim == 2 else passes)),
+            policy,
+            ranks,
+            cluster=Cluster.fit_ring(MessageCost(message, 0.0), ranks),
+            iterations=iterations,
+            delays=delays,
+            **options,
+        )
+
+    full = run("full", delays.reshape(iterations, ranks, -1).sum(axis=2))
+    shared = run("work-sharing", delays, passes=passes, split=split, delays_in=delays_in)
+    return {"full": full.iteration_time, "shared": shared.iteration_time, "bound": shared.bound or 0.0}
+
+
+def shown(figures: dict[str, float]) -> str:
+    return f"{figures['full'] / figures['shared']:.2f} ({figures['full'] / figures['bound']:.2f})"
+
+
+def models(passes: int, message: float = 0.0) -> dict[str, dict[str, float]]:
+    """By delays."""
+    random = np.random.default_rng(0)
+    even = np.full((UPDATES, 8), STEP)
+    late = even + RandomRanks(1, STEP).draw(UPDATES, 8, STEP, seed=0)
+    slow = even + OneSlow(3.0).draw(UPDATES, 8, STEP, seed=0)
+    turns = Rotating((0.25 * STEP, 0.5 * STEP, STEP, 2.25 * STEP)).draw(UPDATES, 8, STEP, seed=0)
+    rows = {
+        "none": (even, "each"),
+        "one random rank late by a step": (late, "first"),
+        "one rank always 3 times slower": (slow, "each"),
+        "log-normal 0.5, a rank's whole step": (even * random.lognormal(0.0, 0.5, even.shape), "each"),
+        "log-normal 0.5, each micro-batch": (STEP / passes * random.lognormal(0.0, 0.5, (*even.shape, passes)), "each"),
+        "0.25, 0.5, 1, 2.25 in turn": (turns, "each"),
+    }
+    return {name: share(times, passes, where, message=message) for name, (times, where) in rows.items()}
+
+
+def production(path: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """By whose the delays are and what splitting costs, and by the number of micro-batches."""
+    seconds: dict[tuple[int, int], float] = defaultdict(float)
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            key = int(row["step"]), int(row["dp_rank"])
+            seconds[key] = max(seconds[key], float(row["compute_ms"]) / 1e3)  # its slowest stage
+    steps = sorted({step for step, _ in seconds})
+    ranks = sorted({rank for _, rank in seconds})
+    times = np.array([[seconds[step, rank] for rank in ranks] for step in steps])
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for owner, cost in itertools.product(("rank", "samples"), (0.0, 0.005, 0.01, 0.02)):
+        for passes in (4, 8, 16, 32):
+            planned = times if owner == "rank" else np.repeat(times[:, :, None] / passes, passes, axis=2)
+            figures = share(planned, passes, split=cost * times.mean())
+            found.setdefault(f"the {owner}, {cost:.1%}", {})[str(passes)] = figures
+    return found
+
+
+def sharing(trace: Path | None) -> dict[str, Any]:
+    columns = {f"K = {passes}": models(passes) for passes in (2, 4, 8)}
+    columns[f"K = 4, {1e3 * MESSAGE:.0f} ms of messages"] = models(4, MESSAGE)
+    harness.print_table(
+        "Full over work sharing",
+        ["delays", *columns],
+        [[name, *(shown(figures[name]) for figures in columns.values())] for name in columns["K = 2"]],
+    )
+    if trace is None:
+        return {"models": columns}
+    rows = production(trace)
+    harness.print_table(
+        f"Full over work sharing, {trace.name}",
+        ["delays of, cost of splitting", *(f"K = {passes}" for passes in next(iter(rows.values())))],
+        [[name, *map(shown, row.values())] for name, row in rows.items()],
+    )
+    return {"models": columns, "production": rows}
+
+
 def main() -> None:
     parser = harness.arguments(__doc__, ranks=8)
-    parser.add_argument(
-        "--sections", nargs="+", choices=["reality", "speed", "scale"], default=["reality", "speed", "scale"]
-    )
+    sections = ["reality", "speed", "scale", "sharing"]
+    parser.add_argument("--sections", nargs="+", choices=sections, default=sections)
+    parser.add_argument("--production", type=Path, help="compute times of a job, for work sharing")
     parser.add_argument("--steps", type=int, default=60, help="of each run, against reality")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each policy, against reality")
     options = parser.parse_args()
@@ -213,6 +318,8 @@ def main() -> None:
         figures["speed"] = speed()
     if "scale" in options.sections:
         figures["scale"] = scale()
+    if "sharing" in options.sections:
+        figures["sharing"] = sharing(options.production)
     harness.write_json(options.json, figures)
 
 

@@ -20,9 +20,9 @@ class Delays(ABC):
     def draw(self, step: int) -> Sequence[float]:
         """Seconds for each rank; the same list on every rank, whichever ranks have drawn before."""
 
-    def serve(self, rank: int, step: int) -> None:
-        """Sleep if `rank` is delayed in `step`."""
-        seconds = self.draw(step)[rank]
+    def serve(self, rank: int, step: int, part: float = 1.0) -> None:
+        """Sleep if `rank` is delayed in `step`; for that part of the delay."""
+        seconds = self.draw(step)[rank] * part
         if seconds > 0:
             time.sleep(seconds)
 

@@ -22,7 +22,15 @@ ARMS: dict[str, dict[str, Any]] = {
     "majority": {"sync": "majority"},
     "solo_latest": {"sync": "solo", "missed": "latest"},  # the paper's own: a late rank gets the newest result only
 }
-LABELS = {"full": "Full", "solo": "Solo", "majority": "Majority", "solo_latest": "Solo (latest)"}
+PASSES = 4  # micro-batches that a rank's step is split into where work is shared
+SHARING_ARM = {"work_sharing": {"sync": "work-sharing", "backward_passes_per_step": PASSES}}  # in PyTorch
+LABELS = {
+    "full": "Full",
+    "work_sharing": "WorkSharing",
+    "solo": "Solo",
+    "majority": "Majority",
+    "solo_latest": "Solo (latest)",
+}
 MULTIPLES = (0.25, 0.5, 1.0, 2.25)
 BATCH = 16
 LEARNING_RATE = 0.1  # of SGD with momentum, at the start of its cosine schedule
@@ -48,13 +56,16 @@ class Notes:
     Args:
         hvd: `horovod_partial.torch` or `horovod_partial.keras`.
         weights: a copy of the model's weights, as one vector.
+        shares_work: a rank without a part in a round is not late: others have done its work.
     """
 
-    def __init__(self, hvd: ModuleType, weights: Callable[[], np.ndarray]) -> None:
+    def __init__(self, hvd: ModuleType, weights: Callable[[], np.ndarray], *, shares_work: bool = False) -> None:
         self._hvd = hvd
+        self._shares_work = shares_work
         self._weights = weights
         self._buckets_before = set(hvd.partial_stats())
         self._snapshots: list[tuple[float, np.ndarray]] = []
+        self._snapshot_at = -1
         self._computing: list[tuple[float, float]] = []  # each time: when, and for how long
         self._waiting: list[tuple[float, float]] = []  # each time: when, and for how long
 
@@ -65,7 +76,8 @@ class Notes:
     def begin(self, step: int) -> None:
         """A step begins."""
         self._begin = time.perf_counter()
-        if step % SNAPSHOT_EVERY == 0:
+        if step % SNAPSHOT_EVERY == 0 and step > self._snapshot_at:
+            self._snapshot_at = step
             self._snapshots.append((self._begin - self._start, self._weights()))
 
     def arrive(self) -> None:
@@ -89,8 +101,9 @@ class Notes:
         replicas = np.array(gather(final), dtype=float)
         stats = [bucket for name, bucket in self._hvd.partial_stats().items() if name not in self._buckets_before]
         # A step is on time if all its buckets are; the network is so small that there is but one.
-        on_time = [min(bucket["on_time"][r] for bucket in stats) if stats else steps for r in range(size)]
-        staleness = stats[0]["staleness_histogram"] if stats else {0: steps * size}
+        counts = [min(bucket["on_time"][r] for bucket in stats) if stats else steps for r in range(size)]
+        on_time = [steps] * size if self._shares_work else counts
+        staleness = stats[0]["staleness_histogram"] if stats and not self._shares_work else {0: steps * size}
         return {
             "seconds": max(gather(seconds)),
             "accuracy": fmean(accuracy(replica) for replica in replicas),
@@ -106,13 +119,15 @@ class Notes:
         }
 
 
-def train_all(train: Train, seeds: int, steps: int, mean_ms: float) -> list[dict[str, Run]]:
+def train_all(
+    train: Train, seeds: int, steps: int, mean_ms: float, arms: dict[str, dict[str, Any]] = ARMS
+) -> list[dict[str, Run]]:
     """On every rank: train under each policy, from each seed. Returns the figures by seed and policy."""
     delays = harness.Rotating(MULTIPLES, mean_ms / 1e3)
     results: list[dict[str, Run]] = []
     for seed in range(seeds):
         results.append({})
-        for name, options in ARMS.items():
+        for name, options in arms.items():
             stage = f"{LABELS[name]}, seed {seed}"
             results[-1][name] = train(stage, options, seed, steps, delays)
     return results
@@ -121,7 +136,7 @@ def train_all(train: Train, seeds: int, steps: int, mean_ms: float) -> list[dict
 def show(results: Sequence[dict[str, Run]], steps: int, title: str) -> dict[str, dict[str, float]]:
     """Print the table of means over the seeds. Returns the figures for the JSON file."""
     figures, rows = {}, []
-    for name in ARMS:
+    for name in results[0]:
         runs = [result[name] for result in results]
         late = round(fmean(sum(run["late_by_rank"]) for run in runs))
         figures[name] = {

@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the dashes do without colour.
 STYLES = {
     "full": ("#000000", "-"),
+    "work_sharing": ("#009E73", "-"),
     "solo": ("#D55E00", "-"),
     "majority": ("#0072B2", "--"),
     "solo_latest": ("#CC79A7", ":"),
@@ -56,10 +57,16 @@ def accuracy(
 
 def arrivals(results: Mapping[str, Any], labels: Mapping[str, str], steps: int, file: Path) -> None:
     """When each rank computes and waits in the first steps, and how many of its steps were late, one row per policy."""
-    shown = [name for name in ("full", "solo", "majority") if name in results]
+    shown = [name for name in ("full", "work_sharing", "solo", "majority") if name in results]
     ranks = len(results[shown[0]]["computing"])
     figure, rows = plt.subplots(
-        len(shown), 2, figsize=(11, 6.6), sharex="col", sharey=True, width_ratios=(3, 1), layout="constrained"
+        len(shown),
+        2,
+        figsize=(11, 2.2 * len(shown)),
+        sharex="col",
+        sharey=True,
+        width_ratios=(3, 1),
+        layout="constrained",
     )
     end = max(begin + length for timeline in results["solo"]["waiting"] for begin, length in timeline)
     for (timeline, shares), name in zip(rows, shown, strict=True):

@@ -7,6 +7,9 @@ half, once or 2.25 times the mean (a sleep stands for that much work), and the r
 takes the same number of steps of its own, so every policy works through the same number of gradients. The clock stops
 when the last rank has flushed. Accuracy is that of the replicas on the test set, after the flush, averaged over ranks.
 
+Under `WorkSharing` a step is split into 4 micro-batches, which whoever is free takes. A rank is as slow as it would be in
+that step, and each update has the very samples that it has under `Full`.
+
 Prints a table and writes `digits.json`, `accuracy.png` and `arrivals.png` into `build/demo`.
 """
 
@@ -33,15 +36,15 @@ import harness
 
 def train_all(**arguments: Any) -> list[dict[str, digits_job.Run]]:
     """What every rank runs."""
-    return digits_job.train_all(train, **arguments)
+    arms = {"full": digits_job.ARMS["full"]} | digits_job.SHARING_ARM | digits_job.ARMS
+    return digits_job.train_all(train, arms=arms, **arguments)
 
 
 def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: harness.Delays) -> digits_job.Run:
     """Train under one policy. Returns its figures, and when what happened, in seconds from the start."""
     rank, size = hvd.rank(), hvd.size()
     images, labels, test_images, test_labels = map(torch.from_numpy, digits_job.load(seed))
-    images, labels = images[rank::size], labels[rank::size]
-    generator = torch.Generator().manual_seed(seed * size + rank)
+    drawn = [draw(seed * size + home, len(images[home::size]), steps) for home in range(size)]
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=digits_job.LEARNING_RATE, momentum=digits_job.MOMENTUM)
@@ -49,20 +52,28 @@ def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: ha
     rate_of = lambda n: max(0.05, (1 + math.cos(math.pi * n / steps)) / 2)
     hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    notes = digits_job.Notes(hvd, lambda: parameters_to_vector(model.parameters()).detach().numpy())
+    passes = options.get("backward_passes_per_step", 1)
+    notes = digits_job.Notes(
+        hvd, lambda: parameters_to_vector(model.parameters()).detach().numpy(), shares_work=passes > 1
+    )
 
     hvd.barrier()
     notes.start()
-    for step in range(steps):
+    done = 0
+    while (optimizer.rounds if passes > 1 else done) < steps:
+        step, number = optimizer.begin_micro_batch() if passes > 1 else (done, rank)
+        home, part = divmod(number, passes)
+        batch = drawn[home][step].chunk(passes)[part]
         harness.progress(stage, step, steps)
         notes.begin(step)
-        batch = torch.randint(len(images), (digits_job.BATCH,), generator=generator)
-        delays.serve(rank, step)
+        delays.serve(rank, step, 1 / passes)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        loss = nn.functional.cross_entropy(model(images[home::size][batch]), labels[home::size][batch])
+        (loss / passes).backward()
         notes.arrive()
         optimizer.step()
         notes.end()
+        done += 1
     optimizer.flush()
     notes.finish()
 
@@ -72,6 +83,12 @@ def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: ha
             return (model(test_images).argmax(1) == test_labels).float().mean().item()
 
     return notes.run(steps, accuracy)
+
+
+def draw(seed: int, images: int, steps: int) -> list[torch.Tensor]:
+    """The images of each step of a rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(images, (digits_job.BATCH,), generator=generator) for _ in range(steps)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""Work sharing beside `Full` with the same accumulation: the time of an update with delays of several kinds.
+
+    .venv/bin/python benchmarks/work_sharing.py [--passes 4 8] [--json FILE] [--transport gloo]
+
+A micro-batch takes 10 ms (a sleep), and an update has so many of them for each rank. Both policies take turns in one job,
+in one order and then in the other. A figure is the median of the ratios of pairs, with the least and the largest. Kinds
+of delays: none; in each update one random rank is late by as long as its part takes (`random`); one rank takes 3 times as
+long (`steady`); a rank's part of an update takes a factor that is drawn from a log-normal distribution of sigma 0.5
+(`log-normal`); and the demo's factors of 0.25, 0.5, 1 and 2.25 in turn (`rotating`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import harness
+import numpy as np
+import torch
+from harness import steps_torch
+
+import horovod_partial.torch as hvd
+
+MICRO_SECONDS = 0.01
+WEIGHTS = 10_000
+KINDS = ("none", "random", "steady", "log-normal", "rotating")
+FACTORS = (0.25, 0.5, 1.0, 2.25)
+
+
+def seconds_of(kind: str, update: int, rank: int, size: int, passes: int, made: int) -> float:
+    """How long a rank's next micro-batch takes in an update of which it has made so many."""
+    drawn = np.random.default_rng((1, update))
+    if kind == "random":
+        late = rank == drawn.integers(size) and made == 0
+        return MICRO_SECONDS * (1 + passes * late)
+    if kind == "steady":
+        return MICRO_SECONDS * (3 if rank == 1 else 1)
+    if kind == "log-normal":
+        return MICRO_SECONDS * float(drawn.lognormal(0.0, 0.5, size)[rank])
+    if kind == "rotating":
+        return MICRO_SECONDS * FACTORS[(rank + update) % len(FACTORS)]
+    return MICRO_SECONDS
+
+
+def update_seconds(kind: str, sync: str, passes: int, updates: int) -> float:
+    """On every rank: the mean time of an update."""
+    weight = torch.nn.Parameter(torch.zeros(WEIGHTS))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.01), backward_passes_per_step=passes, sync=sync)
+    start, made, update = 0.0, 0, -1  # the first update is not measured
+    steps_torch.barrier()
+    while update < updates:
+        if update >= 0 and start == 0.0:
+            start = time.perf_counter()
+        time.sleep(seconds_of(kind, update + 1, hvd.rank(), hvd.size(), passes, made))
+        weight.sum().backward()
+        made += 1
+        if sync != "full":
+            optimizer.step()
+            updated = optimizer.updated
+        elif made == passes:
+            optimizer.step()
+            optimizer.zero_grad()
+            updated = 1
+        else:
+            updated = 0
+        if updated:
+            update, made = update + updated, 0
+    seconds = (time.perf_counter() - start) / updates
+    optimizer.flush()
+    return seconds
+
+
+def measure(kinds: list[str], passes: list[int], updates: int, pairs: int) -> Iterator[dict[str, Any]]:
+    """On every rank: by kind of delay and number of passes the ratios of all pairs so far, `full` over `work-sharing`."""
+    ratios: dict[str, dict[str, list[float]]] = {kind: {str(each): [] for each in passes} for kind in kinds}
+    for pair in range(pairs):
+        for kind in kinds:
+            for each in passes:
+                harness.progress(f"pair {pair}, {kind}, {each} passes", pair, pairs)
+                times = {}
+                for sync in sorted(("full", "work-sharing"), reverse=pair % 2 == 1):
+                    own = update_seconds(kind, sync, each, updates)
+                    times[sync] = float(hvd.allreduce(torch.tensor([own]), name="seconds").item())
+                ratios[kind][str(each)].append(times["full"] / times["work-sharing"])
+        yield ratios
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__, ranks=8)
+    parser.add_argument("--passes", type=int, nargs="+", default=[4, 8], help="micro-batches of a rank in an update")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of delays")
+    parser.add_argument("--updates", type=int, default=25, help="of a run")
+    parser.add_argument("--pairs", type=int, default=20, help="runs of each policy")
+    options = parser.parse_args()
+    job = {"ranks": options.ranks, "transport": options.transport}
+    load = {
+        "kinds": options.kinds,
+        "passes": options.passes,
+        "updates": min(options.updates, 8) if options.quick else options.updates,
+        "pairs": min(options.pairs, 1) if options.quick else options.pairs,
+    }
+    write = lambda ratios: harness.write_json(options.json, {**job, **load, "ratios": ratios})
+    ratios = harness.launch(measure, **job, **load, on_result=write)
+    harness.print_table(
+        f"Time of an update under Full over that under WorkSharing, {options.ranks} ranks over {options.transport}",
+        ["delays", *(f"K = {each}" for each in options.passes)],
+        [
+            [kind, *(f"{statistics.median(row):.2f} ({min(row):.2f} to {max(row):.2f})" for row in by.values())]
+            for kind, by in ratios.items()
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
