@@ -71,7 +71,7 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
   return Arrived::kOnTime;
 }
 
-void Bucket::TakeMissed(void* output) {
+bool Bucket::TakeMissed(void* output) {
   const bool kept = options_.late == Late::kKeep;
   const Buffer& own = incoming_gradients_ > 0 ? incoming_ : outgoing_;
   if (missed_.empty()) {  // only rounds without a gradient were missed
@@ -80,9 +80,11 @@ void Bucket::TakeMissed(void* output) {
     } else {
       memory().Zero(output, bytes());
     }
-    return;
+    return true;
   }
   MissedResults::Result result = missed_.Pop();
+  const bool finite = options_.type != DataType::kFloat16 || result.rounds == 1 ||
+                      memory().AddIfFinite(options_.type, output, result.sum.data(), options_.elements, true);
   memory().Copy(output, result.sum.data(), bytes());
   if (kept && options_.divisor == Divisor::kContributors) {
     // WAGMA-SGD, Algorithm 2: the sum has an older model of this rank, or none; the new one counts as one more.
@@ -90,6 +92,7 @@ void Bucket::TakeMissed(void* output) {
     memory().Scale(options_.type, output, options_.elements, 1.0 / (missed_gradients_ + 1));
   }
   missed_.Recycle(std::move(result.sum));
+  return finite;
 }
 
 int Bucket::TakeRounds(int rounds, void* output) {

@@ -1023,7 +1023,11 @@ void Engine::Fill(SharedBucket& bucket, Operation& operation, bool late) {
   if (late && operation.arrival.input != nullptr) {
     operation.info.staleness = bucket.core.missed_rounds();
     operation.info.empty = !bucket.core.HasMissed();
-    if (bucket.core.options().missed != Missed::kReplay) bucket.core.TakeMissed(operation.arrival.output);
+    if (bucket.core.options().missed == Missed::kReplay || bucket.core.TakeMissed(operation.arrival.output)) return;
+    Log(LogLevel::kWarning, rank_,
+        "the sum of the results of " + bucket.core.name() +
+            " that this rank has missed is not finite in float16. Leave the compression out, or pass "
+            "missed=\"replay\"");
   }
 }
 

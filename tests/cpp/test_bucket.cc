@@ -152,6 +152,27 @@ TEST_F(BucketTest, WithoutAnArrivalZerosAreSent) {
   EXPECT_EQ(bucket_.missed_rounds(), 1);
 }
 
+TEST(BucketOfHalvesTest, TellsOfASumThatIsNotFinite) {
+  BucketOptions options;
+  options.type = DataType::kFloat16;
+  options.elements = 2;
+  constexpr std::uint16_t kLargest = 0x7bff;  // 65,504
+  for (const bool overflows : {false, true}) {
+    Bucket bucket("halves", options);
+    for (Round round = 0; round < 2; ++round) {
+      Closing closing;
+      closing.round = round;
+      closing.contributions = {{1, true}, {0, false}};
+      auto* result = static_cast<std::uint16_t*>(bucket.Begin(closing, 1).output);
+      result[0] = result[1] = overflows ? kLargest : 0;
+      bucket.Finish();
+    }
+    std::uint16_t sum[2];
+    EXPECT_EQ(bucket.TakeMissed(sum), !overflows);
+    EXPECT_EQ(sum[0], overflows ? 0x7c00 : 0) << "infinity";
+  }
+}
+
 TEST_F(BucketTest, LateTakesTheResultAndLeavesItsContributionPending) {
   MissRound(5);
   MissRound(7);
