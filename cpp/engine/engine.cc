@@ -164,7 +164,7 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
   std::lock_guard<std::mutex> lock(bucket->mutex);
   if (!bucket->poison.empty()) throw EngineError(bucket->poison);
   if (!collectives_.Alive()) ThrowShutDown();
-  const bool adds = bucket->operation != nullptr && bucket->config.spec.policy.rule == Policy::Rule::kWorkSharing;
+  const bool adds = bucket->operation != nullptr && bucket->SharesWork();
   if (adds) {  // another micro-batch has been added to what lies there
     operation = bucket->operation;
     operation->arrival.gradients = arrival.gradients + (bucket->awaited != nullptr ? operation->arrival.gradients : 0);
@@ -214,7 +214,8 @@ void Engine::Enter(const std::shared_ptr<SharedBucket>& bucket) {
 void Engine::ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls) {
   bucket.arrived = Now();
   news_ = true;
-  if (bucket.core.state() == Bucket::State::kArrived) return bucket.core.Add(operation.arrival.gradients);
+  if (bucket.SharesWork() && bucket.core.state() == Bucket::State::kArrived)
+    return bucket.core.Add(operation.arrival.gradients);
   if (auto* recorder = Recording(); recorder != nullptr && operation.arrival.input != nullptr && !operation.recorded) {
     operation.recorded = true;
     recorder->Arrived(LabelOf(bucket), bucket.arrived);
@@ -514,9 +515,8 @@ bool Engine::Leaves() {
   has_left_ = true;  // before it is looked for: from now on none begins
   for (const auto& bucket : Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    const bool shares = bucket->config.spec.policy.rule == Policy::Rule::kWorkSharing;
     const bool open = bucket->share && bucket->share->begun() != bucket->Made();
-    if (shares && (open || bucket->awaited != nullptr)) return has_left_ = false;
+    if (bucket->SharesWork() && (open || bucket->awaited != nullptr)) return has_left_ = false;
   }
   return true;
 }

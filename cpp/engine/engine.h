@@ -125,6 +125,7 @@ class SharedBucket {
   Round flush_end = kForEver;            // and, when that is over, takes none from this round on
   BucketStatistics statistics;
 
+  bool SharesWork() const { return config.spec.policy.rule == Policy::Rule::kWorkSharing; }
   // Micro-batches of the open update that are made here, where work is shared.
   int Made() const { return core.state() == Bucket::State::kArrived ? core.arrival().gradients : 0; }
   bool Retired() const { return owner != nullptr && owner->gone() && operation == nullptr; }

@@ -14,7 +14,9 @@ from horovod.common.exceptions import HorovodInternalError
 
 import horovod_partial.torch as hvd
 
-pytestmark = pytest.mark.launch(transports=("mpi", "gloo"), ranks=(3,), full_ranks=(2, 3, 4, 8))
+pytestmark = pytest.mark.launch(
+    transports=("mpi",), full_transports=("mpi", "gloo"), ranks=(3,), full_ranks=(2, 3, 4, 8)
+)
 
 PASSES = 2
 UPDATES = 4
