@@ -158,9 +158,12 @@ class SharingRanksTest : public RanksTest {
   void StartSharing() {
     Start(kRanks, {});
     for (Rank rank = 0; rank < kRanks; ++rank) {
-      EngineOf(rank).Declare("keeper", SharedConfig(kRanks, kEach, true));
-      EngineOf(rank).Declare("other", SharedConfig(kRanks, kEach, false));
       Memory& memory = horovod_->memory(rank);
+      for (const bool grants : {true, false}) {
+        BucketConfig config = SharedConfig(kRanks, kEach, grants);
+        config.memory = &memory;
+        EngineOf(rank).Declare(grants ? "keeper" : "other", config);
+      }
       trainings_.push_back(std::make_unique<Training>(Training{EngineOf(rank), Tensor(memory), Tensor(memory)}));
     }
   }
