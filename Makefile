@@ -195,7 +195,7 @@ demo: build ## Set up, build and train on digits under each policy
 .PHONY: bench
 bench: build ## Run the benchmarks; their figures go to build/bench
 	@mkdir -p build/bench
-	@for name in overhead recording latency many_tensors straggler memory group weighted slow_momentum fusion simulator advise auto_quorum auto goodput; do \
+	@for name in overhead recording latency many_tensors straggler work_sharing memory group weighted slow_momentum fusion simulator advise auto_quorum auto goodput; do \
 		$(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit; \
 	done
 
