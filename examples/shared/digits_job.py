@@ -98,6 +98,7 @@ class Notes:
         gather = self._hvd.allgather_object
         size = self._hvd.size()
         seconds, final = self._snapshots[-1]
+        shown = SHOWN_STEPS * (PASSES if self._shares_work else 1)
         replicas = np.array(gather(final), dtype=float)
         stats = [bucket for name, bucket in self._hvd.partial_stats().items() if name not in self._buckets_before]
         # A step is on time if all its buckets are; the network is so small that there is but one.
@@ -114,8 +115,8 @@ class Notes:
                 / np.linalg.norm(replicas.mean(0))
             ),
             "curve": [(when, accuracy(weights)) for when, weights in self._snapshots],
-            "computing": gather(self._computing[:SHOWN_STEPS]),
-            "waiting": gather(self._waiting[:SHOWN_STEPS]),
+            "computing": gather(self._computing[:shown]),
+            "waiting": gather(self._waiting[:shown]),
         }
 
 
