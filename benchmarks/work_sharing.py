@@ -98,8 +98,8 @@ def main() -> None:
     load = {
         "kinds": options.kinds,
         "passes": options.passes,
-        "updates": min(options.updates, 8) if options.quick else options.updates,
-        "pairs": min(options.pairs, 1) if options.quick else options.pairs,
+        "updates": options.updates,
+        "pairs": options.pairs,
     }
     write = lambda ratios: harness.write_json(options.json, {**job, **load, "ratios": ratios})
     ratios = harness.launch(measure, **job, **load, on_result=write)
