@@ -81,8 +81,8 @@ class Bucket {
     arrival_.gradients += gradients;
     reported_ = false;
   }
-  // The result that was missed, the sum of all or the newest, goes to `output`. Not with kReplay. False if it is a sum in
-  // float16 that is not finite.
+  // The result that was missed, the sum of all or the newest, goes to `output`. Not with kReplay. False if it is a sum
+  // in float16 that is not finite.
   bool TakeMissed(void* output);
   // With kReplay: the sum of the oldest untaken results, of so many rounds, goes to `output`; returns how many
   // gradients are in it. Zeros if there is none.
