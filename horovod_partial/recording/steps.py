@@ -27,6 +27,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_partial.policies import WorkSharing
 from horovod_partial.recording.clocks import Clocks
 from horovod_partial.recording.reading import RankRecording, Recording
 
@@ -93,7 +94,8 @@ class JobSteps:
         """Find the steps of a recording. Rounds carry the training if more bytes arrived for them than Horovod reduced.
 
         Raises:
-            ValueError: no rank has recorded two steps, so nothing tells how long one takes.
+            ValueError: no rank has recorded two steps, so nothing tells how long one takes; or the ranks shared work, and none has
+                steps of its own.
         """
         arrived: Counter[str] = Counter()
         reduced = 0
@@ -103,6 +105,11 @@ class JobSteps:
                 arrived[found.policy] += found.nbytes * int(count)
             reductions = rank.tables["reductions"]
             reduced += int(reductions["bytes"][reductions["step"] >= 0].sum())
+        if any(policy.startswith(repr(WorkSharing())) for policy in arrived):
+            raise ValueError(
+                f"run {recording.run} was recorded under {WorkSharing()!r}, where ranks make different numbers of micro-batches: "
+                "record it under Full()"
+            )
         rounds = arrived.total() > reduced
         of_rank = _of_rounds if rounds else _of_reductions
         all_ranks = [of_rank(rank, clocks) for rank in recording.ranks.values()]

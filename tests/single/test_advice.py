@@ -98,6 +98,16 @@ def test_a_metric_in_each_step_is_told(tmp_path: Path, quorum: int | None, every
     assert ("waits for an operation of Horovod's own" in advice.advise(recording.load(tmp_path)).text) == (every == 1)
 
 
+def test_shared_work_tells_nothing_of_a_step(tmp_path: Path) -> None:
+    folder = synthetic.write(tmp_path, Job(one_random(), 4))
+    for file in folder.iterdir():
+        file.write_text(
+            file.read_text().replace('"quorum:4"', '"WorkSharing(), backward_passes_per_step=4 op=Average"')
+        )
+    with pytest.raises(ValueError, match=r"recorded under WorkSharing\(\), where ranks make different numbers"):
+        advice.advise(recording.load(tmp_path))
+
+
 def test_averages_every_few_steps_tell_nothing_of_a_step(tmp_path: Path) -> None:
     folder = synthetic.write(tmp_path, Job(one_random(), 4))
     for file in folder.iterdir():
