@@ -409,7 +409,9 @@ class Runtime:
     @contextmanager
     def _taking_rounds(self, but: Sequence[Applier] = ()) -> Iterator[Meanwhile]:
         """Take rounds while this thread waits; not those of the optimizers in `but`."""
-        appliers = [applier for applier in self._own_appliers() if applier not in but]
+        thread = threading.get_ident()
+        with self._appliers_lock:
+            appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
         if getattr(self._joins, "now", False):
             appliers.clear()
         there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
@@ -544,28 +546,20 @@ class Runtime:
             sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:
+        return [applier for applier in self._appliers_here() if applier.shares_work]  # type: ignore[misc]
+
+    def _appliers_here(self) -> list[Applier]:
         """Those whose last step this thread took, or one that is gone."""
         others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
         with self._appliers_lock:
-            return [each for each in self._appliers if each.shares_work and each.thread not in others]
-
-    def _own_appliers(self) -> list[Applier]:
-        """Those whose last step this thread took."""
-        with self._appliers_lock:
-            return [applier for applier in self._appliers if applier.thread == threading.get_ident()]
+            return [applier for applier in self._appliers if applier.thread not in others]
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
-        """Those whose results this thread may take: it took their last step, or the thread that did is gone."""
-        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-        with self._appliers_lock:
-            appliers = list(self._appliers)
+        """Those whose results this thread may take."""
         return [
             applier
-            for applier in appliers
-            if applier.process_set.process_set_id == process_set
-            and applier.family
-            and not applier.is_under_way
-            and applier.thread not in others
+            for applier in self._appliers_here()
+            if applier.process_set.process_set_id == process_set and applier.family and not applier.is_under_way
         ]
 
     def _claim(self, process_set: int, names: Sequence[str]) -> None:

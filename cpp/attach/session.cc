@@ -458,19 +458,15 @@ namespace {
 // No bucket has this name: what travels by it is `Grants`.
 constexpr const char* kGrants = "horovod_partial.grants";
 
-// Takes the grants of this cycle out of the responses: Horovod is not to execute them.
+// Takes the grants of this cycle out of the responses, if there are some: Horovod is not to execute them. They are
+// last.
 std::vector<Grants> TakeGrants(hvd::ResponseList& responses) {
-  const std::string name = WireName(kGrants);
-  std::vector<Grants> grants;
-  std::vector<hvd::Response> others;
-  for (const auto& response : responses.responses()) {
-    if (response.tensor_names().size() == 1 && response.tensor_names()[0] == name) {
-      grants = DecodeGrants(response.error_message());
-    } else {
-      others.push_back(response);
-    }
-  }
-  if (others.size() < responses.responses().size()) responses.set_responses(others);
+  const auto& last = responses.responses().back();
+  if (last.tensor_names().empty() || last.tensor_names()[0] != WireName(kGrants)) return {};
+  std::vector<Grants> grants = DecodeGrants(last.error_message());
+  std::vector<hvd::Response> others = responses.responses();
+  others.pop_back();
+  responses.set_responses(others);
   return grants;
 }
 

@@ -166,6 +166,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
     if (bucket.satisfied != kNever) bucket.grace.RecordLag(std::max(arrived - bucket.satisfied, kSmallestLag));
     if (quorum != nullptr) quorum->Arrive(rank, arrived, 1, false);
   }
+  if (ledgers_.empty()) return;
   for (const auto& item : report.items) {
     const auto ledger = item.share ? ledgers_.find(item.bucket) : ledgers_.end();
     if (ledger == ledgers_.end()) continue;
@@ -733,6 +734,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
 }
 
 void Coordinator::Grant(Time now) {
+  if (ledgers_.empty()) return;
   std::vector<bool> comes;
   for (Rank rank = 0; rank < size_; ++rank) comes.push_back(Comes(rank));
   for (auto& [name, ledger] : ledgers_) {

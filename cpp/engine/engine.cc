@@ -124,9 +124,7 @@ std::shared_ptr<SharedBucket> Engine::Declare(const std::string& name, const Buc
   auto& bucket = buckets_[name];
   if (bucket == nullptr) {
     bucket = std::make_shared<SharedBucket>(name, config, bringers_, this);
-    const Policy& policy = config.spec.policy;
-    if (policy.grants) bucket->share.emplace(rank_, policy.micro_batches / size_);
-    if (policy.grants) shares_work_ = true;
+    BeginSharing(*bucket);
   }
   if (!(bucket->config == config)) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + name +
@@ -429,6 +427,15 @@ std::vector<std::shared_ptr<SharedBucket>> Engine::FindAll(const Family& names) 
 }
 
 // --- Work sharing
+
+// A bucket is new, or has ended and begins anew.
+void Engine::BeginSharing(SharedBucket& bucket) {
+  const Policy& policy = bucket.config.spec.policy;
+  if (!policy.grants) return;
+  bucket.share.emplace(rank_, policy.micro_batches / size_);
+  bucket.update = bucket.updates = 0;
+  shares_work_ = true;
+}
 
 std::optional<std::pair<int, int>> Engine::TakeGrant(const std::vector<std::shared_ptr<SharedBucket>>& family,
                                                      bool begins) {
@@ -955,8 +962,7 @@ void Engine::End(SharedBucket& bucket, Calls& calls) {
   if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) Complete(bucket, true, calls);
   if (bucket.core.declared()) in_use_ -= Counts(bucket);
   bucket.core = Bucket(bucket.core.name(), bucket.core.options());
-  if (bucket.share) bucket.share.emplace(rank_, bucket.config.spec.policy.micro_batches / size_);
-  bucket.update = bucket.updates = 0;
+  BeginSharing(bucket);
   bucket.statistics = {};
   if (bucket.operation == nullptr) return Forget(bucket);
   if (bucket.awaited == nullptr) ArriveOrFail(bucket, calls);

@@ -240,6 +240,7 @@ class Engine {
   std::optional<std::pair<int, int>> TakeGrant(const std::vector<std::shared_ptr<SharedBucket>>& family, bool begins);
   bool IsAwaited(const std::vector<std::shared_ptr<SharedBucket>>& family) const;
   bool Leaves();
+  void BeginSharing(SharedBucket& bucket);
   int RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& family, bool takes) const;
   Bringers::Away Away(Time now, Time foreign_since);
   void ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls);

@@ -250,14 +250,36 @@ def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, un
         "op": average,
         "gradient_predivide_factor": 1.0,
         "groups": None,
-        "fusion": None,
-        "missed": None,
-        "divisor": "ranks",
-        "model_sync_every": None,
-        "replay_limit": None,
-    }
+    } | _OF_MISSED_ROUNDS
     if not isinstance(policy, GroupAverage):
-        left_alone |= {"max_staleness": None, "grace_ms": None}
+        left_alone |= _OF_OPEN_ROUNDS
+    _refuse(arguments, left_alone, f"{policy!r}, which averages models and no gradients")
+
+
+def refuse_about_late_gradients(arguments: dict[str, Any]) -> None:
+    """Refuse arguments that mean nothing where work is shared.
+
+    Args:
+        arguments: of an optimizer, as the user gave them.
+
+    Raises:
+        ValueError: there are such arguments.
+    """
+    _refuse(arguments, _OF_MISSED_ROUNDS | _OF_OPEN_ROUNDS, "hvd.WorkSharing(), under which no gradient is late")
+
+
+def _refuse(arguments: dict[str, Any], left_alone: dict[str, Any], policy: str) -> None:
     given = [name for name, value in left_alone.items() if arguments.get(name, value) != value]
     if given:
-        raise ValueError(f"{', '.join(given)} cannot be used with {policy!r}, which averages models and no gradients")
+        raise ValueError(f"{', '.join(given)} cannot be used with {policy}")
+
+
+# Arguments by name, as they are where nobody gives them.
+_OF_MISSED_ROUNDS: dict[str, Any] = {
+    "fusion": None,
+    "missed": None,
+    "divisor": "ranks",
+    "model_sync_every": None,
+    "replay_limit": None,
+}
+_OF_OPEN_ROUNDS: dict[str, Any] = {"max_staleness": None, "grace_ms": None}

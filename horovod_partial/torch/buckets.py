@@ -132,6 +132,11 @@ class GradientBucket:
         synchronize(self.handle)
         if isinstance(self.handle, PartialHandle):
             self.empty = self.handle.handle.info().empty
+        return self.is_unchanged
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the gradients are those that have arrived: the application may have changed them since."""
         return self.flat._version == self._version
 
     def unpack(self) -> None:

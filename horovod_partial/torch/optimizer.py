@@ -19,6 +19,7 @@ from horovod_partial.exchange.arguments import (
     check_fusion,
     check_kinds,
     refuse_about_gradients,
+    refuse_about_late_gradients,
     with_num_groups,
 )
 from horovod_partial.fusion import MergedGradients
@@ -188,7 +189,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     names = check_names(optimizer, named_parameters)
     shares = isinstance(policy, WorkSharing)
     if shares:
-        _refuse_about_late_gradients(arguments)
+        refuse_about_late_gradients(arguments)
         max_staleness, grace_ms = FOR_EVER, 0.0
 
     def make_exchange(optimizer: torch.optim.Optimizer) -> GradientExchange:
@@ -226,21 +227,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     elif grad_scaler is not None:
         full_optimizer.synchronize_before_unscaling(grad_scaler, wrapped)
     return wrapped
-
-
-def _refuse_about_late_gradients(arguments: dict[str, Any]) -> None:
-    left_alone = {
-        "fusion": None,
-        "missed": None,
-        "divisor": "ranks",
-        "model_sync_every": None,
-        "max_staleness": None,
-        "grace_ms": None,
-        "replay_limit": None,
-    }
-    given = [name for name, value in left_alone.items() if arguments[name] != value]
-    if given:
-        raise ValueError(f"{', '.join(given)} cannot be used with hvd.WorkSharing(), under which no gradient is late")
 
 
 def _refuse_unknown_scaler(_: torch.optim.Optimizer) -> bool:

@@ -59,10 +59,6 @@ class MicroBatchBucket(GradientBucket):
         super().abandon()
         self.made = 0
 
-    def check(self) -> bool:
-        """Whether the gradients are those that have arrived."""
-        return self.flat._version == self._version
-
 
 def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     if packed.data_ptr() != wire.data_ptr():
@@ -264,7 +260,7 @@ class WorkSharingExchange(GradientExchange):
             for parameter in list(bucket.missing):
                 if bucket.add(parameter, self._scale):
                     self._arrive(bucket)
-        same = all(bucket.check() for bucket in self.buckets)
+        same = all(bucket.is_unchanged for bucket in self.buckets)
         for bucket in self.buckets:
             bucket.reset()
             for parameter in bucket.parameters:
@@ -290,11 +286,6 @@ class WorkSharingExchange(GradientExchange):
         if self._introduction is not None:
             self._introduction.tell()
 
-    def _apply_all(self, optimizer: Any) -> int:
-        applied = super()._apply_all(optimizer)
-        self._applied += applied
-        return applied
-
     def _take_round(self) -> bool:
         taken = super()._take_round()
         if taken:
@@ -309,11 +300,11 @@ class WorkSharingExchange(GradientExchange):
             bucket.show(self._frozen)
             bucket.begin_update()
         self._apply_round(optimizer)
-        self._applied += 1
         self._updates += 1
 
     def _apply_round(self, optimizer: Any) -> None:
         super()._apply_round(optimizer)
+        self._applied += 1
         for parameter in self._bucket_of:
             parameter.grad = None
 
