@@ -3,15 +3,20 @@
     .venv/bin/python benchmarks/work.py [--programs lstm ppo] [--arms solo majority] [--seeds 5] [--json FILE]
 
 The programs are in examples/torch/work; each says in its first lines where its steps differ. Ranks get equal shares of the
-cores, by quotas (harness/quota.py, needs root); in `heterogeneous` the last rank has a third of what the others have. No
-rate is carried over from one policy to another: each arm is tuned over the same grid with one seed, by the quality at the
-end, and then runs with other seeds, all arms in turn for each. (Full with a larger momentum has a grid of smaller rates.)
+cores, by quotas (harness/quota.py, needs root); in `heterogeneous` and `digits` the last rank has a third of what the others
+have. No rate is carried over from one policy to another: each arm is tuned over the same grid with one seed, by the quality
+at the end, and then runs with other seeds, all arms in turn for each. (Full with a larger momentum has a grid of smaller
+rates.)
+
+Who needs less time for a step may as well take fewer steps under Full. So Full runs with fewer steps, too, each time with a
+schedule of that length. `ahead at equal time` is how much better an arm is than Full in the time that the arm takes. Full's
+quality there is a straight line between those of two lengths.
 
 Every run is appended to the file `--results`, and what is there is not run again: a benchmark that was ended goes on where
-it was. Speed-ups are medians over the seeds, qualities means with their standard deviations; `against Full` is the mean over
-the seeds, in points for an accuracy, in percent of Full's for a perplexity or a loss, and as it is for a return. `limit` is
-what the programs' computing alone would allow: the sum over the steps of the slowest rank's time, over the largest sum of
-one rank; with unequal shares, all cores over those of as many ranks as slow as the slowest.
+it was. Speed-ups are medians over the seeds, qualities means with their standard deviations. Differences are means over the
+seeds, with their standard errors, in points for an accuracy, in percent of Full's for a perplexity or a loss, and as they are
+for a return. `limit` is what the programs' computing alone would allow: the sum over the steps of the slowest rank's time, over
+the largest sum of one rank; with unequal shares, all cores over those of as many ranks as slow as the slowest.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import numpy as np
 from harness import quota
 from harness.work import FOLDER, Job, run_programs
 
@@ -35,19 +41,25 @@ ROOT = Path(__file__).resolve().parents[1]
 TUNING_SEED = 100
 
 MOMENTUM = "full, momentum 0.9"
+BALANCED = "full, balanced batches"
+SHORTER = {f"full, {share:.0%} of the steps": share for share in (0.6, 0.7, 0.8, 0.9)}
 # The text of a policy, and more words. `latest` is eager-SGD as it was published: a late rank applies only the newest of the
 # results that it has missed, and models are averaged every 10 epochs and at the end.
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "full": ("full", ()),
     MOMENTUM: ("full", ("--momentum", "0.9")),
+    BALANCED: ("full", ("--balanced",)),
     "solo": ("solo", ()),
     "majority": ("majority", ()),
+    "quorum 0.75": ("quorum:0.75", ()),
+    "work_sharing": ("work-sharing", ()),
     "solo+latest": ("solo", ("--missed", "latest")),
     "group_average": ("group_average:2", ()),
     "partial_reduce": ("partial_reduce:2", ()),
     "weighted_average": ("weighted_average:20:0.97", ()),
-}
+} | dict.fromkeys(SHORTER, ("full", ()))
 GRADIENTS = ("full", "solo", "majority", "solo+latest")
+LATE = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
 SLOW_SHARE = 1 / 3  # of what the others have
 
 
@@ -56,29 +68,55 @@ class Program:
     """What is compared in one program.
 
     Attributes:
+        file: of the program.
+        steps: under Full.
         arms: those that make sense there.
         rates: the grid.
         with_momentum: that of Full with the momentum that is usual; the programs have less, for the sake of late gradients.
         unequal: the last rank has a smaller share.
+        options: of the program, for all arms.
     """
 
+    file: str
+    steps: int
     arms: tuple[str, ...]
     rates: tuple[float, ...]
     with_momentum: tuple[float, ...] = ()
     unequal: bool = False
+    options: tuple[str, ...] = ()
 
 
 PROGRAMS = {
     # Steps differ from batch to batch on all ranks alike: what eager-SGD and WAGMA-SGD are for.
-    "lstm": Program((*GRADIENTS, MOMENTUM, "group_average"), (4.0, 8.0, 16.0), (1.0, 2.0, 4.0)),
-    "transformer": Program((*GRADIENTS, "group_average"), (0.01, 0.015, 0.02)),
+    "lstm": Program("lstm", 224, (*GRADIENTS, MOMENTUM, "group_average"), (4.0, 8.0, 16.0), (1.0, 2.0, 4.0)),
+    "transformer": Program(
+        "transformer", 600, (*LATE, "solo+latest", "group_average"), (0.005, 0.01, 0.015, 0.02, 0.03)
+    ),
+    # A step of 4 backward passes.
+    "accumulation": Program(
+        "transformer", 300, (*LATE, "work_sharing"), (0.005, 0.01, 0.015, 0.02, 0.03), options=("--passes", "4")
+    ),
     # WAGMA-SGD's paper has reinforcement learning, too.
-    "ppo": Program((*GRADIENTS, "group_average"), (0.0005, 0.001, 0.002)),
+    "ppo": Program("ppo", 192, (*GRADIENTS, "group_average"), (0.0005, 0.001, 0.002)),
     # Convex, as WP-SGD wants it.
-    "svm": Program((*GRADIENTS, "weighted_average"), (1e-4, 2e-4, 4e-4)),
+    "svm": Program("svm", 400, (*GRADIENTS, "weighted_average"), (1e-4, 2e-4, 4e-4)),
     # One rank is always slower: P-Reduce's case.
     "heterogeneous": Program(
-        (*GRADIENTS, MOMENTUM, "partial_reduce"), (0.1, 0.2, 0.4), (0.025, 0.05, 0.1), unequal=True
+        "heterogeneous",
+        800,
+        (*GRADIENTS, MOMENTUM, "partial_reduce"),
+        (0.1, 0.2, 0.4),
+        (0.025, 0.05, 0.1),
+        unequal=True,
+    ),
+    # The same with Adam, and steps of 4 backward passes.
+    "digits": Program(
+        "heterogeneous",
+        800,
+        (*LATE, "work_sharing"),
+        (0.00025, 0.0005, 0.001, 0.002, 0.004),
+        unequal=True,
+        options=("--optimizer", "adam", "--batch", "8", "--passes", "4"),
     ),
 }
 IN_PERCENT = ("perplexity", "hinge loss")  # of Full's; accuracies are in points
@@ -100,15 +138,16 @@ class Runs:
         self._options = options
         self._cores = shares(PROGRAMS[name], options.ranks)
         self._failed: set[str] = set()
-        text = "".join((FOLDER / f"{each}.py").read_text() for each in (name, "job"))
+        self._program = PROGRAMS[name]
+        text = "".join((FOLDER / f"{each}.py").read_text() for each in (self._program.file, "job"))
         self._source = hashlib.sha256(text.encode()).hexdigest()[:12]  # another program has other runs
 
     def job(self, arm: str, rate: float, seed: int) -> Job:
         policy, more = ARMS[arm]
-        words = list(more)
-        words += ["--steps", str(self._options.steps)] if self._options.steps else []
+        steps = round((self._options.steps or self._program.steps) * SHORTER.get(arm, 1.0))
+        words = [*self._program.options, *more, "--steps", str(steps)]
         return {
-            "program": self._name,
+            "program": self._program.file,
             "policy": policy,
             "rate": rate,
             "seed": seed,
@@ -155,9 +194,10 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
     program, runs = PROGRAMS[name], Runs(name, options)
     arms = ["full"] + [arm for arm in program.arms if arm != "full" and arm in (options.arms or program.arms)]
     grids = {arm: options.rates or (program.with_momentum if arm == MOMENTUM else program.rates) for arm in arms}
-    grid = [(arm, rate) for arm in arms for rate in grids[arm]]
+    grid = [(arm, rate) for arm in arms if arm not in SHORTER for rate in grids[arm]]
     tuning = dict(zip(grid, runs.make([runs.job(*of, TUNING_SEED) for of in grid]), strict=True))
-    rates = {arm: min(grids[arm], key=lambda rate: badness(tuning[arm, rate])) for arm in arms}
+    best = lambda arm: min(grids[arm], key=lambda rate: badness(tuning[arm, rate]))
+    rates = {arm: best("full" if arm in SHORTER else arm) for arm in arms}
     measured = runs.make([runs.job(arm, rates[arm], seed) for seed in range(options.seeds) for arm in arms])
     by_seed: list[dict[str, Run]] = []
     for seed in range(options.seeds):
@@ -190,11 +230,13 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
     late = [run["late"] for run, _ in pairs]
     name = pairs[0][0]["quality_name"]
     scale = 100.0 if name == "accuracy" else 1.0
-    differences = [
-        100 * (run["quality"] / full["quality"] - 1)
-        if name in IN_PERCENT
-        else scale * (run["quality"] - full["quality"])
-        for run, full in pairs
+    differences = [difference(run["quality"], full["quality"], name) for run, full in pairs]
+    better = 1.0 if pairs[0][0]["better"] == "higher" else -1.0
+    at_equal_time = [full_in(runs, runs[arm]["seconds"]) for runs in by_seed]
+    ahead = [
+        better * difference(quality, full, name)
+        for quality, full in zip(qualities, at_equal_time, strict=True)
+        if full is not None
     ]
     return {
         "seconds": statistics.fmean(run["seconds"] for run, _ in pairs),
@@ -202,15 +244,38 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
         "quality": scale * statistics.fmean(qualities),
         "deviation": scale * statistics.stdev(qualities) if len(qualities) > 1 else 0.0,
         "against_full": statistics.fmean(differences),
+        "against_full_error": standard_error(differences),
+        # Of an arm that is faster than the shortest training under Full there is nothing to say.
+        "ahead": statistics.fmean(ahead) if len(ahead) == len(by_seed) else None,
+        "ahead_error": standard_error(ahead),
         "late": None if None in late else statistics.fmean(late),
     }
+
+
+def difference(quality: float, full: float, name: str) -> float:
+    """Of a quality from that of Full: in percent of that, in points, or as it is."""
+    if name in IN_PERCENT:
+        return 100 * (quality / full - 1)
+    return (100.0 if name == "accuracy" else 1.0) * (quality - full)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def full_in(runs: dict[str, Run], seconds: float) -> float | None:
+    """Full's quality after a training of so many seconds; None where all trainings under Full took longer."""
+    points = sorted((runs[arm]["seconds"], runs[arm]["quality"]) for arm in ("full", *SHORTER) if arm in runs)
+    if seconds < points[0][0]:
+        return None
+    return float(np.interp(seconds, *zip(*points, strict=True)))
 
 
 def show(name: str, figures: dict[str, Any], options: Namespace) -> None:
     cores = " ".join(f"{share:.2f}" for share in figures["cores"])
     harness.print_table(
         f"{name}: {options.ranks} ranks on {cores} cores over {options.transport}, {options.seeds} seeds, limit {figures['limit']:.2f}",
-        ["arm", "rate", "seconds", "speed-up", figures["quality"], "against Full", "late"],
+        ["arm", "rate", "seconds", "speed-up", figures["quality"], "against Full", "ahead at equal time", "late"],
         [
             [
                 arm,
@@ -218,7 +283,8 @@ def show(name: str, figures: dict[str, Any], options: Namespace) -> None:
                 f"{row['seconds']:.1f}",
                 f"{row['speed_up']:.2f}",
                 f"{row['quality']:.4g} ± {row['deviation']:.2g}",
-                f"{row['against_full']:+.2f}",
+                f"{row['against_full']:+.2f} ± {row['against_full_error']:.2f}",
+                "" if row["ahead"] is None else f"{row['ahead']:+.2f} ± {row['ahead_error']:.2f}",
                 "" if row["late"] is None else f"{row['late']:.0%}",
             ]
             for arm, row in figures["arms"].items()

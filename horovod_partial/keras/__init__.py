@@ -16,6 +16,7 @@ if int(keras.__version__.partition(".")[0]) < 3:
 from horovod.common.exceptions import HorovodInternalError
 
 from horovod_partial import policies
+from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.backend import backend
@@ -73,6 +74,7 @@ shutdown = backend.operations.shutdown
 __all__ = [
     "Adasum",
     "Average",
+    "BalancedBatchSampler",
     "Compression",
     "DistributedOptimizer",
     "FlushCallback",

@@ -15,6 +15,7 @@ from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: 
 
 import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
 from horovod_partial import modules, policies
+from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import *
 from horovod_partial.tensorflow.fusion import fusion_plans
@@ -39,6 +40,7 @@ from horovod_partial.tensorflow.variables import broadcast_variables
 from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
 
 __all__ = [
+    "BalancedBatchSampler",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "FusionPlan",

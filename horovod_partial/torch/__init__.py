@@ -16,6 +16,7 @@ from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
 import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
 from horovod_partial import modules, policies
+from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import *
@@ -64,6 +65,7 @@ from horovod_partial.torch.stats_writer import PartialStatsWriter
 from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
 
 __all__ = [
+    "BalancedBatchSampler",
     "DistributedOptimizer",
     "DynamicShardingLoader",
     "DynamicShardingSampler",

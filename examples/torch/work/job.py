@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -24,15 +25,37 @@ CAN_BE_LATE = ("solo", "majority", "quorum", "auto", "group_average")  # elsewhe
 
 
 def options(
-    description: str | None, *, rate: float, steps: int, momentum: float | None = None, what: str = "of each rank"
+    description: str | None,
+    *,
+    rate: float,
+    steps: int,
+    momentum: float | None = None,
+    batch: int | None = None,
+    optimizers: Sequence[str] = (),
+    balances: bool = False,
+    what: str = "of each rank",
 ) -> argparse.Namespace:
-    """The command line, with these defaults; a momentum only where there is one."""
+    """The command line, with these defaults.
+
+    A momentum, accumulation and a choice of optimizers are there if they are given, balanced batches if the program has them.
+    """
     parser = argparse.ArgumentParser(
         description=(description or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--policy", default="full", help="as text; see docs/api.md")
     parser.add_argument("--missed", choices=["latest"], help="as eager-SGD was published, for a policy of gradients")
     parser.add_argument("--rate", type=float, default=rate, help="learning rate")
+    if batch is not None:
+        parser.add_argument("--batch", type=int, default=batch, help="samples of a backward pass")
+        parser.add_argument(
+            "--passes", type=int, default=1, help="backward passes of a step, on each rank or on average"
+        )
+    if balances:
+        parser.add_argument(
+            "--balanced", action="store_true", help="in each step all ranks have samples of like length"
+        )
+    if optimizers:
+        parser.add_argument("--optimizer", choices=optimizers, default=optimizers[0])
     if momentum is not None:
         parser.add_argument("--momentum", type=float, default=momentum, help="of SGD")
     parser.add_argument("--seed", type=int, default=0, help="of the data, the batches and the first model")
@@ -59,6 +82,38 @@ def draw(epoch: Callable[[], Sequence[Batch]], steps: int, generator: torch.Gene
                 return
             steps -= 1
             yield batches[number]
+
+
+def balanced(lengths: Sequence[int], batch: int, steps: int, seed: int) -> Iterator[list[int]]:
+    """Numbers of samples: so many batches of this rank, as long as those of the other ranks in the same step."""
+    sampler = hvd.BalancedBatchSampler(lengths, batch, seed=seed)
+    epochs = itertools.count()
+    while steps > 0:
+        sampler.set_epoch(next(epochs))
+        yield from itertools.islice(sampler, steps)
+        steps -= len(sampler)
+
+
+def micro_batches(
+    optimizer: torch.optim.Optimizer, options: argparse.Namespace, draw: Callable[[int], Iterator[Batch]]
+) -> Iterator[tuple[Batch, bool]]:
+    """The batches that this rank computes, each with whether a step follows it.
+
+    Args:
+        optimizer: that takes the steps, `options.passes` backward passes in each.
+        options: of the command line.
+        draw: makes the batches of a rank. Under `work-sharing` any rank may compute them.
+    """
+    if options.policy != "work-sharing":
+        for number, batch in enumerate(draw(hvd.rank()), 1):
+            yield batch, number % options.passes == 0
+        return
+    drawn = [list(draw(home)) for home in range(hvd.size())]
+    steps = len(drawn[0]) // options.passes
+    while optimizer.rounds < steps:
+        step, number = optimizer.begin_micro_batch()
+        home, index = divmod(number, options.passes)
+        yield drawn[home][step * options.passes + index], True
 
 
 class Clock:

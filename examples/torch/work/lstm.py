@@ -86,13 +86,14 @@ def draw(videos: Videos, steps: int, generator: torch.Generator) -> Iterator[tor
 
 
 def main() -> None:
-    options = job.options(__doc__, rate=RATE, steps=STEPS, momentum=MOMENTUM)
+    options = job.options(__doc__, rate=RATE, steps=STEPS, momentum=MOMENTUM, balances=True)
     hvd.init()
     torch.set_num_threads(1)
     rank, size = hvd.rank(), hvd.size()
     generator = torch.Generator().manual_seed(options.seed)
     planes = torch.linalg.qr(torch.randn(CLASSES // 2, FEATURES, 2, generator=generator)).Q.transpose(1, 2)
-    training = Videos.make(TRAINING, planes, generator).share(rank, size)
+    training = Videos.make(TRAINING, planes, generator)
+    training = training if options.balanced else training.share(rank, size)
     held_out = Videos.make(HELD_OUT, planes, generator).share(rank, size)
 
     torch.manual_seed(options.seed)
@@ -107,8 +108,12 @@ def main() -> None:
     hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, job.cosine(options.steps)))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
+    if options.balanced:
+        drawn = map(torch.tensor, job.balanced(training.lengths, BATCH, options.steps, options.seed))
+    else:
+        drawn = draw(training, options.steps, torch.Generator().manual_seed(1000 * (options.seed + 1) + rank))
     clock = job.Clock(model, options.steps)
-    for indices in draw(training, options.steps, torch.Generator().manual_seed(1000 * (options.seed + 1) + rank)):
+    for indices in drawn:
         clock.step()
         padded, lengths, classes = training.batch(indices)
         optimizer.zero_grad()

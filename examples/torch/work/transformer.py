@@ -77,35 +77,36 @@ def perplexity(mean_loss: float) -> float:
     return math.exp(min(mean_loss, 100.0))  # a diverged model's would be no number
 
 
-def similar(sentences: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+def similar(sentences: list[torch.Tensor], batch: int = BATCH) -> list[list[torch.Tensor]]:
     """Batches of sentences of similar length; those of the same length stay in the order that is given."""
     ordered = sorted(sentences, key=len)
-    return [ordered[i : i + BATCH] for i in range(0, len(ordered), BATCH)]
+    return [ordered[i : i + batch] for i in range(0, len(ordered), batch)]
 
 
-def draw(sentences: list[torch.Tensor], steps: int, generator: torch.Generator) -> Iterator[list[torch.Tensor]]:
+def draw(sentences: list[torch.Tensor], batch: int, batches: int, seed: int) -> Iterator[list[torch.Tensor]]:
     """The batches of a rank: in each epoch its whole share, in batches of similar length, which are shuffled."""
-    return job.draw(
-        lambda: similar([sentences[i] for i in torch.randperm(len(sentences), generator=generator)]), steps, generator
-    )
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = lambda: [sentences[i] for i in torch.randperm(len(sentences), generator=generator)]
+    return job.draw(lambda: similar(shuffled(), batch), batches, generator)
 
 
 def main() -> None:
-    options = job.options(__doc__, rate=RATE, steps=STEPS)
+    options = job.options(__doc__, rate=RATE, steps=STEPS, batch=BATCH, balances=True)
     hvd.init()
     torch.set_num_threads(1)
     rank, size = hvd.rank(), hvd.size()
     sentences = read()
     order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(options.seed)).tolist()
     held_out = [sentences[i] for i in order[rank:HELD_OUT:size]]
-    training = [sentences[i] for i in order[HELD_OUT + rank :: size]]
-    words_of_batch = BATCH * sum(map(len, sentences)) / len(sentences)
+    training = [sentences[i] for i in order[HELD_OUT:]]
+    words_of_step = options.passes * options.batch * sum(map(len, sentences)) / len(sentences)
 
     torch.manual_seed(options.seed)
     model = LanguageModel()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.Adam(model.parameters(), lr=options.rate, betas=BETAS),
         model.named_parameters(),
+        backward_passes_per_step=options.passes,
         sync=options.policy,
         missed=options.missed,
         max_grad_norm=LARGEST_NORM,
@@ -113,13 +114,21 @@ def main() -> None:
     hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, job.cosine(options.steps, WARM_UP)))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    clock = job.Clock(model, options.steps)
-    for batch in draw(training, options.steps, torch.Generator().manual_seed(1000 * (options.seed + 1) + rank)):
+    def of_rank(home: int) -> Iterator[list[torch.Tensor]]:
+        batches, seed = options.steps * options.passes, 1000 * (options.seed + 1)
+        if options.balanced:
+            drawn = job.balanced(list(map(len, training)), options.batch, batches, seed)
+            return ([training[i] for i in indices] for indices in drawn)
+        return draw(training[home::size], options.batch, batches, seed + home)
+
+    clock = job.Clock(model, options.steps * options.passes)
+    for batch, ends_step in job.micro_batches(optimizer, options, of_rank):
         clock.step()
-        optimizer.zero_grad()
         loss, _ = model.loss(batch)
-        (loss / words_of_batch).backward()
-        optimizer.step()
+        (loss / words_of_step).backward()
+        if ends_step:
+            optimizer.step()
+            optimizer.zero_grad()
     optimizer.flush()
 
     def test() -> tuple[float, int]:

@@ -1,0 +1,102 @@
+"""Batches that cost all ranks alike: in each step all ranks take samples of like length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from horovod.common.process_sets import ProcessSet, global_process_set
+from numpy.typing import NDArray
+
+from horovod_partial.checks import is_flag, is_int, require, require_count
+
+
+class BalancedBatchSampler:
+    """Batches of samples whose lengths are like those that the other ranks have in the same step.
+
+    For samples that take different times, such as sentences or videos. Samples are sorted by length; those of equal length
+    come in a random order. `batch_size` neighbours for each rank are a step. So all ranks take about as long for a step, and
+    batches need little padding. The steps come in a random order. All ranks know the same plan, and send no messages for it.
+
+    It is a batch sampler: pass it to PyTorch's `DataLoader(dataset, batch_sampler=...)`, or make a dataset of TensorFlow of
+    it with `tf.data.Dataset.from_generator`. Each loop gives the batches of this rank in one epoch.
+
+    Args:
+        lengths: what each sample costs, about, such as its words, frames or seconds: a list, an array or a tensor of numbers,
+            of the shape (samples,).
+        batch_size: samples of a batch.
+        shuffle: whether the order is another one in each epoch. Otherwise steps go from short samples to long ones.
+        seed: of that order, the same on all ranks.
+        drop_last: leave out the samples that do not make up a step, other ones in each epoch. Otherwise some come twice, so
+            that the last step is whole, as with `DistributedSampler`.
+        process_set: the ranks that take a step together.
+
+    Raises:
+        ValueError: an argument is wrong, or with `drop_last` there is no step.
+    """
+
+    def __init__(
+        self,
+        lengths: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        require_count("batch_size", batch_size, 1)
+        require(is_int(seed) and seed >= 0, "seed", "an int, 0 or more", seed)
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+            require(is_flag(flag), name, "True or False", flag)
+        require(isinstance(process_set, ProcessSet), "process_set", "a process set", process_set)
+        require(process_set.included() is not False, "process_set", "one that this rank is in", process_set)
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self._lengths = _as_lengths(lengths)
+        self._shuffle, self._seed = shuffle, seed
+        self._process_set = process_set
+        self._epoch = 0
+        if len(self) == 0:
+            raise ValueError(
+                f"a step has {self._samples_of_step} samples, and there are only {len(self._lengths)}: with drop_last=True "
+                "nothing is left of them"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop be of that epoch; call it on all ranks. Without it each loop has the same order."""
+        require(is_int(epoch) and epoch >= 0, "epoch", "an int, 0 or more", epoch)
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch; every rank has as many."""
+        whole, rest = divmod(len(self._lengths), self._samples_of_step)
+        return whole if self.drop_last or rest == 0 else whole + 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        draw = np.random.default_rng((self._seed, self._epoch))
+        order = np.arange(len(self._lengths))
+        if self._shuffle:
+            order = draw.permutation(order)
+        order = np.resize(order, len(self) * self._samples_of_step)
+        order = order[np.argsort(self._lengths[order], kind="stable")].reshape(len(self), -1)
+        if self._shuffle:
+            order = draw.permutation(order)
+        yield from order[:, self._process_set.rank() :: self._process_set.size()].tolist()
+
+    @property
+    def _samples_of_step(self) -> int:
+        size: int = self._process_set.size()
+        return self.batch_size * size
+
+
+def _as_lengths(lengths: Any) -> NDArray[np.float64]:
+    allowed = "numbers of the shape (samples,), each finite and 0 or more"
+    try:
+        found = np.asarray(lengths, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.empty((0, 0))
+    fits = found.ndim == 1 and len(found) > 0 and bool(np.isfinite(found).all()) and bool((found >= 0).all())
+    require(fits, "lengths", allowed, lengths)
+    return found
