@@ -76,14 +76,14 @@ class BalancedBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         draw = np.random.default_rng((self._seed, self._epoch))
-        order = np.arange(len(self._lengths))
+        order: NDArray[np.int64] = np.arange(len(self._lengths))
         if self._shuffle:
             order = draw.permutation(order)
         order = np.resize(order, len(self) * self._samples_of_step)
-        order = order[np.argsort(self._lengths[order], kind="stable")].reshape(len(self), -1)
+        steps: NDArray[np.int64] = order[np.argsort(self._lengths[order], kind="stable")].reshape(len(self), -1)
         if self._shuffle:
-            order = draw.permutation(order)
-        yield from order[:, self._process_set.rank() :: self._process_set.size()].tolist()
+            steps = draw.permutation(steps)
+        yield from steps[:, self._process_set.rank() :: self._process_set.size()].tolist()
 
     @property
     def _samples_of_step(self) -> int:
