@@ -539,10 +539,15 @@ class Runtime:
                 was_needed = flush.was_needed
             finally:
                 flush.end()
+        returning = [] if ends else sharers
+        # No rank trains on before all have come to the comparison: so all have begun before the next update can be made.
+        for sharer in [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]:
+            sharer.come_back()
         if meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0:
             replicas = [(applier, applier.replica) for applier in appliers]
             healing.compare(meeting, [(each, replica) for each, replica in replicas if replica is not None])
-        for sharer in sharers if not ends else ():
+        # These may wait for ranks that are in no comparison.
+        for sharer in [sharer for sharer in returning if sharer.process_set.process_set_id != process_set]:
             sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:

@@ -146,8 +146,9 @@ class WorkSharingExchange(GradientExchange):
         bucket = self._bucket_of[parameter]
         if parameter not in bucket.missing:
             raise AssertionError(
-                "gradients were computed twice before step(): each backward pass is a micro-batch of its own under "
-                "hvd.WorkSharing(). Call optimizer.step() after each"
+                f"gradients of {self._names[parameter]} were computed twice before step(): each backward pass is a micro-batch of "
+                "its own under hvd.WorkSharing(). Call optimizer.step() after each. A micro-batch may have several losses if no two "
+                "have gradients of the same parameter: add them up, or use detach() and requires_grad_(False), as for a GAN"
             )
         if parameter.grad is not None and parameter.grad.is_sparse and not self._sparse_as_dense:
             raise ValueError("buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full()")
@@ -299,14 +300,16 @@ class WorkSharingExchange(GradientExchange):
         for bucket in self.buckets:
             bucket.show(self._frozen)
             bucket.begin_update()
-        self._apply_round(optimizer)
         self._updates += 1
+        self._apply_round(optimizer)
 
     def _apply_round(self, optimizer: Any) -> None:
-        super()._apply_round(optimizer)
-        self._applied += 1
-        for parameter in self._bucket_of:
-            parameter.grad = None
+        try:
+            super()._apply_round(optimizer)
+        finally:  # also where a round hook fails: what was applied is in no further micro-batch
+            self._applied += 1
+            for parameter in self._bucket_of:
+                parameter.grad = None
 
     # --- Flushes, joins and ends
 
@@ -370,7 +373,12 @@ class WorkSharingExchange(GradientExchange):
 
         Those that were made while this rank had joined count since it has begun a micro-batch again.
         """
-        return self._updates
+        return self._updates if self._is_alone or self._tenure.is_current else 0
+
+
+def is_shared(optimizer: Any) -> bool:
+    """Whether the optimizer is under `hvd.WorkSharing()`."""
+    return isinstance(getattr(optimizer, "_exchange", None), WorkSharingExchange)
 
 
 _NOT_BEGUN = (

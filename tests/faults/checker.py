@@ -1,4 +1,4 @@
-"""Decides from the histories of a job whether the plugin has kept what docs/protocol.md promises, I1 to I7 and I9.
+"""Decides from the histories of a job whether the plugin has kept what docs/protocol.md promises, I1 to I7, I9 and I10.
 
 It reads nothing but the events of `history.py`, and runs no code of the plugin. Contributions are made so that a sum tells
 whose are in it, and which. The key is the *account* of a bucket: after a round, how many contributions of each rank have been
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import shared_updates
 from history import WITHOUT_QUORUM, Event, mark, read
 
 # While a rank is in one of these, and after its last contribution, rounds do not wait for it.
@@ -77,10 +78,14 @@ class Job:
             self.excused[event["b"]] = max(self.excused[event["b"]], without)
         elif event["e"] == "submit":
             self.told[event["b"]][rank].submitted.append(index)
-        elif event["e"] == "result":
+        elif event["e"] == "result" and not self._shares(event["b"]):
             told = self.told[event["b"]][rank]
             before = told.results[-1][2] if told.results else Account.of_nothing(self.size)
             told.results.append((index, event, before.plus(event["low"])))
+
+    def _shares(self, bucket: str) -> bool:
+        """Whether a bucket has shared updates, which `shared_updates` judges."""
+        return bool(self.buckets[bucket]["policy"] == "work-sharing")
 
     def marks_of_first(self, rank: int, count: int) -> int:
         """The sum of the marks of a rank's first contributions."""
@@ -99,8 +104,8 @@ class Job:
         return dict(sorted(accounts.items()))
 
     def of_rounds(self) -> Iterator[str]:
-        """The buckets that have rounds."""
-        return (name for name, bucket in self.buckets.items() if bucket["policy"] != "full")
+        """The buckets that have rounds, each rank with contributions of its own."""
+        return (name for name, of in self.buckets.items() if of["policy"] != "full" and not self._shares(name))
 
 
 def check(histories: Mapping[int, list[Event]]) -> list[str]:
@@ -119,7 +124,7 @@ def check(histories: Mapping[int, list[Event]]) -> list[str]:
         not_torn,
         one_model,
     )
-    return [violation for rule in rules for violation in rule(job)]
+    return [violation for rule in rules for violation in rule(job)] + shared_updates.check(histories)
 
 
 def exactly_once(job: Job) -> Iterator[str]:

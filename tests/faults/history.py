@@ -8,12 +8,14 @@ Events, by `e`; all have `t`, the seconds of the monotonic clock, which the proc
 | e | says |
 |---|---|
 | begin | `rank`, `size`, and `seed` of the run |
-| bucket | `b` is its name; `policy`, `quorum` (arrivals that close a round), `staleness`, `limit` (untaken results), `optimizer` |
+| bucket | `b` is its name; `policy`, `quorum` (arrivals that close a round), `staleness`, `limit` (untaken results), `optimizer`; under work sharing only `numbers`, the micro-batches of an update |
 | submit | this rank is about to arrive at bucket `b` with its contribution number `s`, counted from 0 |
 | result | of bucket `b`, up to round `round`: `low` and `high`, the least and the greatest that the copies of the result hold; `s` if it is that of a submission, then also `late` and `missed` |
 | wait, done, error | a call number `n` that waits for other ranks: what it is, and how it ended |
 | fault | what happens to this rank now: `kind` and `seconds` |
 | replica | `digest` of a model and its optimizer, which must be the same on all ranks |
+| begun | this rank is about to make micro-batch `n` of update `u`, under work sharing |
+| made | it has made the gradients of that; if it `skips`, it may have failed before it had made all, and the rest are zeros |
 | closed | statistics of bucket `b`: why its rounds closed, by reason |
 | end | the program has come to its end, and Horovod is shut down |
 """
@@ -24,7 +26,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,20 @@ def contribution(rank: int, number: int, size: int) -> list[int]:
     own = [0] * (2 * size)
     own[rank], own[size + rank] = 1, mark(rank, number)
     return own
+
+
+def micro_batch(rank: int, update: int, number: int, numbers: int, weights: Sequence[int]) -> list[list[int]]:
+    """Gradients of one micro-batch of `numbers`: in their sum, which are in it, who has made them, and of which weights.
+
+    Each copy has 3 * numbers numbers, and says of one number what its weights were.
+    """
+    copies = []
+    for weight in weights:
+        own = [0] * (3 * numbers)
+        own[number], own[numbers + number] = 1, mark(rank, update * numbers + number)
+        own[2 * numbers + number] = weight
+        copies.append(own)
+    return copies
 
 
 class Writer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from harness.buckets import collect
-from history import COPIES, WITHOUT_QUORUM, Writer, contribution
+from history import COPIES, WITHOUT_QUORUM, Writer, contribution, micro_batch
 
 import horovod_partial.torch as hvd
 
@@ -30,6 +31,10 @@ MODELS: dict[str, Callable[[], Any]] = {
 STALENESS = REPLAY_LIMIT = 8
 
 
+class BadBatchError(Exception):
+    """What goes wrong within a step, and is caught: the program goes on."""
+
+
 def nothing(_: str) -> None:
     """The default of `Scene.within`."""
 
@@ -41,9 +46,10 @@ class Scene:
     Attributes:
         history: of this rank.
         rank, size: within the process set.
-        policy: a name of `QUORUM`, or of `MODELS`.
+        policy: a name of `QUORUM`, or of `MODELS`, or `"work-sharing"`.
         buckets: how many, in an optimizer the number of parameters.
         seed: of what this rank draws.
+        passes: micro-batches of an update for each rank, under work sharing.
         process_set: the ranks that take part.
         within: called with the name of a place in a step of the optimizer, where the plan may have a fault.
     """
@@ -54,12 +60,15 @@ class Scene:
     policy: str
     buckets: int
     seed: str
+    passes: int = 1
     process_set: Any = hvd.global_process_set
     within: Callable[[str], None] = nothing
 
     def describe(self, bucket: str, *, optimizer: bool) -> None:
         """Say what is promised of a bucket."""
-        bounds = {"quorum": QUORUM[self.policy](self.size), "staleness": STALENESS, "limit": REPLAY_LIMIT}
+        bounds = {"numbers": self.passes * self.size}
+        if self.policy != "work-sharing":
+            bounds = {"quorum": QUORUM[self.policy](self.size), "staleness": STALENESS, "limit": REPLAY_LIMIT}
         self.history.write("bucket", b=bucket, policy=self.policy, optimizer=optimizer, **bounds)
 
     def tell_result(self, bucket: str, result: torch.Tensor, round: int | None, **more: Any) -> None:
@@ -130,7 +139,7 @@ class Optimizer:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        size = 2 * scene.size * COPIES
+        size = self._width * COPIES
         self._parameters = [torch.nn.Parameter(torch.zeros(size, dtype=torch.float64)) for _ in range(scene.buckets)]
         self._names = [f"parameter.{index}" for index in range(scene.buckets)]
         self._before = [parameter.detach().clone() for parameter in self._parameters]
@@ -139,6 +148,7 @@ class Optimizer:
         self._optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(self._parameters, lr=1.0),
             zip(self._names, self._parameters, strict=True),
+            backward_passes_per_step=scene.passes,
             op=hvd.Sum,
             sync=scene.policy,
             process_set=scene.process_set,
@@ -147,27 +157,42 @@ class Optimizer:
         for name in self._names:
             scene.describe(name, optimizer=True)
 
+    @property
+    def _width(self) -> int:
+        """Of a copy."""
+        return 2 * self._scene.size
+
     def step(self, number: int) -> None:
         scene = self._scene
         values = torch.tensor(contribution(scene.rank, number, scene.size) * COPIES, dtype=torch.float64)
         for name in self._names:
             scene.history.write("submit", b=name, s=number)
         self._optimizer.zero_grad()
-        scene.within("forward")
-        hooks = [p.register_hook(lambda _: scene.within("hook")) for p in self._parameters]
-        loss: Any = sum((parameter * values).sum() for parameter in self._parameters)
-        _WithBackward.apply(loss, lambda: scene.within("backward")).backward()
-        for hook in hooks:
-            hook.remove()
+        self._make([values] * scene.buckets)
         with scene.history.waiting("round"):
             self._optimizer.step()
 
+    def _make(self, gradients: list[torch.Tensor]) -> None:
+        """A forward and a backward pass, which makes these gradients."""
+        scene = self._scene
+        scene.within("forward")
+        # Backward comes to the first parameter last: the others have their gradients then.
+        hook = self._parameters[0].register_hook(lambda _: scene.within("hook"))
+        loss: Any = sum((p * gradient).sum() for p, gradient in zip(self._parameters, gradients, strict=True))
+        try:
+            _WithBackward.apply(loss, lambda: scene.within("backward")).backward()
+        finally:
+            hook.remove()
+
     def _tell_round(self, _: Any) -> None:
+        self._tell_results()
+        self._scene.within("callback")
+
+    def _tell_results(self) -> None:
         for name, parameter, before in zip(self._names, self._parameters, self._before, strict=True):
             self._scene.tell_result(name, before - parameter.detach(), self._rounds)
             before.copy_(parameter.detach())
         self._rounds += 1
-        self._scene.within("callback")
 
     def flush(self) -> None:
         with self._scene.history.waiting("flush"):
@@ -181,6 +206,62 @@ class Optimizer:
         most = {reason: max((of[reason] for of in own), default=0) for reason in WITHOUT_QUORUM}
         for name in self._names:
             self._scene.history.write("closed", b=name, by=most)
+
+
+class Sharing(Optimizer):
+    """Micro-batches of updates that belong to all ranks. Each step makes one, and the model is told after each update."""
+
+    @property
+    def _width(self) -> int:
+        return 3 * self._numbers
+
+    @property
+    def _numbers(self) -> int:
+        """Micro-batches of an update."""
+        return self._scene.passes * self._scene.size
+
+    def step(self, number: int) -> None:
+        history = self._scene.history
+        update, index = self._begin()
+        history.write("begun", u=update, n=index)
+        try:
+            self._make([self._gradient(parameter, update, index) for parameter in self._parameters])
+            history.write("made", u=update, n=index, skips=False)
+        except BadBatchError:
+            history.write("made", u=update, n=index, skips=True)
+        with (
+            contextlib.suppress(BadBatchError),
+            history.waiting("round"),
+        ):  # in a round hook: the update has been applied
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    def _begin(self) -> tuple[int, int]:
+        try:
+            with self._scene.history.waiting("begin"):
+                begun: tuple[int, int] = self._optimizer.begin_micro_batch()
+                return begun
+        except BadBatchError:  # in a round hook
+            return self._begin()
+
+    def _gradient(self, parameter: torch.nn.Parameter, update: int, index: int) -> torch.Tensor:
+        """Of a micro-batch, with the weights that this rank has now: what the parameter has fallen by for all numbers."""
+        fallen = -parameter.detach().reshape(COPIES, -1)[:, : self._numbers].sum(1)
+        copies = micro_batch(self._scene.rank, update, index, self._numbers, [int(copy) for copy in fallen.tolist()])
+        return torch.tensor(copies, dtype=torch.float64).reshape(-1)
+
+    def _tell_results(self) -> None:
+        super()._tell_results()
+        self._scene.tell_model(self._parameters)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except BadBatchError:  # in a round hook
+            self.flush()
+
+    def tell_closings(self) -> None:
+        """No promise depends on them."""
 
 
 class Models:
@@ -212,7 +293,12 @@ class Models:
         """No promise depends on them."""
 
 
-LOADS: dict[str, Callable[[Scene], Any]] = {"operations": Operations, "optimizer": Optimizer, "models": Models}
+LOADS: dict[str, Callable[[Scene], Any]] = {
+    "operations": Operations,
+    "optimizer": Optimizer,
+    "sharing": Sharing,
+    "models": Models,
+}
 
 
 class _WithBackward(torch.autograd.Function):

@@ -30,8 +30,19 @@ FATAL = (
 LINK = ("link cut", "link slow", "link lossy")
 # Gloo waits so long for another rank by default; over MPI nobody minds.
 GLOO_TIMEOUT_SECONDS = 30.0
-# When a fault comes: before a step, while a flush waits, while communicators of groups are made, while the rank ends.
-MOMENTS = {"SIGKILL": ("step", "flush", "groups", "exit")}
+# When a fault comes: before a step, while a flush waits, while communicators of groups are made, while the rank ends; or in
+# one of these places, the first time that the rank comes there in its step or later.
+PLACES = ("forward", "backward", "hook", "callback")
+MOMENTS = {"SIGKILL": ("step", "flush", "groups", "exit")} | {f"exception in {place}": (place,) for place in PLACES}
+# In shared updates a micro-batch has begun before a step; in backward it is under way, and a callback is a round hook.
+SHARING_MOMENTS = MOMENTS | {
+    "SIGKILL": ("step", "flush", "exit", "backward", "callback"),
+    "sleep": ("step", "backward", "callback"),
+    "stop": ("step", "backward", "callback"),
+    "exception caught": ("step", *PLACES),
+}
+# All ranks wait for each other there, in the middle of their micro-batches.
+NOT_SHARING = ("MemoryError in arriving",)
 # After a stop of so many seconds the job ends, where HOROVOD_PARTIAL_ABORT_SECONDS is set; and by when no process is left.
 ABORT_SECONDS, ABORTED_SECONDS = 5.0, 15.0
 STOPPED_SECONDS = 60.0  # for good, but for a machine that is to be used again
@@ -50,7 +61,7 @@ class Fault:
         kind: of those above.
         rank: whose.
         step: of the rank's load, before which or in which it comes.
-        moment: of `MOMENTS`; for most kinds it is always `"step"`.
+        moment: of `MOMENTS` or `SHARING_MOMENTS`; for most kinds it is always `"step"`.
         seconds: how long it lasts, where it passes.
     """
 
@@ -69,10 +80,12 @@ class Plan:
         seed, transport: what it was drawn from.
         ranks: how many.
         hosts: over which the ranks are spread.
-        load: `"operations"`, single arrivals; or `"optimizer"`, the steps of one.
+        load: `"operations"`, single arrivals; `"optimizer"`, the steps of one; `"sharing"`, the micro-batches of one whose
+            updates are shared; or `"models"`, averages of models.
         policy: of gradients.
         buckets: how many, in an optimizer the number of parameters.
         steps: of each rank, with a flush after every `flush_every`.
+        passes: micro-batches of an update for each rank, where they are shared.
         pace_ms: how long each rank takes for a step, at most.
         faults: in the order of their steps.
     """
@@ -87,6 +100,7 @@ class Plan:
     flush_every: int
     pace_ms: tuple[float, ...]
     faults: tuple[Fault, ...]
+    passes: int = 1
     hosts: int = 1
 
     @property
@@ -124,34 +138,40 @@ class Plan:
         return Plan(**{**values, "pace_ms": tuple(values["pace_ms"]), "faults": faults})
 
 
-def draw(seed: int, transport: str, longest_seconds: float = 30.0) -> Plan:
+def draw(seed: int, transport: str, longest_seconds: float = 30.0, load: str | None = None) -> Plan:
     """The job of a seed. Consecutive seeds go through all kinds of faults, and through the moments of each.
 
     Args:
         seed: 0 or more.
         transport: `"gloo"` or `"mpi"`.
         longest_seconds: of a fault that passes.
+        load: `"sharing"`, or drawn as well.
     """
     rng = random.Random(f"{transport} {seed}")
-    kinds = (*PASSING, *LEAVING, *FATAL, "none")
+    drawn = rng.choice(("operations", "optimizer", "sharing"))
+    kinds = [kind for kind in (*PASSING, *LEAVING, *FATAL, "none") if load != "sharing" or kind not in NOT_SHARING]
     last, rest = kinds[seed % len(kinds)], seed // len(kinds)
+    load = load or drawn
+    if last in NOT_SHARING or (load == "operations" and "exception" in last):
+        load = "optimizer"
     ranks = rng.choice((2, 3, 3, 4))
-    moments = MOMENTS.get(last, ("step",))
+    moments_of = SHARING_MOMENTS if load == "sharing" else MOMENTS
+    moments = moments_of.get(last, ("step",))
     moment = moments[rest % len(moments)]
     faults = []
     for _ in range(rng.randrange(3)):  # before the fault that the seed is about
         kind = rng.choice(("sleep", "stop"))
-        faults.append(Fault(kind, rng.randrange(ranks), rng.randrange(2, STEPS // 2), seconds=rng.uniform(0.2, 1.0)))
+        early = rng.choice(moments_of.get(kind, ("step",)))
+        step, seconds = rng.randrange(2, STEPS // 2), rng.uniform(0.2, 1.0)
+        faults.append(Fault(kind, rng.randrange(ranks), step, early, seconds))
     if last in PASSING:
         seconds = min(longest_seconds, rng.choice((0.2, 1.0, 3.0, 10.0, 30.0)) * rng.uniform(0.8, 1.2))
-        faults.append(Fault(last, rng.randrange(ranks), rng.randrange(STEPS), seconds=seconds))
+        faults.append(Fault(last, rng.randrange(ranks), rng.randrange(STEPS), moment, seconds))
     elif last != "none":
         rank = rest % ranks if last == "SIGKILL" else rng.randrange(ranks)
         seconds = STOPPED_SECONDS if last == "stop for good" else 0.0
         faults.append(Fault(last, rank, rng.randrange(STEPS // 2, STEPS), moment, seconds))
-    load, policy = rng.choice(("operations", "optimizer")), rng.choice(POLICIES)
-    if "exception" in last:
-        load = "optimizer"
+    policy = "work-sharing" if load == "sharing" else rng.choice(POLICIES)
     if moment == "groups":
         load = "models"
     if last in LEAVING and policy == "full":
@@ -167,6 +187,7 @@ def draw(seed: int, transport: str, longest_seconds: float = 30.0) -> Plan:
         flush_every=rng.choice((7, 13, 100)),
         pace_ms=tuple(rng.choice((1.0, 1.0, 5.0, 20.0)) for _ in range(ranks)),
         faults=tuple(sorted(faults, key=lambda fault: fault.step)),
+        passes=rng.randint(1, 4) if load == "sharing" else 1,
     )
 
 

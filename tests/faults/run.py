@@ -142,6 +142,7 @@ def run_here(plan: Plan, name: str = "drawn") -> dict[str, Any]:
         "seed": plan.seed,
         "transport": plan.transport,
         "load": f"{plan.load}, {plan.policy}, {plan.ranks} ranks",
+        "passes": plan.passes,
         "faults": [f"{fault.kind} at a {fault.moment}, rank {fault.rank}" for fault in plan.faults],
         "came": sorted(told),
         "seconds": round(time.monotonic() - began, 1),
@@ -155,6 +156,7 @@ def main() -> int:
     parser.add_argument("--transport", choices=TRANSPORTS, required=True)
     parser.add_argument("--seeds", default="0:18", help="FIRST:BEHIND_THE_LAST, or a single one")
     parser.add_argument("--scenario", choices=("drawn", *SCENARIOS), default="drawn", help="what happens")
+    parser.add_argument("--load", choices=("sharing",), help="of all drawn jobs; else it is drawn as well")
     parser.add_argument("--longest-seconds", type=float, default=30.0, help="of faults that pass")
     parser.add_argument("--results", type=Path, help="file to which a line is added for each seed")
     options = parser.parse_args()
@@ -167,7 +169,7 @@ def main() -> int:
         if (options.scenario, options.transport, seed) in done:
             continue
         if options.scenario == "drawn":
-            plan = draw(seed, options.transport, options.longest_seconds)
+            plan = draw(seed, options.transport, options.longest_seconds, options.load)
         else:
             plan = scenario(options.scenario, seed, options.transport)
         if reason := setup_of(plan).unavailable:

@@ -27,7 +27,7 @@ from history import Event, read
 from jobs import TRANSPORTS, Results, Setup, start
 
 GROWTH = 0.01  # of memory, from the third quarter of a soak to the last
-WARM_WINDOWS = 52  # four times each load with each policy; in less there is no half without a first time
+WARM_WINDOWS = 56  # four times each load with each policy; in less there is no half without a first time
 END_SECONDS = 120.0  # for the last window, and the end
 STANDSTILL_SECONDS = 180.0  # from a window's end to the next
 

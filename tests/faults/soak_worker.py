@@ -27,7 +27,7 @@ RANKS, SEED, FIRST_WINDOW = json.loads((FOLDER / "soak.json").read_text())
 RANK = rank_of_environment()
 STEPS = 60
 SCENES = [("operations", policy) for policy in QUORUM] + [("optimizer", policy) for policy in QUORUM]
-SCENES += [("models", policy) for policy in MODELS]
+SCENES += [("models", policy) for policy in MODELS] + [("sharing", "work-sharing")]
 
 
 def measure(window: int) -> None:
@@ -62,13 +62,15 @@ def run_window(window: int, process_sets: list[Any]) -> None:
         policy,
         rng.randint(1, 4),
         f"{SEED} {window} {RANK}",
+        passes=rng.randint(1, 4) if load_name == "sharing" else 1,
         process_set=process_set,
     )
     load = LOADS[load_name](scene)
     slow, pace = own.random() < 0.3, rng.uniform(0.5, 4.0)
     stops = own.randrange(STEPS) if own.random() < 0.05 else None
-    # A rank of an optimizer that waits there while others train adds up what it has no room for, and its model parts.
-    beside = rng.randrange(STEPS) if load_name != "optimizer" or policy == "full" else None
+    # A rank of an optimizer that waits there while others train adds up what it has no room for, and its model parts. With
+    # shared updates it would hold a micro-batch that the others wait for.
+    beside = rng.randrange(STEPS) if load_name in ("operations", "models") or policy == "full" else None
     for step in range(STEPS):
         time.sleep(own.uniform(0, pace * (4 if slow else 1)) / 1e3)
         if step == stops:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import pytest
 from jobs import Setup
-from plan import FATAL, LEAVING, PASSING, draw
+from plan import FATAL, LEAVING, MOMENTS, PASSING, SHARING_MOMENTS, draw
 from run import run_here
 from soak import Soak
 
 KINDS = (*PASSING, *LEAVING, *FATAL, "none")
-# A rank is killed in a flush, leaves, is stopped for good; sleeps, has no memory left.
-DEFAULT = {"gloo": (26, 25, 17), "mpi": (0, 16)}
+# A rank is killed in a flush, leaves, is stopped for good; leaves shared updates, has no memory left.
+DEFAULT = {"gloo": (26, 25, 36), "mpi": (6, 16)}
 FULL = range(3 * len(KINDS))
 
 
 def test_the_seeds_go_through_all_kinds_and_moments() -> None:
-    plans = [draw(seed, "gloo") for seed in range(4 * len(KINDS))]
+    plans = [draw(seed, "gloo") for seed in range(8 * len(KINDS))]
     drawn = {(fault.kind, fault.moment) for plan in plans for fault in plan.faults}
     assert {kind for kind, _ in drawn} == set(KINDS) - {"none"}
-    assert {moment for kind, moment in drawn if kind == "SIGKILL"} == {"step", "flush", "groups", "exit"}
+    assert {moment for kind, moment in drawn if kind == "SIGKILL"} >= set(MOMENTS["SIGKILL"])
     assert any(fault.kind == "SIGKILL" and fault.rank == 0 for plan in plans for fault in plan.faults)
+
+
+def test_the_seeds_of_work_sharing_go_through_all_moments() -> None:
+    plans = [draw(seed, "gloo", load="sharing") for seed in range(5 * len(KINDS))]
+    drawn = {(fault.kind, fault.moment) for plan in plans for fault in plan.faults}
+    assert {plan.policy for plan in plans} == {"work-sharing"}
+    assert drawn >= {(kind, moment) for kind, moments in SHARING_MOMENTS.items() for moment in moments}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

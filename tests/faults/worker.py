@@ -5,6 +5,7 @@ It does its load, lets happen to itself what the plan says, and writes its histo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -21,8 +22,8 @@ from pathlib import Path
 import torch
 from harness.rank import rank_of_environment, register
 from history import Writer
-from loads import LOADS, Scene
-from plan import LINK, Fault, Plan
+from loads import LOADS, BadBatchError, Scene
+from plan import LINK, PLACES, Fault, Plan
 from stops import stop_for
 
 import horovod_partial.torch as hvd
@@ -45,20 +46,14 @@ class Faults:
 
     def __init__(self) -> None:
         self._mine = [fault for fault in PLAN.faults if fault.rank == RANK]
+        self._within = [fault for fault in self._mine if fault.moment in PLACES]  # that are still to come
         self._step = -1
 
-    def comes(self, kind: str) -> bool:
-        """Whether a fault of this kind comes in this step; if so it is told."""
-        for fault in self._mine:
-            if fault.kind == kind and fault.step == self._step:
-                tell_fault(fault)
-                return True
-        return False
-
     def within(self, place: str) -> None:
-        """Raise where the plan says so, in this place of a step."""
-        if self.comes(f"exception in {place}"):
-            raise PlannedError(f"in {place}")
+        """Let happen what the plan says, in this place of a step."""
+        for fault in [fault for fault in self._within if fault.moment == place and self._step >= fault.step]:
+            self._within.remove(fault)
+            happen(fault)
 
     def at_start(self) -> None:
         for fault in self._mine:
@@ -70,7 +65,8 @@ class Faults:
         self._step = number
         for fault in self._mine:
             if fault.step == number and fault.moment in ("step", "groups"):
-                happen(fault)
+                with contextlib.suppress(BadBatchError):
+                    happen(fault)
 
     def before(self, moment: str) -> None:
         """A flush or the end begins."""
@@ -95,7 +91,7 @@ def kill_soon(fault: Fault) -> None:
 
 
 def happen(fault: Fault) -> None:
-    """What comes before a step. Kinds that come elsewhere are left to `Faults.comes`."""
+    """What comes before a step, or within it."""
     if fault.moment == "groups":
         kill_soon(fault)
     elif fault.kind in HAPPENINGS:
@@ -119,12 +115,13 @@ def fail_in_loader(_: Fault) -> None:
     raise batches.get()
 
 
-def catch(_: Fault) -> None:
-    """As programs do that skip a bad batch."""
-    try:
-        raise PlannedError("to be caught")
-    except PlannedError:
-        pass
+def fail(fault: Fault) -> None:
+    raise PlannedError(fault.kind)
+
+
+def fail_and_be_caught(_: Fault) -> None:
+    """As in programs that skip a bad batch."""
+    raise BadBatchError
 
 
 def leave(_: Fault) -> None:
@@ -155,7 +152,7 @@ HAPPENINGS: dict[str, Callable[[Fault], None]] = {
     "stop": lambda fault: stop_for(fault.seconds),
     "stop for good": lambda fault: stop_for(fault.seconds),
     "clock jumps": jump,
-    "exception caught": catch,
+    "exception caught": fail_and_be_caught,
     "sys.exit(0)": leave,
     "SIGKILL": lambda fault: os.kill(os.getpid(), signal.SIGKILL),
     "sys.exit(1)": lambda fault: sys.exit(1),
@@ -163,6 +160,7 @@ HAPPENINGS: dict[str, Callable[[Fault], None]] = {
     "os._exit(3)": lambda fault: os._exit(3),
     "exception in loader": fail_in_loader,
     "MemoryError in arriving": run_out_of_memory,
+    **{f"exception in {place}": fail for place in PLACES},
     **dict.fromkeys(LINK, lambda fault: None),  # whoever reads the history does it
 }
 
@@ -176,7 +174,8 @@ def main() -> None:
     with HISTORY.waiting("init"):
         hvd.init()
     policy = "group_average" if PLAN.load == "models" else PLAN.policy
-    scene = Scene(HISTORY, RANK, PLAN.ranks, policy, PLAN.buckets, f"{PLAN.seed} {RANK}", within=faults.within)
+    seed = f"{PLAN.seed} {RANK}"
+    scene = Scene(HISTORY, RANK, PLAN.ranks, policy, PLAN.buckets, seed, PLAN.passes, within=faults.within)
     load = LOADS[PLAN.load](scene)
     rng = random.Random(f"{PLAN.seed} {RANK} pace")
     needs_big = [fault for fault in PLAN.faults if fault.kind == "MemoryError in arriving"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from harness.world import World, delay
 from horovod.common.exceptions import HorovodInternalError
 
 import horovod_partial.torch as hvd
+from horovod_partial import healing
 
 pytestmark = pytest.mark.launch(
     transports=("mpi",), full_transports=("mpi", "gloo"), ranks=(3,), full_ranks=(2, 3, 4, 8)
@@ -227,6 +230,65 @@ def test_random_delays(world: World) -> None:
     assert weight.tolist() == [-3.0 * updates * world.size] * 3
 
 
+def test_a_round_hook_that_fails(world: World) -> None:
+    """Its update has been applied, and none of its gradients are in the next one, which zero_grad() need not prevent."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, backward_passes_per_step=PASSES, sync=hvd.WorkSharing()
+    )
+    failures = [ValueError("planned")]
+
+    def fail_once(_: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    optimizer.register_round_hook(fail_once)
+    while optimizer.rounds < 3:
+        optimizer.begin_micro_batch()
+        weight.sum().backward()
+        with contextlib.suppress(ValueError):
+            optimizer.step()
+    assert not failures
+    assert weight.tolist() == [-3.0 * PASSES * world.size] * 3
+
+
+def test_several_losses_in_a_micro_batch(world: World) -> None:
+    """Of a GAN: one optimizer has the parameters of both, and no parameter has gradients of two losses."""
+
+    def make() -> torch.nn.ModuleList:
+        return torch.nn.ModuleList([make_model(), torch.nn.Linear(1, 1).double()])
+
+    def backward(model: torch.nn.ModuleList, update: int, number: int, divisor: float, frozen: bool = True) -> None:
+        generator = torch.Generator(torch.get_default_device()).manual_seed(1000 * update + number)
+        made = model[0](torch.randn(4, 6, generator=generator, dtype=torch.double))
+        (model[1](made.detach()).square().mean() / divisor).backward()
+        model[1].requires_grad_(not frozen)
+        (-model[1](made).mean() / divisor).backward()
+        model[1].requires_grad_(True)
+
+    models = make(), make()
+    for module in models:
+        torch.nn.init.constant_(module[1].weight, 0.5)
+        torch.nn.init.constant_(module[1].bias, 0.1)
+    model, expected = models
+    optimizer = wrap(model)
+    while optimizer.rounds < UPDATES:
+        backward(model, *optimizer.begin_micro_batch(), PASSES)
+        optimizer.step()
+    plain = OPTIMIZERS["adamw"](expected.parameters())
+    for update in range(UPDATES):
+        plain.zero_grad()
+        for number in range(PASSES * world.size):
+            backward(expected, update, number, PASSES * world.size)
+        plain.step()
+    assert flat(model) == pytest.approx(flat(expected), abs=1e-9)
+    optimizer.flush()
+    with pytest.raises(
+        AssertionError, match=r"gradients of 1\.\w+ were computed twice before step.*requires_grad_\(False\)"
+    ):
+        backward(model, *optimizer.begin_micro_batch(), PASSES, frozen=False)
+
+
 # --- Loops end, flush, save
 
 
@@ -245,6 +307,25 @@ def test_ranks_with_unequal_data(world: World) -> None:
     everything = sum(world.gather(data))
     assert weight.tolist() == [-float(everything)] * 3
     hvd.assert_replicas_equal(torch.nn.ParameterList([weight]), optimizer)
+
+
+def test_a_rank_that_comes_late_from_a_flush(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others make no update without it: its flush would apply that, and its model be newer than theirs was."""
+    compare = healing.compare
+
+    def return_late(*arguments: Any) -> None:
+        compare(*arguments)
+        if world.rank == 0:
+            time.sleep(0.5)
+
+    monkeypatch.setattr(healing, "compare", return_late)
+    model = make_model()
+    optimizer = wrap(model)
+    train(world, model, optimizer, updates=1)
+    optimizer.flush()
+    flushed = flat(model)
+    train(world, model, optimizer, "then", updates=1)
+    world.same(flushed)
 
 
 @pytest.mark.usefixtures("heals")
