@@ -84,10 +84,10 @@ class DynamicShardingSampler(Sampler[list[int]]):
     The last update of an epoch is as large as the others: it begins again with the first samples of the epoch, as
     `DistributedSampler` does, or is left out with `drop_last`.
 
-    The sampler may be saved within an epoch, after a flush: it goes on with the first update that has not been applied. With
-    another number of ranks then, as in an elastic job, updates are larger or smaller from there on; each sample still comes
-    once, but the samples of an update are not those that it would have had. After an elastic restart load the state that was
-    committed.
+    The sampler may be saved within an epoch, with the model: between two steps, or in a round hook. It goes on with the first
+    update that has not been applied. Do not flush before, which would close the update that is open. With another number of ranks
+    then, as in an elastic job, updates are larger or smaller from there on; each sample still comes once, but the samples of an
+    update are not those that it would have had. `hvd.elastic.TorchState(..., sampler=sampler)` commits and restores it.
 
     Args:
         dataset: a map-style dataset, or how many samples it has.
@@ -148,11 +148,12 @@ class DynamicShardingSampler(Sampler[list[int]]):
 
     @property
     def _plan(self) -> _Plan:
-        if self._pass is not None:
-            return self._pass.plan
+        return self._plan_from(self._place) if self._pass is None else self._pass.plan
+
+    def _plan_from(self, place: _Place) -> _Plan:
         size = runtime.size_of(self.process_set)
-        if self._cached is None or (self._cached.place, self._cached.size) != (self._place, size):
-            self._cached = _Plan(self, self._place, size)
+        if self._cached is None or (self._cached.place, self._cached.size) != (place, size):
+            self._cached = _Plan(self, place, size)
         return self._cached
 
     def _now(self) -> _Place:
@@ -201,9 +202,10 @@ class DynamicShardingSampler(Sampler[list[int]]):
             update = max(update + 1, self.update)
 
     def __len__(self) -> int:
-        """Micro-batches in what is left of the epoch, for each rank on average."""
-        plan = self._plan
-        return self.backward_passes_per_step * (plan.place.update + plan.updates - self.update)
+        """Micro-batches of the loop that is under way, or else of the next one, for each rank on average."""
+        is_over = self._pass is not None and self._pass.is_over
+        plan = self._plan_from(_Place(self._next_epoch)) if is_over else self._plan
+        return self.backward_passes_per_step * plan.updates
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, how many updates of it this rank has applied, and how many samples they have used."""
@@ -218,7 +220,8 @@ class DynamicShardingSampler(Sampler[list[int]]):
         """
         fits = isinstance(state_dict, dict) and all(is_int(state_dict.get(name)) for name in _Place._fields)
         require(fits, "state_dict", "one of a DynamicShardingSampler", state_dict)
-        if self._pass is not None and self._pass.is_current and not self._pass.is_over:
+        is_under_way = self._pass is not None and self._pass.is_current and not self._pass.is_over
+        if is_under_way and not runtime.failed:
             raise RuntimeError(
                 "an epoch is under way with this sampler: load a state before the first loop, or after its end"
             )
@@ -389,7 +392,7 @@ class DynamicShardingLoader:
         self._timeline = _timelines[wrapped]
 
     def __len__(self) -> int:
-        """Batches in what is left of the epoch, for each rank on average."""
+        """Batches of the loop that is under way, or else of the next one, for each rank on average."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -416,8 +419,9 @@ class DynamicShardingLoader:
             yield batches.get(rounds - current.first + current.plan.place.update, number)
             if (optimizer.rounds, optimizer._exchange.begun) == (rounds, number):
                 raise RuntimeError(
-                    "no step was taken with the last batch, for whose gradients all ranks wait. To leave a batch out call "
-                    "optimizer.zero_grad() and optimizer.step(): its gradients are zeros then"
+                    "no step was taken with the last batch, for whose gradients all ranks wait. Call optimizer.step() after each "
+                    "backward pass, and not after each K-th. To leave a batch out call optimizer.zero_grad() and "
+                    "optimizer.step(): its gradients are zeros then"
                 )
 
 

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.torch.elastic import ElasticSampler, TorchState
+from horovod.torch.elastic.state import SamplerStateHandler, get_handler_registry
 
 from horovod_partial.exchange import elastic
+from horovod_partial.torch.dynamic_sharding import DynamicShardingSampler
 from horovod_partial.torch.operations import runtime
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
 __path__: list[str] = []  # a package, as Horovod's is; `modules` finds what is in it
+
+get_handler_registry().append((DynamicShardingSampler, SamplerStateHandler))  # so a `TorchState` saves its place
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

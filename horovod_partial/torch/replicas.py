@@ -17,6 +17,7 @@ from horovod_partial.exchange.arguments import check_kinds
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import bytes_of
+from horovod_partial.torch.work_sharing import is_shared
 
 # Keys by which the state of a learning rate schedule, or of a scaler, is known. Both follow rounds.
 _MOVED_BY_ROUNDS = ({"last_epoch", "_step_count"}, {"scale", "growth_factor", "_growth_tracker"})
@@ -55,6 +56,9 @@ def assert_replicas_equal(
 def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Any, **more: Any) -> None:
     """Flush the optimizer, then write a checkpoint on the first rank of its process set; every rank must come.
 
+    Under `hvd.WorkSharing()` it does not flush, since a rank's model is that of its newest update between any two steps. Call it
+    in a round hook there, which sees each update once: `optimizer.register_round_hook`.
+
     The file appears whole or not at all. `torch.load` gives a dictionary with `model` and `optimizer`, which are state
     dictionaries, and `more`. Buffers are those of the rank that writes: call `hvd.average_buffers` before if that matters.
 
@@ -80,7 +84,8 @@ def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimi
                 f"{name} was taken before the flush, which may move it: give save_checkpoint the object itself, {name}={name}, and "
                 "not its state_dict()"
             )
-    optimizer.flush()
+    if not is_shared(optimizer):
+        optimizer.flush()
     if not optimizer.process_set.included() or optimizer.process_set.rank() != 0:
         return
     whole = Path(path)

@@ -18,11 +18,14 @@ pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,
 
 COOKBOOK = Path(__file__).resolve().parents[2] / "examples" / "torch" / "cookbook"
 RECIPES = sorted(path.stem for path in COOKBOOK.glob("*.py") if path.stem != "data")
+POLICIES = ("full", "majority", "solo")
+OTHER_POLICIES = {"work_sharing": ("work-sharing",), "two_kinds": (*POLICIES, "work-sharing")}
 NEEDS = {"accelerate_loop": "accelerate", "lightning_loop": "lightning"}  # beside what the other recipes need
 
 
-@pytest.mark.parametrize("policy", ["full", "majority", "solo"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    ("recipe", "policy"), [(recipe, policy) for recipe in RECIPES for policy in OTHER_POLICIES.get(recipe, POLICIES)]
+)
 def test_recipe(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: str) -> None:
     if package := NEEDS.get(recipe):
         pytest.importorskip(

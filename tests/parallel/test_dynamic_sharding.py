@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +118,28 @@ def test_every_sample_comes_once(world: World, workers: int) -> None:
     hvd.assert_replicas_equal(torch.nn.ParameterList([training.weight]), training.optimizer)
 
 
+def test_a_checkpoint_costs_no_sample(world: World, tmp_path: Path) -> None:
+    """A rank comes late to the loop, when the others have made an update. In a round hook all save the same."""
+    training = Training(world, "training", slow=-1)
+    model = torch.nn.ParameterList([training.weight])
+    path = Path(world.gather(str(tmp_path / "checkpoint"))[0])
+    states = []
+
+    def save(optimizer: Any) -> None:
+        hvd.save_checkpoint(path, model, optimizer, sampler=training.sampler)
+        states.append((training.weight.tolist(), training.sampler.update, optimizer.rounds))
+
+    training.optimizer.register_round_hook(save)
+    for rounds in training.loop():
+        hvd.save_checkpoint(path, model, training.optimizer)
+        if world.rank == 1 and rounds == 1:
+            world.wait_for("training.1.0")
+            time.sleep(0.1)
+    assert training.gather() == training.planned(0)
+    assert [(update, rounds) for _, update, rounds in world.same(states)] == [(n, n) for n in range(1, UPDATES + 1)]
+    assert world.gather(path.exists())[0]
+
+
 def test_the_seed_follows_the_micro_batch(world: World) -> None:
     """Two trainings with another slow rank: other ranks make the same micro-batches."""
     seeds: dict[tuple[int, int], set[tuple[int, int]]] = {}
@@ -166,7 +190,9 @@ def test_goes_on_within_an_epoch(world: World) -> None:
     training = Training(world, "after", workers=2)
     training.sampler.load_state_dict(state)
     assert len(training.loader) == PASSES * (UPDATES - 2)
-    training.epoch(4)
+    for rounds in training.loop():
+        in_loop = UPDATES - 2 if rounds < UPDATES - 2 else UPDATES  # of this one, or of the next
+        assert len(training.loader) == PASSES * in_loop
     assert training.optimizer.rounds == UPDATES - 2
     assert training.sampler.update == UPDATES
     rest = training.gather()
@@ -245,6 +271,15 @@ def test_works_alone(world: World, workers: int) -> None:
     assert training.optimizer.rounds == 2 * UPDATES
     assert training.gather() == training.planned(0) | training.planned(1, UPDATES)
     assert [number for _, number, _, _ in training.made] == 2 * UPDATES * [0, 1]
+
+
+@alone
+def test_a_hook_sees_its_update(world: World) -> None:
+    training = Training(world, "training")
+    rounds: list[int] = []
+    training.optimizer.register_round_hook(lambda optimizer: rounds.append(optimizer.rounds))
+    training.epoch(0)
+    assert rounds == list(range(1, UPDATES + 1))
 
 
 @alone

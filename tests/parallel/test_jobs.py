@@ -243,6 +243,25 @@ def test_a_rank_of_an_elastic_job_is_killed(job: Job, program: str, backend: str
     assert list(job.notes("ended").values()) == ["2 True True"] * 2, job.output()
 
 
+@pytest.mark.launch(transports=("gloo",), ranks=(3,))
+@pytest.mark.full_matrix  # as above
+def test_a_rank_that_shares_work_is_killed(job: Job) -> None:
+    """Each sample is once in an update of each epoch: those since the last commit are made again."""
+    job.start_elastic("elastic_sharing", hosts="localhost:2\n127.0.0.1:1\n")
+    job.wait()
+    assert list(job.notes("ended").values()) == ["2 [2.0]"] * 2, job.output()
+
+
+@pytest.mark.launch(transports=("gloo",), ranks=(2,))
+@pytest.mark.full_matrix
+def test_a_rank_is_added_to_those_that_share_work(job: Job) -> None:
+    hosts = job.start_elastic("elastic_sharing", hosts="localhost:2\n")
+    job.wait_for_notes("running")
+    hosts.write_text("localhost:3\n")
+    assert job.wait() == 0, job.output()
+    assert job.notes("ended") == dict.fromkeys(range(3), "3 [2.0]"), job.output()
+
+
 @pytest.mark.full_matrix("gloo")
 def test_i6_a_wait_ends_when_horovod_is_shut_down(job: Job) -> None:
     assert job.run("stale_handle") == 0, job.output()
