@@ -7,9 +7,9 @@ which gradient is in which round, and from which round's model it was computed. 
 do on one core. Messages take no time. So a figure does not depend on the load of the machine. Full's time is 1.
 
 Each arm is an optimizer, a policy, a way to draw batches, and perhaps a correction of late gradients. It is tuned over a
-grid of rates with one seed, and then runs with other seeds. `ahead` is how much lower its perplexity is than that of Full in
-the same time, which takes fewer steps, with a schedule of that length, and is tuned as well. Runs are appended to
-`--results`, and those that are there are not made again.
+grid of rates with one seed, and then runs with other seeds. Full takes fewer steps, too, each time with a schedule of that
+length, and tuned as well. `ahead` is by how many percent the perplexity of an arm is below that of Full in the same time,
+with the same optimizer. Runs are appended to `--results`, and those that are there are not made again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from horovod_partial.policies import resolve
 from horovod_partial.simulate import Cluster, Trace, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples" / "torch" / "work"))
+FOLDER = ROOT / "examples" / "torch" / "work"
+sys.path.insert(0, str(FOLDER))
 
 import job
 import transformer
@@ -47,7 +48,7 @@ RANKS, STEPS, TUNING_SEED = 4, 600, 100
 MAX_STALENESS = 8
 # Milliseconds of a forward and a backward pass: of any batch, and of each of its words, with padding; on one core.
 BATCH_MS, WORD_MS = 0.44, 0.02
-CORRECTION = 30.0
+CORRECTION = 30.0  # not tuned
 RATES = (0.005, 0.01, 0.02, 0.04)
 
 Sentences = list[torch.Tensor]
@@ -59,12 +60,12 @@ class Rounds(NamedTuple):
     """Which gradients rounds have, and when they close.
 
     Attributes:
-        joined: the round, from 0, that each gradient is in, of the shape (steps, ranks).
+        round_of: the round, from 0, that each gradient is in, of the shape (steps, ranks).
         model_of: after how many rounds the model was, with which it was computed; of the same shape.
         seconds: until all rounds are over.
     """
 
-    joined: NDArray[np.int64]
+    round_of: NDArray[np.int64]
     model_of: NDArray[np.int64]
     seconds: float
 
@@ -185,16 +186,16 @@ def rounds_of(policy: str, seconds: Floats) -> Rounds:
     )
     began = np.vstack([np.zeros(ranks), result.ends[:-1]])
     tick = 1e-7  # of rounding
-    joined = np.searchsorted(result.closed, began + seconds - tick)
+    round_of = np.searchsorted(result.closed, began + seconds - tick)
     model_of = np.searchsorted(result.closed, began + tick, side="right")
-    return Rounds(joined, np.minimum(model_of, joined), float(result.ends.max()))
+    return Rounds(round_of, np.minimum(model_of, round_of), float(result.ends.max()))
 
 
 def in_two(first: Rounds, second: Rounds) -> Rounds:
     """One after the other, with a flush between them."""
-    after = int(first.joined.max()) + 1
+    after = int(first.round_of.max()) + 1
     return Rounds(
-        np.vstack([first.joined, second.joined + after]),
+        np.vstack([first.round_of, second.round_of + after]),
         np.vstack([first.model_of, second.model_of + after]),
         first.seconds + second.seconds,
     )
@@ -254,8 +255,8 @@ class Trainer:
 
     def train(self, batches: list[list[Sentences]], rounds: Rounds) -> None:
         members = defaultdict(list)
-        for step, rank in np.ndindex(rounds.joined.shape):
-            members[int(rounds.joined[step, rank])].append((int(rounds.model_of[step, rank]), step, rank))
+        for step, rank in np.ndindex(rounds.round_of.shape):
+            members[int(rounds.round_of[step, rank])].append((int(rounds.model_of[step, rank]), step, rank))
         for number in range(max(members) + 1):
             self._round(number, sorted(members[number]), batches)
 
@@ -312,7 +313,7 @@ def run(name: str, rate: float, seed: int, steps: int) -> dict[str, Any]:
         rounds = in_two(rounds_of("full", seconds[:first]), rounds)
     trainer = Trainer(arm, rate, steps, transformer.BATCH * sum(map(len, sentences)) / len(sentences), seed)
     trainer.train(batches, rounds)
-    late = float((rounds.joined > rounds.model_of).mean())
+    late = float((rounds.round_of > rounds.model_of).mean())
     return {
         "perplexity": trainer.perplexity(held_out),
         "seconds": rounds.seconds,
@@ -329,8 +330,9 @@ class Runs:
 
     def __init__(self, results: Path, steps: int, processes: int) -> None:
         self._results, self._steps, self._processes = results, steps, processes
-        text = Path(__file__).read_text() + (FOLDER / "transformer.py").read_text()
-        self._source = hashlib.sha256(text.split("# --- Figures")[0].encode()).hexdigest()[:12]
+        texts = [Path(__file__).read_text().partition("# --- Figures")[0]]
+        texts += [(FOLDER / f"{name}.py").read_text() for name in ("transformer", "job")]
+        self._source = hashlib.sha256("".join(texts).encode()).hexdigest()[:12]  # another program has other runs
 
     def make(self, wanted: Sequence[tuple[str, float, int]]) -> list[dict[str, Any]]:
         """Runs of arms, rates and seeds."""
@@ -357,31 +359,31 @@ class Runs:
         return {tuple(record["key"]): record["run"] for record in records if same(record)}
 
 
-FOLDER = ROOT / "examples" / "torch" / "work"
-
-
 def summary(arm: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Figures of an arm over all seeds, beside Full with the same optimizer and with Adam."""
+    """Figures of an arm over all seeds, beside Full with the same optimizer."""
     full = runs["adam, full 1"]
-    ahead = [
-        100 * (in_time(runs, seed, mine["seconds"]) / mine["perplexity"] - 1) for seed, mine in enumerate(runs[arm])
-    ]
+    beside = [in_time(runs, ARMS[arm].optimizer, seed, mine["seconds"]) for seed, mine in enumerate(runs[arm])]
+    ahead = [100 * (1 - mine["perplexity"] / of) for mine, of in zip(runs[arm], beside, strict=True) if of is not None]
     return {
         "perplexity": statistics.fmean(mine["perplexity"] for mine in runs[arm]),
-        "deviation": statistics.stdev(mine["perplexity"] for mine in runs[arm]),
+        "deviation": deviation([mine["perplexity"] for mine in runs[arm]]),
         "time": statistics.fmean(mine["seconds"] / of["seconds"] for mine, of in zip(runs[arm], full, strict=True)),
         "late": statistics.fmean(mine["late"] for mine in runs[arm]),
-        "ahead": statistics.fmean(ahead),
-        "ahead_error": statistics.stdev(ahead) / math.sqrt(len(ahead)),
+        "ahead": statistics.fmean(ahead) if len(ahead) == len(full) else None,
+        "ahead_error": deviation(ahead) / math.sqrt(max(1, len(ahead))),
     }
 
 
-def in_time(runs: dict[str, list[dict[str, Any]]], seed: int, seconds: float) -> float:
-    """Perplexity of Full with Adam in that time, on a straight line between two lengths of training."""
-    points = sorted(
-        (runs[f"adam, full {share:g}"][seed]["seconds"], runs[f"adam, full {share:g}"][seed]["perplexity"])
-        for share in SHARES
-    )
+def deviation(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def in_time(runs: dict[str, list[dict[str, Any]]], optimizer: str, seed: int, seconds: float) -> float | None:
+    """Perplexity of Full in that time, on a straight line between two lengths of training; None if all are longer or shorter."""
+    of_full = [runs[f"{optimizer}, full {share:g}"][seed] for share in SHARES]
+    points = sorted((run["seconds"], run["perplexity"]) for run in of_full)
+    if not points[0][0] <= seconds <= points[-1][0]:
+        return None
     return float(np.interp(seconds, *zip(*points, strict=True)))
 
 
@@ -395,7 +397,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "late_model.jsonl", help="file of all runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     options = parser.parse_args()
-    full = [f"adam, full {share:g}" for share in SHARES]
+    full = [f"{optimizer}, full {share:g}" for optimizer in OPTIMIZERS for share in SHARES]
     arms = full + [arm for arm in options.arms or ARMS if arm not in full]
     runs = Runs(options.results, options.steps, options.processes)
     grid = list(itertools.product(arms, options.rates, [TUNING_SEED]))
@@ -415,11 +417,14 @@ def main() -> None:
                 f"{row['time']:.3f}",
                 f"{row['late']:.0%}",
                 f"{row['perplexity']:.2f} ± {row['deviation']:.2f}",
-                f"{row['ahead']:+.1f} ± {row['ahead_error']:.1f}",
+                "" if row["ahead"] is None else f"{row['ahead']:+.1f} ± {row['ahead_error']:.1f}",
             ]
             for arm, row in figures.items()
         ],
     )
+    edges = [arm for arm in arms if best[arm] in (min(options.rates), max(options.rates))]
+    if edges:
+        print(f"The best rate is the first or the last of the grid for {'; '.join(edges)}.")
     harness.write_json(options.json, {"steps": options.steps, "seeds": options.seeds, "arms": figures})
 
 

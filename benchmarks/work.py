@@ -8,9 +8,9 @@ have. No rate is carried over from one policy to another: each arm is tuned over
 at the end, and then runs with other seeds, all arms in turn for each. (Full with a larger momentum has a grid of smaller
 rates.)
 
-Who needs less time for a step may as well take fewer steps under Full. So Full runs with fewer steps, too, each time with a
-schedule of that length. `ahead at equal time` is how much better an arm is than Full in the time that the arm takes. Full's
-quality there is a straight line between those of two lengths.
+Whoever wants less time may as well take fewer steps under Full. So Full runs with fewer steps, too, each time with a schedule
+of that length, and with the rate of the whole length. `ahead at equal time` is how much better an arm is than Full in the time
+that the arm takes. Full's quality there is on a straight line between those of two lengths. Work sharing has Full's rate.
 
 Every run is appended to the file `--results`, and what is there is not run again: a benchmark that was ended goes on where
 it was. Speed-ups are medians over the seeds, qualities means with their standard deviations. Differences are means over the
@@ -43,6 +43,7 @@ TUNING_SEED = 100
 MOMENTUM = "full, momentum 0.9"
 BALANCED = "full, balanced batches"
 SHORTER = {f"full, {share:.0%} of the steps": share for share in (0.6, 0.7, 0.8, 0.9)}
+LIKE_FULL = (*SHORTER, "work_sharing")  # arms that have its rate
 # The text of a policy, and more words. `latest` is eager-SGD as it was published: a late rank applies only the newest of the
 # results that it has missed, and models are averaged every 10 epochs and at the end.
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -59,7 +60,7 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "weighted_average": ("weighted_average:20:0.97", ()),
 } | dict.fromkeys(SHORTER, ("full", ()))
 GRADIENTS = ("full", "solo", "majority", "solo+latest")
-LATE = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
+ADAM = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
 SLOW_SHARE = 1 / 3  # of what the others have
 
 
@@ -88,13 +89,15 @@ class Program:
 
 PROGRAMS = {
     # Steps differ from batch to batch on all ranks alike: what eager-SGD and WAGMA-SGD are for.
-    "lstm": Program("lstm", 224, (*GRADIENTS, MOMENTUM, "group_average"), (4.0, 8.0, 16.0), (1.0, 2.0, 4.0)),
+    "lstm": Program(
+        "lstm", 224, (*GRADIENTS, *SHORTER, BALANCED, MOMENTUM, "group_average"), (4.0, 8.0, 16.0), (1.0, 2.0, 4.0)
+    ),
     "transformer": Program(
-        "transformer", 600, (*LATE, "solo+latest", "group_average"), (0.005, 0.01, 0.015, 0.02, 0.03)
+        "transformer", 600, (*ADAM, BALANCED, "solo+latest", "group_average"), (0.005, 0.01, 0.015, 0.02, 0.03)
     ),
     # A step of 4 backward passes.
     "accumulation": Program(
-        "transformer", 300, (*LATE, "work_sharing"), (0.005, 0.01, 0.015, 0.02, 0.03), options=("--passes", "4")
+        "transformer", 300, (*ADAM, "work_sharing"), (0.005, 0.01, 0.015, 0.02, 0.03), options=("--passes", "4")
     ),
     # WAGMA-SGD's paper has reinforcement learning, too.
     "ppo": Program("ppo", 192, (*GRADIENTS, "group_average"), (0.0005, 0.001, 0.002)),
@@ -113,7 +116,7 @@ PROGRAMS = {
     "digits": Program(
         "heterogeneous",
         800,
-        (*LATE, "work_sharing"),
+        (*ADAM, "work_sharing"),
         (0.00025, 0.0005, 0.001, 0.002, 0.004),
         unequal=True,
         options=("--optimizer", "adam", "--batch", "8", "--passes", "4"),
@@ -192,12 +195,15 @@ def badness(run: Run | None) -> float:
 def compare(name: str, options: Namespace) -> dict[str, Any]:
     """Tune and run the arms of a program. Returns their figures, and prints them."""
     program, runs = PROGRAMS[name], Runs(name, options)
+    unknown = set(options.arms or ()) - set(program.arms)
+    if unknown:
+        raise SystemExit(f"{name} has no {', '.join(sorted(unknown))}: its arms are {', '.join(program.arms)}")
     arms = ["full"] + [arm for arm in program.arms if arm != "full" and arm in (options.arms or program.arms)]
     grids = {arm: options.rates or (program.with_momentum if arm == MOMENTUM else program.rates) for arm in arms}
-    grid = [(arm, rate) for arm in arms if arm not in SHORTER for rate in grids[arm]]
+    grid = [(arm, rate) for arm in arms if arm not in LIKE_FULL for rate in grids[arm]]
     tuning = dict(zip(grid, runs.make([runs.job(*of, TUNING_SEED) for of in grid]), strict=True))
     best = lambda arm: min(grids[arm], key=lambda rate: badness(tuning[arm, rate]))
-    rates = {arm: best("full" if arm in SHORTER else arm) for arm in arms}
+    rates = {arm: best("full" if arm in LIKE_FULL else arm) for arm in arms}
     measured = runs.make([runs.job(arm, rates[arm], seed) for seed in range(options.seeds) for arm in arms])
     by_seed: list[dict[str, Run]] = []
     for seed in range(options.seeds):
@@ -245,7 +251,6 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
         "deviation": scale * statistics.stdev(qualities) if len(qualities) > 1 else 0.0,
         "against_full": statistics.fmean(differences),
         "against_full_error": standard_error(differences),
-        # Of an arm that is faster than the shortest training under Full there is nothing to say.
         "ahead": statistics.fmean(ahead) if len(ahead) == len(by_seed) else None,
         "ahead_error": standard_error(ahead),
         "late": None if None in late else statistics.fmean(late),
@@ -264,9 +269,9 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def full_in(runs: dict[str, Run], seconds: float) -> float | None:
-    """Full's quality after a training of so many seconds; None where all trainings under Full took longer."""
+    """Full's quality after a training of so many seconds; None where all trainings under Full took longer, or less."""
     points = sorted((runs[arm]["seconds"], runs[arm]["quality"]) for arm in ("full", *SHORTER) if arm in runs)
-    if seconds < points[0][0]:
+    if not points[0][0] <= seconds <= points[-1][0]:
         return None
     return float(np.interp(seconds, *zip(*points, strict=True)))
 

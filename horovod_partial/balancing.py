@@ -28,8 +28,8 @@ class BalancedBatchSampler:
         batch_size: samples of a batch.
         shuffle: whether the order is another one in each epoch. Otherwise steps go from short samples to long ones.
         seed: of that order, the same on all ranks.
-        drop_last: leave out the samples that do not make up a step, other ones in each epoch. Otherwise some come twice, so
-            that the last step is whole, as with `DistributedSampler`.
+        drop_last: leave out the samples that do not make up a step; with `shuffle` other ones in each epoch. Otherwise some
+            come twice, so that the last step is whole, as with `DistributedSampler`.
         process_set: the ranks that take a step together.
 
     Raises:
@@ -83,7 +83,9 @@ class BalancedBatchSampler:
         steps: NDArray[np.int64] = order[np.argsort(self._lengths[order], kind="stable")].reshape(len(self), -1)
         if self._shuffle:
             steps = draw.permutation(steps)
-        yield from steps[:, self._process_set.rank() :: self._process_set.size()].tolist()
+        rank, size = self._process_set.rank(), self._process_set.size()
+        for number, step in enumerate(steps):  # the ranks take turns at having the longest sample
+            yield step[(rank + number) % size :: size].tolist()
 
     @property
     def _samples_of_step(self) -> int:
@@ -94,6 +96,7 @@ class BalancedBatchSampler:
 def _as_lengths(lengths: Any) -> NDArray[np.float64]:
     allowed = "numbers of the shape (samples,), each finite and 0 or more"
     try:
+        lengths = lengths.tolist() if hasattr(lengths, "tolist") else lengths  # also of a tensor on a device
         found = np.asarray(lengths, dtype=np.float64)
     except (TypeError, ValueError):
         found = np.empty((0, 0))

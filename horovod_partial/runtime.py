@@ -539,16 +539,18 @@ class Runtime:
                 was_needed = flush.was_needed
             finally:
                 flush.end()
+        meets = meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0
         returning = [] if ends else sharers
-        # No rank trains on before all have come to the comparison: so all have begun before the next update can be made.
-        for sharer in [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]:
+        here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
+        # Nobody trains on before all have come to the comparison. So no update is made before all ranks have come back.
+        for sharer in here:
             sharer.come_back()
-        if meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0:
+        if meeting is not None and meets:
             replicas = [(applier, applier.replica) for applier in appliers]
             healing.compare(meeting, [(each, replica) for each, replica in replicas if replica is not None])
-        # These may wait for ranks that are in no comparison.
-        for sharer in [sharer for sharer in returning if sharer.process_set.process_set_id != process_set]:
-            sharer.come_back()
+        for sharer in returning:
+            if sharer not in here:  # these may wait for ranks that do not come to the comparison
+                sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:
         return [applier for applier in self._appliers_here() if applier.shares_work]  # type: ignore[misc]
@@ -654,6 +656,10 @@ class Tenure:
     def is_current(self) -> bool:
         """Whether it was entered since Horovod was last initialised; False while Horovod is down."""
         return 0 != self._generation == self._runtime.generation
+
+    def is_that_of(self, other: Tenure) -> bool:
+        """Whether both belong to one generation, which may have ended."""
+        return self._generation == other._generation
 
     def enter(self) -> bool:
         """Belong to the present generation from now on. Whether that is new."""

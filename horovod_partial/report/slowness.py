@@ -39,6 +39,10 @@ _LEAST_USUAL = 0.1  # a rank that is slow in more of its steps than the rest is 
 _LEAST_APART = 3.8
 _SURE = 4.0  # standard errors
 _SMOOTHED = 5  # steps
+_LEAST_IMBALANCE = 1.1  # the slowest rank of a step over the mean
+_FEW = 4  # ranks
+_TOGETHER = 0.5  # of the steps of two ranks, those on the same side of both medians, less the others
+_ALIKE = 1.5  # the largest over the smallest deviation of the ranks' times
 
 
 @dataclass(frozen=True)
@@ -109,11 +113,42 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
     return [_of_rank(one, split, normal, plain) for one, split in zip(plain, splits, strict=True)]
 
 
+def follows_data(compute: Floats, slow: list[Slowness]) -> bool:
+    """Whether the imbalance is as where samples differ, and not machines.
+
+    If each rank draws its samples at random, all ranks have times of one distribution, and one step says nothing of the
+    next. A rank that is slow whatever it gets has a longer mean, a busy machine is busy for several steps, and hiccups stand
+    out from the usual time. Times that vary by themselves from step to step on all ranks alike cannot be told from such data.
+
+    Args:
+        compute: seconds, of the shape (steps, ranks), with the same steps of all ranks.
+        slow: how slow each rank is.
+    """
+    steps = len(compute)
+    if steps < LEAST_STEPS or any(rank.kind != "none" for rank in slow):
+        return False
+    if compute.max(axis=1).mean() < _LEAST_IMBALANCE * compute.mean():
+        return False
+    times = _own(np.log(np.maximum(compute, 1e-6)))
+    deviations = times.std(axis=0)
+    means = np.abs(times.mean(axis=0) - times.mean())
+    apart = means > np.maximum(np.log(LEAST_SLOWNESS), _SURE * deviations / np.sqrt(steps))
+    if apart.any() or deviations.max() > _ALIKE * deviations.min():
+        return False
+    above = (times - times.mean(axis=0)) / deviations
+    from_step_to_step = (above[1:] * above[:-1]).mean(axis=0)  # autocorrelation
+    return bool(np.abs(from_step_to_step).max() < _SURE / np.sqrt(steps))
+
+
 def _own(times: Floats) -> Floats:
     """Logarithms of a job's times, without what the ranks have in common in a step; of the shape (steps, ranks)."""
     if times.shape[1] == 1:
         return times
     above = times - np.median(times, axis=0)
+    ranks = times.shape[1]
+    together = (np.sign(above).sum(axis=1) ** 2 - ranks).mean() / (ranks * (ranks - 1))
+    if ranks < _FEW and together < _TOGETHER:
+        return times  # nothing in common: the shortest would be taken out
     # The lower quartile: that of a step in which some ranks are slow is as in any other.
     shared = np.quantile(above, 0.25, axis=1, method="lower")
     shared = shared - np.median(shared)

@@ -14,6 +14,11 @@ from horovod_partial.report.slowness import Slowness
 
 Floats = NDArray[np.float64]
 
+_LIKE_DATA = (
+    " But steps differ: all ranks have long and short ones, and one step says nothing of the next. So it is where samples differ, "
+    "such as sentences of all lengths; hvd.BalancedBatchSampler gives all ranks samples of like length in the same step."
+)
+
 
 @dataclass(frozen=True)
 class RankSummary:
@@ -48,6 +53,7 @@ class Summary:
         steps: those that all ranks have recorded, so that the arrays of all ranks have the same shape.
         ranks: in order.
         waited: seconds that a rank waited in each step, mean over the ranks; of the shape (steps,).
+        follows_data: whether ranks wait for each other as where samples differ, and not machines (`slowness.follows_data`).
         waited_under_full: the same, had each step with these compute times waited for its slowest rank. Reductions that
             run meanwhile count as waiting here.
         seconds: from the begin of the first step to the last result, mean over the ranks.
@@ -57,6 +63,7 @@ class Summary:
     clocks: Clocks
     steps: JobSteps
     ranks: tuple[RankSummary, ...]
+    follows_data: bool
     waited: Floats
     waited_under_full: Floats
     seconds: float
@@ -94,6 +101,7 @@ class Summary:
             clocks=clocks,
             steps=steps,
             ranks=ranks,
+            follows_data=slowness.follows_data(compute, slow),
             waited=np.mean([rank.wait for rank in steps.ranks], axis=0),
             waited_under_full=compute.max(axis=1) - compute.mean(axis=1),
             seconds=float(np.mean([rank.result[-1] - rank.begin[0] for rank in steps.ranks])),
@@ -135,7 +143,8 @@ class Summary:
         slowest = self.slowest_first[0]
         if len(self.ranks) == 1:
             return f"Rank {slowest.rank}, the only one that was recorded, takes about as long for each of its steps."
-        return f"No rank is slow: the slowest, rank {slowest.rank}, takes {1 / slowest.slowness.score:.2f} times as long as the fastest."
+        told = f"No rank is slow: the slowest, rank {slowest.rank}, takes {1 / slowest.slowness.score:.2f} times as long as the fastest."
+        return told + _LIKE_DATA if self.follows_data else told
 
     @property
     def waiting(self) -> str:

@@ -203,8 +203,8 @@ class DynamicShardingSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Micro-batches of the loop that is under way, or else of the next one, for each rank on average."""
-        is_over = self._pass is not None and self._pass.is_over
-        plan = self._plan_from(_Place(self._next_epoch)) if is_over else self._plan
+        has_ended = self._pass is not None and (self._pass.is_over or not self._pass.is_current)
+        plan = self._plan_from(_Place(self._next_epoch)) if has_ended else self._plan
         return self.backward_passes_per_step * plan.updates
 
     def state_dict(self) -> dict[str, int]:
@@ -260,8 +260,9 @@ class _Pass:
     def made(self) -> int:
         """Updates that this rank has applied."""
         optimizer = self._optimizer()
-        if optimizer is not None and self._tenure.is_current:
-            self._made = min(max(self._made, optimizer.rounds - self.first), self.plan.updates)
+        rounds = None if optimizer is None else optimizer._exchange.rounds_of(self._tenure)
+        if rounds is not None:
+            self._made = min(max(self._made, rounds - self.first), self.plan.updates)
         return self._made
 
     @property
@@ -345,7 +346,8 @@ class DynamicShardingLoader:
     by the dataset and the `collate_fn` of the loader, so the dataset must work here too.
 
     A loop ends when all updates of the epoch have been applied, on every rank at the same `optimizer.rounds`. How many batches it
-    gives differs between ranks: stop, evaluate and save by `optimizer.rounds`, after `step()`, and not by batches. All ranks begin
+    gives differs between ranks: stop, evaluate and save by `optimizer.rounds`, after `step()`, and not by batches. (In an elastic
+    job `optimizer.rounds` begins again when ranks come or go: go by `sampler.epoch` and `sampler.update`.) All ranks begin
     the same loops in the same order. If a loop is left early, even on one rank only, no sample is lost: the rest of its epoch comes
     first in the next loop. But a flush closes the update that is open with the micro-batches that it has.
 
@@ -434,7 +436,8 @@ def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
 
     Args:
         optimizer: of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`.
-        base: an int of 64 bits. Pass another one where training goes on in a new process, in which updates count from 0 again.
+        base: an int of 64 bits. Pass another one where training goes on in a new process, or after an elastic restart: updates
+            count from 0 again there.
 
     Returns:
         An int from 0 to 2**32 - 1, which PyTorch, NumPy and Python take.

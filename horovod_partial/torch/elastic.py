@@ -22,7 +22,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """`horovod.torch.elastic.run`.
 
     Where ranks are added or removed, what is pending is delivered first; call the optimizer's `flush` before
-    `state.commit()` to have it in the state too. Where a rank has failed, what was pending is lost, as is all that
+    `state.commit()` to have it in the state too. (Under `hvd.WorkSharing()` commit in a round hook, without a flush.) Where a
+    rank has failed, what was pending is lost, as is all that
     happened after the last commit.
     """
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from horovod_partial.policies import SharedUpdates
+from horovod_partial.runtime import Tenure
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.operations import PartialHandle, poll, runtime, submit, synchronize
@@ -374,6 +375,13 @@ class WorkSharingExchange(GradientExchange):
         Those that were made while this rank had joined count since it has begun a micro-batch again.
         """
         return self._updates if self._is_alone or self._tenure.is_current else 0
+
+    def rounds_of(self, generation: Tenure) -> int | None:
+        """As `rounds`, of a generation of Horovod that may have ended; None if this exchange has begun a later one."""
+        return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None
+
+    def before_state_dict(self) -> None:
+        """Nothing is pending between two steps, or in a round hook: the state is that of the newest update here."""
 
 
 def is_shared(optimizer: Any) -> bool:

@@ -58,7 +58,18 @@ def test_of_what_is_near_the_fastest_the_one_with_the_fewest_late_gradients_is_c
     assert found.chosen == min(near, key=lambda one: one.late)
     assert found.chosen.policy != "full"
     assert f"HOROVOD_PARTIAL_SYNC={found.chosen.policy}" in found.text
-    assert re.search(r"compare the accuracy", found.text)
+    assert "Adam loses more than it gains: compare with Full() in the same time" in found.text
+    assert "BalancedBatchSampler" not in found.text
+
+
+def test_samples_of_all_lengths_are_balanced_first(tmp_path: Path) -> None:
+    compute = STEP * np.random.default_rng(0).lognormal(0.0, 0.4, (200, RANKS))
+    found = advise(tmp_path, compute, reduce=0.004)
+    told = re.search(r"hvd.BalancedBatchSampler: under Full\(\) ([0-9.]+) times as many steps", found.text)
+    assert told is not None
+    full = (compute.max(axis=1) + 0.004).mean()
+    assert float(told[1]) == pytest.approx(full / (compute.mean() + 0.004), rel=0.05)
+    assert "nothing is stale. Otherwise: HOROVOD_PARTIAL_SYNC=" in found.text
 
 
 @pytest.mark.parametrize("quorum", [None, 4])

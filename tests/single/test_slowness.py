@@ -120,3 +120,45 @@ def test_a_rank_whose_short_steps_alone_are_longer_is_not_slow() -> None:
     compute[::2] *= 0.05  # as in a training of two networks by turns
     compute[::2, 1] *= 1.15
     assert kinds(compute) == ["none"] * 4
+
+
+def like_sentences(seed: int, ranks: int = RANKS) -> NDArray[np.float64]:
+    """Times of samples whose lengths are drawn from one log-normal distribution."""
+    print("seed", seed)
+    return 0.1 * np.random.default_rng(seed).lognormal(0.0, 0.4, (300, ranks))
+
+
+def follows_data(compute: NDArray[np.float64]) -> bool:
+    return slowness.follows_data(compute, slowness.of_job(list(range(compute.shape[1])), compute))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_samples_that_differ_are_told_from_machines(seed: int) -> None:
+    compute = like_sentences(seed)
+    assert follows_data(compute)
+    slow, busy, shaky, few = (compute.copy() for _ in range(4))
+    slow[:, 2] *= 1.5
+    assert not follows_data(slow)
+    for begin in range(0, len(busy), 60):
+        busy[begin : begin + 30, 2] *= 1.8
+    assert not follows_data(busy)
+    shaky[:, 2] = 0.1 * np.exp(2 * np.log(shaky[:, 2] / 0.1))
+    assert not follows_data(shaky)
+    assert not follows_data(few[:20])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_few_ranks_with_samples_that_differ(seed: int, ranks: int) -> None:
+    compute = like_sentences(seed, ranks)
+    assert kinds(compute) == ["none"] * ranks
+    assert follows_data(compute)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_and_hiccups_are_no_samples(seed: int) -> None:
+    print("seed", seed)
+    compute = synthetic.even(300, RANKS, noise=0.05, seed=seed)
+    assert not follows_data(compute)
+    compute[np.random.default_rng(seed).random(compute.shape) < 0.1] *= 3
+    assert not follows_data(compute)

@@ -23,6 +23,10 @@ class Mixed(torch.optim.Optimizer):
         self.parts.append(getattr(torch.optim, group["kind"])([group]))
         self.state.update(self.parts[-1].state)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.parts = [getattr(torch.optim, group["kind"])([group]) for group in self.param_groups]
+
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else closure()
         for part, group in zip(self.parts, self.param_groups, strict=True):

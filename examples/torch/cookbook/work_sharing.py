@@ -16,7 +16,7 @@ PASSES, EPOCHS = 4, 2
 
 
 def run(path: Path, until: int, sync: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Train until so many updates have been made; go on from the checkpoint if there is one."""
+    """Train until so many updates have been made; go on from the checkpoint if there is one, in a file that all ranks can read."""
     model = network()
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
     optimizer = hvd.DistributedOptimizer(adamw, model.named_parameters(), backward_passes_per_step=PASSES, sync=sync)
@@ -43,7 +43,8 @@ def run(path: Path, until: int, sync: str) -> tuple[torch.nn.Module, torch.optim
             if schedule.last_epoch >= until:
                 return model, optimizer
         mine = slice(hvd.rank(), 200, hvd.size())
-        right = (model(images[mine]).argmax(1) == labels[mine]).float().mean()
+        with torch.no_grad():
+            right = (model(images[mine]).argmax(1) == labels[mine]).float().mean()
         print(f"epoch {epoch}: accuracy {hvd.allreduce(right, name='accuracy').item():.3f}")
     return model, optimizer
 

@@ -106,9 +106,9 @@ def main() -> None:
         while (end := options.passes * taken.add("steps", 1)) <= len(batches):
             yield from batches[end - options.passes : end]
 
-    clock = job.Clock(model, steps * options.passes)
+    clock = job.Clock(model, steps, options.passes)
     for batch, ends_step in job.micro_batches(optimizer, options, of_rank):
-        clock.step()
+        clock.batch()
         (nn.functional.cross_entropy(model(images[batch]), labels[batch]) / options.passes).backward()
         if ends_step:
             optimizer.step()

@@ -122,19 +122,24 @@ class Clock:
     Args:
         model: that is trained.
         steps: of rank 0, about.
+        passes: batches of a step.
     """
 
-    def __init__(self, model: nn.Module, steps: int) -> None:
+    def __init__(self, model: nn.Module, steps: int, passes: int = 1) -> None:
         self._model = model
         self._every = max(1, steps // POINTS)
+        self._passes, self._batches = passes, 0
         self._worked: list[float] = []  # seconds of computing by this thread, at the start of each step
         self._kept: list[tuple[float, torch.Tensor]] = []
         self._other_buckets = set(hvd.partial_stats())
         hvd.barrier()
         self._start = time.perf_counter()
 
-    def step(self) -> None:
-        """A step begins."""
+    def batch(self) -> None:
+        """A batch begins, and perhaps a step."""
+        self._batches += 1
+        if (self._batches - 1) % self._passes:
+            return
         if hvd.rank() == 0 and len(self._worked) % self._every == 0:
             parameters = parameters_to_vector(self._model.parameters()).detach()
             self._kept.append((time.perf_counter() - self._start, parameters))

@@ -114,7 +114,7 @@ def main() -> None:
         drawn = draw(training, options.steps, torch.Generator().manual_seed(1000 * (options.seed + 1) + rank))
     clock = job.Clock(model, options.steps)
     for indices in drawn:
-        clock.step()
+        clock.batch()
         padded, lengths, classes = training.batch(indices)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(padded, lengths), classes).backward()

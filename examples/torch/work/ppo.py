@@ -136,7 +136,7 @@ def main() -> None:
 
     clock = job.Clock(model, options.steps)
     for step in range(options.steps):
-        clock.step()
+        clock.batch()
         if step % PASSES == 0:
             batch = fly(model, generator)
         optimizer.zero_grad()

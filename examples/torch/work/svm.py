@@ -86,7 +86,7 @@ def main() -> None:
 
     clock = job.Clock(model, options.steps)
     for rows in draw(options.steps, torch.Generator().manual_seed(1_000 * (options.seed + 1) + 500 + rank)):
-        clock.step()
+        clock.batch()
         optimizer.zero_grad()
         losses = hinge(model, *(part[rows] for part in training))
         (losses.sum() + len(rows) * REGULARISATION / 2 * model.weight.square().sum()).backward()

@@ -92,6 +92,8 @@ def draw(sentences: list[torch.Tensor], batch: int, batches: int, seed: int) -> 
 
 def main() -> None:
     options = job.options(__doc__, rate=RATE, steps=STEPS, batch=BATCH, balances=True)
+    if options.balanced and options.policy == "work-sharing":
+        raise SystemExit("--balanced is for steps that each rank takes itself")
     hvd.init()
     torch.set_num_threads(1)
     rank, size = hvd.rank(), hvd.size()
@@ -121,9 +123,9 @@ def main() -> None:
             return ([training[i] for i in indices] for indices in drawn)
         return draw(training[home::size], options.batch, batches, seed + home)
 
-    clock = job.Clock(model, options.steps * options.passes)
+    clock = job.Clock(model, options.steps, options.passes)
     for batch, ends_step in job.micro_batches(optimizer, options, of_rank):
-        clock.step()
+        clock.batch()
         loss, _ = model.loss(batch)
         (loss / words_of_step).backward()
         if ends_step:
