@@ -75,7 +75,9 @@ def train_all(**arguments: Any) -> list[dict[str, digits_job.Run]]:
     return digits_job.train_all(train, **arguments)
 
 
-def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: harness.Delays) -> digits_job.Run:
+def train(
+    stage: str, options: dict[str, Any], seed: int, steps: int, delays: harness.Delays, adam: float | None
+) -> digits_job.Run:
     """Train under one policy. Returns its figures, and when what happened, in seconds from the start."""
     rank, size = hvd.rank(), hvd.size()
     images, labels, test_images, test_labels = digits_job.load(seed)
@@ -84,8 +86,8 @@ def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: ha
     drawn = np.random.default_rng(seed * size + rank).integers(len(images), size=all_steps * digits_job.BATCH)
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input([64]), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)])
-    rate = keras.optimizers.schedules.CosineDecay(digits_job.LEARNING_RATE, all_steps, alpha=0.05)
-    optimizer = keras.optimizers.SGD(rate, momentum=digits_job.MOMENTUM)
+    rate = keras.optimizers.schedules.CosineDecay(adam or digits_job.LEARNING_RATE, all_steps, alpha=0.05)
+    optimizer = keras.optimizers.Adam(rate) if adam else keras.optimizers.SGD(rate, momentum=digits_job.MOMENTUM)
     model.compile(
         hvd.DistributedOptimizer(optimizer, **options),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

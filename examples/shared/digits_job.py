@@ -39,7 +39,7 @@ SNAPSHOT_EVERY = 10  # steps
 SHOWN_STEPS = 16  # in the plot of arrivals
 
 Run = dict[str, Any]  # what one training gives
-Train = Callable[[str, dict[str, Any], int, int, harness.Delays], Run]
+Train = Callable[[str, dict[str, Any], int, int, harness.Delays, float | None], Run]
 
 
 def load(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -121,7 +121,7 @@ class Notes:
 
 
 def train_all(
-    train: Train, seeds: int, steps: int, mean_ms: float, arms: dict[str, dict[str, Any]] = ARMS
+    train: Train, seeds: int, steps: int, mean_ms: float, adam: float | None, arms: dict[str, dict[str, Any]] = ARMS
 ) -> list[dict[str, Run]]:
     """On every rank: train under each policy, from each seed. Returns the figures by seed and policy."""
     delays = harness.Rotating(MULTIPLES, mean_ms / 1e3)
@@ -130,7 +130,7 @@ def train_all(
         results.append({})
         for name, options in arms.items():
             stage = f"{LABELS[name]}, seed {seed}"
-            results[-1][name] = train(stage, options, seed, steps, delays)
+            results[-1][name] = train(stage, options, seed, steps, delays, adam)
     return results
 
 
@@ -180,6 +180,7 @@ def main(
     parser.add_argument("--seeds", type=int, default=1, help="how many runs to average (default 1)")
     parser.add_argument("--steps", type=int, default=300, help="of each rank (default 300)")
     parser.add_argument("--mean-ms", type=float, default=30.0, help="mean time of a step (default 30)")
+    parser.add_argument("--adam", type=float, metavar="RATE", help="train with Adam, in place of SGD with momentum")
     parser.add_argument("--transport", choices=["mpi", "gloo"], default=harness.default_transport())
     parser.add_argument("--output", type=Path, default=root / output, help=f"folder (default {output})")
     options = parser.parse_args()
@@ -193,6 +194,7 @@ def main(
         seeds=options.seeds,
         steps=options.steps,
         mean_ms=options.mean_ms,
+        adam=options.adam,
     )
     title = (
         f"{label}: {ranks} ranks over {options.transport}, {options.steps} steps each, mean of {options.seeds} seed(s)"

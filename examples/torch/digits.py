@@ -1,6 +1,6 @@
 """The main job: handwritten digits, learnt by ranks that take turns at being slow.
 
-    .venv/bin/python examples/torch/digits.py [--seeds 5] [--transport gloo]
+    .venv/bin/python examples/torch/digits.py [--seeds 5] [--adam 0.002] [--transport gloo]
 
 Starts 4 ranks, which train a small network on scikit-learn's digits under each policy. A step takes a rank a quarter,
 half, once or 2.25 times the mean (a sleep stands for that much work), and the ranks take turns. Under every policy a rank
@@ -40,14 +40,18 @@ def train_all(**arguments: Any) -> list[dict[str, digits_job.Run]]:
     return digits_job.train_all(train, arms=arms, **arguments)
 
 
-def train(stage: str, options: dict[str, Any], seed: int, steps: int, delays: harness.Delays) -> digits_job.Run:
-    """Train under one policy. Returns its figures, and when what happened, in seconds from the start."""
+def train(
+    stage: str, options: dict[str, Any], seed: int, steps: int, delays: harness.Delays, adam: float | None
+) -> digits_job.Run:
+    """Train under one policy, with Adam if there is a rate for it. Returns its figures, and when what happened, in seconds from the start."""
     rank, size = hvd.rank(), hvd.size()
     images, labels, test_images, test_labels = map(torch.from_numpy, digits_job.load(seed))
     drawn = [draw(seed * size + home, len(images[home::size]), steps) for home in range(size)]
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=digits_job.LEARNING_RATE, momentum=digits_job.MOMENTUM)
+    if adam is not None:
+        optimizer = torch.optim.Adam(model.parameters(), lr=adam)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
     rate_of = lambda n: max(0.05, (1 + math.cos(math.pi * n / steps)) / 2)
     hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of))

@@ -8,29 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from horovod.common.process_sets import ProcessSet
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import Ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 import horovod_partial.torch as hvd
-
-
-class Ranks(ProcessSet):
-    """A process set of so many ranks, as one of them sees it, without Horovod."""
-
-    def __init__(self, size: int, rank: int) -> None:
-        super().__init__(list(range(size)))
-        self._seen = size, rank
-
-    def included(self) -> bool:
-        return True
-
-    def size(self) -> int:
-        return self._seen[0]
-
-    def rank(self) -> int:
-        return self._seen[1]
 
 
 def epoch_of(lengths: object, batch_size: int, size: int, epoch: int = 0, **options: object) -> list[list[list[int]]]:

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from horovod.common.process_sets import ProcessSet
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import Ranks
 from torch.utils.data import BatchSampler, DistributedSampler
 
 import horovod_partial.torch as hvd
-
-
-class Ranks(ProcessSet):
-    """A process set of so many ranks, as one of them sees it, without Horovod."""
-
-    def __init__(self, size: int, rank: int = 0) -> None:
-        super().__init__(list(range(size)))
-        self._seen = size, rank
-
-    def included(self) -> bool:
-        return True
-
-    def size(self) -> int:
-        return self._seen[0]
-
-    def rank(self) -> int:
-        return self._seen[1]
 
 
 def of_update(sampler: hvd.DynamicShardingSampler, size: int, update: int) -> list[int]:
