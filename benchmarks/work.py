@@ -3,14 +3,14 @@
     .venv/bin/python benchmarks/work.py [--programs lstm ppo] [--arms solo majority] [--seeds 5] [--json FILE]
 
 The programs are in examples/torch/work; each says in its first lines where its steps differ. Ranks get equal shares of the
-cores, by quotas (harness/quota.py, needs root); in `heterogeneous` and `digits` the last rank has a third of what the others
-have. No rate is carried over from one policy to another: each arm is tuned over the same grid with one seed, by the quality
-at the end, and then runs with other seeds, all arms in turn for each. (Full with a larger momentum has a grid of smaller
-rates.)
+cores, by quotas (harness/quota.py, needs root). In `heterogeneous` the last rank has a third of what the others have; in `turns`
+ranks also sleep, and take turns at being slow. No rate is carried over from one policy to another: each arm is tuned over the
+same grid with one seed, by the quality at the end, and then runs with other seeds, all arms in turn for each. (Full with a
+larger momentum has a grid of smaller rates. Work sharing has Full's rate.)
 
 Whoever wants less time may as well take fewer steps under Full. So Full runs with fewer steps, too, each time with a schedule
 of that length, and with the rate of the whole length. `ahead at equal time` is how much better an arm is than Full in the time
-that the arm takes. Full's quality there is on a straight line between those of two lengths. Work sharing has Full's rate.
+that the arm takes. Full's quality there is on a straight line between those of two lengths.
 
 Every run is appended to the file `--results`, and what is there is not run again: a benchmark that was ended goes on where
 it was. Speed-ups are medians over the seeds, qualities means with their standard deviations. Differences are means over the
@@ -97,7 +97,15 @@ PROGRAMS = {
     ),
     # A step of 4 backward passes.
     "accumulation": Program(
-        "transformer", 300, (*ADAM, "work_sharing"), (0.005, 0.01, 0.015, 0.02, 0.03), options=("--passes", "4")
+        "transformer", 300, (*ADAM, "work_sharing"), (0.005, 0.01, 0.02, 0.04), options=("--passes", "4")
+    ),
+    # The same, where ranks take turns at being slow.
+    "turns": Program(
+        "transformer",
+        150,
+        (*ADAM, "work_sharing"),
+        (0.005, 0.01, 0.02, 0.04),
+        options=("--passes", "4", "--delay-ms", "20"),
     ),
     # WAGMA-SGD's paper has reinforcement learning, too.
     "ppo": Program("ppo", 192, (*GRADIENTS, "group_average"), (0.0005, 0.001, 0.002)),
@@ -111,15 +119,6 @@ PROGRAMS = {
         (0.1, 0.2, 0.4),
         (0.025, 0.05, 0.1),
         unequal=True,
-    ),
-    # The same with Adam, and steps of 4 backward passes.
-    "digits": Program(
-        "heterogeneous",
-        800,
-        (*ADAM, "work_sharing"),
-        (0.00025, 0.0005, 0.001, 0.002, 0.004),
-        unequal=True,
-        options=("--optimizer", "adam", "--batch", "8", "--passes", "4"),
     ),
 }
 IN_PERCENT = ("perplexity", "hinge loss")  # of Full's; accuracies are in points

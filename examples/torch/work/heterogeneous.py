@@ -10,7 +10,6 @@ equally many. The rate stays what it is, since where models are averaged no rank
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import job
@@ -25,10 +24,6 @@ BATCH, CHANNELS = 32, 96
 STEPS, RATE, LARGEST_NORM = 800, 0.1, 2.0
 MOMENTUM = 0.5  # less than is usual, since late gradients act as momentum
 TEN_EPOCHS = 105  # rounds of 4 ranks, after which eager-SGD as published averages the models
-OPTIMIZERS = {
-    "sgd": lambda parameters, options: torch.optim.SGD(parameters, lr=options.rate, momentum=options.momentum),
-    "adam": lambda parameters, options: torch.optim.Adam(parameters, lr=options.rate),
-}
 HOST = "localhost"  # of rank 0, where the counter is
 
 
@@ -48,12 +43,12 @@ def network() -> nn.Module:
     )
 
 
-def plan(images: int, batches: int, batch: int, seed: int) -> list[torch.Tensor]:
+def plan(images: int, batches: int, seed: int) -> list[torch.Tensor]:
     """All batches of the training: in each epoch every image once."""
     generator = torch.Generator().manual_seed(seed)
-    epochs = -(-batches * batch // images)
+    epochs = -(-batches * BATCH // images)
     order = torch.cat([torch.randperm(images, generator=generator) for _ in range(epochs)])
-    return list(order.split(batch)[:batches])
+    return list(order.split(BATCH)[:batches])
 
 
 def counter() -> torch.distributed.Store:
@@ -66,15 +61,7 @@ def counter() -> torch.distributed.Store:
 
 
 def main() -> None:
-    options = job.options(
-        __doc__,
-        rate=RATE,
-        steps=STEPS,
-        momentum=MOMENTUM,
-        batch=BATCH,
-        optimizers=list(OPTIMIZERS),
-        what="of all ranks together",
-    )
+    options = job.options(__doc__, rate=RATE, steps=STEPS, momentum=MOMENTUM, what="of all ranks together")
     hvd.init()
     torch.set_num_threads(1)
     rank, size = hvd.rank(), hvd.size()
@@ -82,15 +69,13 @@ def main() -> None:
     images, labels = torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8), torch.tensor(labels)
     images, tests, labels, test_labels = train_test_split(images, labels, random_state=0, stratify=labels)
     tests, test_labels = tests[rank::size], test_labels[rank::size]
-    steps = options.steps // size  # of a rank
-    batches = plan(len(images), steps * size * options.passes, options.batch, options.seed)
+    batches = plan(len(images), options.steps // size * size, options.seed)
 
     torch.manual_seed(options.seed)
     model = network()
     optimizer = hvd.DistributedOptimizer(
-        OPTIMIZERS[options.optimizer](model.parameters(), options),
+        torch.optim.SGD(model.parameters(), lr=options.rate, momentum=options.momentum),
         model.named_parameters(),
-        backward_passes_per_step=options.passes,
         sync=options.policy,
         missed=options.missed,
         model_sync_every=TEN_EPOCHS if options.missed else None,
@@ -99,20 +84,13 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     taken = counter()  # which lives until all ranks have flushed
 
-    def of_rank(home: int) -> Iterator[torch.Tensor]:
-        if options.policy == "work-sharing":  # has a counter of its own
-            yield from batches[home::size]
-            return
-        while (end := options.passes * taken.add("steps", 1)) <= len(batches):
-            yield from batches[end - options.passes : end]
-
-    clock = job.Clock(model, steps, options.passes)
-    for batch, ends_step in job.micro_batches(optimizer, options, of_rank):
+    clock = job.Clock(model, len(batches) // size)
+    while (number := taken.add("batches", 1)) <= len(batches):
         clock.batch()
-        (nn.functional.cross_entropy(model(images[batch]), labels[batch]) / options.passes).backward()
-        if ends_step:
-            optimizer.step()
-            optimizer.zero_grad()
+        batch = batches[number - 1]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
     optimizer.flush()
 
     def test() -> tuple[float, int]:

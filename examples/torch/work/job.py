@@ -20,6 +20,7 @@ import horovod_partial.torch as hvd
 Batch = TypeVar("Batch")
 
 POINTS = 8  # of the curve, beside the last
+TURNS = (0.25, 0.5, 1.0, 2.25)  # times the mean delay
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time that a step computes
 CAN_BE_LATE = ("solo", "majority", "quorum", "auto", "group_average")  # elsewhere ranks wait, if for few others
 
@@ -50,6 +51,7 @@ def options(
         parser.add_argument(
             "--passes", type=int, default=1, help="backward passes of a step, on each rank or on average"
         )
+        parser.add_argument("--delay-ms", type=float, default=0.0, help="mean sleep in each pass; ranks take turns")
     if balances:
         parser.add_argument(
             "--balanced", action="store_true", help="in each step all ranks have samples of like length"
@@ -105,15 +107,22 @@ def micro_batches(
         draw: makes the batches of a rank. Under `work-sharing` any rank may compute them.
     """
     if options.policy != "work-sharing":
-        for number, batch in enumerate(draw(hvd.rank()), 1):
-            yield batch, number % options.passes == 0
+        for number, batch in enumerate(draw(hvd.rank())):
+            be_late(options.delay_ms, number // options.passes)
+            yield batch, (number + 1) % options.passes == 0
         return
     drawn = [list(draw(home)) for home in range(hvd.size())]
     steps = len(drawn[0]) // options.passes
     while optimizer.rounds < steps:
         step, number = optimizer.begin_micro_batch()
+        be_late(options.delay_ms, step)
         home, index = divmod(number, options.passes)
         yield drawn[home][step * options.passes + index], True
+
+
+def be_late(mean_ms: float, step: int) -> None:
+    """Sleep as if something else ran on this machine: ranks take turns at being slow, and do so equally often."""
+    time.sleep(1e-3 * mean_ms * TURNS[(hvd.rank() + step) % len(TURNS)])
 
 
 class Clock:
