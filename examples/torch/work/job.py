@@ -32,13 +32,12 @@ def options(
     steps: int,
     momentum: float | None = None,
     batch: int | None = None,
-    optimizers: Sequence[str] = (),
     balances: bool = False,
     what: str = "of each rank",
 ) -> argparse.Namespace:
     """The command line, with these defaults.
 
-    A momentum, accumulation and a choice of optimizers are there if they are given, balanced batches if the program has them.
+    A momentum and accumulation are there if they are given, and balanced batches if the program has them.
     """
     parser = argparse.ArgumentParser(
         description=(description or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -56,8 +55,6 @@ def options(
         parser.add_argument(
             "--balanced", action="store_true", help="in each step all ranks have samples of like length"
         )
-    if optimizers:
-        parser.add_argument("--optimizer", choices=optimizers, default=optimizers[0])
     if momentum is not None:
         parser.add_argument("--momentum", type=float, default=momentum, help="of SGD")
     parser.add_argument("--seed", type=int, default=0, help="of the data, the batches and the first model")
