@@ -171,7 +171,7 @@ def _of_policy(full: Prediction, chosen: Prediction) -> str:
     return (
         f"HOROVOD_PARTIAL_SYNC={chosen.policy}, or sync={chosen.policy!r}, is the policy to have: {chosen.rate / full.rate:.2f} times "
         f"as many steps in a second as under Full() are predicted. {chosen.late:.0%} of the gradients will be late, of which 95 % "
-        f"by {rounds} at most. In our benchmarks SGD and Muon bear that, and Adam loses more than it gains: compare with Full() in the same time."
+        f"by {rounds} at most. In our benchmarks SGD bears that, and Adam may lose more than it gains: compare with Full() in the same time."
     )
 
 
