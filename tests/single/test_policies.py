@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_partial import _core, policies
+from horovod_partial.exchange.arguments import warn_of_late_adam
 from horovod_partial.policies import (
     Auto,
     Butterfly,
@@ -374,3 +377,14 @@ def test_a_schedule_of_ones_own() -> None:
     assert schedule.groups(1, 4) == [[0, 2], [1, 3]]
     assert schedule.groups(4, 4) == schedule.groups(0, 4)  # from the start again
     assert schedule.groups(1, 1) == [[0]]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_adam_under_solo_is_told(kind: type[torch.optim.Optimizer]) -> None:
+    adam = kind([torch.zeros(1)])
+    with pytest.warns(UserWarning, match=rf"{kind.__name__} under Solo\(\): most gradients are late"):
+        warn_of_late_adam(Solo(), adam)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_late_adam(Majority(), adam)
+        warn_of_late_adam(Solo(), torch.optim.SGD([torch.zeros(1)], lr=0.1))
