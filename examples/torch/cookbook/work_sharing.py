@@ -42,9 +42,8 @@ def run(path: Path, until: int, sync: str) -> tuple[torch.nn.Module, torch.optim
             optimizer.step()
             if schedule.last_epoch >= until:
                 return model, optimizer
-        mine = slice(hvd.rank(), 200, hvd.size())
         with torch.no_grad():
-            right = (model(images[mine]).argmax(1) == labels[mine]).float().mean()
+            right = (model(images[:200]).argmax(1) == labels[:200]).float().mean()
         print(f"epoch {epoch}: accuracy {hvd.allreduce(right, name='accuracy').item():.3f}")
     return model, optimizer
 
