@@ -1,6 +1,6 @@
 """Which way of not waiting pays, for which optimizer: rounds in simulated time, with a Transformer that learns from them.
 
-    .venv/bin/python benchmarks/late_model.py [--arms adam solo] [--seeds 5] [--results FILE]
+    .venv/bin/python benchmarks/late_model.py [--arms "adam, solo" "muon, solo"] [--seeds 5] [--results FILE]
 
 The program is examples/torch/work/transformer.py, in one process. The simulator drives the coordinator of a real job: it tells
 which gradient is in which round, and from which round's model it was computed. A batch takes as long as its padded words
@@ -18,7 +18,6 @@ import argparse
 import hashlib
 import itertools
 import json
-import math
 import statistics
 import sys
 from collections import defaultdict
@@ -313,12 +312,10 @@ def run(name: str, rate: float, seed: int, steps: int) -> dict[str, Any]:
         rounds = in_two(rounds_of("full", seconds[:first]), rounds)
     trainer = Trainer(arm, rate, steps, transformer.BATCH * sum(map(len, sentences)) / len(sentences), seed)
     trainer.train(batches, rounds)
-    late = float((rounds.round_of > rounds.model_of).mean())
     return {
         "perplexity": trainer.perplexity(held_out),
         "seconds": rounds.seconds,
-        "late": late,
-        "limit": float(seconds.mean(axis=1).sum() / seconds.max(axis=1).sum()),
+        "late": float((rounds.round_of > rounds.model_of).mean()),
     }
 
 
@@ -362,29 +359,20 @@ class Runs:
 def summary(arm: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Figures of an arm over all seeds, beside Full with the same optimizer."""
     full = runs["adam, full 1"]
-    beside = [in_time(runs, ARMS[arm].optimizer, seed, mine["seconds"]) for seed, mine in enumerate(runs[arm])]
+    lengths = zip(*(runs[f"{ARMS[arm].optimizer}, full {share:g}"] for share in SHARES), strict=True)  # by seed
+    beside = [
+        harness.in_time([(run["seconds"], run["perplexity"]) for run in of_seed], mine["seconds"])
+        for of_seed, mine in zip(lengths, runs[arm], strict=True)
+    ]
     ahead = [100 * (1 - mine["perplexity"] / of) for mine, of in zip(runs[arm], beside, strict=True) if of is not None]
     return {
         "perplexity": statistics.fmean(mine["perplexity"] for mine in runs[arm]),
-        "deviation": deviation([mine["perplexity"] for mine in runs[arm]]),
+        "deviation": harness.deviation([mine["perplexity"] for mine in runs[arm]]),
         "time": statistics.fmean(mine["seconds"] / of["seconds"] for mine, of in zip(runs[arm], full, strict=True)),
         "late": statistics.fmean(mine["late"] for mine in runs[arm]),
         "ahead": statistics.fmean(ahead) if len(ahead) == len(full) else None,
-        "ahead_error": deviation(ahead) / math.sqrt(max(1, len(ahead))),
+        "ahead_error": harness.standard_error(ahead),
     }
-
-
-def deviation(values: list[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def in_time(runs: dict[str, list[dict[str, Any]]], optimizer: str, seed: int, seconds: float) -> float | None:
-    """Perplexity of Full in that time, on a straight line between two lengths of training; None if all are longer or shorter."""
-    of_full = [runs[f"{optimizer}, full {share:g}"][seed] for share in SHARES]
-    points = sorted((run["seconds"], run["perplexity"]) for run in of_full)
-    if not points[0][0] <= seconds <= points[-1][0]:
-        return None
-    return float(np.interp(seconds, *zip(*points, strict=True)))
 
 
 def main() -> None:

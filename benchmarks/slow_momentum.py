@@ -81,7 +81,7 @@ def main() -> None:
     figures = []
     for (name, beta), (rate, accuracies) in arms.items():
         plain = arms[name, None][1]
-        deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+        deviation = harness.deviation(accuracies)
         difference = statistics.fmean(ours - theirs for ours, theirs in zip(accuracies, plain, strict=True))
         mean = statistics.fmean(accuracies)
         figures.append({"policy": name, "beta": beta, "rate": rate, "accuracies": accuracies})

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import harness
-import numpy as np
 from harness import quota
 from harness.work import FOLDER, Job, run_programs
 
@@ -58,7 +57,7 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "group_average": ("group_average:2", ()),
     "partial_reduce": ("partial_reduce:2", ()),
     "weighted_average": ("weighted_average:20:0.97", ()),
-} | dict.fromkeys(SHORTER, ("full", ()))
+} | {arm: ("full", ("--share", f"{share:g}")) for arm, share in SHORTER.items()}
 GRADIENTS = ("full", "solo", "majority", "solo+latest")
 ADAM = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
 SLOW_SHARE = 1 / 3  # of what the others have
@@ -70,7 +69,6 @@ class Program:
 
     Attributes:
         file: of the program.
-        steps: under Full.
         arms: those that make sense there.
         rates: the grid.
         with_momentum: that of Full with the momentum that is usual; the programs have less, for the sake of late gradients.
@@ -79,7 +77,6 @@ class Program:
     """
 
     file: str
-    steps: int
     arms: tuple[str, ...]
     rates: tuple[float, ...]
     with_momentum: tuple[float, ...] = ()
@@ -90,31 +87,32 @@ class Program:
 PROGRAMS = {
     # Steps differ from batch to batch on all ranks alike: what eager-SGD and WAGMA-SGD are for.
     "lstm": Program(
-        "lstm", 224, (*GRADIENTS, *SHORTER, BALANCED, MOMENTUM, "group_average"), (4.0, 8.0, 16.0), (1.0, 2.0, 4.0)
+        "lstm", (*GRADIENTS, *SHORTER, BALANCED, MOMENTUM, "group_average"), (4.0, 8.0, 16.0), (1.0, 2.0, 4.0)
     ),
     "transformer": Program(
-        "transformer", 600, (*ADAM, BALANCED, "solo+latest", "group_average"), (0.005, 0.01, 0.015, 0.02, 0.03)
+        "transformer", (*ADAM, BALANCED, "solo+latest", "group_average"), (0.005, 0.01, 0.015, 0.02, 0.03)
     ),
     # A step of 4 backward passes.
     "accumulation": Program(
-        "transformer", 300, (*ADAM, "work_sharing"), (0.005, 0.01, 0.02, 0.04), options=("--passes", "4")
+        "transformer",
+        (*ADAM, "work_sharing"),
+        (0.005, 0.01, 0.02, 0.04),
+        options=("--passes", "4", "--steps", "300"),
     ),
     # The same, where ranks take turns at being slow.
     "turns": Program(
         "transformer",
-        150,
         (*ADAM, "work_sharing"),
         (0.005, 0.01, 0.02, 0.04),
-        options=("--passes", "4", "--delay-ms", "20"),
+        options=("--passes", "4", "--delay-ms", "20", "--steps", "150"),
     ),
     # WAGMA-SGD's paper has reinforcement learning, too.
-    "ppo": Program("ppo", 192, (*GRADIENTS, "group_average"), (0.0005, 0.001, 0.002)),
+    "ppo": Program("ppo", (*GRADIENTS, "group_average"), (0.0005, 0.001, 0.002)),
     # Convex, as WP-SGD wants it.
-    "svm": Program("svm", 400, (*GRADIENTS, "weighted_average"), (1e-4, 2e-4, 4e-4)),
+    "svm": Program("svm", (*GRADIENTS, "weighted_average"), (1e-4, 2e-4, 4e-4)),
     # One rank is always slower: P-Reduce's case.
     "heterogeneous": Program(
         "heterogeneous",
-        800,
         (*GRADIENTS, MOMENTUM, "partial_reduce"),
         (0.1, 0.2, 0.4),
         (0.025, 0.05, 0.1),
@@ -146,8 +144,8 @@ class Runs:
 
     def job(self, arm: str, rate: float, seed: int) -> Job:
         policy, more = ARMS[arm]
-        steps = round((self._options.steps or self._program.steps) * SHORTER.get(arm, 1.0))
-        words = [*self._program.options, *more, "--steps", str(steps)]
+        words = [*self._program.options, *more]
+        words += ["--steps", str(self._options.steps)] if self._options.steps else []
         return {
             "program": self._program.file,
             "policy": policy,
@@ -234,10 +232,14 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
     qualities = [run["quality"] for run, _ in pairs]
     late = [run["late"] for run, _ in pairs]
     name = pairs[0][0]["quality_name"]
-    scale = 100.0 if name == "accuracy" else 1.0
+    scale = scale_of(name)
     differences = [difference(run["quality"], full["quality"], name) for run, full in pairs]
     better = 1.0 if pairs[0][0]["better"] == "higher" else -1.0
-    at_equal_time = [full_in(runs, runs[arm]["seconds"]) for runs in by_seed]
+    lengths = [[runs[full] for full in ("full", *SHORTER) if full in runs] for runs in by_seed]
+    at_equal_time = [
+        harness.in_time([(run["seconds"], run["quality"]) for run in of_seed], mine["seconds"])
+        for of_seed, (mine, _) in zip(lengths, pairs, strict=True)
+    ]
     ahead = [
         better * difference(quality, full, name)
         for quality, full in zip(qualities, at_equal_time, strict=True)
@@ -247,32 +249,25 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
         "seconds": statistics.fmean(run["seconds"] for run, _ in pairs),
         "speed_up": statistics.median(full["seconds"] / run["seconds"] for run, full in pairs),
         "quality": scale * statistics.fmean(qualities),
-        "deviation": scale * statistics.stdev(qualities) if len(qualities) > 1 else 0.0,
+        "deviation": scale * harness.deviation(qualities),
         "against_full": statistics.fmean(differences),
-        "against_full_error": standard_error(differences),
+        "against_full_error": harness.standard_error(differences),
         "ahead": statistics.fmean(ahead) if len(ahead) == len(by_seed) else None,
-        "ahead_error": standard_error(ahead),
+        "ahead_error": harness.standard_error(ahead),
         "late": None if None in late else statistics.fmean(late),
     }
+
+
+def scale_of(name: str) -> float:
+    """Accuracies are in points."""
+    return 100.0 if name == "accuracy" else 1.0
 
 
 def difference(quality: float, full: float, name: str) -> float:
     """Of a quality from that of Full: in percent of that, in points, or as it is."""
     if name in IN_PERCENT:
         return 100 * (quality / full - 1)
-    return (100.0 if name == "accuracy" else 1.0) * (quality - full)
-
-
-def standard_error(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-
-
-def full_in(runs: dict[str, Run], seconds: float) -> float | None:
-    """Full's quality after a training of so many seconds; None where all trainings under Full took longer, or less."""
-    points = sorted((runs[arm]["seconds"], runs[arm]["quality"]) for arm in ("full", *SHORTER) if arm in runs)
-    if not points[0][0] <= seconds <= points[-1][0]:
-        return None
-    return float(np.interp(seconds, *zip(*points, strict=True)))
+    return scale_of(name) * (quality - full)
 
 
 def show(name: str, figures: dict[str, Any], options: Namespace) -> None:

@@ -5,6 +5,7 @@ from harness.delays import Delays, LinearSkew, RandomVictims, Rotating, SlowRank
 from harness.launch import Framework, LaunchError, Transport, default_transport, launch
 from harness.progress import progress
 from harness.report import arguments, print_table, write_json
+from harness.seeds import deviation, in_time, standard_error
 
 __all__ = [
     "Delays",
@@ -18,8 +19,11 @@ __all__ = [
     "alternate",
     "arguments",
     "default_transport",
+    "deviation",
+    "in_time",
     "launch",
     "print_table",
     "progress",
+    "standard_error",
     "write_json",
 ]

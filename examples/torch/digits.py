@@ -49,8 +49,9 @@ def train(
     drawn = [draw(seed * size + home, len(images[home::size]), steps) for home in range(size)]
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=digits_job.LEARNING_RATE, momentum=digits_job.MOMENTUM)
-    if adam is not None:
+    if adam is None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=digits_job.LEARNING_RATE, momentum=digits_job.MOMENTUM)
+    else:
         optimizer = torch.optim.Adam(model.parameters(), lr=adam)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
     rate_of = lambda n: max(0.05, (1 + math.cos(math.pi * n / steps)) / 2)

@@ -136,8 +136,8 @@ def follows_data(compute: Floats, slow: list[Slowness]) -> bool:
     if apart.any() or deviations.max() > _ALIKE * deviations.min():
         return False
     above = (times - times.mean(axis=0)) / deviations
-    from_step_to_step = (above[1:] * above[:-1]).mean(axis=0)  # autocorrelation
-    return bool(np.abs(from_step_to_step).max() < _SURE / np.sqrt(steps))
+    autocorrelation = (above[1:] * above[:-1]).mean(axis=0)
+    return bool(np.abs(autocorrelation).max() < _SURE / np.sqrt(steps))
 
 
 def _own(times: Floats) -> Floats:
@@ -145,9 +145,7 @@ def _own(times: Floats) -> Floats:
     if times.shape[1] == 1:
         return times
     above = times - np.median(times, axis=0)
-    ranks = times.shape[1]
-    together = (np.sign(above).sum(axis=1) ** 2 - ranks).mean() / (ranks * (ranks - 1))
-    if ranks < _FEW and together < _TOGETHER:
+    if times.shape[1] < _FEW and _together(above) < _TOGETHER:
         return times  # nothing in common: the shortest would be taken out
     # The lower quartile: that of a step in which some ranks are slow is as in any other.
     shared = np.quantile(above, 0.25, axis=1, method="lower")
@@ -159,6 +157,12 @@ def _own(times: Floats) -> Floats:
     noise = 1.4826 * np.median(np.abs(shared))
     long = shared > max(np.log(_LEAST_STEP), 5 * noise)
     return np.where(long[:, None], own, times)
+
+
+def _together(above: Floats) -> float:
+    """How often two ranks are on the same side of their medians less how often they are not, as a share of the steps."""
+    ranks = above.shape[1]
+    return float((np.sign(above).sum(axis=1) ** 2 - ranks).mean() / (ranks * (ranks - 1)))
 
 
 def _spread(times: Floats) -> float:

@@ -203,7 +203,7 @@ class DynamicShardingSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Micro-batches of the loop that is under way, or else of the next one, for each rank on average."""
-        has_ended = self._pass is not None and (self._pass.is_over or not self._pass.is_current)
+        has_ended = self._pass is not None and not self._pass.is_under_way
         plan = self._plan_from(_Place(self._next_epoch)) if has_ended else self._plan
         return self.backward_passes_per_step * plan.updates
 
@@ -220,8 +220,7 @@ class DynamicShardingSampler(Sampler[list[int]]):
         """
         fits = isinstance(state_dict, dict) and all(is_int(state_dict.get(name)) for name in _Place._fields)
         require(fits, "state_dict", "one of a DynamicShardingSampler", state_dict)
-        is_under_way = self._pass is not None and self._pass.is_current and not self._pass.is_over
-        if is_under_way and not runtime.failed:
+        if self._pass is not None and self._pass.is_under_way and not runtime.failed:
             raise RuntimeError(
                 "an epoch is under way with this sampler: load a state before the first loop, or after its end"
             )
@@ -268,6 +267,10 @@ class _Pass:
     @property
     def is_over(self) -> bool:
         return self.made == self.plan.updates
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.is_current and not self.is_over
 
     @property
     def place(self) -> _Place:

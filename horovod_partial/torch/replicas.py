@@ -17,7 +17,6 @@ from horovod_partial.exchange.arguments import check_kinds
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import bytes_of
-from horovod_partial.torch.work_sharing import is_shared
 
 # Keys by which the state of a learning rate schedule, or of a scaler, is known. Both follow rounds.
 _MOVED_BY_ROUNDS = ({"last_epoch", "_step_count"}, {"scale", "growth_factor", "_growth_tracker"})
@@ -84,7 +83,7 @@ def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimi
                 f"{name} was taken before the flush, which may move it: give save_checkpoint the object itself, {name}={name}, and "
                 "not its state_dict()"
             )
-    if not is_shared(optimizer):
+    if not getattr(getattr(optimizer, "_exchange", None), "shares_work", False):
         optimizer.flush()
     if not optimizer.process_set.included() or optimizer.process_set.rank() != 0:
         return

@@ -384,11 +384,6 @@ class WorkSharingExchange(GradientExchange):
         """Nothing is pending between two steps, or in a round hook: the state is that of the newest update here."""
 
 
-def is_shared(optimizer: Any) -> bool:
-    """Whether the optimizer is under `hvd.WorkSharing()`."""
-    return isinstance(getattr(optimizer, "_exchange", None), WorkSharingExchange)
-
-
 _NOT_BEGUN = (
     "no micro-batch has begun here. Under hvd.DynamicShardingLoader one begins when its loop gives a batch: let each batch have one "
     "backward pass and one step(), in the loop, and flush after step()"

@@ -20,12 +20,12 @@ class Mixed(torch.optim.Optimizer):
 
     def add_param_group(self, group: dict[str, Any]) -> None:
         super().add_param_group(group)
-        self.parts.append(getattr(torch.optim, group["kind"])([group]))
+        self.parts.append(part_of(group))
         self.state.update(self.parts[-1].state)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.parts = [getattr(torch.optim, group["kind"])([group]) for group in self.param_groups]
+        self.parts = [part_of(group) for group in self.param_groups]
 
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else closure()
@@ -33,6 +33,10 @@ class Mixed(torch.optim.Optimizer):
             part.state, part.param_groups = self.state, [group]  # load_state_dict makes new ones
             part.step()
         return loss
+
+
+def part_of(group: dict[str, Any]) -> torch.optim.Optimizer:
+    return getattr(torch.optim, group["kind"])([group])
 
 
 def train(sync: str = "majority", steps: int = 20) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -59,7 +59,10 @@ def options(
         parser.add_argument("--momentum", type=float, default=momentum, help="of SGD")
     parser.add_argument("--seed", type=int, default=0, help="of the data, the batches and the first model")
     parser.add_argument("--steps", type=int, default=steps, help=what)
-    return parser.parse_args()
+    parser.add_argument("--share", type=float, default=1.0, help="of the steps, for a shorter training")
+    found = parser.parse_args()
+    found.steps = round(found.steps * found.share)
+    return found
 
 
 def cosine(steps: int, warm_up: int = 0) -> Callable[[int], float]:
