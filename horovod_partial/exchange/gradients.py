@@ -68,6 +68,7 @@ class Family(ABC):
 
     is_under_way = False  # a flush comes between steps, and a step of a graph has no thread
     applies_ahead = False
+    is_ahead = False
     shares_work = False
 
     def __init__(self, reducer: GradientReducer, names: Sequence[str], variables: list[Any], apply: Apply) -> None:

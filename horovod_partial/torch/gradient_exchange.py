@@ -520,6 +520,10 @@ class GradientExchange(Exchange):
         return self._has_arrived or self._is_ahead_of_step or not self.is_under_way
 
     @property
+    def is_ahead(self) -> bool:
+        return bool(self._ahead)
+
+    @property
     def _trained(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self._bucket_of if parameter not in self._frozen]
 
@@ -654,7 +658,7 @@ class GradientExchange(Exchange):
 
     @property
     def is_flushed(self) -> bool:
-        if self._ahead:
+        if self.is_ahead:
             return False
         if self._full or not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
             return True
