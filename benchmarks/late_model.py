@@ -77,7 +77,7 @@ class Arm:
         policy: its text.
         full: share of the steps that are taken under Full before that.
         steps: share of those of the program.
-        optimizer: of `OPTIMIZERS`.
+        optimizer: of `transformer.OPTIMIZERS`.
         batches: of `BATCHES`.
         late: of `CORRECTIONS`.
     """
@@ -91,7 +91,9 @@ class Arm:
 
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)  # of the steps, under Full
-ARMS = {f"{name}, full {share:g}": Arm(steps=share, optimizer=name) for name in ("adam", "muon") for share in SHARES}
+ARMS = {
+    f"{name}, full {share:g}": Arm(steps=share, optimizer=name) for name in transformer.OPTIMIZERS for share in SHARES
+}
 ARMS |= {f"adam, {policy}": Arm(policy) for policy in ("solo", "majority", "quorum:0.75")}
 ARMS |= {f"muon, {policy}": Arm(policy, optimizer="muon") for policy in ("solo", "majority", "quorum:0.75")}
 ARMS |= {
@@ -200,27 +202,8 @@ def in_two(first: Rounds, second: Rounds) -> Rounds:
     )
 
 
-# --- Optimizers and corrections --------------------------------------------------------------------------------------
+# --- Corrections -----------------------------------------------------------------------------------------------------
 
-
-def adam(model: transformer.LanguageModel, rate: float) -> list[torch.optim.Optimizer]:
-    return [torch.optim.Adam(model.parameters(), lr=rate, betas=transformer.BETAS)]
-
-
-def muon(model: transformer.LanguageModel, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of hidden layers, Adam for the rest; both have the same rate."""
-    hidden = [p for p in model.layers.parameters() if p.ndim == 2]
-    others = [p for p in model.parameters() if all(p is not each for each in hidden)]
-    return [
-        torch.optim.Muon(hidden, lr=rate, weight_decay=0.0),
-        torch.optim.Adam(others, lr=rate, betas=transformer.BETAS),
-    ]
-
-
-OPTIMIZERS: dict[str, Callable[[transformer.LanguageModel, float], list[torch.optim.Optimizer]]] = {
-    "adam": adam,
-    "muon": muon,
-}
 
 # A late gradient, the model that it was computed with, the newest one, and by how many rounds it is late.
 CORRECTIONS: dict[str, Callable[[Vector, Vector, Vector, int], Vector]] = {
@@ -246,9 +229,8 @@ class Trainer:
         self._parameters = list(self.model.parameters())
         self._words = words_of_batch
         self._correct = CORRECTIONS[arm.late]
-        self._optimizers = OPTIMIZERS[arm.optimizer](self.model, rate)
-        self._rates = [optimizer.param_groups[0]["lr"] for optimizer in self._optimizers]
-        self._factor = job.cosine(steps, transformer.WARM_UP)
+        self._optimizer = transformer.optimizer_of(arm.optimizer, self.model, rate)
+        self._rate, self._factor = rate, job.cosine(steps, transformer.WARM_UP)
         self._models = {0: parameters_to_vector(self._parameters).detach().clone()}
         self._delivered = 0
 
@@ -284,16 +266,14 @@ class Trainer:
             begin += parameter.numel()
         clip_grad_norm_(self._parameters, transformer.LARGEST_NORM)
         # A schedule goes on by as much of a step as a round has gradients, as that of the wrapped optimizer.
-        factor = self._factor(self._delivered / RANKS)
-        for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * factor
-            optimizer.step()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate * self._factor(self._delivered / RANKS)
+        self._optimizer.step()
 
     def perplexity(self, held_out: Sentences) -> float:
         with torch.no_grad():
             losses, words = zip(*map(self.model.loss, transformer.similar(held_out)), strict=True)
-        return transformer.perplexity(float(sum(losses)) / sum(words))
+        return job.perplexity(float(sum(losses)) / sum(words))
 
 
 def run(name: str, rate: float, seed: int, steps: int) -> dict[str, Any]:
@@ -385,7 +365,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "late_model.jsonl", help="file of all runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     options = parser.parse_args()
-    full = [f"{optimizer}, full {share:g}" for optimizer in OPTIMIZERS for share in SHARES]
+    full = [f"{optimizer}, full {share:g}" for optimizer in transformer.OPTIMIZERS for share in SHARES]
     arms = full + [arm for arm in options.arms or ARMS if arm not in full]
     runs = Runs(options.results, options.steps, options.processes)
     grid = list(itertools.product(arms, options.rates, [TUNING_SEED]))

@@ -15,8 +15,8 @@ that the arm takes. Full's quality there is on a straight line between those of 
 Every run is appended to the file `--results`, and what is there is not run again: a benchmark that was ended goes on where
 it was. Speed-ups are medians over the seeds, qualities means with their standard deviations. Differences are means over the
 seeds, with their standard errors, in points for an accuracy, in percent of Full's for a perplexity or a loss, and as they are
-for a return. `limit` is what the programs' computing alone would allow: the sum over the steps of the slowest rank's time, over
-the largest sum of one rank; with unequal shares, all cores over those of as many ranks as slow as the slowest.
+for a return. `limit` is how much faster a policy without waits could be, by computing alone: the sum over the steps of the
+slowest rank's time, over the largest sum of one rank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TUNING_SEED = 100
 
 MOMENTUM = "full, momentum 0.9"
 BALANCED = "full, balanced batches"
-SHORTER = {f"full, {share:.0%} of the steps": share for share in (0.6, 0.7, 0.8, 0.9)}
+SHORTER = {f"full, {share:.0%} of the steps": share for share in (0.4, 0.55, 0.7, 0.85)}
 LIKE_FULL = (*SHORTER, "work_sharing")  # arms that have its rate
 # The text of a policy, and more words. `latest` is eager-SGD as it was published: a late rank applies only the newest of the
 # results that it has missed, and models are averaged every 10 epochs and at the end.
@@ -58,8 +58,7 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "partial_reduce": ("partial_reduce:2", ()),
     "weighted_average": ("weighted_average:20:0.97", ()),
 } | {arm: ("full", ("--share", f"{share:g}")) for arm, share in SHORTER.items()}
-GRADIENTS = ("full", "solo", "majority", "solo+latest")
-ADAM = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
+GRADIENTS = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
 SLOW_SHARE = 1 / 3  # of what the others have
 
 
@@ -87,33 +86,35 @@ class Program:
 PROGRAMS = {
     # Steps differ from batch to batch on all ranks alike: what eager-SGD and WAGMA-SGD are for.
     "lstm": Program(
-        "lstm", (*GRADIENTS, *SHORTER, BALANCED, MOMENTUM, "group_average"), (4.0, 8.0, 16.0), (1.0, 2.0, 4.0)
+        "lstm", (*GRADIENTS, "solo+latest", BALANCED, MOMENTUM, "group_average"), (4.0, 8.0, 16.0), (1.0, 2.0, 4.0)
     ),
     "transformer": Program(
-        "transformer", (*ADAM, BALANCED, "solo+latest", "group_average"), (0.005, 0.01, 0.015, 0.02, 0.03)
+        "transformer", (*GRADIENTS, "solo+latest", BALANCED, "group_average"), (0.005, 0.01, 0.015, 0.02, 0.03)
     ),
+    # The same with Muon for the matrices.
+    "muon": Program("transformer", (*GRADIENTS, BALANCED), (0.005, 0.01, 0.02, 0.04), options=("--optimizer", "muon")),
     # A step of 4 backward passes.
     "accumulation": Program(
         "transformer",
-        (*ADAM, "work_sharing"),
+        (*GRADIENTS, "work_sharing"),
         (0.005, 0.01, 0.02, 0.04),
         options=("--passes", "4", "--steps", "300"),
     ),
     # The same, where ranks take turns at being slow.
     "turns": Program(
         "transformer",
-        (*ADAM, "work_sharing"),
+        (*GRADIENTS, "work_sharing"),
         (0.005, 0.01, 0.02, 0.04),
         options=("--passes", "4", "--delay-ms", "20", "--steps", "150"),
     ),
     # WAGMA-SGD's paper has reinforcement learning, too.
-    "ppo": Program("ppo", (*GRADIENTS, "group_average"), (0.0005, 0.001, 0.002)),
+    "ppo": Program("ppo", (*GRADIENTS, "solo+latest", "group_average"), (0.0005, 0.001, 0.002)),
     # Convex, as WP-SGD wants it.
-    "svm": Program("svm", (*GRADIENTS, "weighted_average"), (1e-4, 2e-4, 4e-4)),
+    "svm": Program("svm", (*GRADIENTS, "solo+latest", "weighted_average"), (1e-4, 2e-4, 4e-4)),
     # One rank is always slower: P-Reduce's case.
     "heterogeneous": Program(
         "heterogeneous",
-        (*GRADIENTS, MOMENTUM, "partial_reduce"),
+        (*GRADIENTS, "solo+latest", MOMENTUM, "partial_reduce"),
         (0.1, 0.2, 0.4),
         (0.025, 0.05, 0.1),
         unequal=True,
@@ -209,16 +210,9 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
         if failed:
             raise SystemExit(f"{name}, seed {seed}: {', '.join(failed)} failed; see above")
         by_seed.append({arm: run for arm, run in in_turn.items() if run is not None})
-    cores = shares(program, options.ranks)
-    if program.unequal:
-        limits = [sum(cores) / (len(cores) * min(cores))]
-    else:
-        # Of that whose ranks wait least: waiting takes some computing, too.
-        limits = [run["solo" if "solo" in run else "full"]["limit"] for run in by_seed]
     figures = {
         "quality": by_seed[0]["full"]["quality_name"],
-        "cores": cores,
-        "limit": statistics.fmean(limits),
+        "cores": shares(program, options.ranks),
         "at_the_edge": [arm for arm in arms if rates[arm] in (min(grids[arm]), max(grids[arm]))],
         "arms": {arm: summary(by_seed, arm) | {"rate": rates[arm]} for arm in arms},
     }
@@ -231,6 +225,7 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
     pairs = [(runs[arm], runs["full"]) for runs in by_seed]
     qualities = [run["quality"] for run, _ in pairs]
     late = [run["late"] for run, _ in pairs]
+    limits = [run["limit"] for run, _ in pairs]
     name = pairs[0][0]["quality_name"]
     scale = scale_of(name)
     differences = [difference(run["quality"], full["quality"], name) for run, full in pairs]
@@ -255,6 +250,7 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
         "ahead": statistics.fmean(ahead) if len(ahead) == len(by_seed) else None,
         "ahead_error": harness.standard_error(ahead),
         "late": None if None in late else statistics.fmean(late),
+        "limit": None if None in limits else statistics.fmean(limits),
     }
 
 
@@ -273,8 +269,18 @@ def difference(quality: float, full: float, name: str) -> float:
 def show(name: str, figures: dict[str, Any], options: Namespace) -> None:
     cores = " ".join(f"{share:.2f}" for share in figures["cores"])
     harness.print_table(
-        f"{name}: {options.ranks} ranks on {cores} cores over {options.transport}, {options.seeds} seeds, limit {figures['limit']:.2f}",
-        ["arm", "rate", "seconds", "speed-up", figures["quality"], "against Full", "ahead at equal time", "late"],
+        f"{name}: {options.ranks} ranks on {cores} cores over {options.transport}, {options.seeds} seeds",
+        [
+            "arm",
+            "rate",
+            "seconds",
+            "speed-up",
+            figures["quality"],
+            "against Full",
+            "ahead at equal time",
+            "late",
+            "limit",
+        ],
         [
             [
                 arm,
@@ -285,6 +291,7 @@ def show(name: str, figures: dict[str, Any], options: Namespace) -> None:
                 f"{row['against_full']:+.2f} ± {row['against_full_error']:.2f}",
                 "" if row["ahead"] is None else f"{row['ahead']:+.2f} ± {row['ahead_error']:.2f}",
                 "" if row["late"] is None else f"{row['late']:.0%}",
+                "" if row["limit"] is None else f"{row['limit']:.2f}",
             ]
             for arm, row in figures["arms"].items()
         ],

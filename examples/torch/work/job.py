@@ -7,8 +7,8 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -33,11 +33,12 @@ def options(
     momentum: float | None = None,
     batch: int | None = None,
     balances: bool = False,
+    optimizers: Sequence[str] = (),
     what: str = "of each rank",
 ) -> argparse.Namespace:
     """The command line, with these defaults.
 
-    A momentum and accumulation are there if they are given, and balanced batches if the program has them.
+    A momentum, accumulation and a choice of optimizers are there if they are given, balanced batches if the program has them.
     """
     parser = argparse.ArgumentParser(
         description=(description or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -55,14 +56,30 @@ def options(
         parser.add_argument(
             "--balanced", action="store_true", help="in each step all ranks have samples of like length"
         )
+    if optimizers:
+        parser.add_argument("--optimizer", choices=optimizers, default=optimizers[0], help="its name")
     if momentum is not None:
         parser.add_argument("--momentum", type=float, default=momentum, help="of SGD")
     parser.add_argument("--seed", type=int, default=0, help="of the data, the batches and the first model")
     parser.add_argument("--steps", type=int, default=steps, help=what)
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, for a shorter training")
     found = parser.parse_args()
+    if balances and found.balanced and found.policy == "work-sharing":
+        parser.error("--balanced is for steps that each rank takes itself")
     found.steps = round(found.steps * found.share)
     return found
+
+
+class Kinds(torch.optim.Optimizer):
+    """Groups of parameters, each with the optimizer of PyTorch whose name is its `kind`."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
+        self._parts = [getattr(torch.optim, group["kind"])([group]) for group in self.param_groups]
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for part in self._parts:
+            part.step()
 
 
 def cosine(steps: int, warm_up: int = 0) -> Callable[[int], float]:
@@ -207,6 +224,10 @@ class Clock:
             sum(bucket["on_time"]) for name, bucket in hvd.partial_stats().items() if name not in self._other_buckets
         ]
         return 1 - max(on_time) / arrivals
+
+
+def perplexity(mean_loss: float) -> float:
+    return math.exp(min(mean_loss, 100.0))  # a diverged model's would be no number
 
 
 def _limit(work: list[np.ndarray]) -> float | None:

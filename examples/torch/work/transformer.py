@@ -12,7 +12,6 @@ the perplexity of words in sentences that are held out; rare words are all one.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ HELD_OUT = 1024  # sentences
 WIDTH, HEADS, LAYERS = 64, 4, 2
 BATCH = 8
 STEPS, RATE, WARM_UP, LARGEST_NORM = 600, 0.01, 40, 1.0
+OPTIMIZERS = "adam", "muon"
 BETAS = 0.5, 0.999  # less momentum than is usual: late gradients act as momentum, and Full is better with it, too
 
 
@@ -73,10 +73,6 @@ class LanguageModel(nn.Module):
         return losses, int((wanted != PADDING).sum())
 
 
-def perplexity(mean_loss: float) -> float:
-    return math.exp(min(mean_loss, 100.0))  # a diverged model's would be no number
-
-
 def similar(sentences: list[torch.Tensor], batch: int = BATCH) -> list[list[torch.Tensor]]:
     """Batches of sentences of similar length; those of the same length stay in the order that is given."""
     ordered = sorted(sentences, key=len)
@@ -90,10 +86,16 @@ def draw(sentences: list[torch.Tensor], batch: int, batches: int, seed: int) -> 
     return job.draw(lambda: similar(shuffled(), batch), batches, generator)
 
 
+def optimizer_of(kind: str, model: LanguageModel, rate: float) -> torch.optim.Optimizer:
+    """Muon is for the matrices of the layers; the rest still has Adam."""
+    matrices = [p for p in model.layers.parameters() if p.ndim == 2 and kind == "muon"]
+    others = [p for p in model.parameters() if p not in set(matrices)]
+    groups = [{"kind": "Muon", "params": matrices, "lr": rate, "weight_decay": 0.0}] if matrices else []
+    return job.Kinds([*groups, {"kind": "Adam", "params": others, "lr": rate, "betas": BETAS}])
+
+
 def main() -> None:
-    options = job.options(__doc__, rate=RATE, steps=STEPS, batch=BATCH, balances=True)
-    if options.balanced and options.policy == "work-sharing":
-        raise SystemExit("--balanced is for steps that each rank takes itself")
+    options = job.options(__doc__, rate=RATE, steps=STEPS, batch=BATCH, balances=True, optimizers=OPTIMIZERS)
     hvd.init()
     torch.set_num_threads(1)
     rank, size = hvd.rank(), hvd.size()
@@ -106,7 +108,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     model = LanguageModel()
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.Adam(model.parameters(), lr=options.rate, betas=BETAS),
+        optimizer_of(options.optimizer, model, options.rate),
         model.named_parameters(),
         backward_passes_per_step=options.passes,
         sync=options.policy,
@@ -138,7 +140,7 @@ def main() -> None:
             losses, words = zip(*map(model.loss, similar(held_out)), strict=True)
         return float(sum(losses)), sum(words)
 
-    clock.report(test, policy=options.policy, name="perplexity", better="lower", of_mean=perplexity)
+    clock.report(test, policy=options.policy, name="perplexity", better="lower", of_mean=job.perplexity)
 
 
 if __name__ == "__main__":
