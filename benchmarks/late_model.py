@@ -4,12 +4,12 @@
 
 The program is examples/torch/work/transformer.py, in one process. The simulator drives the coordinator of a real job: it tells
 which gradient is in which round, and from which round's model it was computed. A batch takes as long as its padded words
-do on one core. Messages take no time. So a figure does not depend on the load of the machine. Full's time is 1.
+do on one core. Messages take no time. So a figure does not depend on the load of the machine.
 
 Each arm is an optimizer, a policy, a way to draw batches, and perhaps a correction of late gradients. It is tuned over a
 grid of rates with one seed, and then runs with other seeds. Full takes fewer steps, too, each time with a schedule of that
-length and the rate of the whole length. `time` is over that of Full with the same optimizer. `ahead` is by how many percent the perplexity of an arm is below that of Full in the same time,
-with the same optimizer. Runs are appended to `--results`, and those that are there are not made again.
+length and the rate of the whole length. `time` is over that of Full with the same optimizer. `ahead` is by how many percent the
+perplexity of an arm is below that of Full in the same time, with the same optimizer. Runs are appended to `--results`, and those that are there are not made again.
 """
 
 from __future__ import annotations
