@@ -91,8 +91,13 @@ PROGRAMS = {
     "transformer": Program(
         "transformer", (*GRADIENTS, "solo+latest", BALANCED, "group_average"), (0.005, 0.01, 0.015, 0.02, 0.03)
     ),
-    # The same with Muon for the matrices.
-    "muon": Program("transformer", (*GRADIENTS, BALANCED), (0.005, 0.01, 0.02, 0.04), options=("--optimizer", "muon")),
+    # With Muon for the matrices. Its step takes long beside a small batch; so batches are larger.
+    "muon": Program(
+        "transformer",
+        (*GRADIENTS, BALANCED),
+        (0.01, 0.02, 0.04, 0.08),
+        options=("--optimizer", "muon", "--batch", "24", "--steps", "200"),
+    ),
     # A step of 4 backward passes.
     "accumulation": Program(
         "transformer",
