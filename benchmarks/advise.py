@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--scenarios", nargs="*", default=list(scenarios.SCENARIOS), help="by name")
     options = parser.parse_args()
 
-    policies = gradient_policies(options.ranks)
+    policies = list(gradient_policies(options.ranks))
     with tempfile.TemporaryDirectory(prefix="advise-") as folder:
         measured = harness.launch(
             measure,

@@ -318,12 +318,15 @@ def report(
 def advise(
     folder: str = typer.Argument(metavar="DIR", help="What HOROVOD_PARTIAL_RECORD named: it holds runs, or is one."),
     run: str | None = typer.Option(None, help="Name of the run, in place of the newest."),
+    optimizer: str | None = typer.Option(None, help="What takes the steps: sgd, adam (also AdamW), or muon."),
 ) -> None:
     """Predict from a recording what each policy would come to, and recommend one."""
     from horovod_partial import advice, recording
 
+    if optimizer is not None and optimizer not in advice.LEAST_QUORUM:
+        raise _refused(f"--optimizer must be one of {', '.join(advice.LEAST_QUORUM)}, not {optimizer!r}")
     try:
-        found = advice.advise(recording.load(folder, run))
+        found = advice.advise(recording.load(folder, run), optimizer)
     except (OSError, ValueError) as error:
         raise _refused(str(error)) from None
     table = Table(title=found.title, title_justify="left")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,12 +44,12 @@ class Prediction:
     staleness_95: float
 
 
-def gradient_policies(ranks: int) -> list[str]:
-    """Those that every job of gradients can have, from the one that waits for all to the one that waits for nobody."""
+def gradient_policies(ranks: int) -> dict[str, int]:
+    """Policies for every job of gradients, each with its quorum: from the one that waits for all to the one that waits for nobody."""
     quorums = {f"quorum:{share}": math.ceil(share * ranks) for share in (0.875, 0.75, 0.25)}
     named = {"full": ranks, "majority": math.ceil(ranks / 2), "solo": 1, **quorums}
     first = {quorum: name for name, quorum in reversed(named.items())}  # of several that are one the first
-    return [first[quorum] for quorum in sorted(first, reverse=True)]
+    return {first[quorum]: quorum for quorum in sorted(first, reverse=True)}
 
 
 def model_policies(ranks: int) -> list[str]:
@@ -72,7 +72,7 @@ def seconds_behind_the_last(steps: JobSteps) -> float:
     return float(np.median(found)) if len(found) else 0.0
 
 
-def predict(compute: Floats, reduction: float, policies: Sequence[str], seed: int = 0) -> list[Prediction]:
+def predict(compute: Floats, reduction: float, policies: Collection[str], seed: int = 0) -> list[Prediction]:
     """Run compute times through the simulator.
 
     The cost of a reduction counts as one of bytes: a group of k of P ranks takes (k - 1) P / (k (P - 1)) of it, as a ring does.

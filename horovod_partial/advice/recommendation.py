@@ -23,6 +23,8 @@ from horovod_partial.report.slowness import Slowness
 # What is so near to the fastest is as good, and the one of them with the fewest late gradients is better.
 NEAR = 0.96
 _OFTEN = 0.5  # a share of the steps
+# The smallest quorum, as a share of the ranks, whose late gradients pay with an optimizer: "Which optimizer" in docs/policies.md.
+LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "muon": 0.75}
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,12 @@ class Advice:
     remarks: tuple[str, ...]
 
 
-def advise(recording: Recording) -> Advice:
+def advise(recording: Recording, optimizer: str | None = None) -> Advice:
     """Predict each policy's rate from a recording, and recommend one.
+
+    Args:
+        recording: of a job.
+        optimizer: its kind, a key of `LEAST_QUORUM`, for advice that regards how well that bears late gradients.
 
     Raises:
         ValueError: there are too few steps, or ranks are missing; or the ranks averaged models every few steps, whose compute
@@ -69,10 +75,13 @@ def advise(recording: Recording) -> Advice:
         )
     compute = np.maximum(steps.compute, 1e-6)
     reduction = seconds_behind_the_last(steps)
-    of_gradients = predict(compute, reduction, gradient_policies(ranks))
+    quorums = gradient_policies(ranks)
+    of_gradients = predict(compute, reduction, quorums)
     of_models = predict(compute, reduction, model_policies(ranks))
-    best = max(prediction.rate for prediction in of_gradients)
-    near = [prediction for prediction in of_gradients if prediction.rate >= NEAR * best]
+    least = LEAST_QUORUM[optimizer] * ranks if optimizer else 0
+    borne = [prediction for prediction in of_gradients if quorums[prediction.policy] >= least]
+    best = max(prediction.rate for prediction in borne)
+    near = [prediction for prediction in borne if prediction.rate >= NEAR * best]
     chosen = min(near, key=lambda prediction: prediction.late)
     slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
     alike = predict(_alike(compute), reduction, ["full"])[0] if slowness.follows_data(compute, slow) else None
@@ -86,7 +95,7 @@ def advise(recording: Recording) -> Advice:
         *_of_batches(of_gradients[0], chosen, balanced, slow, shares),
         *_of_data(of_gradients[0], alike),
     ]
-    sentences += [_of_policy(of_gradients[0], chosen), *_of_models(chosen, of_models)]
+    sentences += [*_of_policy(of_gradients[0], chosen, optimizer), *_of_models(chosen, of_models)]
     return Advice(
         title=f"run {recording.run}: {ranks} ranks, {count} steps, recorded under {_short(steps.policy)}; predicted",
         predictions=(*of_gradients, *of_models),
@@ -164,15 +173,31 @@ def _of_data(full: Prediction, alike: Prediction | None) -> list[str]:
     ]
 
 
-def _of_policy(full: Prediction, chosen: Prediction) -> str:
+def _of_policy(full: Prediction, chosen: Prediction, optimizer: str | None) -> list[str]:
+    least = LEAST_QUORUM.get(optimizer or "", 0.0)
+    sentences = []
+    if least > 0:
+        sentences.append(
+            f"Policies with a quorum below {least:.0%} of the ranks are left out: in our benchmarks {optimizer} loses more by their "
+            "late gradients than it gains."
+        )
     if chosen.policy == "full":
-        return "Full() is the policy to have: no other one of gradients is predicted to be more than 4 % faster, and nothing is ever stale."
+        others = "other policy of gradients that is left" if least > 0 else "other policy of gradients"
+        sentences.append(
+            f"Full() is the policy to have: no {others} is predicted to be more than 4 % faster, and nothing is ever stale."
+        )
+        return sentences
     rounds = f"{chosen.staleness_95:.0f} round{'s' if chosen.staleness_95 > 1 else ''}"
-    return (
+    sentences.append(
         f"HOROVOD_PARTIAL_SYNC={chosen.policy}, or sync={chosen.policy!r}, is the policy to have: {chosen.rate / full.rate:.2f} times "
         f"as many steps in a second as under Full() are predicted. {chosen.late:.0%} of the gradients will be late, of which 95 % "
-        f"by {rounds} at most. In our benchmarks SGD bears that, and Adam may lose more than it gains: compare with Full() in the same time."
+        f"by {rounds} at most."
     )
+    if optimizer is None:
+        sentences.append(
+            "In our benchmarks SGD bears that, and Adam may lose more than it gains: if Adam takes the steps, say --optimizer adam."
+        )
+    return sentences
 
 
 def _of_models(chosen: Prediction, of_models: list[Prediction]) -> list[str]:
