@@ -17,7 +17,7 @@ from horovod_partial.exchange.arguments import (
     check_gradient_arguments,
     check_kinds,
     refuse_about_gradients,
-    warn_of_late_adam,
+    warn_of_late_gradients,
     with_num_groups,
 )
 from horovod_partial.exchange.gradients import Apply, GradientReducer
@@ -488,7 +488,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
     else:
         check_about_rounds(sync, policy, arguments)
-        warn_of_late_adam(policy, inner(optimizer))
+        warn_of_late_gradients(policy, inner(optimizer))
     check_gradient_arguments(policy, arguments, replays=fusion is None)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
     replays = arguments["missed"] == "replay" and not isinstance(policy, Full | ModelPolicy)

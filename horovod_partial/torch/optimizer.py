@@ -20,7 +20,7 @@ from horovod_partial.exchange.arguments import (
     check_kinds,
     refuse_about_gradients,
     refuse_about_late_gradients,
-    warn_of_late_adam,
+    warn_of_late_gradients,
     with_num_groups,
 )
 from horovod_partial.fusion import MergedGradients
@@ -123,7 +123,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if getattr(optimizer, "is_horovod_partial", False) or type(optimizer).__module__ == "horovod.torch.optimizer":
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
     groups = with_num_groups(groups, num_groups)
-    warn_of_late_adam(policy, optimizer)
+    warn_of_late_gradients(policy, optimizer)
     arguments = {
         "compression": compression,
         "op": op,

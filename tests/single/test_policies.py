@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_partial import _core, policies
-from horovod_partial.exchange.arguments import warn_of_late_adam
+from horovod_partial.exchange.arguments import warn_of_late_gradients
 from horovod_partial.policies import (
     Auto,
     Butterfly,
@@ -379,12 +379,12 @@ def test_a_schedule_of_ones_own() -> None:
     assert schedule.groups(1, 1) == [[0]]
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-def test_adam_under_solo_is_told(kind: type[torch.optim.Optimizer]) -> None:
-    adam = kind([torch.zeros(1)])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Muon])
+def test_an_optimizer_that_bears_late_gradients_badly_is_told_under_solo(kind: type[torch.optim.Optimizer]) -> None:
+    optimizer = kind([torch.zeros(1, 1)])
     with pytest.warns(UserWarning, match=rf"{kind.__name__} under Solo\(\): most gradients are late"):
-        warn_of_late_adam(Solo(), adam)
+        warn_of_late_gradients(Solo(), optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_late_adam(Majority(), adam)
-        warn_of_late_adam(Solo(), torch.optim.SGD([torch.zeros(1)], lr=0.1))
+        warn_of_late_gradients(Majority(), optimizer)
+        warn_of_late_gradients(Solo(), torch.optim.SGD([torch.zeros(1)], lr=0.1))
