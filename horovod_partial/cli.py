@@ -318,11 +318,12 @@ def report(
 def advise(
     folder: str = typer.Argument(metavar="DIR", help="What HOROVOD_PARTIAL_RECORD named: it holds runs, or is one."),
     run: str | None = typer.Option(None, help="Name of the run, in place of the newest."),
-    optimizer: str | None = typer.Option(None, help="What takes the steps: sgd, adam (also AdamW), or muon."),
+    optimizer: str | None = typer.Option(None, help="The job's optimizer: sgd, adam, adamw or muon."),
 ) -> None:
     """Predict from a recording what each policy would come to, and recommend one."""
     from horovod_partial import advice, recording
 
+    optimizer = optimizer.lower() if optimizer else None
     if optimizer is not None and optimizer not in advice.LEAST_QUORUM:
         raise _refused(f"--optimizer must be one of {', '.join(advice.LEAST_QUORUM)}, not {optimizer!r}")
     try:

@@ -45,7 +45,7 @@ class Applier(healing.Trained, Protocol):
         is_under_way: whether gradients are on their way to a step, so that nothing may be applied before it.
         thread: the number of the thread that took the last step.
         applies_ahead: whether `apply_ahead` may be called now.
-        is_ahead: whether it was, and the model does not have those rounds yet.
+        is_ahead: whether `apply_ahead` has applied rounds that are not in the model yet.
         replica: of the model, to be compared with those of other ranks after a flush; None if it is not to be.
         shares_work: whether it is a `Sharer`.
     """
@@ -119,7 +119,7 @@ class Runtime:
         self._meetings: dict[int, healing.Meeting] = {}  # of process sets, in this generation; guarded by what follows
         self._has_met = Tenure(self)
         self._meetings_lock = threading.Lock()
-        self._here = threading.local()  # .misses: this thread takes no rounds; it is in a join, or its program is over
+        self._thread = threading.local()  # .takes_no_rounds: it is in a join, or its program is over
         self.failed = False  # an elastic job is about to restart, because a collective has failed
         config = settings()
         log.start()
@@ -243,11 +243,11 @@ class Runtime:
             self._guarded(_attach.deliver, self._library, process_set, [applier.family for applier in appliers])
             for applier in appliers:
                 applier.apply_rounds()
-        self._here.misses = True
+        self._thread.takes_no_rounds = True
         try:
             last = self._mpi_ops.join(*args, **kwargs)
         finally:
-            self._here.misses = False
+            self._thread.takes_no_rounds = False
         for sharer in sharers:
             sharer.come_back()
         return last
@@ -276,7 +276,9 @@ class Runtime:
                 errors.append(error)
         if errors:
             raise errors[0]
-        return unsettled
+        with self._appliers_lock:
+            ahead = {name for applier in self._appliers if applier.is_ahead for name in applier.family}
+        return unsettled | ahead
 
     def _warn_of_unsettled(self, unsettled: set[str]) -> None:
         if unsettled:
@@ -299,11 +301,9 @@ class Runtime:
         if (why := failure.of_process()) is not None:
             self._say_farewell(why)  # and the others must not wait: Horovod's own handler shuts everybody down at once
             return
-        with self._appliers_lock:
-            ahead = {name for applier in self._appliers if applier.is_ahead for name in applier.family}
-        self._here.misses = True
+        self._thread.takes_no_rounds = True
         try:
-            self._warn_of_unsettled(ahead | self._end(applies=False))
+            self._warn_of_unsettled(self._end(applies=False))
         except HorovodInternalError as error:
             log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
@@ -419,7 +419,7 @@ class Runtime:
         thread = threading.get_ident()
         with self._appliers_lock:
             appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
-        if getattr(self._here, "misses", False):
+        if getattr(self._thread, "takes_no_rounds", False):
             appliers.clear()
         there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
         meanwhile = Meanwhile(self._library, [each for each in there if each.applies_ahead])

@@ -23,8 +23,9 @@ from horovod_partial.report.slowness import Slowness
 # What is so near to the fastest is as good, and the one of them with the fewest late gradients is better.
 NEAR = 0.96
 _OFTEN = 0.5  # a share of the steps
-# The smallest quorum, as a share of the ranks, whose late gradients pay with an optimizer: "Which optimizer" in docs/policies.md.
-LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "muon": 0.75}
+# The smallest quorum to recommend, as a share of the ranks, by the optimizer: below it late gradients have cost a model more than
+# the speed has gained ("Which optimizer" in docs/policies.md).
+LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "adamw": 0.75, "muon": 0.75}
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
 
     Args:
         recording: of a job.
-        optimizer: its kind, a key of `LEAST_QUORUM`, for advice that regards how well that bears late gradients.
+        optimizer: what takes the job's steps, a key of `LEAST_QUORUM`; None if that is not known.
 
     Raises:
         ValueError: there are too few steps, or ranks are missing; or the ranks averaged models every few steps, whose compute
@@ -78,10 +79,10 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
     quorums = gradient_policies(ranks)
     of_gradients = predict(compute, reduction, quorums)
     of_models = predict(compute, reduction, model_policies(ranks))
-    least = LEAST_QUORUM[optimizer] * ranks if optimizer else 0
-    borne = [prediction for prediction in of_gradients if quorums[prediction.policy] >= least]
-    best = max(prediction.rate for prediction in borne)
-    near = [prediction for prediction in borne if prediction.rate >= NEAR * best]
+    least = LEAST_QUORUM[optimizer] if optimizer is not None else 0.0
+    left = [prediction for prediction in of_gradients if quorums[prediction.policy] >= least * ranks]
+    best = max(prediction.rate for prediction in left)
+    near = [prediction for prediction in left if prediction.rate >= NEAR * best]
     chosen = min(near, key=lambda prediction: prediction.late)
     slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
     alike = predict(_alike(compute), reduction, ["full"])[0] if slowness.follows_data(compute, slow) else None
@@ -92,10 +93,14 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
     ]
     sentences = [
         *_of_other_waits(statistics.median(other_waits)),
-        *_of_batches(of_gradients[0], chosen, balanced, slow, shares),
+        *_of_batches(of_gradients, balanced, slow, shares),
         *_of_data(of_gradients[0], alike),
     ]
-    sentences += [*_of_policy(of_gradients[0], chosen, optimizer), *_of_models(chosen, of_models)]
+    sentences += [
+        _of_policy(of_gradients[0], chosen, least),
+        *_of_optimizer(optimizer, least, chosen),
+        *_of_models(chosen, of_models),
+    ]
     return Advice(
         title=f"run {recording.run}: {ranks} ranks, {count} steps, recorded under {_short(steps.policy)}; predicted",
         predictions=(*of_gradients, *of_models),
@@ -139,8 +144,9 @@ def _of_other_waits(share: float) -> list[str]:
 
 
 def _of_batches(
-    full: Prediction, chosen: Prediction, balanced: Prediction | None, slow: list[Slowness], shares: dict[int, float]
+    of_gradients: list[Prediction], balanced: Prediction | None, slow: list[Slowness], shares: dict[int, float]
 ) -> list[str]:
+    full = of_gradients[0]
     if balanced is None or balanced.rate * NEAR < full.rate:
         return []
     named = [rank for rank in slow if rank.kind == "persistent"]
@@ -151,7 +157,8 @@ def _of_batches(
     )
     others = [share for rank, share in shares.items() if rank not in {each.rank for each in named}]
     rest = f", and each other rank {others[0]:.2f} of its own" if others else ""
-    best = ", which no policy of gradients betters by more than 4 %" if balanced.rate >= NEAR * chosen.rate else ""
+    fastest = max(prediction.rate for prediction in of_gradients)
+    best = ", which no policy of gradients betters by more than 4 %" if balanced.rate >= NEAR * fastest else ""
     return [
         (
             f"{ranks[0].upper()}{ranks[1:]}{rest}: under Full() {balanced.rate / full.rate:.2f} times as many steps in a second are "
@@ -173,31 +180,34 @@ def _of_data(full: Prediction, alike: Prediction | None) -> list[str]:
     ]
 
 
-def _of_policy(full: Prediction, chosen: Prediction, optimizer: str | None) -> list[str]:
-    least = LEAST_QUORUM.get(optimizer or "", 0.0)
-    sentences = []
-    if least > 0:
-        sentences.append(
-            f"Policies with a quorum below {least:.0%} of the ranks are left out: in our benchmarks {optimizer} loses more by their "
-            "late gradients than it gains."
-        )
+def _of_policy(full: Prediction, chosen: Prediction, least: float) -> str:
     if chosen.policy == "full":
-        others = "other policy of gradients that is left" if least > 0 else "other policy of gradients"
-        sentences.append(
-            f"Full() is the policy to have: no {others} is predicted to be more than 4 % faster, and nothing is ever stale."
-        )
-        return sentences
+        others = f"quorum of {least:.0%} of the ranks or more" if least > 0 else "other policy of gradients"
+        return f"Full() is the policy to have: no {others} is predicted to be more than 4 % faster, and nothing is ever stale."
     rounds = f"{chosen.staleness_95:.0f} round{'s' if chosen.staleness_95 > 1 else ''}"
-    sentences.append(
+    return (
         f"HOROVOD_PARTIAL_SYNC={chosen.policy}, or sync={chosen.policy!r}, is the policy to have: {chosen.rate / full.rate:.2f} times "
         f"as many steps in a second as under Full() are predicted. {chosen.late:.0%} of the gradients will be late, of which 95 % "
-        f"by {rounds} at most."
+        f"by {rounds} at most: compare the quality after the same time."
     )
-    if optimizer is None:
-        sentences.append(
-            "In our benchmarks SGD bears that, and Adam may lose more than it gains: if Adam takes the steps, say --optimizer adam."
+
+
+def _of_optimizer(optimizer: str | None, least: float, chosen: Prediction) -> list[str]:
+    if optimizer is None and chosen.policy != "full":
+        return [
+            (
+                "In our benchmarks models with SGD bore late gradients, and a Transformer with Adam or Muon did not: if the job has "
+                "one of these, pass --optimizer."
+            )
+        ]
+    if least == 0:
+        return []
+    return [
+        (
+            f"Quorums below {least:.0%} of the ranks are left out: in our benchmarks a Transformer with such an optimizer ({optimizer}) "
+            "lost more by late gradients than the speed gained."
         )
-    return sentences
+    ]
 
 
 def _of_models(chosen: Prediction, of_models: list[Prediction]) -> list[str]:

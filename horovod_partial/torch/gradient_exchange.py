@@ -521,7 +521,7 @@ class GradientExchange(Exchange):
 
     @property
     def is_ahead(self) -> bool:
-        return bool(self._ahead)
+        return self._rounds_ahead > 0
 
     @property
     def _trained(self) -> list[torch.nn.Parameter]:
@@ -658,7 +658,7 @@ class GradientExchange(Exchange):
 
     @property
     def is_flushed(self) -> bool:
-        if self.is_ahead:
+        if self._ahead:
             return False
         if self._full or not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
             return True
