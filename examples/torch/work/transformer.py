@@ -88,10 +88,12 @@ def draw(sentences: list[torch.Tensor], batch: int, batches: int, seed: int) -> 
 
 def optimizer_of(kind: str, model: LanguageModel, rate: float) -> torch.optim.Optimizer:
     """Muon is for the matrices of the layers; the rest still has Adam."""
-    matrices = [p for p in model.layers.parameters() if p.ndim == 2 and kind == "muon"]
-    others = [p for p in model.parameters() if p not in set(matrices)]
-    groups = [{"kind": "Muon", "params": matrices, "lr": rate, "weight_decay": 0.0}] if matrices else []
-    return job.Kinds([*groups, {"kind": "Adam", "params": others, "lr": rate, "betas": BETAS}])
+    if kind == "adam":
+        return torch.optim.Adam(model.parameters(), lr=rate, betas=BETAS)
+    matrices = {p: None for p in model.layers.parameters() if p.ndim == 2}
+    muon = {"kind": "Muon", "params": list(matrices), "lr": rate, "weight_decay": 0.0}
+    others = [p for p in model.parameters() if p not in matrices]
+    return job.Kinds([muon, {"kind": "Adam", "params": others, "lr": rate, "betas": BETAS}])
 
 
 def main() -> None:
