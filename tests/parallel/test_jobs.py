@@ -95,6 +95,14 @@ def test_a_rank_that_leaves_early(job: Job, program: str, policy: str) -> None:
         )
 
 
+@pytest.mark.launch(ranks=(4,))
+@pytest.mark.full_matrix
+def test_rounds_that_only_a_copy_of_the_model_has_are_missed(job: Job) -> None:
+    """It has taken rounds while it waited for Horovod, and ends without a step or a flush."""
+    assert job.run("train", "solo", "metric") == 0, job.output()
+    assert "horovod_partial[1] WARNING: this rank ends with" in job.output()
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH

@@ -64,9 +64,9 @@ def is_over(what: str, number: int, shutdown: Callable[[], None]) -> bool:
         note("running")
     if number < 20:
         return False
-    if what in ("exit", "flushed", "shutdown") or (what in ("early", "uneven") and RANK == 1):
+    if what in ("exit", "flushed", "shutdown") or (what in ("early", "uneven", "metric") and RANK == 1):
         return True
-    if what in ("early", "uneven") and number == 60:  # the others have steps of their own
+    if what in ("early", "uneven", "metric") and number == 60:  # the others have steps of their own
         return True
     if RANK == 1:
         if what == "raise":
