@@ -463,7 +463,11 @@ std::optional<std::pair<int, int>> Engine::TakeGrant(const std::vector<std::shar
 
 std::optional<std::pair<int, int>> Engine::NextMicroBatch(const Family& names, bool begins, const IsDue& is_due) {
   const auto family = FindAll(names);
-  if (family.empty()) throw std::invalid_argument("no micro-batch can begin before its buckets have been declared");
+  if (family.empty()) {
+    std::lock_guard<std::mutex> lock(buckets_mutex_);
+    if (!refused_.empty()) throw EngineError(refused_);  // after the arrival, whose error nobody waits for
+    throw std::invalid_argument("no micro-batch can begin before its buckets have been declared");
+  }
   SharedBucket& keeper = *family.front();
   const Draining draining(*this, {names});  // rounds are taken as they come
   Time start{0};
@@ -986,6 +990,10 @@ void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls
     TellFlush();
   }
   Fail(bucket, error, calls);
+  {
+    std::lock_guard<std::mutex> lock(buckets_mutex_);
+    refused_ = error;
+  }
   Forget(bucket);
 }
 
