@@ -287,7 +287,7 @@ class Engine {
   std::map<std::string, std::shared_ptr<const Owner>> owners_;  // that have not left
   std::string closed_;
   std::string refused_;  // the error of the bucket that was refused last
-  std::string lost_;  // what was pending or missed has gone with refused buckets, and nobody here has been told yet
+  std::string lost_;     // what was pending or missed has gone with refused buckets, and nobody here has been told yet
 
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
   std::atomic<int> awaited_{0};            // operations whose device has not made them
