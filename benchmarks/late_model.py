@@ -267,8 +267,9 @@ class Trainer:
             begin += parameter.numel()
         clip_grad_norm_(self._parameters, transformer.LARGEST_NORM)
         # A schedule goes on by as much of a step as a round has gradients, as that of the wrapped optimizer.
+        rate = self._rate * self._factor(self._delivered / RANKS)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate * self._factor(self._delivered / RANKS)
+            group["lr"] = rate
         self._optimizer.step()
 
     def perplexity(self, held_out: Sentences) -> float:
@@ -340,20 +341,25 @@ class Runs:
 def summary(arm: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Figures of an arm over all seeds, beside Full with the same optimizer."""
     of_lengths = [runs[f"{ARMS[arm].optimizer}, full {share:g}"] for share in SHARES]
-    full, lengths = of_lengths[0], zip(*of_lengths, strict=True)  # by seed
-    beside = [
-        harness.in_time([(run["seconds"], run["perplexity"]) for run in of_seed], mine["seconds"])
-        for of_seed, mine in zip(lengths, runs[arm], strict=True)
-    ]
-    ahead = [100 * (1 - mine["perplexity"] / of) for mine, of in zip(runs[arm], beside, strict=True) if of is not None]
+    ahead, ahead_error = harness.ahead_in_time(
+        points(runs[arm]),
+        list(zip(*map(points, of_lengths), strict=True)),
+        lambda mine, full: 100 * (1 - mine / full),
+    )
     return {
         "perplexity": statistics.fmean(mine["perplexity"] for mine in runs[arm]),
         "deviation": harness.deviation([mine["perplexity"] for mine in runs[arm]]),
-        "time": statistics.fmean(mine["seconds"] / of["seconds"] for mine, of in zip(runs[arm], full, strict=True)),
+        "time": statistics.fmean(
+            mine["seconds"] / of["seconds"] for mine, of in zip(runs[arm], of_lengths[0], strict=True)
+        ),
         "late": statistics.fmean(mine["late"] for mine in runs[arm]),
-        "ahead": statistics.fmean(ahead) if len(ahead) == len(full) else None,
-        "ahead_error": harness.standard_error(ahead),
+        "ahead": ahead,
+        "ahead_error": ahead_error,
     }
+
+
+def points(runs: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    return [(run["seconds"], run["perplexity"]) for run in runs]
 
 
 def main() -> None:

@@ -216,13 +216,13 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
         if failed:
             raise SystemExit(f"{name}, seed {seed}: {', '.join(failed)} failed; see above")
         by_seed.append({arm: run for arm, run in in_turn.items() if run is not None})
-    waits_otherwise = program.unequal or "--delay-ms" in program.options  # computing alone is not what takes the time
+    computing_takes_the_time = not program.unequal and "--delay-ms" not in program.options
     figures = {
         "quality": by_seed[0]["full"]["quality_name"],
         "cores": shares(program, options.ranks),
         "at_the_edge": [arm for arm in arms if rates[arm] in (min(grids[arm]), max(grids[arm]))],
         "arms": {
-            arm: summary(by_seed, arm) | {"rate": rates[arm]} | ({"limit": None} if waits_otherwise else {})
+            arm: summary(by_seed, arm, computing_takes_the_time=computing_takes_the_time) | {"rate": rates[arm]}
             for arm in arms
         },
     }
@@ -230,26 +230,20 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
     return figures
 
 
-def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
+def summary(by_seed: Sequence[dict[str, Run]], arm: str, *, computing_takes_the_time: bool) -> dict[str, Any]:
     """The figures of an arm over all seeds."""
     pairs = [(runs[arm], runs["full"]) for runs in by_seed]
     qualities = [run["quality"] for run, _ in pairs]
-    late = [run["late"] for run, _ in pairs]
-    limits = [run["limit"] for run, _ in pairs]
     name = pairs[0][0]["quality_name"]
     scale = scale_of(name)
     differences = [difference(run["quality"], full["quality"], name) for run, full in pairs]
     better = 1.0 if pairs[0][0]["better"] == "higher" else -1.0
-    lengths = [[runs[full] for full in ("full", *SHORTER) if full in runs] for runs in by_seed]
-    at_equal_time = [
-        harness.in_time([(run["seconds"], run["quality"]) for run in of_seed], mine["seconds"])
-        for of_seed, (mine, _) in zip(lengths, pairs, strict=True)
-    ]
-    ahead = [
-        better * difference(quality, full, name)
-        for quality, full in zip(qualities, at_equal_time, strict=True)
-        if full is not None
-    ]
+    point = lambda run: (run["seconds"], run["quality"])
+    ahead, ahead_error = harness.ahead_in_time(
+        [point(run) for run, _ in pairs],
+        [[point(runs[full]) for full in ("full", *SHORTER) if full in runs] for runs in by_seed],
+        lambda mine, full: better * difference(mine, full, name),
+    )
     return {
         "seconds": statistics.fmean(run["seconds"] for run, _ in pairs),
         "speed_up": statistics.median(full["seconds"] / run["seconds"] for run, full in pairs),
@@ -257,11 +251,16 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str) -> dict[str, Any]:
         "deviation": scale * harness.deviation(qualities),
         "against_full": statistics.fmean(differences),
         "against_full_error": harness.standard_error(differences),
-        "ahead": statistics.fmean(ahead) if len(ahead) == len(by_seed) else None,
-        "ahead_error": harness.standard_error(ahead),
-        "late": None if None in late else statistics.fmean(late),
-        "limit": None if None in limits else statistics.fmean(limits),
+        "ahead": ahead,
+        "ahead_error": ahead_error,
+        "late": mean_if_all([run["late"] for run, _ in pairs]),
+        "limit": mean_if_all([run["limit"] for run, _ in pairs]) if computing_takes_the_time else None,
     }
+
+
+def mean_if_all(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def scale_of(name: str) -> float:

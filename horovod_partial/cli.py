@@ -323,8 +323,7 @@ def advise(
     """Predict from a recording what each policy would come to, and recommend one."""
     from horovod_partial import advice, recording
 
-    optimizer = optimizer.lower() if optimizer else None
-    if optimizer is not None and optimizer not in advice.LEAST_QUORUM:
+    if optimizer is not None and (optimizer := optimizer.lower()) not in advice.LEAST_QUORUM:
         raise _refused(f"--optimizer must be one of {', '.join(advice.LEAST_QUORUM)}, not {optimizer!r}")
     try:
         found = advice.advise(recording.load(folder, run), optimizer)

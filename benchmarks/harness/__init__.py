@@ -5,7 +5,7 @@ from harness.delays import Delays, LinearSkew, RandomVictims, Rotating, SlowRank
 from harness.launch import Framework, LaunchError, Transport, default_transport, launch
 from harness.progress import progress
 from harness.report import arguments, print_table, write_json
-from harness.seeds import deviation, in_time, standard_error
+from harness.seeds import ahead_in_time, deviation, standard_error
 
 __all__ = [
     "Delays",
@@ -16,11 +16,11 @@ __all__ = [
     "Rotating",
     "SlowRank",
     "Transport",
+    "ahead_in_time",
     "alternate",
     "arguments",
     "default_transport",
     "deviation",
-    "in_time",
     "launch",
     "print_table",
     "progress",

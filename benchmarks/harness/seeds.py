@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -17,6 +17,26 @@ def deviation(values: Sequence[float]) -> float:
 def standard_error(values: Sequence[float]) -> float:
     """Of a mean; 0 of a single value."""
     return deviation(values) / math.sqrt(max(1, len(values)))
+
+
+def ahead_in_time(
+    arm: Sequence[tuple[float, float]],
+    lengths: Sequence[Sequence[tuple[float, float]]],
+    difference: Callable[[float, float], float],
+) -> tuple[float | None, float]:
+    """How much better an arm is than trainings of several lengths in the time that it takes.
+
+    Args:
+        arm: seconds and quality of each seed.
+        lengths: by seed, those of the trainings that it is compared with.
+        difference: of a quality from another one.
+
+    Returns:
+        The mean over the seeds, None where `in_time` is for one of them, and its standard error.
+    """
+    beside = [in_time(trainings, seconds) for trainings, (seconds, _) in zip(lengths, arm, strict=True)]
+    ahead = [difference(mine, other) for (_, mine), other in zip(arm, beside, strict=True) if other is not None]
+    return statistics.fmean(ahead) if len(ahead) == len(arm) else None, standard_error(ahead)
 
 
 def in_time(trainings: Iterable[tuple[float, float]], seconds: float) -> float | None:
