@@ -1,4 +1,4 @@
-"""Jobs that mpirun starts: what rank 0 alone has set, what ranks set against each other, and the command of docs/kubernetes.md."""
+"""Jobs that mpirun starts: what rank 0 alone has set, what ranks set against each other, and the command of docs/launchers.md."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from conftest import JOB, SECONDS, VARIABLES
 from harness.launch import OPEN_MPI
 
 HERE = Path(__file__).resolve().parent
-DOCS = HERE.parents[1] / "docs" / "slurm.md"
+DOCS = HERE.parents[1] / "docs" / "launchers.md"
 GLOO = ["horovod-partial", "srun", sys.executable]
 # Jobs of root may take longer than Gloo's usual 30 s to start where ranks outnumber cores.
 GLOO_VARIABLES = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}
@@ -52,7 +52,8 @@ def submitted(cluster: slurm_cluster.Cluster, folder: Path, *options: str, **var
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])
 def test_the_scripts_of_the_docs(cluster: slurm_cluster.Cluster, tmp_path: Path, check: Check, transport: str) -> None:
     """Two tasks on each of two nodes, the policy from the environment. Over MPI Debian's Slurm and Open MPI meet by PMIx."""
-    scripts = dict(zip(("gloo", "mpi"), re.findall(r"```bash\n(#!.*?)```", DOCS.read_text(), re.DOTALL), strict=True))
+    found = re.findall(r"```bash\n(#!/bin/bash.*?)```", DOCS.read_text(), re.DOTALL)
+    scripts = dict(zip(("gloo", "mpi"), found, strict=True))
     (tmp_path / "job.sh").write_text(scripts[transport])
     program = f"import runpy, sys\nsys.argv[1:] = ['result.json']\nrunpy.run_path({str(JOB)!r}, run_name='__main__')\n"
     (tmp_path / "train.py").write_text(program)
