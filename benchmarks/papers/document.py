@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from experiment import Experiment, Paper
+from experiment import Experiment, Paper, Row
 
 HEAD = """\
 # The papers
@@ -12,7 +13,7 @@ HEAD = """\
 Made by `.venv/bin/python benchmarks/papers --write-docs` from the figures in `benchmarks/papers/results`; change it there.
 Measured figures are of up to 8 ranks on 2 cores. Simulated ones are of the paper's scale: by [the simulator](simulator.md), or
 for rivals and WP-SGD by models of that folder. Computed ones are of a single process. `~` stands before what was read off a plot
-of the paper.
+of the paper. Where a table says `ours [paper]`, the paper's figure is in brackets, if it has one.
 """
 
 
@@ -39,10 +40,34 @@ def _experiment(experiment: Experiment) -> str:
     if kept is None:
         return f"{head}\nNot run yet.\n"
     rows, verdict = kept
-    table = _table(
-        ("quantity", "paper", "ours", "how"), [[row.quantity, row.paper, f"{row.ours:.4g}", row.how] for row in rows]
-    )
-    return f"{head}\n{table}" + (f"\n{verdict}\n" if verdict else "")
+    parts = [head]
+    for columns in experiment.grids:
+        placed = {row.quantity: place for row in rows if (place := _place(row.quantity, columns))}
+        parts.append(_grid(columns, [(*placed[row.quantity], row) for row in rows if row.quantity in placed]))
+        rows = [row for row in rows if row.quantity not in placed]
+    if rows:
+        cells = [[row.quantity, row.paper, f"{row.ours:.4g}", row.how] for row in rows]
+        parts.append(_table(("quantity", "paper", "ours", "how"), cells))
+    return "\n".join(parts) + (f"\n{verdict}\n" if verdict else "")
+
+
+def _place(quantity: str, columns: Sequence[str]) -> tuple[str, str] | None:
+    """The line and the column of a quantity: the column is the longest of them that it names, the line is what is left."""
+    for column in sorted(columns, key=len, reverse=True):
+        found = re.search(rf"(?<!\w){re.escape(column)}(?!\w)", quantity)
+        if found:
+            before, after = quantity[: found.start()].rstrip(" ,:"), quantity[found.end() :]
+            return (before + after if before else after.lstrip(" ,:"), column)
+    return None
+
+
+def _grid(columns: Sequence[str], places: Sequence[tuple[str, str, Row]]) -> str:
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for name, column, row in places:
+        paper = f" [{row.paper}]" if row.paper else ""
+        lines.setdefault((name, row.how), {})[column] = f"{row.ours:.4g}{paper}"
+    cells = [[name, *(line.get(column, "") for column in columns), how] for (name, how), line in lines.items()]
+    return _table(("ours [paper]", *columns, "how"), cells)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -65,6 +65,7 @@ PAPER = Paper(
             "Figure 2: videos of UCF101, and an LSTM's batches of them",
             "9,537 lengths drawn from the published statistics, in batches of 16 of similar length",
             times.lengths,
+            grids=(("mean", "standard deviation", "least", "greatest", "slowest of 8 ranks over the mean"),),
         ),
         Experiment(
             "eager_sgd",
@@ -72,6 +73,16 @@ PAPER = Paper(
             "Figure 3: a Transformer's batches",
             "20,653 times drawn from the published statistics",
             times.language,
+            grids=(
+                (
+                    "mean",
+                    "standard deviation",
+                    "least",
+                    "greatest",
+                    "slowest of 8 ranks over the mean",
+                    "slowest of 64 ranks over the mean",
+                ),
+            ),
         ),
         Experiment(
             "eager_sgd",
@@ -79,6 +90,16 @@ PAPER = Paper(
             "Figure 4: ResNet-50's batches in a cloud",
             "25,022 times drawn from the published statistics",
             times.cloud,
+            grids=(
+                (
+                    "mean",
+                    "standard deviation",
+                    "least",
+                    "greatest",
+                    "slowest of 8 ranks over the mean",
+                    "slowest of 64 ranks over the mean",
+                ),
+            ),
         ),
         Experiment(
             "eager_sgd",
@@ -86,6 +107,10 @@ PAPER = Paper(
             "Figure 9: latency of an allreduce under skew",
             "64 B to 4 MiB; measured with 8 ranks 5 ms apart, simulated with 32 ranks 1 ms apart",
             latency.run,
+            grids=(
+                ("ms for 64 B", "ms for 4,194,304 B", "Full's latency over that of"),
+                ("active ranks of 8, mean", "active ranks, deviation"),
+            ),
         ),
         Experiment(
             "eager_sgd",
@@ -94,6 +119,7 @@ PAPER = Paper(
             "8 ranks, 8,192 dimensions; a tenth of the paper's times: 40 ms, of which sleeps are the most, and one "
             "random rank late by 20, 30 or 40 ms",
             throughput.hyperplane,
+            grids=(("late by 20 ms", "late by 30 ms", "late by 40 ms"),),
         ),
         Experiment(
             "eager_sgd",
@@ -102,6 +128,14 @@ PAPER = Paper(
             "simulated with 64 ranks, on two kinds of links; accuracy: digits on 8 ranks, one of which is late in "
             "each step",
             throughput.imagenet,
+            grids=(
+                (
+                    "Piz Daint, late by 300 ms",
+                    "Piz Daint, late by 460 ms",
+                    "10 Gbit/s, late by 300 ms",
+                    "10 Gbit/s, late by 460 ms",
+                ),
+            ),
         ),
         Experiment(
             "eager_sgd",
@@ -109,6 +143,7 @@ PAPER = Paper(
             "Table 2: a parameter server and gossip",
             "simulated with 64 ranks, on two kinds of links; measured with 8 ranks, one of which is late in each step",
             throughput.peers,
+            grids=(("64 ranks, Piz Daint", "64 ranks, 10 Gbit/s"),),
         ),
         Experiment(
             "eager_sgd",
@@ -117,6 +152,7 @@ PAPER = Paper(
             "digits on 8 ranks in place of ResNet-32 on CIFAR-10; a tenth of the paper's times: 20 ms, and delays of "
             "5 to 40 ms",
             training.severe,
+            grids=(("speed-up over Full", "accuracy in %"),),
         ),
         Experiment(
             "eager_sgd",
@@ -126,6 +162,7 @@ PAPER = Paper(
             "of 25 ms in the mean; 5 epochs in place of 50, so that the models of eager-SGD as published, which every "
             "10th epoch averages, are averaged never",
             training.videos,
+            grids=(("speed-up over Full", "accuracy in %"),),
         ),
     ),
     refusals=(

@@ -90,6 +90,8 @@ class Experiment:
         title: what it shows.
         setting: what runs here in the paper's place, with sizes.
         run: does it.
+        grids: tables of the document: each names its columns. A quantity that names one of them stands in that column, in the line
+            of what is left of its name.
     """
 
     paper: str
@@ -97,6 +99,7 @@ class Experiment:
     title: str
     setting: str
     run: Callable[[Job], Outcome]
+    grids: tuple[tuple[str, ...], ...] = ()
 
     @property
     def file(self) -> Path:

@@ -74,6 +74,7 @@ PAPER = Paper(
             "Table 4: the networks",
             "counted from the layers of each, for images of 224 x 224",
             networks.table4,
+            grids=(("tensors", "parameters (M)", "MACs (G)"),),
         ),
         Experiment(
             "mg_wfbp", "fig5", "Figure 5: sizes of tensors", "counted from the layers of each network", networks.figure5
@@ -84,6 +85,7 @@ PAPER = Paper(
             "Figure 6: speed-up of GoogLeNet on the K80 cluster",
             "4 to 16 GPUs simulated, a ring, the paper's a and b; compute of 0.39 s as in figure 8",
             partial(simulated.speedup, "GoogLeNet"),
+            grids=(("2 nodes", "4 nodes", "8 nodes"),),
         ),
         Experiment(
             "mg_wfbp",
@@ -91,6 +93,7 @@ PAPER = Paper(
             "Figure 7: speed-up of ResNet-50 on the K80 cluster",
             "4 to 16 GPUs simulated, a ring, the paper's a and b; compute of 0.418 s as in figure 8",
             partial(simulated.speedup, "ResNet-50"),
+            grids=(("2 nodes", "4 nodes", "8 nodes"),),
         ),
         Experiment(
             "mg_wfbp",
@@ -98,6 +101,7 @@ PAPER = Paper(
             "Figure 8: communication that is not overlapped, on the K80 cluster",
             "as figures 6 and 7",
             simulated.figure8,
+            grids=(("WFBP (s)", "SyncEASGD (s)", "MG-WFBP (s)", "exact plan (s)"),),
         ),
         Experiment(
             "mg_wfbp",
@@ -105,6 +109,14 @@ PAPER = Paper(
             "Figure 9: four networks on the V100 clusters",
             "16 GPUs simulated, a ring, the paper's a and b; compute read off, tensors in proportion to multiplications",
             simulated.figure9,
+            grids=(
+                (
+                    "FP32: MG-WFBP over WFBP",
+                    "FP32: MG-WFBP over SyncEASGD",
+                    "FP16: MG-WFBP over WFBP",
+                    "FP16: MG-WFBP over SyncEASGD",
+                ),
+            ),
         ),
         Experiment(
             "mg_wfbp",
@@ -112,6 +124,7 @@ PAPER = Paper(
             "Figure 10: a ring at 4 to 2,048 workers",
             "simulated with the start-up and compute that the figure itself shows, and with figure 4's a and b",
             simulated.figure10,
+            grids=(("GoogLeNet", "ResNet-50"),),
         ),
         Experiment(
             "mg_wfbp",
@@ -119,6 +132,7 @@ PAPER = Paper(
             "Figure 11: double binary trees at 128 to 2,048 workers, and table 2's other algorithms",
             "speed-ups, simulated with the start-up and compute that figures 10, 11 show, and with figure 4's a and b",
             simulated.figure11,
+            grids=(("WFBP", "SyncEASGD", "MG-WFBP", "exact plan"),),
         ),
         Experiment(
             "mg_wfbp",
@@ -127,6 +141,7 @@ PAPER = Paper(
             "200 small tensors, 4 and 8 ranks on one machine; ResNet-50's shapes, 2 s of backward (sleeps), 4 ranks on "
             f"links of {measured.MEGABITS} Mbit/s (needs root)",
             measured.steps,
+            grids=(("small, 4 ranks", "small, 8 ranks", "links, 4 ranks"),),
         ),
     ),
     refusals=(

@@ -47,6 +47,7 @@ PAPER = Paper(
             "Abstract: 1.21 to 2 times as fast",
             "8 ranks, a regression with steps of 40 ms (sleeps), one rank taking 1, 2 and 3 times as long",
             measured.speedup,
+            grids=(("partial_reduce:3", "partial_reduce:4"),),
         ),
         Experiment(
             "p_reduce",
@@ -54,6 +55,7 @@ PAPER = Paper(
             "Abstract: kinds of heterogeneity",
             f"{simulated.RANKS} ranks simulated, steps of 1 s that vary by a quarter, an all-reduce of 0.1 s",
             simulated.heterogeneity,
+            grids=(("groups of 2", "groups of 4", "groups of 8"),),
         ),
         Experiment(
             "p_reduce",
@@ -61,6 +63,7 @@ PAPER = Paper(
             "The examples of three workers: rho",
             "groups of the coordinator in simulated time",
             simulated.rho,
+            grids=(("in groups of 2", "in groups of 3", "in groups of 4"),),
         ),
         Experiment(
             "p_reduce",
@@ -82,6 +85,7 @@ PAPER = Paper(
             "Groups that wait for no other",
             f"{simulated.RANKS} ranks, log-normal steps: rounds of the coordinator against a model of independent groups",
             simulated.independence,
+            grids=(("groups of 2", "groups of 3", "groups of 4", "groups of 8"),),
         ),
         Experiment(
             "p_reduce",
@@ -89,6 +93,7 @@ PAPER = Paper(
             "The demo's learning rate, divided by P",
             "8 ranks, digits, steps of 5 ms (sleeps), one rank taking 3 times as long, the demo's rate and momentum",
             measured.rate,
+            grids=(("full", "partial_reduce:3", "partial_reduce:3, rate / 3"),),
         ),
     ),
     refusals=(

@@ -54,6 +54,7 @@ PAPER = Paper(
             "Figure 4: throughput of ResNet-50 where two ranks are late",
             "simulated with 4 to 256 ranks, on two kinds of links; measured with 8 ranks",
             throughput.images,
+            grids=(("64 ranks, Piz Daint", "256 ranks, Piz Daint", "64 ranks, 10 Gbit/s", "256 ranks, 10 Gbit/s"),),
         ),
         Experiment(
             "wagma_sgd",
@@ -62,6 +63,7 @@ PAPER = Paper(
             "digits on 8 ranks in place of ResNet-50 on ImageNet; a twentieth of figure 4's times, where two ranks are late by half "
             "a step. In the paper's figure 5 a step has half as many images, so that they are late by about a whole one",
             training.images,
+            grids=(("speed-up over Full", "accuracy in % (paper: ImageNet, here: digits)"),),
         ),
         Experiment(
             "wagma_sgd",
@@ -69,6 +71,15 @@ PAPER = Paper(
             "Section 5.2: without one part or another",
             "digits on 8 ranks, of which two are late in each step; one group of all ranks also simulated, with 64 and 16",
             training.ablations,
+            grids=(
+                ("accuracy in %", "distance of replicas from their mean", "speed-up over Full"),
+                (
+                    "Piz Daint, recursive halving doubling",
+                    "Piz Daint, recursive doubling",
+                    "10 Gbit/s, recursive halving doubling",
+                    "10 Gbit/s, recursive doubling",
+                ),
+            ),
         ),
         Experiment(
             "wagma_sgd",
@@ -76,6 +87,18 @@ PAPER = Paper(
             "Figure 6: a Transformer's batches",
             "20,000 times drawn between the quartiles of the plot",
             throughput.sentence_times,
+            grids=(
+                (
+                    "least",
+                    "first quartile",
+                    "median",
+                    "third quartile",
+                    "greatest",
+                    "mean",
+                    "slowest of 16 ranks over the mean",
+                    "slowest of 64 ranks over the mean",
+                ),
+            ),
         ),
         Experiment(
             "wagma_sgd",
@@ -83,6 +106,7 @@ PAPER = Paper(
             "Figure 7: throughput of a Transformer",
             "simulated with 4 to 64 ranks, on two kinds of links, with the times of `fig6`",
             throughput.text,
+            grids=(("16 ranks, Piz Daint", "64 ranks, Piz Daint", "16 ranks, 10 Gbit/s", "64 ranks, 10 Gbit/s"),),
         ),
         Experiment(
             "wagma_sgd",
@@ -90,6 +114,7 @@ PAPER = Paper(
             "Figure 8: quality over time where sequences differ",
             "sequences on 8 ranks in place of a Transformer on WMT17; averages of all ranks every 10th step (paper: 8th)",
             training.text,
+            grids=(("speed-up over Full", "accuracy in % (paper: BLEU, here: sequences)"),),
         ),
         Experiment(
             "wagma_sgd",
@@ -97,6 +122,18 @@ PAPER = Paper(
             "Figure 9: collecting experience",
             "5,000 times drawn from the least one, the median and the greatest",
             throughput.collection_times,
+            grids=(
+                (
+                    "least",
+                    "first quartile",
+                    "median",
+                    "third quartile",
+                    "greatest",
+                    "mean",
+                    "slowest of 16 ranks over the mean",
+                    "slowest of 1024 ranks over the mean",
+                ),
+            ),
         ),
         Experiment(
             "wagma_sgd",
@@ -104,6 +141,7 @@ PAPER = Paper(
             "Figure 10: throughput of PPO",
             "simulated with 16 to 1,024 ranks, on two kinds of links, with the times of `fig9`",
             throughput.experience,
+            grids=(("1,024 ranks, Piz Daint", "1,024 ranks, 10 Gbit/s"),),
         ),
     ),
     refusals=(
