@@ -26,7 +26,7 @@ PAPER = Paper(
         ),
         (
             "Algorithm 2: times of backward measured (section 5.1), one plan for all, one buffer for all (section 5.3)",
-            "`horovod_partial/fusion`, [merged gradients](fusion.md)",
+            "`horovod_partial/fusion`, [merged gradients](tuning.md#merged-gradients)",
         ),
         ("a + b M fitted to measured messages (sections 2.5, 6.2)", "`horovod_partial.fusion.MessageCost.fit`"),
         ("Costs of reductions (table 2)", "`horovod_partial.simulate.Cluster.cost`, [the simulator](simulator.md)"),

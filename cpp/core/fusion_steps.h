@@ -11,7 +11,7 @@
 namespace horovod_partial {
 
 // The steps of a training whose gradients travel by a plan, which may be replaced between two of them (MG-WFBP,
-// docs/fusion.md). Gradients are known by their number. Moments are seconds of one clock.
+// docs/tuning.md). Gradients are known by their number. Moments are seconds of one clock.
 class FusionSteps {
  public:
   using Messages = std::vector<std::vector<int>>;  // the gradients of each, in the order in which they lie in it
