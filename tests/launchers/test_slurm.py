@@ -52,9 +52,10 @@ def submitted(cluster: slurm_cluster.Cluster, folder: Path, *options: str, **var
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])
 def test_the_scripts_of_the_docs(cluster: slurm_cluster.Cluster, tmp_path: Path, check: Check, transport: str) -> None:
     """Two tasks on each of two nodes, the policy from the environment. Over MPI Debian's Slurm and Open MPI meet by PMIx."""
-    found = re.findall(r"```bash\n(#!/bin/bash.*?)```", DOCS.read_text(), re.DOTALL)
-    scripts = dict(zip(("gloo", "mpi"), found, strict=True))
-    (tmp_path / "job.sh").write_text(scripts[transport])
+    script, last_line = re.findall(r"```bash\n((?:#!/bin/bash|srun --mpi).*?)```", DOCS.read_text(), re.DOTALL)
+    if transport == "mpi":
+        script = re.sub(r"^srun .*\n", last_line, script, flags=re.MULTILINE)
+    (tmp_path / "job.sh").write_text(script)
     program = f"import runpy, sys\nsys.argv[1:] = ['result.json']\nrunpy.run_path({str(JOB)!r}, run_name='__main__')\n"
     (tmp_path / "train.py").write_text(program)
     # The scripts give two threads to each rank, which here would spin on cores that others need.
