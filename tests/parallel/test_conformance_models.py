@@ -77,7 +77,7 @@ def test_sums_of_integers(front: Front, world: World, dtype: str) -> None:
 @four
 @pytest.mark.parametrize("late", [0, 1])
 def test_c3_a_late_rank(front: Front, world: World, late: int) -> None:
-    """papers.md, C3: the partner gets (W + old W1) / 2, and rank 1 (Wsum + W1) / 3. The late rank may coordinate."""
+    """WAGMA-SGD, Algorithm 2: the partner gets (W + old W1) / 2, and rank 1 (Wsum + W1) / 3. The late rank may coordinate."""
     partner = 1 - late
     script = Groups(front, world, schedule=Schedule(lambda round, rank: rank // 2, 1))
     script.first(value(world.rank))

@@ -241,7 +241,7 @@ def test_weighted_average_of_one_step_each(world: World) -> None:
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_c3_a_late_rank(world: World, late: int) -> None:
-    """papers.md, C3: its partner averages with its older model, and it with the sum and its own."""
+    """WAGMA-SGD, Algorithm 2: its partner averages with its older model, and it with the sum and its own."""
     partner = 1 - late
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     schedule = hvd.Schedule(lambda round, rank: rank // 2, 1)

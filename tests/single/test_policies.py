@@ -316,7 +316,7 @@ def test_descriptions_differ_where_the_groups_do() -> None:
 
 
 def test_butterfly_of_the_paper() -> None:
-    """WAGMA-SGD's own worked example (papers.md, C1), which its Algorithm 1 contradicts."""
+    """WAGMA-SGD's own worked example (IEEE TPDS 2021, section 3), which its Algorithm 1 contradicts."""
     groups = [Butterfly(4).groups(t, 8) for t in range(3)]
     assert groups == [
         [[0, 1, 2, 3], [4, 5, 6, 7]],
