@@ -95,7 +95,7 @@ SHARES = (1.0, 0.85, 0.7, 0.55)  # of the steps, under Full
 ARMS = {
     f"{name}, full {share:g}": Arm(steps=share, optimizer=name) for name in transformer.OPTIMIZERS for share in SHARES
 }
-ARMS |= {f"adam, {policy}": Arm(policy) for policy in ("solo", "majority", "quorum:0.75")}
+ARMS |= {f"adam, {policy}": Arm(policy) for policy in ("solo", "majority", "quorum:0.75", "auto")}
 ARMS |= {f"muon, {policy}": Arm(policy, optimizer="muon") for policy in ("solo", "majority", "quorum:0.75")}
 ARMS |= {
     "adam, balanced": Arm(batches="balanced"),
