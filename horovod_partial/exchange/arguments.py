@@ -11,7 +11,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import bucket_config, policies
 from horovod_partial.checks import is_flag, is_int, is_number, require
 from horovod_partial.fusion import MergedGradients
-from horovod_partial.policies import Full, GradientPolicy, GroupAverage, ModelPolicy, Policy, Quorum, Solo
+from horovod_partial.policies import Auto, Full, GradientPolicy, GroupAverage, ModelPolicy, Policy, Quorum, Solo
 from horovod_partial.settings import settings
 
 
@@ -98,11 +98,11 @@ def check_about_rounds(sync: Policy | str | None, policy: GradientPolicy, argume
 def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
     """Say that late gradients may cost this optimizer more than not waiting gains. To be called by what the user calls."""
     kinds = {kind.__name__ for kind in type(optimizer).__mro__} & {"Adam", "AdamW", "Muon"}
-    if kinds and isinstance(policy, Solo):
+    if kinds and (isinstance(policy, Solo) or policy == Auto()):
         warnings.warn(
-            f"{type(optimizer).__name__} under {policy!r}: most gradients are late, which may cost more than it gains. With Adam, and with "
-            "Muon, a Transformer in our benchmarks was better under Full() with fewer steps, in the same time. Compare it with "
-            "hvd.WorkSharing(), batches of like length or a larger quorum: see 'Which optimizer' in docs/policies.md",
+            f"{type(optimizer).__name__} under {policy!r}: most gradients may be late, which may cost more than it gains. A Transformer "
+            "in our benchmarks was better under Full() with fewer steps, in the same time. Compare it with hvd.WorkSharing(), "
+            "hvd.BalancedBatchSampler or hvd.Quorum(0.75): see 'Which optimizer' in docs/policies.md",
             stacklevel=3,
         )
 

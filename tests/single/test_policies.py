@@ -380,11 +380,13 @@ def test_a_schedule_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Muon])
-def test_an_optimizer_that_bears_late_gradients_badly_is_told_under_solo(kind: type[torch.optim.Optimizer]) -> None:
+def test_an_optimizer_that_bears_late_gradients_badly_is_told(kind: type[torch.optim.Optimizer]) -> None:
     optimizer = kind([torch.zeros(1, 1)])
-    with pytest.warns(UserWarning, match=rf"{kind.__name__} under Solo\(\): most gradients are late"):
-        warn_of_late_gradients(Solo(), optimizer)
+    for policy in Solo(), Auto():
+        with pytest.warns(UserWarning, match=rf"{kind.__name__} under .*: most gradients may be late"):
+            warn_of_late_gradients(policy, optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_late_gradients(Majority(), optimizer)
+        warn_of_late_gradients(Auto(0.75), optimizer)
         warn_of_late_gradients(Solo(), torch.optim.SGD([torch.zeros(1)], lr=0.1))
