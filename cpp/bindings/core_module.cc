@@ -2,14 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <fstream>
-
 #include "bindings/conversions.h"
 #include "bindings/fields.h"
 #include "bindings/simulator_bindings.h"
 #include "core/auto_quorum.h"
 #include "core/bucket_spec.h"
-#include "core/decision_log.h"
 #include "core/fusion_plan.h"
 #include "core/names.h"
 #include "core/packing.h"
@@ -88,17 +85,4 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "ended", [](AutoQuorum& self, double now) { self.Ended(Seconds(now)); }, py::arg("now_seconds"))
       .def_property_readonly("quorum", &AutoQuorum::quorum);
-
-  py::class_<Replay>(m, "Replay")
-      .def_readonly("decisions", &Replay::decisions)
-      .def_readonly("rounds", &Replay::rounds)
-      .def_readonly("difference", &Replay::difference);
-  m.def(
-      "replay",
-      [](const std::string& path) {
-        std::ifstream file(path);
-        if (!file) throw py::value_error("cannot read " + path);
-        return ReplayDecisions(file);
-      },
-      py::arg("path"));
 }
