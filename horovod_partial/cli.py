@@ -129,21 +129,6 @@ def _self_test(framework: str, has_nccl: bool) -> SelfTest:
 
 
 @app.command()
-def replay(path: str = typer.Argument(help="A file that HOROVOD_PARTIAL_DECISION_LOG made.")) -> None:
-    """Replay recorded decisions with this version, and tell whether they come out the same."""
-    from horovod_partial import _core
-
-    try:
-        result = _core.replay(path)
-    except (ValueError, RuntimeError) as error:
-        raise _refused(f"{path}: {error}") from None
-    if result.difference:
-        typer.echo(f"after {result.rounds} rounds a decision came out otherwise\n{result.difference}", err=True)
-        raise typer.Exit(1)
-    typer.echo(f"{result.rounds} rounds in {result.decisions} decisions, all the same")
-
-
-@app.command()
 def plan(
     path: str = typer.Argument(help="A file that `optimizer.fusion_plan.save` made."),
     latency_ms: float | None = typer.Option(None, min=0.0, help="Start-up of a message, in place of the measured one."),

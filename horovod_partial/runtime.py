@@ -124,11 +124,7 @@ class Runtime:
         config = settings()
         log.start()
         _attach.attach(library, waits_are_told=waits_are_told)
-        _attach.set_options(
-            waiting_seconds=config.waiting_ms / 1e3,
-            parked_seconds=config.parked_ms / 1e3,
-            decision_log=config.decision_log,
-        )
+        _attach.set_thresholds(waiting_seconds=config.waiting_ms / 1e3, parked_seconds=config.parked_ms / 1e3)
         failure.watch()
         os.register_at_fork(after_in_child=self._end_in_child)
 

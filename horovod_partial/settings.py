@@ -20,7 +20,7 @@ PREFIX = "HOROVOD_PARTIAL_"
 BUILD_VARIABLES = {PREFIX + "HOROVOD_SOURCE", PREFIX + "CACHE"}
 LONGEST_GRACE_MS = 31_536_000_000  # a year: kLongest of cpp/core/types.h
 # What each rank may set for itself: what it logs, and when it counts as waiting. All else must be the same on all ranks.
-OF_EACH_RANK = {"log_level", "decision_log", "waiting_ms", "parked_ms"}
+OF_EACH_RANK = {"log_level", "waiting_ms", "parked_ms"}
 
 
 class Settings(BaseSettings):
@@ -50,9 +50,6 @@ class Settings(BaseSettings):
     heal: Literal["0", "1", "raise"] = Field(
         default="1",
         description="What a flush does with replicas that have parted: make them equal, leave them (0), or raise an error.",
-    )
-    decision_log: str = Field(
-        default="", description="File to which rank 0 records what it saw and decided; empty for none."
     )
     record: str = Field(default="", description="Folder in which each rank records what it sees; empty for none.")
     record_mb: float = Field(default=64.0, ge=1, lt=1e6, description="Size of a rank's recording, in MB.")

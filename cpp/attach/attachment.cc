@@ -33,7 +33,7 @@ class Registry {
         if (is_over) over.push_back(std::move(it->second));
         it = is_over ? sessions_.erase(it) : std::next(it);
       }
-      sessions_[&controller] = std::make_shared<Session>(controller, options_);
+      sessions_[&controller] = std::make_shared<Session>(controller, thresholds_);
     }
     for (const auto& session : over) session->Retire();  // calls back who does not wait, and so without the lock
   }
@@ -71,9 +71,9 @@ class Registry {
       if (session->ready()) ready.push_back(session);
     return ready;
   }
-  void SetOptions(const Session::Options& options) {
+  void SetThresholds(const Engine::Thresholds& thresholds) {
     std::lock_guard<std::mutex> lock(mutex_);
-    options_ = options;
+    thresholds_ = thresholds;
   }
 
  private:
@@ -90,7 +90,7 @@ class Registry {
   mutable std::mutex mutex_;
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
   std::map<hvd::HorovodGlobalState*, bool> states_;  // and whether waits are told
-  Session::Options options_;
+  Engine::Thresholds thresholds_;
 };
 
 Registry& Sessions() {
@@ -569,7 +569,7 @@ std::unique_ptr<Bringers::ForeignWait> BeginForeignWait() {
 
 void Polled(bool over) { ProcessBringers()->Polled(over, Now()); }
 
-void SetOptions(const Session::Options& options) { Sessions().SetOptions(options); }
+void SetThresholds(const Engine::Thresholds& thresholds) { Sessions().SetThresholds(thresholds); }
 
 void SetInterrupt(std::function<void()> interrupt) { Session::SetInterrupt(std::move(interrupt)); }
 

@@ -57,7 +57,7 @@ void Polled(bool over);
 Look LookAtThisRank();
 
 // For sessions that begin from now on.
-void SetOptions(const Session::Options& options);
+void SetThresholds(const Engine::Thresholds& thresholds);
 
 // What Collectives::Interrupt does; to be set once, before anything waits.
 void SetInterrupt(std::function<void()> interrupt);

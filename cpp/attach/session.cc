@@ -61,7 +61,7 @@ Time DeadlockAfter(hvd::Controller& controller) {
 
 }  // namespace
 
-Session::Session(hvd::Controller& controller, const Options& options)
+Session::Session(hvd::Controller& controller, const Engine::Thresholds& thresholds)
     : controller_(controller),
       alive_(controller.weak_from_this()),
       rank_(controller.GetRank()),
@@ -69,8 +69,7 @@ Session::Session(hvd::Controller& controller, const Options& options)
       outstanding_(controller),
       joined_(static_cast<std::size_t>(size_), false),
       coordinator_(controller.IsCoordinator() ? std::make_unique<Coordinator>(size_) : nullptr),
-      decision_log_path_(options.decision_log),
-      engine_(*this, rank_, size_, options.thresholds, ProcessBringers(), ProcessFirstFailure()) {}
+      engine_(*this, rank_, size_, thresholds, ProcessBringers(), ProcessFirstFailure()) {}
 
 void Session::Retire() {
   retired_ = true;
@@ -88,13 +87,8 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   process_set_ = &state.process_set_table.Get(process_set_id);
   if (process_set_id != 0) members_ = process_set_->registered_global_ranks;
   communicators_ = std::make_unique<GroupCommunicators>(state, *process_set_, rank_, size_);
-  const Time deadlock_after = process_set_id == 0 ? DeadlockAfter(controller_) : kNever;
-  if (coordinator_ != nullptr) coordinator_->SetDeadlockAfter(deadlock_after);
-  if (coordinator_ != nullptr && process_set_id == 0 && !decision_log_path_.empty()) {
-    decision_file_.open(decision_log_path_);
-    if (!decision_file_) Log(LogLevel::kWarning, rank_, "cannot write the decision log " + decision_log_path_);
-    decision_log_ = std::make_unique<DecisionLog>(decision_file_, size_, deadlock_after);
-  }
+  if (coordinator_ != nullptr)
+    coordinator_->SetDeadlockAfter(process_set_id == 0 ? DeadlockAfter(controller_) : kNever);
   state_ = &state;
   WatchForShutdown();
 }
@@ -307,10 +301,6 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       coordinator_->SetJoined(joined_);
       closings = coordinator_->Decide(now);
       grants_ = coordinator_->grants();
-      if (decision_log_ != nullptr) {
-        decision_log_->SetJoined(joined_);
-        decision_log_->Decide(now, closings);
-      }
       RecordDecisions(closings, now);
       if (!coordinator_->deadlock().empty()) {
         Closing& deadlock = closings.emplace_back();
@@ -368,7 +358,6 @@ void Session::Observe(Rank rank, const Report& report, Time now) {
   }
   if (!report.failure.empty()) NoteFailure(rank, report.failure);
   coordinator_->Observe(rank, report, now);
-  if (decision_log_ != nullptr) decision_log_->Observe(rank, report, now);
 }
 
 void Session::NoteFailure(Rank rank, const std::string& failure) {
@@ -493,7 +482,6 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
         response.set_response_type(hvd::Response::ERROR);
         response.set_error_message(error);
         coordinator_->Forget(BucketName(name));
-        if (decision_log_ != nullptr) decision_log_->Forget(BucketName(name));
         continue;
       }
       std::vector<Closing> closings;

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,7 +15,6 @@
 #include "attach/horovod.h"
 #include "attach/outstanding.h"
 #include "core/coordinator.h"
-#include "core/decision_log.h"
 #include "engine/collectives.h"
 #include "engine/engine.h"
 
@@ -37,12 +35,7 @@ const std::shared_ptr<Bringers>& ProcessBringers();
 // down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt on the application's.
 class Session final : public Collectives, public std::enable_shared_from_this<Session> {
  public:
-  struct Options {
-    Engine::Thresholds thresholds;
-    std::string decision_log;  // where rank 0 of the first process set records its decisions; empty for nowhere
-  };
-
-  Session(hvd::Controller& controller, const Options& options);
+  Session(hvd::Controller& controller, const Engine::Thresholds& thresholds);
 
   Engine& engine() { return engine_; }
   const Engine& engine() const { return engine_; }
@@ -168,9 +161,6 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
 
   mutable std::mutex coordinator_mutex_;      // guards coordinator_ against readers of statistics
   std::unique_ptr<Coordinator> coordinator_;  // on rank 0
-  std::string decision_log_path_;             // background thread only, as the two below
-  std::ofstream decision_file_;
-  std::unique_ptr<DecisionLog> decision_log_;
 
   Engine engine_;
 };

@@ -415,12 +415,11 @@ PYBIND11_MODULE(_attach, m) {
       py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("begin"), py::arg("end"));
   m.def("end_recording", &attach::EndRecording, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
   m.def(
-      "set_options",
-      [](double waiting_seconds, double parked_seconds, const std::string& decision_log) {
-        attach::SetOptions({{Seconds(waiting_seconds), Seconds(parked_seconds)}, decision_log});
+      "set_thresholds",
+      [](double waiting_seconds, double parked_seconds) {
+        attach::SetThresholds({Seconds(waiting_seconds), Seconds(parked_seconds)});
       },
-      py::call_guard<py::gil_scoped_release>(), py::arg("waiting_seconds"), py::arg("parked_seconds"),
-      py::arg("decision_log"));
+      py::call_guard<py::gil_scoped_release>(), py::arg("waiting_seconds"), py::arg("parked_seconds"));
   // The log of the process is here, because the hooks write to it.
   m.def("set_log_level", [](int level) { SetLogLevel(static_cast<LogLevel>(level)); }, py::arg("level"));
   m.def(

@@ -2,32 +2,23 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <fstream>
-
 #include "bindings/conversions.h"
 #include "bindings/fields.h"
 #include "bindings/simulator_bindings.h"
 #include "core/auto_quorum.h"
 #include "core/bucket_spec.h"
-#include "core/decision_log.h"
 #include "core/fusion_plan.h"
 #include "core/names.h"
 #include "core/packing.h"
 #include "core/periods.h"
 #include "core/policy.h"
 #include "core/schedule.h"
-#include "core/simulation.h"
 #include "core/weights.h"
 
 namespace py = pybind11;
 using namespace horovod_partial;
 
 namespace {
-
-const char* NameOf(Bucket::Arrived outcome) {
-  static const char* const names[] = {"on_time", "late", "waiting", "busy"};
-  return names[static_cast<std::size_t>(outcome)];
-}
 
 std::vector<Gradient> Gradients(const std::vector<double>& ready, const std::vector<double>& bytes) {
   if (ready.size() != bytes.size()) throw py::value_error("ready and bytes must have one number for each gradient");
@@ -94,53 +85,4 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "ended", [](AutoQuorum& self, double now) { self.Ended(Seconds(now)); }, py::arg("now_seconds"))
       .def_property_readonly("quorum", &AutoQuorum::quorum);
-
-  py::class_<Replay>(m, "Replay")
-      .def_readonly("decisions", &Replay::decisions)
-      .def_readonly("rounds", &Replay::rounds)
-      .def_readonly("difference", &Replay::difference);
-  m.def(
-      "replay",
-      [](const std::string& path) {
-        std::ifstream file(path);
-        if (!file) throw py::value_error("cannot read " + path);
-        return ReplayDecisions(file);
-      },
-      py::arg("path"));
-
-  py::class_<Simulation>(m, "Simulation")
-      .def(py::init([](int size, const Policy& policy, const std::string& missed) {
-             return Simulation(size, policy, FromName<Missed>("missed", missed));
-           }),
-           py::arg("size"), py::arg("policy"), py::arg("missed") = "sum")
-      .def(
-          "arrive",
-          [](Simulation& self, Rank rank, const std::string& bucket, double value) {
-            auto arrival = self.Arrive(rank, bucket, value);
-            return py::make_tuple(NameOf(arrival.outcome), arrival.results);
-          },
-          py::arg("rank"), py::arg("bucket"), py::arg("value"))
-      .def(
-          "cycle",
-          [](Simulation& self, double now_seconds) {
-            py::list closings;
-            for (const auto& closing : self.Cycle(Seconds(now_seconds))) {
-              py::list contributions;
-              for (const auto& contribution : closing.contributions)
-                contributions.append(py::make_tuple(contribution.gradients, contribution.fresh));
-              closings.append(py::make_tuple(closing.bucket, closing.round, NameOf(closing.reason), contributions));
-            }
-            return closings;
-          },
-          py::arg("now_seconds"))
-      .def("finish", &Simulation::Finish, py::arg("rank"), py::arg("bucket"))
-      .def("collect", &Simulation::Collect, py::arg("rank"), py::arg("bucket"))
-      .def("set_blocked", &Simulation::SetBlocked, py::arg("rank"), py::arg("blocked"))
-      .def(
-          "set_flush",
-          [](Simulation& self, Rank rank, const std::string& flush) {
-            self.SetFlush(rank, FromName<Report::Flush>("flush", flush));
-          },
-          py::arg("rank"), py::arg("flush"))
-      .def("join", &Simulation::Join, py::arg("rank"));
 }

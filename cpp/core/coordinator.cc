@@ -637,7 +637,6 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   deadlock_.clear();
   grants_.clear();
   for (auto& [policy, pace] : paces_) {
-    // Here and not in SetJoined, which a decision log has only where something changes.
     for (Rank rank = 0; rank < size_; ++rank)
       if (joined_[Index(rank)]) pace.quorum.Leave(rank);
     const auto followed = buckets_.find(pace.bucket);

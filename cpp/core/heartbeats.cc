@@ -2,9 +2,9 @@
 
 #include <cstdint>
 #include <sstream>
+#include <stdexcept>
 
 #include "core/bytes.h"
-#include "core/hex.h"
 
 namespace horovod_partial {
 namespace {
@@ -17,6 +17,31 @@ bool AreEqual(std::string_view left, std::string_view right) {
   unsigned char difference = 0;
   for (std::size_t i = 0; i < left.size(); ++i) difference |= static_cast<unsigned char>(left[i] ^ right[i]);
   return difference == 0;
+}
+
+std::string ToHex(const std::string& bytes) {
+  static const char* const digits = "0123456789abcdef";
+  std::string text;
+  for (const char byte : bytes) {
+    const auto value = static_cast<unsigned char>(byte);
+    text += digits[value / 16];
+    text += digits[value % 16];
+  }
+  return text;
+}
+
+int DigitOf(char character) {
+  if (character >= '0' && character <= '9') return character - '0';
+  if (character >= 'a' && character <= 'f') return character - 'a' + 10;
+  throw std::runtime_error("the endpoint of rank 0 has a character where a digit should be");
+}
+
+std::string FromHex(const std::string& text) {
+  if (text.size() % 2 == 1) throw std::runtime_error("the endpoint of rank 0 has half a byte");
+  std::string bytes;
+  for (std::size_t i = 0; i < text.size(); i += 2)
+    bytes += static_cast<char>(DigitOf(text[i]) * 16 + DigitOf(text[i + 1]));
+  return bytes;
 }
 
 }  // namespace
@@ -72,7 +97,7 @@ Endpoint Endpoint::Decode(const std::string& text) {
   Endpoint endpoint;
   std::string secret, address;
   words >> endpoint.port >> secret;
-  endpoint.secret = FromHex(secret, "the endpoint of rank 0");
+  endpoint.secret = FromHex(secret);
   while (words >> address) endpoint.addresses.push_back(address);
   return endpoint;
 }

@@ -11,7 +11,7 @@ import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PASSING = ("sleep", "stop", "starts late", "clock jumps", "disk full", "exception caught")
+PASSING = ("sleep", "stop", "starts late", "clock jumps", "cannot record", "exception caught")
 LEAVING = ("sys.exit(0)",)
 FATAL = (
     "SIGKILL",

@@ -34,8 +34,8 @@ def run(plan: Plan, folder: Path) -> list[str]:
     """What is wrong with a job: that it hangs, leaves processes, ends otherwise than it should; and the checker's findings."""
     (folder / "plan.json").write_text(json.dumps(plan.as_json()))
     variables = {"LD_PRELOAD": str(build_double("clock_double", folder))}
-    if any(fault.kind == "disk full" for fault in plan.faults):
-        variables["HOROVOD_PARTIAL_DECISION_LOG"] = "/dev/full"
+    if any(fault.kind == "cannot record" for fault in plan.faults):
+        variables["HOROVOD_PARTIAL_RECORD"] = "/dev/full"  # no folder
     if plan.aborts:
         variables["HOROVOD_PARTIAL_ABORT_SECONDS"] = str(ABORT_SECONDS)
     job = start("worker.py", setup_of(plan), folder, **variables)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from harness.job import HandStarted, Job
@@ -349,15 +346,6 @@ def test_a_library_is_attached_while_other_threads_shake_hands(job: Job) -> None
     assert job.run("first_operation") == 0, job.output()
     total = sum(10**rank for rank in range(job.setup.ranks))
     assert set(job.notes("results").values()) == {repr([("a", total), ("b", total)])}
-
-
-@pytest.mark.full_matrix("gloo")
-def test_a_decision_log_can_be_replayed(job: Job) -> None:
-    log = job.folder / "decisions"
-    assert job.run("decisions", HOROVOD_PARTIAL_DECISION_LOG=str(log)) == 0, job.output()
-    command = [str(Path(sys.executable).parent / "horovod-partial"), "replay", str(log)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @LONG
