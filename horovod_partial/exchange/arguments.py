@@ -65,7 +65,6 @@ _ABOUT_ROUNDS = {
     "grace_ms": None,
     "missed": None,
     "divisor": "ranks",
-    "model_sync_every": None,
     "replay_limit": None,
 }
 
@@ -147,7 +146,6 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "device_sparse": _TEXT,
     "gradient_predivide_factor": (lambda value: is_number(value) and value > 0, "a number above 0"),
     "groups": (_is_groups, "an int, 0 or more, or a list of lists of parameters or variables"),
-    "model_sync_every": (lambda value: value is None or (is_int(value) and value >= 1), "an int, 1 or more rounds"),
     "name": _TEXT,
     "named_buffers": (lambda value: value is None or isinstance(value, Iterable), "model.named_buffers()"),
     "named_parameters": (lambda value: value is None or isinstance(value, Iterable), "model.named_parameters()"),
@@ -291,7 +289,6 @@ _OF_MISSED_ROUNDS: dict[str, Any] = {
     "fusion": None,
     "missed": None,
     "divisor": "ranks",
-    "model_sync_every": None,
     "replay_limit": None,
 }
 _OF_OPEN_ROUNDS: dict[str, Any] = {"max_staleness": None, "grace_ms": None}

@@ -52,7 +52,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     missed: str | None = None,
     divisor: str = "ranks",
     grace_ms: float | str | None = None,
-    model_sync_every: int | None = None,
     replay_limit: int | None = None,
     max_grad_norm: float | None = None,
     max_grad_value: float | None = None,
@@ -96,8 +95,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             number of gradients in the sum.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds; `"auto"`, the
             default, learns it from recent arrivals, and never exceeds 5 % of the median step.
-        model_sync_every: average the parameters over all ranks in the first step, and whenever that many rounds have passed;
-            None never does.
         replay_limit: missed results that a rank keeps, each as large as the gradients (default 8). The others wait for a rank
             that has as many. Where they cannot, as while it is blocked in a collective of Horovod's, the two oldest are added
             up (`summed` in `hvd.partial_stats()`).
@@ -132,7 +129,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "fusion": fusion,
         "missed": missed,
         "divisor": divisor,
-        "model_sync_every": model_sync_every,
         "max_staleness": max_staleness,
         "grace_ms": grace_ms,
         "replay_limit": replay_limit,
@@ -203,7 +199,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             groups=groups,
             sparse_as_dense=sparse_as_dense,
             process_set=process_set,
-            model_sync_every=None if isinstance(policy, Full) else model_sync_every,  # models are equal under Full
             grad_scaler=grad_scaler,
             fusion=fusion,
             round_steps=round_steps,

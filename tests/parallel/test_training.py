@@ -393,24 +393,6 @@ def test_a_late_gradient_that_is_not_finite_is_dropped_and_counted(world: World,
     assert dropped == [int(rank == late) for rank in world.ranks]
 
 
-# --- Models -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ["solo", EVERYBODY])
-def test_model_sync_every(world: World, policy: str) -> None:
-    torch.manual_seed(world.rank)  # replicas begin apart, which only averaging the model can mend
-    model = torch.nn.Linear(2, 1)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), sync=policy, model_sync_every=2)
-    for _ in range(6):
-        optimizer.zero_grad()
-        model(torch.randn(2, 2)).sum().backward()
-        optimizer.step()
-    optimizer.flush()
-    everybody = world.gather(weights(model))
-    if policy == EVERYBODY:
-        assert all(torch.allclose(other, everybody[0], atol=1e-6) for other in everybody)
-
-
 # --- Statistics -------------------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,6 @@ NONSENSE: dict[str, list[Any]] = {
     "max_grad_value": ["1", True, [1], float, 0],
     "max_staleness": ["1", 1.5, True, [1], int, -1, 2**31],
     "missed": [1, True, ["sum"], str],
-    "model_sync_every": ["1", 1.5, True, [1], int, 0],
     "name": [1, True, ["a"]],
     "named_buffers": [1, True],
     "named_parameters": [1, True],
