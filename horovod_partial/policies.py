@@ -382,8 +382,6 @@ class PartialReduce(_ModelPolicy):
             counts less the more steps it is behind the newest of its group (an exponential moving average over the
             steps); the steps of all members are then taken to be the newest's.
         alpha: of the moving average, above 0 and at most 1; nearer to 0 punishes stale models harder.
-        window: so many groups, the last ones, shall connect all ranks, so that no cliques form; None: two for each rank. A
-            group connects `size` - 1 ranks more at most, so N ranks need (N - 1) / (`size` - 1) groups or more.
         average: as in `GroupAverage`.
         overlap: as in `GroupAverage`.
     """
@@ -391,7 +389,6 @@ class PartialReduce(_ModelPolicy):
     size: int
     weights: str = "constant"
     alpha: float = 0.9
-    window: int | None = None
     average: tuple[str, ...] = ("parameters",)
     overlap: bool = False
 
@@ -400,19 +397,12 @@ class PartialReduce(_ModelPolicy):
         if self.weights not in ("constant", "staleness"):
             raise ValueError(f"weights must be 'constant' or 'staleness', not {self.weights!r}")
         _check_share("alpha", self.alpha)
-        if self.window is not None:
-            require_count("window", self.window, 1)
         object.__setattr__(self, "average", _check_average(self.average))
         _check_overlap(self.overlap)
 
     def to_core(self, size: int) -> _core.Policy:
-        group = min(self.size, size)
-        least = math.ceil((size - 1) / (group - 1)) if size > 1 else 1
-        if self.window is not None and self.window < least:
-            raise ValueError(
-                f"window={self.window} cannot connect {size} ranks in groups of {group}: pass {least} or more, or None"
-            )
-        return _core.Policy(rule="ready", group_size=group, window=self.window or 2 * size)
+        # So many groups, the last ones, shall connect all ranks, so that no cliques form.
+        return _core.Policy(rule="ready", group_size=min(self.size, size), window=2 * size)
 
     def bucket_options(self) -> dict[str, Any]:
         if self.weights == "constant":

@@ -228,7 +228,6 @@ def partial_reduce(
     size: int = 2,
     weights: str = "constant",
     alpha: float = 0.9,
-    window: int | None = None,
     process_set: ProcessSet = global_process_set,
     *,
     return_info: bool = False,
@@ -238,7 +237,7 @@ def partial_reduce(
     `horovod_partial.torch.partial_reduce` for TensorFlow: the arguments mean the same. Tensors, which must be
     floating-point ones, results and errors are as in `partial_allreduce`.
     """
-    policy = PartialReduce(size, weights, alpha, window)
+    policy = PartialReduce(size, weights, alpha)
     return average(tensor, name, policy, process_set, return_info=return_info)
 
 

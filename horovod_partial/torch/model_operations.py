@@ -107,7 +107,6 @@ def partial_reduce_async_(
     size: int = 2,
     weights: str = "constant",
     alpha: float = 0.9,
-    window: int | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
     """Average a model with the first ranks that are ready; in place (P-Reduce, SIGMOD'21).
@@ -124,7 +123,6 @@ def partial_reduce_async_(
         weights: as in `hvd.PartialReduce`; the iteration of a rank is how often it has called this with `name`, taken to
             the group's newest after each average.
         alpha: as in `hvd.PartialReduce`.
-        window: as in `hvd.PartialReduce`.
         process_set: the ranks that take part.
 
     Returns:
@@ -132,7 +130,7 @@ def partial_reduce_async_(
 
     It raises what `hvd.group_allreduce_async_` raises.
     """
-    policy = PartialReduce(size, weights, alpha, window)
+    policy = PartialReduce(size, weights, alpha)
     return average_async(tensor, tensor, name, policy, process_set)
 
 
@@ -142,11 +140,10 @@ def partial_reduce_async(
     size: int = 2,
     weights: str = "constant",
     alpha: float = 0.9,
-    window: int | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
     """As `partial_reduce_async_`, with the result in a new tensor."""
-    policy = PartialReduce(size, weights, alpha, window)
+    policy = PartialReduce(size, weights, alpha)
     return average_async(tensor, empty_like(tensor), name, policy, process_set)
 
 

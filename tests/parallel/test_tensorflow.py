@@ -1085,7 +1085,7 @@ def test_arguments_of_a_wrong_kind_of_operations(world: World) -> None:
     cases: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         "partial_allreduce": ({"sync": "solo"}, reduced | scales),
         "group_allreduce": ({}, {"op": NONSENSE["op"], "schedule": ["ring", 1], "period": counts}),
-        "partial_reduce": ({}, {"size": counts, "weights": [1, None], "alpha": numbers, "window": counts}),
+        "partial_reduce": ({}, {"size": counts, "weights": [1, None], "alpha": numbers}),
         "weighted_average": ({"steps": 1, "contraction": 0.5}, {"steps": [*counts, None], "contraction": numbers}),
     }
     for kind, (needed, nonsense) in cases.items():

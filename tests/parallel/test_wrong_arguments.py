@@ -61,7 +61,7 @@ OPERATIONS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     ),
     "partial_reduce": (
         {},
-        {"size": COUNTS, "weights": [1, None, ["constant"]], "alpha": NUMBERS, "window": COUNTS_OR_NONE},
+        {"size": COUNTS, "weights": [1, None, ["constant"]], "alpha": NUMBERS},
     ),
     "weighted_average": ({"steps": 1, "contraction": 0.5}, {"steps": COUNTS, "contraction": NUMBERS}),
 }

@@ -170,7 +170,7 @@ MODEL_POLICIES = [
     GroupAverage(4, period=None),
     GroupAverage(schedule=Ring(3), average=("parameters", "buffers", "state")),
     PartialReduce(2),
-    PartialReduce(3, weights="staleness", alpha=0.5, window=9),
+    PartialReduce(3, weights="staleness", alpha=0.5),
     WeightedAverage(8, 0.999),
 ]
 
@@ -204,8 +204,6 @@ def test_policies_are_values(policy: policies.Policy) -> None:
         (lambda: PartialReduce(2, alpha=0.0), "alpha must be a number above 0 and at most 1"),
         (lambda: PartialReduce(2, alpha=1.5), "alpha must be a number above 0 and at most 1"),
         (lambda: PartialReduce(2, alpha=math.nan), "alpha must be a number above 0 and at most 1"),
-        (lambda: PartialReduce(2, window=0), "window must be an int, 1 or more"),
-        (lambda: PartialReduce(2, window=1.0), "window must be an int"),
         (lambda: WeightedAverage(0, 0.9), "period must be an int, 1 or more"),
         (lambda: WeightedAverage(1.0, 0.9), "period must be an int"),
         (lambda: WeightedAverage(1, 0.0), "contraction must be a number above 0 and at most 1"),
@@ -272,16 +270,8 @@ def test_rules_of_model_policies() -> None:
     table = GroupAverage(schedule=Schedule(lambda round, rank: (rank + round) // 2, 2)).to_core(4).schedule
     assert (table.kind, table.table) == ("table", [[0, 0, 1, 1], [0, 1, 1, 2]])
     assert PartialReduce(3).to_core(8) == _core.Policy(rule="ready", group_size=3, window=16)
-    assert PartialReduce(9, window=5).to_core(8) == _core.Policy(rule="ready", group_size=8, window=5)
+    assert PartialReduce(9).to_core(8) == _core.Policy(rule="ready", group_size=8, window=16)
     assert WeightedAverage(8, 0.9).to_core(8) == _core.Policy(rule="quorum", quorum=8)
-
-
-@pytest.mark.parametrize(("size", "group", "least"), [(8, 2, 7), (8, 3, 4), (9, 5, 2), (4, 4, 1), (4, 9, 1), (1, 2, 1)])
-def test_a_window_that_cannot_connect_all_ranks(size: int, group: int, least: int) -> None:
-    assert PartialReduce(group, window=least).to_core(size).window == least
-    if least > 1:
-        with pytest.raises(ValueError, match=f"window={least - 1} cannot connect {size} ranks .* pass {least} or more"):
-            PartialReduce(group, window=least - 1).to_core(size)
 
 
 def test_what_becomes_of_models() -> None:
