@@ -22,7 +22,6 @@ from horovod_partial.policies import (
     ModelPolicy,
     PartialReduce,
     Policy,
-    Ring,
     Schedule,
     WeightedAverage,
 )
@@ -200,7 +199,7 @@ def group_allreduce(
     tensor: Tensors,
     name: str | None = None,
     op: int = Average,
-    schedule: Butterfly | Ring | Schedule | None = None,
+    schedule: Butterfly | Schedule | None = None,
     period: int | None = None,
     process_set: ProcessSet = global_process_set,
     *,

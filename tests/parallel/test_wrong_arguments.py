@@ -57,7 +57,7 @@ OPERATIONS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     ),
     "group_allreduce": (
         {},
-        {"op": NONSENSE["op"], "schedule": [2, "ring", True, hvd.Ring], "period": COUNTS_OR_NONE, **ABOUT_ROUNDS},
+        {"op": NONSENSE["op"], "schedule": [2, "ring", True, hvd.Butterfly], "period": COUNTS_OR_NONE, **ABOUT_ROUNDS},
     ),
     "partial_reduce": (
         {},
