@@ -130,7 +130,6 @@ def partial_allreduce(
     max_staleness: int | None = None,
     grace_ms: float | str | None = None,
     missed: str | None = None,
-    divisor: str = "ranks",
     return_info: bool = False,
 ) -> Any:
     """Sum or average tensors over the ranks that are there in time, in eager code or in a graph.
@@ -153,7 +152,6 @@ def partial_allreduce(
         max_staleness: as in `hvd.DistributedOptimizer`.
         grace_ms: as in `hvd.DistributedOptimizer`.
         missed: `"sum"`, the default, or `"latest"`, as in `hvd.DistributedOptimizer`.
-        divisor: as in `hvd.DistributedOptimizer`.
         return_info: also return what became of the arrival, a `RoundInfo` of tensors; not under `hvd.Full()`.
 
     Returns:
@@ -166,7 +164,7 @@ def partial_allreduce(
 
         A graph that runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
-    options = {"max_staleness": max_staleness, "grace_ms": grace_ms, "missed": missed, "divisor": divisor}
+    options = {"max_staleness": max_staleness, "grace_ms": grace_ms, "missed": missed}
     arguments = {
         "name": name,
         "op": op,

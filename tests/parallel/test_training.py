@@ -113,17 +113,6 @@ def test_a_late_rank_catches_up_in_one_step(world: World) -> None:
 
 
 @scripted
-def test_divisor_contributors(world: World) -> None:
-    script = Scripted(world, 1, op=hvd.Average, divisor="contributors")
-    script.first()
-    script.round_without_the_late_rank(0)
-    if world.rank == 1:
-        script.step(1, 0.0)
-    assert -script.weight.item() == pytest.approx(script.total(0) / (world.size - 1))
-    script.optimizer.flush()
-
-
-@scripted
 @pytest.mark.parametrize("late", [0, 1])
 def test_flush_applies_what_was_pending_and_missed(world: World, late: int) -> None:
     script = Scripted(world, late)

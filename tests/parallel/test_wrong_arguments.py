@@ -22,7 +22,7 @@ OPTIMIZER = (
     "optimizer named_parameters backward_passes_per_step sparse_as_dense num_groups process_set sync max_grad_norm"
 )
 MODELS = f"{OPTIMIZER} max_grad_value grad_transform grad_scaler named_buffers max_staleness grace_ms"
-GRADIENTS = f"{MODELS} compression op gradient_predivide_factor groups fusion missed divisor replay_limit"
+GRADIENTS = f"{MODELS} compression op gradient_predivide_factor groups fusion missed replay_limit"
 OPERATION: dict[str, list[Any]] = {
     "tensor": [1, "x", None, [1.0], torch.Tensor],
     "name": NONSENSE["name"],
@@ -53,7 +53,7 @@ OPERATIONS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     "partial_allreduce": (
         {"sync": "solo"},
         {"prescale_factor": NUMBERS, "postscale_factor": NUMBERS, **ABOUT_ROUNDS}
-        | {name: NONSENSE[name] for name in ("op", "sync", "missed", "divisor")},
+        | {name: NONSENSE[name] for name in ("op", "sync", "missed")},
     ),
     "group_allreduce": (
         {},
