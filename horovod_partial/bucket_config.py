@@ -36,9 +36,10 @@ def arguments(
 ) -> _core.BucketSpec:
     """All that a bucket is declared with, but for its tensor.
 
-    `is_integer` says that whole numbers travel. `None` stands for the setting, or for the default where there is none; as `size` it is Horovod's answer for a process set
-    that it does not know. `members` says what lies in the bucket, as `member` does, and `agreed` in words what else must be the
-    same on all ranks: round 0 compares both.
+    `is_integer` says that whole numbers travel. `None` stands for the setting, or for the default where there is none; as
+    `size` it is Horovod's answer for a process set that it does not know. An average is divided by the number of ranks, or,
+    with `divisor="contributors"`, as of models, by that of the contributions in the sum. `members` says what lies in the bucket,
+    as `member` does, and `agreed` in words what else must be the same on all ranks: round 0 compares both.
 
     Raises:
         ValueError: an argument is wrong, or the process set is not registered.
@@ -51,7 +52,7 @@ def arguments(
             "contributions are spread over several rounds. Pass op=hvd.Sum and divide at the end, reduce floating-point numbers, "
             "or use sync=hvd.Full()"
         )
-    staleness, grace, limit = check_rounds(max_staleness, grace_ms, divisor, replay_limit)
+    staleness, grace, limit = check_rounds(max_staleness, grace_ms, replay_limit)
     words = [
         policies.describe(sync, size),
         f"op={'Average' if average else 'Sum'}",
@@ -62,8 +63,6 @@ def arguments(
         words.append(f"missed={missed}")
     if missed == "replay":
         words.append(f"replay_limit={limit}")
-    if average:
-        words.append(f"divisor={divisor}")
     words += agreed
     policy = sync.to_core(size).replace(max_staleness=staleness, description=" ".join(words))
     if not isinstance(grace, str):  # the core's default is "auto"
@@ -89,7 +88,7 @@ def member(name: str, shape: Sequence[int]) -> str:
 
 
 def check_rounds(
-    max_staleness: int | None, grace_ms: float | str | None, divisor: str = "ranks", replay_limit: int | None = None
+    max_staleness: int | None, grace_ms: float | str | None, replay_limit: int | None = None
 ) -> tuple[int, float | str, int]:
     """The bound on staleness in rounds, the grace period in milliseconds, and the limit of missed results, of a bucket.
 
@@ -98,8 +97,6 @@ def check_rounds(
     Raises:
         ValueError: an argument is wrong.
     """
-    if divisor not in ("ranks", "contributors"):
-        raise ValueError(f"divisor must be 'ranks' or 'contributors', not {divisor!r}")
     staleness = settings().max_staleness if max_staleness is None else max_staleness
     require_count("max_staleness", staleness, 0)
     grace = settings().grace_ms if grace_ms is None else grace_ms

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from horovod_partial import _core
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
@@ -22,7 +22,6 @@ __all__ = [
     "Majority",
     "PartialReduce",
     "Quorum",
-    "Ring",
     "Schedule",
     "SlowMomentum",
     "Solo",
@@ -195,21 +194,7 @@ class _Schedule:
 
 
 @dataclass(frozen=True)
-class _Sized(_Schedule):
-    """A schedule that follows from the size of its groups."""
-
-    size: int
-    _kind: ClassVar[str]  # as the core calls it
-
-    def __post_init__(self) -> None:
-        require_count("size", self.size, 2)
-
-    def to_core(self, size: int) -> _core.Schedule:
-        return _core.Schedule(kind=self._kind, group_size=min(self.size, size))
-
-
-@dataclass(frozen=True)
-class Butterfly(_Sized):
+class Butterfly(_Schedule):
     """Groups along a butterfly (WAGMA-SGD, IEEE TPDS 2021, section 3.2).
 
     For powers of two every change has reached all ranks after log(ranks) / log(size) rounds; other numbers get groups
@@ -220,18 +205,13 @@ class Butterfly(_Sized):
         size: ranks in a group, 2 or more. More ranks than there are means all of them.
     """
 
-    _kind = "butterfly"
+    size: int
 
+    def __post_init__(self) -> None:
+        require_count("size", self.size, 2)
 
-@dataclass(frozen=True)
-class Ring(_Sized):
-    """Neighbours on the ring of ranks, shifted by half a group in each round: pairs are gossip on a ring.
-
-    Args:
-        size: ranks in a group, 2 or more. More ranks than there are means all of them.
-    """
-
-    _kind = "ring"
+    def to_core(self, size: int) -> _core.Schedule:
+        return _core.Schedule(kind="butterfly", group_size=min(self.size, size))
 
 
 @dataclass(frozen=True)
@@ -339,7 +319,7 @@ class GroupAverage(_ModelPolicy):
 
     size: int | None = None
     period: int | None = 10
-    schedule: Butterfly | Ring | Schedule | None = None
+    schedule: Butterfly | Schedule | None = None
     average: tuple[str, ...] = ("parameters",)
     overlap: bool = False
     slow_momentum: SlowMomentum | None = None
@@ -352,14 +332,14 @@ class GroupAverage(_ModelPolicy):
         if self.schedule is not None and self.size is not None:
             raise ValueError("give size or schedule, not both: a schedule has its own sizes")
         fits = self.schedule is None or isinstance(self.schedule, _Schedule)
-        require(fits, "schedule", "hvd.Butterfly(...), hvd.Ring(...) or hvd.Schedule(...)", self.schedule)
+        require(fits, "schedule", "hvd.Butterfly(...) or hvd.Schedule(...)", self.schedule)
         object.__setattr__(self, "average", _check_average(self.average))
         _check_overlap(self.overlap)
         _check_slow_momentum(self.slow_momentum)
         if self.slow_momentum is not None and self.period is None:
             raise ValueError("slow_momentum is of the averages over all ranks: give a period, after which there is one")
 
-    def schedule_for(self, size: int) -> Butterfly | Ring | Schedule:
+    def schedule_for(self, size: int) -> Butterfly | Schedule:
         """The schedule among `size` ranks."""
         if self.schedule is not None:
             return self.schedule
@@ -382,8 +362,6 @@ class PartialReduce(_ModelPolicy):
             counts less the more steps it is behind the newest of its group (an exponential moving average over the
             steps); the steps of all members are then taken to be the newest's.
         alpha: of the moving average, above 0 and at most 1; nearer to 0 punishes stale models harder.
-        window: so many groups, the last ones, shall connect all ranks, so that no cliques form; None: two for each rank. A
-            group connects `size` - 1 ranks more at most, so N ranks need (N - 1) / (`size` - 1) groups or more.
         average: as in `GroupAverage`.
         overlap: as in `GroupAverage`.
     """
@@ -391,7 +369,6 @@ class PartialReduce(_ModelPolicy):
     size: int
     weights: str = "constant"
     alpha: float = 0.9
-    window: int | None = None
     average: tuple[str, ...] = ("parameters",)
     overlap: bool = False
 
@@ -400,19 +377,12 @@ class PartialReduce(_ModelPolicy):
         if self.weights not in ("constant", "staleness"):
             raise ValueError(f"weights must be 'constant' or 'staleness', not {self.weights!r}")
         _check_share("alpha", self.alpha)
-        if self.window is not None:
-            require_count("window", self.window, 1)
         object.__setattr__(self, "average", _check_average(self.average))
         _check_overlap(self.overlap)
 
     def to_core(self, size: int) -> _core.Policy:
-        group = min(self.size, size)
-        least = math.ceil((size - 1) / (group - 1)) if size > 1 else 1
-        if self.window is not None and self.window < least:
-            raise ValueError(
-                f"window={self.window} cannot connect {size} ranks in groups of {group}: pass {least} or more, or None"
-            )
-        return _core.Policy(rule="ready", group_size=group, window=self.window or 2 * size)
+        # So many groups, the last ones, shall connect all ranks, so that no cliques form.
+        return _core.Policy(rule="ready", group_size=min(self.size, size), window=2 * size)
 
     def bucket_options(self) -> dict[str, Any]:
         if self.weights == "constant":

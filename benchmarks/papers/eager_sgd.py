@@ -36,7 +36,7 @@ PAPER = Paper(
         ),
         (
             "Overwritten results, and models synchronised every few epochs (sections 4.1.1, 5)",
-            '`missed="latest"`, `model_sync_every=...`; together `benchmarks/baselines/eager_sgd.py`',
+            '`missed="latest"`, and `benchmarks/baselines/eager_sgd.py`, which averages the models',
         ),
         ("The bound on staleness that section 6 assumes", "`max_staleness`"),
     ),

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import harness
 import numpy as np
 import torch
+from baselines import ModelSync
 from experiment import Job, Outcome, Plot, Row
 from harness import digits, exchanges
 from torch import nn
@@ -41,12 +42,14 @@ class Arm:
     Attributes:
         exchange: a name in harness/exchanges.py.
         options: in its place, of `hvd.DistributedOptimizer`.
+        sync_every: models are averaged every so many rounds; None never, but for what the exchange does.
         by_rounds: training ends when there have been so many rounds, and not when each rank has taken as many steps:
             then slow ranks take fewer.
     """
 
     exchange: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    sync_every: int | None = None
     by_rounds: bool = False
 
     def optimizer(self, model: nn.Module, lr: float, process_sets: Sequence[hvd.ProcessSet]) -> Any:
@@ -63,8 +66,8 @@ FULL_NAME, FULL = "Full", Arm("full")
 
 def published(collective: str, sync_every: int | None, by_rounds: bool = False) -> Arm:
     """eager-SGD's own: a late rank gets the newest result only, and models are averaged every so many rounds."""
-    options = {"sync": collective, "missed": "latest", "grace_ms": 0, "model_sync_every": sync_every}
-    return Arm(options=options, by_rounds=by_rounds)
+    options = {"sync": collective, "missed": "latest", "grace_ms": 0}
+    return Arm(options=options, sync_every=sync_every, by_rounds=by_rounds)
 
 
 # --- Tasks -----------------------------------------------------------------------------------------------------------
@@ -196,6 +199,7 @@ def train(
     task = setting.make(seed)
     model = task.model()
     optimizer = arm.optimizer(model, setting.lr, process_sets)
+    sync = None if arm.sync_every is None else ModelSync(optimizer, arm.sync_every)
     before_full: list[torch.Tensor] = []
     taken = 0
     hvd.barrier()
@@ -207,6 +211,8 @@ def train(
         task.loss(model, taken).backward()
         before = parameters_to_vector(model.parameters()).detach()
         optimizer.step()
+        if sync is not None:
+            sync.after_step()
         taken += 1
         # Not the average with which groups begin, in the first step.
         if taken > 1 and arm != FULL and exchanges.was_full(arm.exchange, optimizer):

@@ -35,8 +35,7 @@ void Check(const Policy& policy, int size) {
   Require(shares ? divides : policy.micro_batches == 0 && !policy.grants, "number of micro-batches");
   switch (schedule.kind) {
     case Schedule::Kind::kNone: break;
-    case Schedule::Kind::kButterfly:
-    case Schedule::Kind::kRing: Require(schedule.group_size >= 1, "size of groups"); break;
+    case Schedule::Kind::kButterfly: Require(schedule.group_size >= 1, "size of groups"); break;
     case Schedule::Kind::kTable:
       Require(!schedule.table.empty() && std::all_of(schedule.table.begin(), schedule.table.end(), is_partition),
               "table of groups");

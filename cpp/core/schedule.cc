@@ -37,11 +37,11 @@ Digits DigitsFor(int size, int group_size) {
 }
 
 // Groups are numbered in the order of their first ranks.
-template <class Key>
-Partition Numbered(const std::vector<Key>& keys) {
-  std::map<Key, int> numbers;
+Partition Numbered(const std::vector<std::int64_t>& keys) {
+  std::map<std::int64_t, int> numbers;
   Partition partition;
-  for (const Key& key : keys) partition.push_back(numbers.emplace(key, static_cast<int>(numbers.size())).first->second);
+  for (const std::int64_t key : keys)
+    partition.push_back(numbers.emplace(key, static_cast<int>(numbers.size())).first->second);
   return partition;
 }
 
@@ -63,15 +63,6 @@ Partition Butterfly(int group_size, Round round, int size) {
   return Numbered(keys);
 }
 
-int RingShift(int group_size) { return std::max(1, group_size / 2); }
-
-Partition Ring(int group_size, Round round, int size) {
-  const auto start = static_cast<int>(round % size * RingShift(group_size) % size);
-  std::vector<int> keys;
-  for (Rank rank = 0; rank < size; ++rank) keys.push_back((rank - start + size) % size / group_size);
-  return Numbered(keys);
-}
-
 }  // namespace
 
 Round CycleOf(const Schedule& schedule, int size) {
@@ -82,11 +73,6 @@ Round CycleOf(const Schedule& schedule, int size) {
       if (!IsPowerOfTwo(size) || !IsPowerOfTwo(group_size)) return DigitsFor(size, group_size).count;
       if (group_size == 1 || group_size == size) return 1;
       return Log2(size) / std::gcd(Log2(size), Log2(group_size));
-    case Schedule::Kind::kRing: {
-      if (group_size == 1 || group_size == size) return 1;
-      const int period = size % group_size == 0 ? group_size : size;
-      return period / std::gcd(period, RingShift(group_size));
-    }
     case Schedule::Kind::kTable: return static_cast<Round>(schedule.table.size());
   }
   throw std::invalid_argument("unknown kind of schedule");
@@ -97,7 +83,6 @@ Partition GroupsOf(const Schedule& schedule, Round round, int size) {
   switch (schedule.kind) {
     case Schedule::Kind::kNone: return {};
     case Schedule::Kind::kButterfly: return Butterfly(group_size, round, size);
-    case Schedule::Kind::kRing: return Ring(group_size, round, size);
     case Schedule::Kind::kTable: return schedule.table.at(static_cast<std::size_t>(round % CycleOf(schedule, size)));
   }
   throw std::invalid_argument("unknown kind of schedule");

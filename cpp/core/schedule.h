@@ -16,11 +16,10 @@ struct Schedule {
   enum class Kind : std::uint8_t {
     kNone,       // all ranks together
     kButterfly,  // WAGMA-SGD's dynamic grouping (IEEE TPDS 2021, section 3.2)
-    kRing,       // neighbours, shifted by half a group in each round
     kTable,      // one partition after the other, and from the start again
   };
   Kind kind = Kind::kNone;
-  int group_size = 0;            // kButterfly, kRing: 1 or more
+  int group_size = 0;            // kButterfly: 1 or more
   std::vector<Partition> table;  // kTable: each as long as there are ranks, every rank in a group
 
   template <class Self>
@@ -30,7 +29,7 @@ struct Schedule {
   bool operator==(const Schedule& other) const { return Fields(*this) == Fields(other); }
 };
 
-constexpr auto NamesOf(Schedule::Kind /*type*/) { return std::array{"none", "butterfly", "ring", "table"}; }
+constexpr auto NamesOf(Schedule::Kind /*type*/) { return std::array{"none", "butterfly", "table"}; }
 
 // After how many rounds the groups are the same again; 0 for kNone.
 Round CycleOf(const Schedule& schedule, int size);
@@ -43,9 +42,6 @@ Round CycleOf(const Schedule& schedule, int size);
 // own example contradicts; the mask is 1 << shift.) Other sizes: ranks are written with K digits, K the fewest with
 // which group_size^K is not below size, in the smallest base that needs no more; round t combines the ranks that differ
 // in digit t mod K only. Groups then differ in size, and none is above group_size.
-//
-// kRing: group_size neighbours on the ring of ranks, beginning (t * max(1, group_size / 2)) mod size further in round
-// t; the last group is smaller if group_size does not divide size.
 Partition GroupsOf(const Schedule& schedule, Round round, int size);
 
 }  // namespace horovod_partial

@@ -64,8 +64,6 @@ _ABOUT_ROUNDS = {
     "max_staleness": None,
     "grace_ms": None,
     "missed": None,
-    "divisor": "ranks",
-    "model_sync_every": None,
     "replay_limit": None,
 }
 
@@ -76,14 +74,12 @@ def check_about_rounds(sync: Policy | str | None, policy: GradientPolicy, argume
     Args:
         sync: as the user gave it.
         policy: what it stands for.
-        arguments: with `max_staleness`, `grace_ms` and `divisor`, and `replay_limit` where there is one.
+        arguments: with `max_staleness` and `grace_ms`, and `replay_limit` where there is one.
 
     Raises:
         ValueError: an argument is wrong.
     """
-    bucket_config.check_rounds(
-        arguments["max_staleness"], arguments["grace_ms"], arguments["divisor"], arguments.get("replay_limit")
-    )
+    bucket_config.check_rounds(arguments["max_staleness"], arguments["grace_ms"], arguments.get("replay_limit"))
     if not isinstance(policy, Full) or sync is not None or "sync" in settings().model_fields_set:
         return
     given = [name for name, default in _ABOUT_ROUNDS.items() if arguments.get(name, default) != default]
@@ -147,7 +143,6 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "device_sparse": _TEXT,
     "gradient_predivide_factor": (lambda value: is_number(value) and value > 0, "a number above 0"),
     "groups": (_is_groups, "an int, 0 or more, or a list of lists of parameters or variables"),
-    "model_sync_every": (lambda value: value is None or (is_int(value) and value >= 1), "an int, 1 or more rounds"),
     "name": _TEXT,
     "named_buffers": (lambda value: value is None or isinstance(value, Iterable), "model.named_buffers()"),
     "named_parameters": (lambda value: value is None or isinstance(value, Iterable), "model.named_parameters()"),
@@ -290,8 +285,6 @@ def _refuse(arguments: dict[str, Any], left_alone: dict[str, Any], policy: str) 
 _OF_MISSED_ROUNDS: dict[str, Any] = {
     "fusion": None,
     "missed": None,
-    "divisor": "ranks",
-    "model_sync_every": None,
     "replay_limit": None,
 }
 _OF_OPEN_ROUNDS: dict[str, Any] = {"max_staleness": None, "grace_ms": None}

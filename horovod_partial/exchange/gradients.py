@@ -136,7 +136,7 @@ class GradientReducer(ABC):
         sync: the policy.
         arguments: those of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`,
             `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `fusion`, `max_staleness`, `missed`,
-            `divisor`, `grace_ms` and, where rounds may be replayed, `replay_limit`.
+            `grace_ms` and, where rounds may be replayed, `replay_limit`.
         skips_nonfinite: rounds whose gradients are not finite are skipped by whoever applies them, on every rank. So late
             ones travel.
             Under a partial policy gradients come without the loss scale then.
@@ -182,7 +182,6 @@ class GradientReducer(ABC):
             "max_staleness": arguments["max_staleness"],
             "grace_ms": arguments["grace_ms"],
             "missed": arguments["missed"],
-            "divisor": arguments["divisor"],
             "replay_limit": arguments.get("replay_limit"),
             "drop_nonfinite": not skips_nonfinite,
             "agreed": ("a loss scale",) if skips_nonfinite else (),

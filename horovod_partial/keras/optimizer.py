@@ -401,7 +401,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     fusion: MergedGradients | None = None,
     max_staleness: int | None = None,
     missed: str | None = None,
-    divisor: str = "ranks",
     grace_ms: float | str | None = None,
     replay_limit: int | None = None,
 ) -> Any:
@@ -443,7 +442,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             the other ranks, so that after a flush weights and the optimizer's variables are equal bit for bit, `iterations`
             counts rounds, clipping follows them, and a schedule the steps that they are; `"sum"`, the default with `fusion` on
             TensorFlow; or `"latest"`, which loses updates.
-        divisor: of `hvd.Average`: `"ranks"` or `"contributors"`, as in `horovod_partial.torch.DistributedOptimizer`.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
         replay_limit: as in `horovod_partial.torch.DistributedOptimizer`.
 
@@ -472,7 +470,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "fusion": fusion,
         "max_staleness": max_staleness,
         "missed": missed,
-        "divisor": divisor,
         "grace_ms": grace_ms,
         "replay_limit": replay_limit,
     }

@@ -22,7 +22,6 @@ from horovod_partial.policies import (
     ModelPolicy,
     PartialReduce,
     Policy,
-    Ring,
     Schedule,
     WeightedAverage,
 )
@@ -131,7 +130,6 @@ def partial_allreduce(
     max_staleness: int | None = None,
     grace_ms: float | str | None = None,
     missed: str | None = None,
-    divisor: str = "ranks",
     return_info: bool = False,
 ) -> Any:
     """Sum or average tensors over the ranks that are there in time, in eager code or in a graph.
@@ -154,7 +152,6 @@ def partial_allreduce(
         max_staleness: as in `hvd.DistributedOptimizer`.
         grace_ms: as in `hvd.DistributedOptimizer`.
         missed: `"sum"`, the default, or `"latest"`, as in `hvd.DistributedOptimizer`.
-        divisor: as in `hvd.DistributedOptimizer`.
         return_info: also return what became of the arrival, a `RoundInfo` of tensors; not under `hvd.Full()`.
 
     Returns:
@@ -167,7 +164,7 @@ def partial_allreduce(
 
         A graph that runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
-    options = {"max_staleness": max_staleness, "grace_ms": grace_ms, "missed": missed, "divisor": divisor}
+    options = {"max_staleness": max_staleness, "grace_ms": grace_ms, "missed": missed}
     arguments = {
         "name": name,
         "op": op,
@@ -200,7 +197,7 @@ def group_allreduce(
     tensor: Tensors,
     name: str | None = None,
     op: int = Average,
-    schedule: Butterfly | Ring | Schedule | None = None,
+    schedule: Butterfly | Schedule | None = None,
     period: int | None = None,
     process_set: ProcessSet = global_process_set,
     *,
@@ -228,7 +225,6 @@ def partial_reduce(
     size: int = 2,
     weights: str = "constant",
     alpha: float = 0.9,
-    window: int | None = None,
     process_set: ProcessSet = global_process_set,
     *,
     return_info: bool = False,
@@ -238,7 +234,7 @@ def partial_reduce(
     `horovod_partial.torch.partial_reduce` for TensorFlow: the arguments mean the same. Tensors, which must be
     floating-point ones, results and errors are as in `partial_allreduce`.
     """
-    policy = PartialReduce(size, weights, alpha, window)
+    policy = PartialReduce(size, weights, alpha)
     return average(tensor, name, policy, process_set, return_info=return_info)
 
 

@@ -73,7 +73,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     fusion: MergedGradients | None = None,
     max_staleness: int | None = None,
     missed: str | None = None,
-    divisor: str = "ranks",
     grace_ms: float | str | None = None,
 ) -> tf.GradientTape:
     """Wrap a tape so that its gradients are combined over the ranks, in eager code or in a `tf.function`.
@@ -103,7 +102,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
             updates. One step with a sum is not many steps: for one model bit for bit, wrap the optimizer
             (`hvd.DistributedOptimizer`) and leave the tape as it is. Where nothing is given, a warning says so.
-        divisor: of `hvd.Average`: `"ranks"` or `"contributors"`, as in `horovod_partial.torch.DistributedOptimizer`.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
 
     Raises:
@@ -129,7 +127,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         "fusion": fusion,
         "max_staleness": max_staleness,
         "missed": missed,
-        "divisor": divisor,
         "grace_ms": grace_ms,
     }
     check_kinds(arguments)

@@ -28,8 +28,6 @@ from horovod_partial.torch.ahead import ParametersAhead
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.devices import device_number
 from horovod_partial.torch.fusion import Collectives, Fusion
-from horovod_partial.torch.model_buckets import ModelBucket
-from horovod_partial.torch.model_operations import average_over_all_
 from horovod_partial.torch.operations import (
     PartialHandle,
     make_config,
@@ -72,7 +70,6 @@ class GradientExchange(Exchange):
         groups: int | Sequence[Sequence[torch.nn.Parameter]] | None,
         sparse_as_dense: bool,
         process_set: ProcessSet,
-        model_sync_every: int | None,
         grad_scaler: torch.amp.GradScaler | None,
         fusion: MergedGradients | None,
         round_steps: RoundSteps,
@@ -88,9 +85,7 @@ class GradientExchange(Exchange):
         self.overflows: list[bool] = []
         self._passes = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
-        self._model_sync_every = model_sync_every
         self._tenure = Tenure(runtime)  # of the buckets
-        self._model_syncs = -1
         self._grad_scaler = grad_scaler
         self._scale = 1.0
         self.thread = 0  # no step has been taken
@@ -120,8 +115,7 @@ class GradientExchange(Exchange):
         self._full = isinstance(bucket_options["sync"], Full)
         travels = process_set.included() and not runtime.is_alone(process_set)
         self.unscales = travels and scales and not self._full  # contributions travel without the scaler's scale
-        agreed = {"model_sync_every": model_sync_every, "grad_scaler": "a scaler" if scales else None}
-        agreed |= round_steps.agreed
+        agreed = {"grad_scaler": "a scaler" if scales else None} | round_steps.agreed
         self._agreed = tuple(f"{name}={value}" for name, value in agreed.items() if value is not None)
         self._replays = not self._full and self._bucket_options["missed"] == "replay"
         self._predivide = self._bucket_options.pop("gradient_predivide_factor")
@@ -137,8 +131,6 @@ class GradientExchange(Exchange):
         self._fusion_options = fusion
         self._fusion: Fusion | None = None
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
-        if model_sync_every is not None and parameters:
-            ModelBucket(parameters)  # what does not fit fails here, not in the first step
         self._name = Name(process_set, [[names[p] for p in members] for members in planned])
         if travels:
             self._register_hooks()
@@ -165,7 +157,6 @@ class GradientExchange(Exchange):
         if not self._tenure.enter():
             return
         self._lost_before = self._disturbed = 0
-        self._model_syncs = -1  # the first step averages too, when no rank can be out of training
         self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
         self._fusion = None
         name = self._name.current()
@@ -184,7 +175,7 @@ class GradientExchange(Exchange):
             bucket.name = named
         if not self._full:
             start = f"{healing.PREFIX}start.{name}"
-            runtime.own(self._owner, self.process_set.process_set_id, [*buckets, self._model_name, start])
+            runtime.own(self._owner, self.process_set.process_set_id, [*buckets, start])
             if self._replays:
                 meeting, replica = runtime.meet(self.process_set), self.replica
                 if meeting is not None and replica is not None:
@@ -385,7 +376,6 @@ class GradientExchange(Exchange):
             self._apply_all(optimizer)
         self.synchronized = False
         self._local_steps += 1
-        self._maybe_sync_model()
         self._maybe_replan(optimizer)
         return loss
 
@@ -663,23 +653,6 @@ class GradientExchange(Exchange):
         if self._full or not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
             return True
         return runtime.unsettled(self.process_set.process_set_id).isdisjoint(bucket.name for bucket in self.buckets)
-
-    def _maybe_sync_model(self) -> None:
-        if self._model_sync_every is None or not self._hooks:
-            return
-        due = self.rounds // self._model_sync_every
-        if due <= self._model_syncs:
-            return
-        self._model_syncs = due
-        model = ModelBucket(list(self._names))
-        model.pack()
-        # A late one is an average of older models, made while this rank was out of training.
-        if not average_over_all_(model.flat, self._model_name, self.process_set).info().late:
-            model.unpack()
-
-    @property
-    def _model_name(self) -> str:
-        return f"{self._name.current()}.model"
 
     # --- State ---------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from horovod_partial.policies import (
     ModelPolicy,
     PartialReduce,
     Quorum,
-    Ring,
     Schedule,
     WeightedAverage,
 )
@@ -39,7 +38,7 @@ def group_allreduce_async_(
     tensor: torch.Tensor,
     name: str | None = None,
     op: int = Average,
-    schedule: Butterfly | Ring | Schedule | None = None,
+    schedule: Butterfly | Schedule | None = None,
     period: int | None = None,
     process_set: ProcessSet = global_process_set,
     *,
@@ -57,7 +56,7 @@ def group_allreduce_async_(
         name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
         op: `hvd.Average`: sum / n of the n models of the group, or (sum + own) / (n + 1) where this rank was late.
             `hvd.Sum`: the sum as it is, own model included if `hvd.round_info(handle).late` is False.
-        schedule: `hvd.Butterfly(size)`, `hvd.Ring(size)` or `hvd.Schedule(function, rounds)`, the same on every rank; None
+        schedule: `hvd.Butterfly(size)` or `hvd.Schedule(function, rounds)`, the same on every rank; None
             takes a butterfly of the largest power of two that is not above the square root of the number of ranks.
         period: every so many rounds one is of all ranks together, and all wait for it; None never.
         process_set: the ranks that take part.
@@ -79,7 +78,7 @@ def group_allreduce_async(
     tensor: torch.Tensor,
     name: str | None = None,
     op: int = Average,
-    schedule: Butterfly | Ring | Schedule | None = None,
+    schedule: Butterfly | Schedule | None = None,
     period: int | None = None,
     process_set: ProcessSet = global_process_set,
     *,
@@ -107,7 +106,6 @@ def partial_reduce_async_(
     size: int = 2,
     weights: str = "constant",
     alpha: float = 0.9,
-    window: int | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
     """Average a model with the first ranks that are ready; in place (P-Reduce, SIGMOD'21).
@@ -124,7 +122,6 @@ def partial_reduce_async_(
         weights: as in `hvd.PartialReduce`; the iteration of a rank is how often it has called this with `name`, taken to
             the group's newest after each average.
         alpha: as in `hvd.PartialReduce`.
-        window: as in `hvd.PartialReduce`.
         process_set: the ranks that take part.
 
     Returns:
@@ -132,7 +129,7 @@ def partial_reduce_async_(
 
     It raises what `hvd.group_allreduce_async_` raises.
     """
-    policy = PartialReduce(size, weights, alpha, window)
+    policy = PartialReduce(size, weights, alpha)
     return average_async(tensor, tensor, name, policy, process_set)
 
 
@@ -142,11 +139,10 @@ def partial_reduce_async(
     size: int = 2,
     weights: str = "constant",
     alpha: float = 0.9,
-    window: int | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
     """As `partial_reduce_async_`, with the result in a new tensor."""
-    policy = PartialReduce(size, weights, alpha, window)
+    policy = PartialReduce(size, weights, alpha)
     return average_async(tensor, empty_like(tensor), name, policy, process_set)
 
 
@@ -213,7 +209,7 @@ def _group_allreduce(
     output: torch.Tensor,
     name: str | None,
     op: int,
-    schedule: Butterfly | Ring | Schedule | None,
+    schedule: Butterfly | Schedule | None,
     period: int | None,
     process_set: ProcessSet,
     max_staleness: int | None,

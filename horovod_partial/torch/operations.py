@@ -209,7 +209,6 @@ def partial_allreduce_async_(
     max_staleness: int | None = None,
     grace_ms: float | str | None = None,
     missed: str | None = None,
-    divisor: str = "ranks",
 ) -> PartialHandle | int:
     """Sum or average a tensor over the ranks that are there in time; in place, without waiting for the result.
 
@@ -232,7 +231,6 @@ def partial_allreduce_async_(
         max_staleness: as in `hvd.DistributedOptimizer`.
         grace_ms: as in `hvd.DistributedOptimizer`.
         missed: `"sum"`, the default, or `"latest"`, as in `hvd.DistributedOptimizer`.
-        divisor: as in `hvd.DistributedOptimizer`.
 
     Returns:
         A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`.
@@ -250,7 +248,7 @@ def partial_allreduce_async_(
         prescale_factor,
         postscale_factor,
         process_set,
-        _Options(max_staleness, grace_ms, missed, divisor),
+        _Options(max_staleness, grace_ms, missed),
     )
 
 
@@ -266,7 +264,6 @@ def partial_allreduce_async(
     max_staleness: int | None = None,
     grace_ms: float | str | None = None,
     missed: str | None = None,
-    divisor: str = "ranks",
 ) -> PartialHandle | int:
     """As `partial_allreduce_async_`, with the result in a new tensor."""
     output = empty_like(tensor)
@@ -279,7 +276,7 @@ def partial_allreduce_async(
         prescale_factor,
         postscale_factor,
         process_set,
-        _Options(max_staleness, grace_ms, missed, divisor),
+        _Options(max_staleness, grace_ms, missed),
     )
 
 
@@ -303,7 +300,6 @@ class _Options(NamedTuple):
     max_staleness: int | None
     grace_ms: float | str | None
     missed: str | None
-    divisor: str
 
 
 def _submit(
@@ -376,7 +372,6 @@ def _config_of(
         max_staleness=options.max_staleness,
         grace_ms=options.grace_ms,
         missed=missed,
-        divisor=options.divisor,
     )
 
 

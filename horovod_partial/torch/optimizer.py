@@ -50,9 +50,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     fusion: MergedGradients | None = None,
     max_staleness: int | None = None,
     missed: str | None = None,
-    divisor: str = "ranks",
     grace_ms: float | str | None = None,
-    model_sync_every: int | None = None,
     replay_limit: int | None = None,
     max_grad_norm: float | None = None,
     max_grad_value: float | None = None,
@@ -92,12 +90,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             own, as on the other ranks, so that after a flush models and optimizer states are equal bit for bit; `"sum"`:
             added up, which is the same for SGD without momentum only, and up to rounding; `"latest"`: only the newest, as in
             eager-SGD, which loses updates. `"auto"` is `"replay"`.
-        divisor: of `hvd.Average`: `"ranks"`, as in eager-SGD, where late gradients arrive later; or `"contributors"`, the
-            number of gradients in the sum.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds; `"auto"`, the
             default, learns it from recent arrivals, and never exceeds 5 % of the median step.
-        model_sync_every: average the parameters over all ranks in the first step, and whenever that many rounds have passed;
-            None never does.
         replay_limit: missed results that a rank keeps, each as large as the gradients (default 8). The others wait for a rank
             that has as many. Where they cannot, as while it is blocked in a collective of Horovod's, the two oldest are added
             up (`summed` in `hvd.partial_stats()`).
@@ -131,8 +125,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "groups": groups,
         "fusion": fusion,
         "missed": missed,
-        "divisor": divisor,
-        "model_sync_every": model_sync_every,
         "max_staleness": max_staleness,
         "grace_ms": grace_ms,
         "replay_limit": replay_limit,
@@ -203,7 +195,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             groups=groups,
             sparse_as_dense=sparse_as_dense,
             process_set=process_set,
-            model_sync_every=None if isinstance(policy, Full) else model_sync_every,  # models are equal under Full
             grad_scaler=grad_scaler,
             fusion=fusion,
             round_steps=round_steps,
@@ -214,7 +205,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 "max_staleness": max_staleness,
                 "missed": "replay" if missed == "auto" else missed,
                 "replay_limit": replay_limit,
-                "divisor": divisor,
                 "grace_ms": grace_ms,
             },
         )

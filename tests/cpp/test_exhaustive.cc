@@ -229,10 +229,11 @@ Policy MakeReady(int group_size) {
   policy.window = 4;
   return policy;
 }
+// Pairs of neighbours on the ring of 3 ranks.
 Policy MakeRing(Round period, Round max_staleness = 16) {
   Policy policy = MakePolicy(1, max_staleness);
-  policy.schedule.kind = Schedule::Kind::kRing;
-  policy.schedule.group_size = 2;
+  policy.schedule.kind = Schedule::Kind::kTable;
+  policy.schedule.table = {{0, 0, 1}, {0, 1, 1}, {0, 1, 0}};
   policy.period = period;
   return policy;
 }

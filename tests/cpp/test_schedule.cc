@@ -126,122 +126,95 @@ TEST_F(MixingTest, TheButterflyOfPowersOfTwoLeavesNoSpread) {  // C2
   }
 }
 
-// --- Any number of ranks
+// --- Butterflies of any number of ranks
 
 constexpr int kMost = 20;
 
-TEST(AnyScheduleTest, PutsEveryRankIntoOneGroup) {
-  for (const Kind kind : {Kind::kButterfly, Kind::kRing}) {
-    for (int size = 1; size <= kMost; ++size) {
-      for (int group_size = 1; group_size <= kMost; ++group_size) {
-        for (Round round = 0; round < 2 * kMost; ++round) {
-          const Partition partition = GroupsOf(Make(kind, group_size), round, size);
-          ASSERT_EQ(partition.size(), static_cast<std::size_t>(size));
-          std::size_t ranks = 0;
-          for (const Members& group : GroupsOf(partition)) {
-            ASSERT_THAT(group, testing::Not(IsEmpty()));
-            ASSERT_LE(group.size(), static_cast<std::size_t>(group_size)) << group_size << " of " << size;
-            ranks += group.size();
-          }
-          ASSERT_EQ(ranks, static_cast<std::size_t>(size));
+TEST(AnyButterflyTest, PutsEveryRankIntoOneGroup) {
+  for (int size = 1; size <= kMost; ++size) {
+    for (int group_size = 1; group_size <= kMost; ++group_size) {
+      for (Round round = 0; round < 2 * kMost; ++round) {
+        const Partition partition = GroupsOf(Make(Kind::kButterfly, group_size), round, size);
+        ASSERT_EQ(partition.size(), static_cast<std::size_t>(size));
+        std::size_t ranks = 0;
+        for (const Members& group : GroupsOf(partition)) {
+          ASSERT_THAT(group, testing::Not(IsEmpty()));
+          ASSERT_LE(group.size(), static_cast<std::size_t>(group_size)) << group_size << " of " << size;
+          ranks += group.size();
         }
+        ASSERT_EQ(ranks, static_cast<std::size_t>(size));
       }
     }
   }
 }
 
-TEST(AnyScheduleTest, ComesAgainAfterItsCycleAndNotBefore) {
-  for (const Kind kind : {Kind::kButterfly, Kind::kRing}) {
-    for (int size = 1; size <= kMost; ++size) {
-      for (int group_size = 1; group_size <= kMost; ++group_size) {
-        const Schedule schedule = Make(kind, group_size);
-        SCOPED_TRACE(std::to_string(group_size) + " of " + std::to_string(size));
-        const Round cycle = CycleOf(schedule, size);
-        ASSERT_GE(cycle, 1);
-        for (Round round = 0; round < 2 * cycle; ++round)
-          ASSERT_EQ(GroupsOf(schedule, round, size), GroupsOf(schedule, round + cycle, size)) << round;
-        for (Round shorter = 1; shorter < cycle; ++shorter) {
-          bool differs = false;
-          for (Round round = 0; round < cycle; ++round)
-            differs = differs || GroupsOf(schedule, round, size) != GroupsOf(schedule, round + shorter, size);
-          EXPECT_TRUE(differs) << "after " << shorter << " already, not only after " << cycle;
-        }
+TEST(AnyButterflyTest, ComesAgainAfterItsCycleAndNotBefore) {
+  for (int size = 1; size <= kMost; ++size) {
+    for (int group_size = 1; group_size <= kMost; ++group_size) {
+      const Schedule schedule = Make(Kind::kButterfly, group_size);
+      SCOPED_TRACE(std::to_string(group_size) + " of " + std::to_string(size));
+      const Round cycle = CycleOf(schedule, size);
+      ASSERT_GE(cycle, 1);
+      for (Round round = 0; round < 2 * cycle; ++round)
+        ASSERT_EQ(GroupsOf(schedule, round, size), GroupsOf(schedule, round + cycle, size)) << round;
+      for (Round shorter = 1; shorter < cycle; ++shorter) {
+        bool differs = false;
+        for (Round round = 0; round < cycle; ++round)
+          differs = differs || GroupsOf(schedule, round, size) != GroupsOf(schedule, round + shorter, size);
+        EXPECT_TRUE(differs) << "after " << shorter << " already, not only after " << cycle;
       }
     }
   }
 }
 
 TEST_F(MixingTest, TheSpreadShrinksInEveryCycle) {
-  for (const Kind kind : {Kind::kButterfly, Kind::kRing}) {
-    for (int size = 2; size <= kMost; ++size) {
-      for (int group_size = 2; group_size <= kMost; ++group_size) {
-        const Schedule schedule = Make(kind, group_size);
-        SCOPED_TRACE(std::to_string(group_size) + " of " + std::to_string(size));
-        const Round cycle = CycleOf(schedule, size);
-        auto values = RandomValues(size);
-        const double mean = std::accumulate(values.begin(), values.end(), 0.0) / size;
-        double spread = Spread(values);
-        for (int i = 0; i < 4 && spread > 1e-9; ++i) {
-          for (Round round = 0; round < cycle; ++round) Average(values, Groups(schedule, i * cycle + round, size));
-          ASSERT_LT(Spread(values), spread) << "cycle " << i;
-          spread = Spread(values);
-        }
-        EXPECT_NEAR(std::accumulate(values.begin(), values.end(), 0.0) / size, mean, 1e-12);
+  for (int size = 2; size <= kMost; ++size) {
+    for (int group_size = 2; group_size <= kMost; ++group_size) {
+      const Schedule schedule = Make(Kind::kButterfly, group_size);
+      SCOPED_TRACE(std::to_string(group_size) + " of " + std::to_string(size));
+      const Round cycle = CycleOf(schedule, size);
+      auto values = RandomValues(size);
+      const double mean = std::accumulate(values.begin(), values.end(), 0.0) / size;
+      double spread = Spread(values);
+      for (int i = 0; i < 4 && spread > 1e-9; ++i) {
+        for (Round round = 0; round < cycle; ++round) Average(values, Groups(schedule, i * cycle + round, size));
+        ASSERT_LT(Spread(values), spread) << "cycle " << i;
+        spread = Spread(values);
       }
+      EXPECT_NEAR(std::accumulate(values.begin(), values.end(), 0.0) / size, mean, 1e-12);
     }
   }
 }
 
-TEST(AnyScheduleTest, ConnectsAllRanksInACycle) {
-  for (const Kind kind : {Kind::kButterfly, Kind::kRing})
-    for (int size = 2; size <= kMost; ++size)
-      for (int group_size = 2; group_size <= kMost; ++group_size)
-        for (const auto& reached :
-             Reached(Make(kind, group_size), size * static_cast<int>(CycleOf(Make(kind, group_size), size)), size))
-          ASSERT_EQ(reached.size(), static_cast<std::size_t>(size)) << group_size << " of " << size;
+TEST(AnyButterflyTest, ConnectsAllRanksInACycle) {
+  for (int size = 2; size <= kMost; ++size)
+    for (int group_size = 2; group_size <= kMost; ++group_size)
+      for (const auto& reached :
+           Reached(Make(Kind::kButterfly, group_size),
+                   size * static_cast<int>(CycleOf(Make(Kind::kButterfly, group_size), size)), size))
+        ASSERT_EQ(reached.size(), static_cast<std::size_t>(size)) << group_size << " of " << size;
 }
 
-TEST(AnyScheduleTest, LateRoundsAreComputedToo) {
+TEST(AnyButterflyTest, LateRoundsAreComputedToo) {
   constexpr Round kLate = (Round{1} << 60) + 1;
-  for (const Kind kind : {Kind::kButterfly, Kind::kRing}) {
-    for (const int size : {8, 12}) {
-      const Schedule schedule = Make(kind, 4);
-      EXPECT_EQ(GroupsOf(schedule, kLate, size), GroupsOf(schedule, kLate % CycleOf(schedule, size), size));
-    }
+  for (const int size : {8, 12}) {
+    const Schedule schedule = Make(Kind::kButterfly, 4);
+    EXPECT_EQ(GroupsOf(schedule, kLate, size), GroupsOf(schedule, kLate % CycleOf(schedule, size), size));
   }
 }
 
-TEST(AnyScheduleTest, GroupsOfMoreThanAllAreAll) {
-  for (const Kind kind : {Kind::kButterfly, Kind::kRing})
-    for (int size = 1; size <= kMost; ++size)
-      EXPECT_EQ(GroupsOf(Make(kind, size + 3), 5, size), Partition(static_cast<std::size_t>(size), 0)) << size;
+TEST(AnyButterflyTest, GroupsOfMoreThanAllAreAll) {
+  for (int size = 1; size <= kMost; ++size)
+    EXPECT_EQ(GroupsOf(Make(Kind::kButterfly, size + 3), 5, size), Partition(static_cast<std::size_t>(size), 0))
+        << size;
 }
 
-TEST(AnyScheduleTest, GroupsOfOneAreEachAlone) {
-  for (const Kind kind : {Kind::kButterfly, Kind::kRing})
-    for (int size = 1; size <= kMost; ++size)
-      EXPECT_EQ(Groups(Make(kind, 1), 5, size).size(), static_cast<std::size_t>(size));
+TEST(AnyButterflyTest, GroupsOfOneAreEachAlone) {
+  for (int size = 1; size <= kMost; ++size)
+    EXPECT_EQ(Groups(Make(Kind::kButterfly, 1), 5, size).size(), static_cast<std::size_t>(size));
 }
 
 // --- The other kinds
-
-TEST(RingTest, PairsAreGossipOnARing) {
-  const Schedule schedule = Make(Kind::kRing, 2);
-  EXPECT_THAT(Groups(schedule, 0, 6), ElementsAre(Members{0, 1}, Members{2, 3}, Members{4, 5}));
-  EXPECT_THAT(Groups(schedule, 1, 6), ElementsAre(Members{0, 5}, Members{1, 2}, Members{3, 4}));
-  EXPECT_THAT(Groups(schedule, 2, 6), ElementsAre(Members{0, 1}, Members{2, 3}, Members{4, 5}));
-}
-
-TEST(RingTest, IsShiftedByHalfAGroup) {
-  const Schedule schedule = Make(Kind::kRing, 4);
-  EXPECT_THAT(Groups(schedule, 0, 8), ElementsAre(Members{0, 1, 2, 3}, Members{4, 5, 6, 7}));
-  EXPECT_THAT(Groups(schedule, 1, 8), ElementsAre(Members{0, 1, 6, 7}, Members{2, 3, 4, 5}));
-}
-
-TEST(RingTest, TheLastGroupMayBeSmaller) {
-  EXPECT_THAT(Groups(Make(Kind::kRing, 3), 0, 7), ElementsAre(Members{0, 1, 2}, Members{3, 4, 5}, Members{6}));
-  EXPECT_THAT(Groups(Make(Kind::kRing, 3), 1, 7), ElementsAre(Members{0}, Members{1, 2, 3}, Members{4, 5, 6}));
-}
 
 TEST(TableTest, IsReadFromTheStartAgain) {
   Schedule schedule;
@@ -260,7 +233,6 @@ TEST(NoScheduleTest, IsOfAllRanks) {
 TEST(ScheduleTest, KindsHaveNames) {
   EXPECT_EQ(FromName<Kind>("schedule", "none"), Kind::kNone);
   EXPECT_EQ(FromName<Kind>("schedule", "butterfly"), Kind::kButterfly);
-  EXPECT_EQ(FromName<Kind>("schedule", "ring"), Kind::kRing);
   EXPECT_EQ(FromName<Kind>("schedule", "table"), Kind::kTable);
   EXPECT_THROW(FromName<Kind>("schedule", "tree"), std::invalid_argument);
 }

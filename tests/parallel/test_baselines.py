@@ -202,6 +202,22 @@ def test_eager_sgd(world: World, collective: str) -> None:
     torch.testing.assert_close(training.models(), everywhere(training.starts().mean(0)))
 
 
+@pytest.mark.parametrize("collective", ["solo", "majority"])
+def test_eager_sgd_averages_again(world: World, collective: str) -> None:
+    """Every rank comes to each average, however its rounds went."""
+
+    def make(optimizer: Any, _: Sets) -> Baseline:
+        parameters = [(f"{world.name()}.{n}", p) for n, p in enumerate(optimizer.param_groups[0]["params"])]
+        return EagerSGD(optimizer, parameters, collective, sync_every=1)
+
+    training = Training(world, make, [])
+    for _ in range(3):
+        torch.nn.utils.vector_to_parameters(training.start(world.rank), training.parameters)
+        training.step()
+        torch.testing.assert_close(training.models(), everywhere(training.starts().mean(0)))
+    training.trained.flush()
+
+
 @pytest.mark.parametrize("needed", [DPSGD.process_sets_of, ADPSGD.process_sets_of, PushSum.process_sets_of])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_sets_without_a_common_rank_come_together(needed: Callable[[int], list[list[int]]], ranks: int) -> None:

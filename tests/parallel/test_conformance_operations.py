@@ -123,7 +123,6 @@ def test_wrong_arguments(front: Front, world: World) -> None:
         ({"sync": "weighted_average:2:0.9"}, ValueError, "averages models"),
         ({"missed": "replay"}, ValueError, "missed must be"),
         ({"missed": "none"}, ValueError, "missed must be"),
-        ({"divisor": "all"}, ValueError, "divisor must be"),
         ({"max_staleness": -1}, ValueError, "max_staleness must be"),
         ({"max_staleness": 1.5}, ValueError, "max_staleness must be"),
         ({"grace_ms": "long"}, ValueError, "grace_ms must be"),
@@ -134,7 +133,6 @@ def test_wrong_arguments(front: Front, world: World) -> None:
         ),
     ]
     without_rounds: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"sync": "full", "divisor": "all"}, ValueError, "divisor must be"),
         ({"sync": None, "max_staleness": -1}, ValueError, "max_staleness must be"),
         ({"sync": None, "grace_ms": [1]}, ValueError, "grace_ms must be"),
         ({"sync": None, "name": front.hvd.Solo()}, ValueError, r"name is Solo\(.*sync=Solo\("),
@@ -167,10 +165,9 @@ def test_different_dtypes(front: Front, world: World, odd: int) -> None:
         ({"sync": Quorum(1)}, {"sync": "solo"}, ("Quorum(ranks=1)", "Solo()")),
         ({"sync": "solo", "max_staleness": 3}, {"sync": "solo"}, ("max_staleness=3", "max_staleness=8")),
         ({"sync": "solo", "missed": "latest"}, {"sync": "solo"}, ("missed=latest",)),
-        ({"sync": "solo", "divisor": "contributors"}, {"sync": "solo"}, ("divisor=contributors",)),
         ({"sync": Majority("random", seed=1)}, {"sync": Majority("random", seed=2)}, ("seed=1", "seed=2")),
     ],
-    ids=["policy", "equivalent", "max_staleness", "missed", "divisor", "seed"],
+    ids=["policy", "equivalent", "max_staleness", "missed", "seed"],
 )
 def test_different_policies(
     front: Front, world: World, odd: int, own: dict[str, Any], others: dict[str, Any], words: tuple[str, ...]

@@ -97,25 +97,7 @@ def test_missed_results(front: Front, world: World, missed: str) -> None:
     front.hvd.flush()
 
 
-def test_divisor_contributors(front: Front, world: World) -> None:
-    late = 1
-    script = Script(front, world, sync=all_but(late, world), op=front.hvd.Average, divisor="contributors")
-    script.first()
-    if world.rank == late:
-        script.completed(2)
-    result, info = script.arrive(value(world.rank, 0))
-    assert info.gradients == world.size - 1
-    assert result == pytest.approx(total(world, without=late) / (world.size - 1))
-    front.fence(world)
-    if world.rank == late:
-        script.completed(3)
-    result, info = script.arrive(0 if world.rank == late else value(world.rank, 1))
-    assert info.gradients == world.size
-    assert result == pytest.approx((total(world, without=late, step=1) + value(late, 0)) / world.size)
-    front.hvd.flush()
-
-
-def test_divisor_ranks(front: Front, world: World) -> None:
+def test_an_average_is_divided_by_the_number_of_ranks(front: Front, world: World) -> None:
     late = 1
     script = Script(front, world, sync=all_but(late, world), op=front.hvd.Average)
     script.first()

@@ -126,7 +126,7 @@ def test_a_wrapped_optimizer_goes_without_the_garbage_collector(world: World) ->
     try:
         for _ in range(2):
             bare = torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer = hvd.DistributedOptimizer(bare, sync=hvd.Quorum(1.0), fusion=merged, model_sync_every=2)
+            optimizer = hvd.DistributedOptimizer(bare, sync=hvd.Quorum(1.0), fusion=merged)
             for _ in range(4):
                 step(model, optimizer)
             plans = optimizer.fusion_plan

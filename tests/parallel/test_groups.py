@@ -17,7 +17,7 @@ import torch
 from harness.buckets import completed
 from harness.fronts import front_of
 from harness.matrix import alone, four, process_sets
-from harness.models import Groups, Models, group_of, model, softmax
+from harness.models import Groups, Models, group_of, model, ring, softmax
 from harness.script import value
 from harness.world import World
 
@@ -159,7 +159,7 @@ def processes(world: World) -> Iterator[hvd.ProcessSet | None]:
 @pytest.mark.parametrize("kind", ["group_allreduce", "partial_reduce"])
 def test_a_process_set_of_three(world: World, processes: hvd.ProcessSet, kind: str) -> None:
     """Schedules and members count the ranks of the set."""
-    schedule = hvd.Ring(2)
+    schedule = ring(3)
     for number in range(4):
         if not processes.included():
             break
@@ -263,7 +263,7 @@ def test_every_period_th_round_all_are_equal(world: World) -> None:
 
 def test_two_schedules_in_flight_at_the_same_time(world: World) -> None:
     """One negotiation may close both: groups neither collide nor fuse."""
-    schedules = {"one": hvd.Butterfly(2), "two": hvd.Ring(2), "three": hvd.Butterfly(2)}
+    schedules = {"one": hvd.Butterfly(2), "two": ring(world.size), "three": hvd.Butterfly(2)}
     seen: dict[str, list[tuple[hvd.RoundInfo, torch.Tensor]]] = {name: [] for name in schedules}
     rng = world.random()
     for _ in range(12):
@@ -314,7 +314,7 @@ def test_one_rank_calls_more_often(world: World, period: int | None, busy: int) 
     for _ in range(24 if world.rank == busy else 6):
         result, info = ended(
             hvd.group_allreduce_async(
-                torch.tensor([own], dtype=torch.float64), name=world.name(), schedule=hvd.Ring(2), period=period
+                torch.tensor([own], dtype=torch.float64), name=world.name(), schedule=ring(world.size), period=period
             )
         )
         total = sum(map(value, info.members)) + (own if info.late else 0)
@@ -347,7 +347,7 @@ def test_join(world: World, kind: str) -> None:
         start = hvd.partial_reduce_async
     else:
         start = hvd.group_allreduce_async
-        arguments |= {"schedule": hvd.Ring(2), "period": 3 if kind == "full rounds" else None}
+        arguments |= {"schedule": ring(world.size), "period": 3 if kind == "full rounds" else None}
 
     def calls(number: int) -> None:
         own = float(value(world.rank))

@@ -202,7 +202,6 @@ def test_arguments_that_do_not_go_with_averages_of_models(world: World, policy: 
         {"groups": 2},
         {"missed": "sum"},
         {"missed": "replay"},
-        {"divisor": "contributors"},
         {"op": hvd.Sum, "missed": "latest"},
     ]
     if policy != "group":

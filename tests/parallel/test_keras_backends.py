@@ -913,7 +913,7 @@ def test_arguments_of_a_wrong_kind(world: World, policy: str) -> None:
         "optimizer name device_dense device_sparse sparse_as_dense num_groups process_set scale_local_gradients sync "
         "average_aggregated_gradients backward_passes_per_step max_staleness grace_ms"
     )
-    of_gradients = "compression gradient_predivide_factor op groups fusion missed divisor replay_limit"
+    of_gradients = "compression gradient_predivide_factor op groups fusion missed replay_limit"
     names = (of_models if policy == "group" else f"{of_models} {of_gradients}").split()
 
     def wrap(**options: Any) -> Any:

@@ -432,8 +432,6 @@ def test_arguments_that_do_not_fit(world: World, policy: str) -> None:
         {"gradient_predivide_factor": 2.0},
         {"groups": 2},
         {"missed": "sum"},
-        {"divisor": "contributors"},
-        {"model_sync_every": 4},
         {"op": hvd.Sum, "missed": "latest"},
     ]
     if policy != "group":

@@ -232,7 +232,6 @@ def test_full_has_the_attributes_of_all(world: World) -> None:
 def test_wrong_arguments(world: World) -> None:
     model = make_model()
     more: list[tuple[dict[str, Any], str]] = [
-        ({"model_sync_every": 0}, "model_sync_every must be"),
         ({"groups": [["x"]]}, "groups must be"),
         ({"groups": [[model[0].weight], [model[0].weight]]}, "only appear once"),
     ]

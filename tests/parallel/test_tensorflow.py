@@ -1067,7 +1067,7 @@ def test_wrapping_twice(world: World, first: str) -> None:
 @pytest.mark.parametrize("policy", ["full", "solo"])
 def test_arguments_of_a_wrong_kind_of_a_tape(world: World, policy: str) -> None:
     names = (
-        "compression device_dense device_sparse divisor fusion grace_ms gradient_predivide_factor groups max_staleness missed "
+        "compression device_dense device_sparse fusion grace_ms gradient_predivide_factor groups max_staleness missed "
         "num_groups op process_set scale_local_gradients sparse_as_dense sync"
     )
     nonsense = {name: NONSENSE[name] for name in names.split()} | {"gradtape": [None, 1, "x", tf.GradientTape]}
@@ -1081,11 +1081,11 @@ def test_arguments_of_a_wrong_kind_of_operations(world: World) -> None:
     counts: list[Any] = ["1", 1.5, True, [1], int]
     common = {"name": NONSENSE["name"], "process_set": NONSENSE["process_set"], "return_info": ["yes", None]}
     scales = {"prescale_factor": numbers, "postscale_factor": numbers}
-    reduced = {name: NONSENSE[name] for name in ("op", "sync", "missed", "divisor", "max_staleness", "grace_ms")}
+    reduced = {name: NONSENSE[name] for name in ("op", "sync", "missed", "max_staleness", "grace_ms")}
     cases: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         "partial_allreduce": ({"sync": "solo"}, reduced | scales),
         "group_allreduce": ({}, {"op": NONSENSE["op"], "schedule": ["ring", 1], "period": counts}),
-        "partial_reduce": ({}, {"size": counts, "weights": [1, None], "alpha": numbers, "window": counts}),
+        "partial_reduce": ({}, {"size": counts, "weights": [1, None], "alpha": numbers}),
         "weighted_average": ({"steps": 1, "contraction": 0.5}, {"steps": [*counts, None], "contraction": numbers}),
     }
     for kind, (needed, nonsense) in cases.items():

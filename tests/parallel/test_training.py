@@ -113,17 +113,6 @@ def test_a_late_rank_catches_up_in_one_step(world: World) -> None:
 
 
 @scripted
-def test_divisor_contributors(world: World) -> None:
-    script = Scripted(world, 1, op=hvd.Average, divisor="contributors")
-    script.first()
-    script.round_without_the_late_rank(0)
-    if world.rank == 1:
-        script.step(1, 0.0)
-    assert -script.weight.item() == pytest.approx(script.total(0) / (world.size - 1))
-    script.optimizer.flush()
-
-
-@scripted
 @pytest.mark.parametrize("late", [0, 1])
 def test_flush_applies_what_was_pending_and_missed(world: World, late: int) -> None:
     script = Scripted(world, late)
@@ -391,24 +380,6 @@ def test_a_late_gradient_that_is_not_finite_is_dropped_and_counted(world: World,
     dropped = world.gather(hvd.partial_stats()[bucket_of(script.optimizer)]["dropped"])
     assert -script.weight.item() == script.total(0)
     assert dropped == [int(rank == late) for rank in world.ranks]
-
-
-# --- Models -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ["solo", EVERYBODY])
-def test_model_sync_every(world: World, policy: str) -> None:
-    torch.manual_seed(world.rank)  # replicas begin apart, which only averaging the model can mend
-    model = torch.nn.Linear(2, 1)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), sync=policy, model_sync_every=2)
-    for _ in range(6):
-        optimizer.zero_grad()
-        model(torch.randn(2, 2)).sum().backward()
-        optimizer.step()
-    optimizer.flush()
-    everybody = world.gather(weights(model))
-    if policy == EVERYBODY:
-        assert all(torch.allclose(other, everybody[0], atol=1e-6) for other in everybody)
 
 
 # --- Statistics -------------------------------------------------------------------------------------------------------

@@ -22,9 +22,7 @@ OPTIMIZER = (
     "optimizer named_parameters backward_passes_per_step sparse_as_dense num_groups process_set sync max_grad_norm"
 )
 MODELS = f"{OPTIMIZER} max_grad_value grad_transform grad_scaler named_buffers max_staleness grace_ms"
-GRADIENTS = (
-    f"{MODELS} compression op gradient_predivide_factor groups fusion missed divisor model_sync_every replay_limit"
-)
+GRADIENTS = f"{MODELS} compression op gradient_predivide_factor groups fusion missed replay_limit"
 OPERATION: dict[str, list[Any]] = {
     "tensor": [1, "x", None, [1.0], torch.Tensor],
     "name": NONSENSE["name"],
@@ -55,15 +53,15 @@ OPERATIONS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     "partial_allreduce": (
         {"sync": "solo"},
         {"prescale_factor": NUMBERS, "postscale_factor": NUMBERS, **ABOUT_ROUNDS}
-        | {name: NONSENSE[name] for name in ("op", "sync", "missed", "divisor")},
+        | {name: NONSENSE[name] for name in ("op", "sync", "missed")},
     ),
     "group_allreduce": (
         {},
-        {"op": NONSENSE["op"], "schedule": [2, "ring", True, hvd.Ring], "period": COUNTS_OR_NONE, **ABOUT_ROUNDS},
+        {"op": NONSENSE["op"], "schedule": [2, "ring", True, hvd.Butterfly], "period": COUNTS_OR_NONE, **ABOUT_ROUNDS},
     ),
     "partial_reduce": (
         {},
-        {"size": COUNTS, "weights": [1, None, ["constant"]], "alpha": NUMBERS, "window": COUNTS_OR_NONE},
+        {"size": COUNTS, "weights": [1, None, ["constant"]], "alpha": NUMBERS},
     ),
     "weighted_average": ({"steps": 1, "contraction": 0.5}, {"steps": COUNTS, "contraction": NUMBERS}),
 }

@@ -16,7 +16,7 @@ def spec(**changes: Any) -> _core.BucketSpec:
 
 def test_what_a_gradient_bucket_is_declared_with() -> None:
     made = spec(sync=Quorum(3), max_staleness=5, grace_ms=2.5, prescale_factor=0.5, postscale_factor=3.0)
-    words = "Quorum(ranks=3) op=Average max_staleness=5 grace_ms=2.5 divisor=ranks"
+    words = "Quorum(ranks=3) op=Average max_staleness=5 grace_ms=2.5"
     policy = _core.Policy(rule="quorum", quorum=3, max_staleness=5, grace_seconds=2.5e-3, description=words)
     assert made == _core.BucketSpec(policy=policy, prescale_factor=0.5, postscale_factor=0.75)
     assert made.policy.description == words

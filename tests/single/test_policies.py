@@ -21,7 +21,6 @@ from horovod_partial.policies import (
     Majority,
     PartialReduce,
     Quorum,
-    Ring,
     Schedule,
     Solo,
     WeightedAverage,
@@ -168,9 +167,9 @@ def test_a_share_is_never_nobody_and_never_more_than_all(share: float, size: int
 MODEL_POLICIES = [
     GroupAverage(),
     GroupAverage(4, period=None),
-    GroupAverage(schedule=Ring(3), average=("parameters", "buffers", "state")),
+    GroupAverage(schedule=Butterfly(3), average=("parameters", "buffers", "state")),
     PartialReduce(2),
-    PartialReduce(3, weights="staleness", alpha=0.5, window=9),
+    PartialReduce(3, weights="staleness", alpha=0.5),
     WeightedAverage(8, 0.999),
 ]
 
@@ -195,17 +194,15 @@ def test_policies_are_values(policy: policies.Policy) -> None:
         (lambda: GroupAverage(True), "size must be an int"),
         (lambda: GroupAverage(period=0), "period must be an int, 1 or more"),
         (lambda: GroupAverage(period=2.5), "period must be an int"),
-        (lambda: GroupAverage(2, schedule=Ring(2)), "size or schedule, not both"),
+        (lambda: GroupAverage(2, schedule=Butterfly(2)), "size or schedule, not both"),
         (lambda: GroupAverage(schedule="ring"), "hvd.Butterfly"),
-        (lambda: GroupAverage(schedule=Ring), "hvd.Butterfly"),
+        (lambda: GroupAverage(schedule=Butterfly), "hvd.Butterfly"),
         (lambda: PartialReduce(1), "size must be an int, 2 or more"),
         (lambda: PartialReduce("2"), "size must be an int"),
         (lambda: PartialReduce(2, weights="uniform"), "weights must be 'constant' or 'staleness'"),
         (lambda: PartialReduce(2, alpha=0.0), "alpha must be a number above 0 and at most 1"),
         (lambda: PartialReduce(2, alpha=1.5), "alpha must be a number above 0 and at most 1"),
         (lambda: PartialReduce(2, alpha=math.nan), "alpha must be a number above 0 and at most 1"),
-        (lambda: PartialReduce(2, window=0), "window must be an int, 1 or more"),
-        (lambda: PartialReduce(2, window=1.0), "window must be an int"),
         (lambda: WeightedAverage(0, 0.9), "period must be an int, 1 or more"),
         (lambda: WeightedAverage(1.0, 0.9), "period must be an int"),
         (lambda: WeightedAverage(1, 0.0), "contraction must be a number above 0 and at most 1"),
@@ -213,8 +210,6 @@ def test_policies_are_values(policy: policies.Policy) -> None:
         (lambda: WeightedAverage(1, math.nan), "contraction must be a number above 0 and at most 1"),
         (lambda: Butterfly(1), "size must be an int, 2 or more"),
         (lambda: Butterfly(None), "size must be an int"),
-        (lambda: Ring(1), "size must be an int, 2 or more"),
-        (lambda: Ring("2"), "size must be an int"),
         (lambda: Schedule(3, 1), "function must be callable"),
         (lambda: Schedule(lambda round, rank: 0, 0), "rounds must be an int, 1 or more"),
         (lambda: Schedule(lambda round, rank: 0, 1.0), "rounds must be an int"),
@@ -267,21 +262,12 @@ def test_rules_of_model_policies() -> None:
 
     assert GroupAverage().to_core(8) == _core.Policy(quorum=1, schedule=butterfly(2), period=10)
     assert GroupAverage(16, period=None).to_core(8) == _core.Policy(quorum=1, schedule=butterfly(8), period=0)
-    ring = _core.Schedule(kind="ring", group_size=3)
-    assert GroupAverage(schedule=Ring(3)).to_core(8) == _core.Policy(quorum=1, schedule=ring, period=10)
+    assert GroupAverage(schedule=Butterfly(3)).to_core(8) == _core.Policy(quorum=1, schedule=butterfly(3), period=10)
     table = GroupAverage(schedule=Schedule(lambda round, rank: (rank + round) // 2, 2)).to_core(4).schedule
     assert (table.kind, table.table) == ("table", [[0, 0, 1, 1], [0, 1, 1, 2]])
     assert PartialReduce(3).to_core(8) == _core.Policy(rule="ready", group_size=3, window=16)
-    assert PartialReduce(9, window=5).to_core(8) == _core.Policy(rule="ready", group_size=8, window=5)
+    assert PartialReduce(9).to_core(8) == _core.Policy(rule="ready", group_size=8, window=16)
     assert WeightedAverage(8, 0.9).to_core(8) == _core.Policy(rule="quorum", quorum=8)
-
-
-@pytest.mark.parametrize(("size", "group", "least"), [(8, 2, 7), (8, 3, 4), (9, 5, 2), (4, 4, 1), (4, 9, 1), (1, 2, 1)])
-def test_a_window_that_cannot_connect_all_ranks(size: int, group: int, least: int) -> None:
-    assert PartialReduce(group, window=least).to_core(size).window == least
-    if least > 1:
-        with pytest.raises(ValueError, match=f"window={least - 1} cannot connect {size} ranks .* pass {least} or more"):
-            PartialReduce(group, window=least - 1).to_core(size)
 
 
 def test_what_becomes_of_models() -> None:
@@ -350,25 +336,17 @@ def test_c1_a_butterfly_connects_everybody_as_fast_as_can_be(size: int, group: i
     assert spread(Butterfly(group), size, rounds - 1) != [set(range(size))] * size
 
 
-@given(
-    size=st.integers(1, 40), group=st.integers(2, 12), t=st.integers(0, 200), kind=st.sampled_from([Butterfly, Ring])
-)
-def test_every_rank_is_in_one_group(size: int, group: int, t: int, kind: Any) -> None:
-    groups = kind(group).groups(t, size)
+@given(size=st.integers(1, 40), group=st.integers(2, 12), t=st.integers(0, 200))
+def test_every_rank_is_in_one_group(size: int, group: int, t: int) -> None:
+    groups = Butterfly(group).groups(t, size)
     assert sorted(rank for members in groups for rank in members) == list(range(size))
     assert all(members == sorted(members) for members in groups)
     assert max(map(len, groups)) <= group
 
 
 @given(size=st.integers(2, 24), group=st.integers(2, 8))
-def test_schedules_connect_all_ranks(size: int, group: int) -> None:
+def test_butterflies_connect_all_ranks(size: int, group: int) -> None:
     assert spread(Butterfly(group), size, size) == [set(range(size))] * size
-    assert spread(Ring(group), size, 4 * size) == [set(range(size))] * size
-
-
-def test_ring() -> None:
-    assert [Ring(2).groups(t, 4) for t in range(3)] == [[[0, 1], [2, 3]], [[0, 3], [1, 2]], [[0, 1], [2, 3]]]
-    assert Ring(2).groups(0, 3) == [[0, 1], [2]]
 
 
 def test_a_schedule_of_ones_own() -> None:
@@ -377,6 +355,8 @@ def test_a_schedule_of_ones_own() -> None:
     assert schedule.groups(1, 4) == [[0, 2], [1, 3]]
     assert schedule.groups(4, 4) == schedule.groups(0, 4)  # from the start again
     assert schedule.groups(1, 1) == [[0]]
+    ring = Schedule(lambda round, rank: (rank - round) % 4 // 2, 4)
+    assert [ring.groups(t, 4) for t in range(3)] == [[[0, 1], [2, 3]], [[0, 3], [1, 2]], [[0, 1], [2, 3]]]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Muon])

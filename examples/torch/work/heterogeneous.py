@@ -78,11 +78,11 @@ def main() -> None:
         model.named_parameters(),
         sync=options.policy,
         missed=options.missed,
-        model_sync_every=TEN_EPOCHS if options.missed else None,
         max_grad_norm=LARGEST_NORM,
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     taken = counter()  # which lives until all ranks have flushed
+    sync = job.ModelSync(optimizer, TEN_EPOCHS) if options.missed else None
 
     clock = job.Clock(model, len(batches) // size)
     while (number := taken.add("batches", 1)) <= len(batches):
@@ -91,6 +91,8 @@ def main() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
+        if sync is not None:
+            sync.after_step()
     optimizer.flush()
 
     def test() -> tuple[float, int]:

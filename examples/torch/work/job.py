@@ -139,6 +139,31 @@ def micro_batches(
         yield drawn[home][step * options.passes + index], True
 
 
+class ModelSync:
+    """Averages the models of all ranks after the first step, and each time so many rounds more have passed.
+
+    As in eager-SGD, as it was published. Ranks that have flushed are not waited for, and do not count.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, every: int) -> None:
+        self._optimizer, self._every, self._last = optimizer, every, -1
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def after_step(self) -> None:
+        """Average the models if that is due."""
+        due = self._optimizer.rounds // self._every
+        if due <= self._last:
+            return
+        self._last = due
+        model = parameters_to_vector(self._parameters).detach()
+        handle = hvd.weighted_average_async_(model, 0, 1.0, name="model sync")  # all weigh alike
+        hvd.synchronize(handle)
+        if not hvd.round_info(
+            handle
+        ).late:  # else it is of older models, and was made while this rank was out of training
+            vector_to_parameters(model, self._parameters)
+
+
 def be_late(mean_ms: float, step: int) -> None:
     """Sleep as if something else ran on this machine: ranks take turns at being slow, and do so equally often."""
     time.sleep(1e-3 * mean_ms * TURNS[(hvd.rank() + step) % len(TURNS)])

@@ -81,8 +81,8 @@ def main() -> None:
         model.named_parameters(),
         sync=options.policy,
         missed=options.missed,
-        model_sync_every=TEN_EPOCHS if options.missed else None,
     )
+    sync = job.ModelSync(optimizer, TEN_EPOCHS) if options.missed else None
 
     clock = job.Clock(model, options.steps)
     for rows in draw(options.steps, torch.Generator().manual_seed(1_000 * (options.seed + 1) + 500 + rank)):
@@ -91,6 +91,8 @@ def main() -> None:
         losses = hinge(model, *(part[rows] for part in training))
         (losses.sum() + len(rows) * REGULARISATION / 2 * model.weight.square().sum()).backward()
         optimizer.step()
+        if sync is not None:
+            sync.after_step()
     optimizer.flush()
 
     def test() -> tuple[float, int]:

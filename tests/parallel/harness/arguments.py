@@ -20,7 +20,6 @@ NONSENSE: dict[str, list[Any]] = {
     "compression": ["fp16", 1, True, None, object],
     "device_dense": [1, ["cpu"]],
     "device_sparse": [1, ["cpu"]],
-    "divisor": [1, True, None, ["ranks"]],
     "fusion": ["exact", 1, True, [1], MergedGradients],
     "grace_ms": ["1", True, [1], object, -1, math.nan],
     "grad_scaler": [1, "x", True, object],
@@ -31,7 +30,6 @@ NONSENSE: dict[str, list[Any]] = {
     "max_grad_value": ["1", True, [1], float, 0],
     "max_staleness": ["1", 1.5, True, [1], int, -1, 2**31],
     "missed": [1, True, ["sum"], str],
-    "model_sync_every": ["1", 1.5, True, [1], int, 0],
     "name": [1, True, ["a"]],
     "named_buffers": [1, True],
     "named_parameters": [1, True],
@@ -62,7 +60,6 @@ def check_refusals(hvd: Any, wrap: Callable[..., Any], more: list[tuple[dict[str
     cases: list[tuple[dict[str, Any], str]] = [
         ({"sync": "most"}, "unknown sync policy"),
         ({"missed": "none"}, "missed must be"),
-        ({"divisor": "none"}, "divisor must be"),
         ({"max_staleness": -1}, "max_staleness must be"),
         ({"grace_ms": -1}, "grace_ms must be"),
         ({"op": hvd.Max}, "hvd.Average or hvd.Sum"),
@@ -88,7 +85,6 @@ def check_arguments_without_rounds(hvd: Any, wrap: Callable[..., Any]) -> None:
         ({"compression": "fp16"}, "compression must be one of hvd.Compression"),
     ]
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"divisor": "nonsense"}, "divisor must be"),
         ({"max_staleness": -1}, "max_staleness must be"),
         ({"grace_ms": "long"}, "grace_ms must be"),
         ({"missed": "none"}, "missed must be"),
@@ -97,8 +93,8 @@ def check_arguments_without_rounds(hvd: Any, wrap: Callable[..., Any]) -> None:
         for options, text in misplaced + wrong:
             with pytest.raises(ValueError, match=text):
                 wrap(sync=sync, **options)
-    with pytest.warns(UserWarning, match=r"grace_ms, divisor has no effect: no policy is named"):
-        wrap(divisor="contributors", grace_ms=1.0)
+    with pytest.warns(UserWarning, match=r"grace_ms, missed has no effect: no policy is named"):
+        wrap(missed="latest", grace_ms=1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        wrap(divisor="contributors", grace_ms=1.0, sync="full")  # says so, as a program does that compares policies
+        wrap(missed="latest", grace_ms=1.0, sync="full")  # says so, as a program does that compares policies

@@ -12,11 +12,17 @@ from harness.fronts import Arrival, Front
 from harness.script import Script
 from harness.world import World
 from horovod_partial.exchange.rounds import RoundInfo
+from horovod_partial.policies import Schedule
 
 
 def model(rank: int, shape: tuple[int, ...] = (37,)) -> np.ndarray:
     """A model of random numbers, which every rank can make."""
     return np.random.default_rng(rank).normal(size=shape)
+
+
+def ring(ranks: int) -> Schedule:
+    """Pairs of neighbours on a ring of so many ranks, the next ones in each round."""
+    return Schedule(lambda round, rank: (rank - round) % ranks // 2, ranks)
 
 
 def group_of(rank: int, groups: list[list[int]]) -> tuple[int, ...]:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 import horovod_partial.torch as hvd
+from harness.models import ring
 from harness.world import World
 
 EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
 GRADIENTS = ["full", "solo", "majority", EVERYBODY]
 MODELS: dict[str, Callable[..., Any]] = {
     "group": lambda **options: hvd.GroupAverage(2, period=4, **options),
-    "ring": lambda **options: hvd.GroupAverage(schedule=hvd.Ring(2), period=None, **options),
+    "ring": lambda **options: hvd.GroupAverage(schedule=ring(hvd.size()), period=None, **options),
     "ready": lambda **options: hvd.PartialReduce(2, **options),
     "staleness": lambda **options: hvd.PartialReduce(3, weights="staleness", **options),
     "weighted": lambda **options: hvd.WeightedAverage(3, 0.95, **options),

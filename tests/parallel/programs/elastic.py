@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 hvd.init()
 model = torch.nn.Sequential(torch.nn.Linear(4, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
 # Replicas of SGD with momentum agree whatever was missed, if each missed result is a step of its own.
-options = {"model_sync_every": 7, "missed": "replay"} if policy in ("solo", "majority") else {}
+options = {"missed": "replay"} if policy in ("solo", "majority") else {}
 
 
 def make_optimizer() -> Any:
