@@ -64,7 +64,7 @@ TEST(FusionPlanTest, ThePapersRuleIsNotOptimal) {
   EXPECT_THAT(End(FusionRule::kExact, kCounterexample, kCounterexampleCost), DoubleEq(11));
 }
 
-// MG-WFBP (IEEE TPDS 2021), Algorithm 1: equal layers, each a little shorter than a latency, make the rule merge everything.
+// MG-WFBP (IEEE TPDS 2021), Algorithm 1: layers that are a little shorter than a latency are all merged.
 TEST(FusionPlanTest, EqualLayersChainUnderThePapersRule) {
   std::vector<Gradient> gradients;
   for (int i = 1; i <= 50; ++i) gradients.push_back({0.9 * i, 0.6});
