@@ -229,11 +229,10 @@ Policy MakeReady(int group_size) {
   policy.window = 4;
   return policy;
 }
-// Pairs of neighbours on the ring of 3 ranks.
-Policy MakeRing(Round period, Round max_staleness = 16) {
+Policy MakeButterfly(Round period, Round max_staleness = 16) {
   Policy policy = MakePolicy(1, max_staleness);
-  policy.schedule.kind = Schedule::Kind::kTable;
-  policy.schedule.table = {{0, 0, 1}, {0, 1, 1}, {0, 1, 0}};
+  policy.schedule.kind = Schedule::Kind::kButterfly;
+  policy.schedule.group_size = 2;
   policy.period = period;
   return policy;
 }
@@ -355,9 +354,9 @@ const ExtraCase kExtraCases[] = {
     {"MajorityEndsLateAndOneIsParked", MakePolicy(2), kParked, 2, true},
     {"Ready2EndsLate", MakeReady(2), kTogether, 2, true},
     {"Ready2EndsLateAndFlushes", MakeReady(2), kFlushOnce, 2, true},
-    {"RingEndsLate", MakeRing(2), kTogether, 2, true},
-    {"RingWithBound0EndsLateAndOneClears", MakeRing(0, 0), kClears, 2, true},
-    {"RingEndsLateAndFlushes", MakeRing(2), kFlushOnce, 2, true},
+    {"ButterflyEndsLate", MakeButterfly(2), kTogether, 2, true},
+    {"ButterflyWithBound0EndsLateAndOneClears", MakeButterfly(0, 0), kClears, 2, true},
+    {"ButterflyEndsLateAndFlushes", MakeButterfly(2), kFlushOnce, 2, true},
     {"SoloWithGrace", WithGrace(MakePolicy(1)), kTogether, kSteps, false, true},
     {"MajorityWithGrace", WithGrace(MakePolicy(2)), kTogether, kSteps, false, true},
     {"MajorityWithGraceInOppositeOrder", WithGrace(MakePolicy(2)), kOppositeOrder, 2, false, true},
@@ -393,9 +392,9 @@ TEST_P(GroupsTest, KeepTheRules) {
 INSTANTIATE_TEST_SUITE_P(
     All, GroupsTest,
     testing::Combine(testing::Values(NamedPolicy{"Ready2", MakeReady(2)}, NamedPolicy{"Ready3", MakeReady(3)},
-                                     NamedPolicy{"RingAndFullRounds", MakeRing(2)},
-                                     NamedPolicy{"RingWithBound0", MakeRing(0, 0)},
-                                     NamedPolicy{"RingWithBound1", MakeRing(0, 1)}),
+                                     NamedPolicy{"ButterflyAndFullRounds", MakeButterfly(2)},
+                                     NamedPolicy{"ButterflyWithBound0", MakeButterfly(0, 0)},
+                                     NamedPolicy{"ButterflyWithBound1", MakeButterfly(0, 1)}),
                      testing::Values(kTogether, kOppositeOrder, kOppositeOrderOfTwo, kLeavesEarly, kGoesOnAlone,
                                      kParked, kJoinsEarly, kFlushOnce, kClears, kAlone)),
     [](const testing::TestParamInfo<GroupsTest::ParamType>& info) {
