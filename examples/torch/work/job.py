@@ -142,7 +142,11 @@ def micro_batches(
 class ModelSync:
     """Averages the models of all ranks after the first step, and each time so many rounds more have passed.
 
-    As in eager-SGD, as it was published. Ranks that have flushed are not waited for, and do not count.
+    eager-SGD as it was published does so. Ranks that have flushed are not waited for, and do not count.
+
+    Args:
+        optimizer: a `hvd.DistributedOptimizer` under a policy of gradients.
+        every: rounds from one average to the next.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int) -> None:
@@ -158,10 +162,12 @@ class ModelSync:
         model = parameters_to_vector(self._parameters).detach()
         handle = hvd.weighted_average_async_(model, 0, 1.0, name="model sync")  # all weigh alike
         hvd.synchronize(handle)
-        if not hvd.round_info(
-            handle
-        ).late:  # else it is of older models, and was made while this rank was out of training
-            vector_to_parameters(model, self._parameters)
+        # A late average is of older models, and was made while this rank was out of training.
+        if not hvd.round_info(handle).late:
+            parts = model.split([parameter.numel() for parameter in self._parameters])
+            with torch.no_grad():
+                for parameter, part in zip(self._parameters, parts, strict=True):
+                    parameter.copy_(part.view_as(parameter))
 
 
 def be_late(mean_ms: float, step: int) -> None:
