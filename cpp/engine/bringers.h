@@ -1,4 +1,5 @@
-// Who in this process can still bring something to which bucket (docs/protocol.md, rule 7).
+// Records which threads of this process contribute to which bucket, and which of them still can (docs/protocol.md, rule
+// 7).
 #pragma once
 
 #include <array>
@@ -18,78 +19,79 @@
 
 namespace horovod_partial {
 
-// Who brings an arrival, and how it waits for the result.
+// Says what kind of caller hands over a contribution, and how it waits for the result.
 struct Caller {
   enum class Kind : std::uint8_t {
-    kThread,         // the calling thread, which waits later, or asks now and then
-    kBlockedThread,  // the calling thread, which does nothing else until the result is there
-    kGraph,          // a graph of TensorFlow, whose threads are anybody's
+    kThread,         // the calling thread; it waits for the result later, or polls
+    kBlockedThread,  // the calling thread; it is blocked until the result is there
+    kGraph,          // a TensorFlow graph; any thread of TensorFlow may run its operations
   };
   Kind kind = Kind::kThread;
-  std::int64_t run = 0;  // kGraph: TensorFlow's number for what runs the graph
+  std::int64_t run = 0;  // kGraph: TensorFlow's number for this run of the graph
 };
 
-// The bringers of a bucket are the living threads that collected its results in its last rounds; where none of those
-// lives, the ones that arrived. A rank cannot come to a bucket while all its bringers wait. That is exact where each
-// bucket has its thread. Where buckets are handed from thread to thread, or nobody waits in a wait of ours, a rank that
-// has done nothing for long is judged as a whole.
+// Keeps the bringers of each bucket: the threads that are expected to contribute next. They are the living threads that
+// collected the bucket's results in its last rounds. If none of those lives, they are the threads that contributed. A
+// rank cannot contribute to a bucket while all its bringers wait. This is exact if each bucket has one thread. It is
+// not exact if threads hand buckets to each other, or wait by other means than ours. So a process in which nothing has
+// happened for long is judged as a whole.
 //
-// One object serves all process sets of a process, since a thread that waits in one of them cannot arrive in the
-// others. Any thread may call it. Its mutex guards everything in it and is the innermost of ours.
+// One object serves all process sets of a process, because a thread that waits in one of them cannot contribute in the
+// others. All functions are thread-safe. The mutex guards all members. No other lock is taken while it is held.
 class Bringers {
  public:
-  // Somebody who brings: a thread, or the graphs that are run one after the other.
+  // A thread, or a set of TensorFlow graphs that run one after the other.
   struct Bringer {
     std::atomic<bool> lives{true};
-    Time waits_since = kNever;      // for a round to close, or in a flush
-    Time parked_since = kNever;     // in a collective of Horovod's, as the front end tells
-    Time polled = kNever;           // when it last asked in vain whether such a collective is over, likewise
-    Time polls_since = kNever;      // and since when it has asked at short intervals
-    const void* flushes = nullptr;  // the engine whose flush it waits in
+    Time waits_since = kNever;      // start of its wait for a round or in a flush; kNever: it does not wait
+    Time parked_since = kNever;     // start of its wait in one of Horovod's collectives, if the front end tells
+    Time polled = kNever;           // when it last polled such a collective that had not finished
+    Time polls_since = kNever;      // start of a series of such polls at short intervals
+    const void* flushes = nullptr;  // the engine in whose flush it waits, or null
     bool graphs = false;
   };
 
-  struct Graph;  // buckets that one run of a graph brings to
+  struct Graph;  // the buckets to which one run of a graph contributes
 
   struct Thresholds {
-    Time waiting = std::chrono::milliseconds(5);   // a wait this long counts
-    Time parked = std::chrono::milliseconds(100);  // a collective of Horovod's, outstanding this long, does
-    Time silence = std::chrono::seconds(1);        // a process that has done nothing this long is judged as a whole
+    Time waiting = std::chrono::milliseconds(5);   // a wait for a round counts after this time
+    Time parked = std::chrono::milliseconds(100);  // one of Horovod's collectives counts after this time
+    Time silence = std::chrono::seconds(1);        // a process without any event for this long is judged as a whole
   };
 
-  // What is known of collectives of Horovod's own.
+  // Horovod's own collectives, as far as the engine knows of them.
   struct Foreign {
-    Time since = kNever;  // since when one has been outstanding
-    bool told = false;    // the front end tells which thread waits for one (ForeignWait), or asks (Polled)
+    Time since = kNever;  // since when one has been outstanding; kNever: none is
+    bool told = false;    // the front end tells which threads wait for one (ForeignWait) or poll one (Polled)
   };
 
-  // To which of an engine's buckets this rank cannot come.
+  // The buckets of one engine to which this rank cannot contribute at present.
   struct Away {
-    BucketSet absent;   // because those who bring to them are out of training: in a flush, or a collective of Horovod's
-    BucketSet waiting;  // because they wait
-    bool blocked = false;      // all that bring anything wait, or are out of training; never because of silence
+    BucketSet absent;          // their bringers are out of training: in a flush, or in one of Horovod's collectives
+    BucketSet waiting;         // their bringers wait
+    bool blocked = false;      // all bringers of this process wait or are out of training; never set because of silence
     std::string elsewhere;     // Report::elsewhere
-    Time until{0};             // it may be another answer from then on, if nothing happens before
-    std::uint64_t events = 0;  // how often something had happened
+    Time until{0};             // the answer holds until then if no event comes before
+    std::uint64_t events = 0;  // events() at the time of the answer
     bool operator==(const Away& other) const {
       return absent == other.absent && waiting == other.waiting && blocked == other.blocked &&
              elsewhere == other.elsewhere;
     }
   };
-  // `flushes`: a thread waits in a flush of this engine.
+  // Judges the buckets of `engine`. `flushes`: a thread waits in a flush of this engine.
   Away Look(const void* engine, Time now, const Foreign& foreign, bool flushes, const Thresholds& thresholds) const;
 
-  // A wait of ours, as long as a thread or a graph is in it: also while its round is being reduced.
+  // A wait for a round or in a flush. It includes the reduction: it ends when the thread or graph has the result.
   struct Wait {
     Time since = kNever;
-    const void* engine = nullptr;  // in whose bucket or flush
-    std::string what;              // in words
-    bool ends = false;             // for all ranks to come to their ends
+    const void* engine = nullptr;  // the engine of the bucket or flush
+    std::string what;              // what is waited for, in words
+    bool ends = false;             // it waits until all ranks have ended
   };
-  // The longest one in this process; at the end of the process only if there is no other. `since` is kNever if there is
-  // none.
+  // Returns the longest wait in this process. A wait for the end of all ranks counts only if there is no other wait.
+  // `since` is kNever if there is no wait.
   Wait LongestWait() const;
-  // The calling thread is in a flush from here on, also while the flush's own rounds are reduced.
+  // While this object lives, the calling thread is in a flush. The reductions of the flush are included.
   class FlushWait {
    public:
     FlushWait(std::shared_ptr<Bringers> bringers, const void* engine, bool ends, Time now);
@@ -102,7 +104,7 @@ class Bringers {
     std::list<Wait>::iterator wait_;
   };
 
-  // The calling thread waits in a collective of Horovod's from here on.
+  // While this object lives, the calling thread waits in one of Horovod's collectives.
   class ForeignWait {
    public:
     ForeignWait(std::shared_ptr<Bringers> bringers, Time now);
@@ -113,19 +115,20 @@ class Bringers {
    private:
     const std::shared_ptr<Bringers> owner_;
     const std::shared_ptr<Bringer> self_;
-    Time before_ = kNever;  // of the wait in which this one is
+    Time before_ = kNever;  // start of the wait around this one, or kNever
   };
-  // The calling thread has asked whether a collective of Horovod's is over.
+  // The calling thread has polled one of Horovod's collectives. `over`: it has finished.
   void Polled(bool over, Time now);
 
-  // How often something has happened that may change an answer, but for the end of a thread.
+  // Counts the events that may change the answer of Look. The end of a thread is not counted.
   std::uint64_t events() const { return events_; }
 
-  // The calling thread waits in a flush of that engine. Returns it, for whoever ends the flush.
+  // The calling thread begins to wait in a flush of `engine`. Returns its bringer, which any thread may pass to
+  // EndFlush.
   std::shared_ptr<Bringer> BeginFlush(const void* engine, Time now);
   void EndFlush(Bringer& bringer, Time now);
 
-  // What is known of one bucket of one engine; the bucket has it as a member.
+  // The records of one bucket of one engine. SharedBucket has one as a member.
   class Bucket {
    public:
     Bucket(std::shared_ptr<Bringers> bringers, const void* engine, std::string name);
@@ -133,18 +136,20 @@ class Bringers {
     Bucket(const Bucket&) = delete;
     Bucket& operator=(const Bucket&) = delete;
 
-    // Somebody brings something; `round` counts the bucket's rounds.
+    // Records a contribution. `round`: how many rounds of the bucket have ended on this rank.
     void Arrive(const Caller& caller, Round round, Time now);
-    // What has been brought waits for a round to close, from now on; then it does not any more; then it has its result.
+    // Open: the contribution waits for a round to close from now on. Settle: its round has begun. Done: it has its
+    // result.
     void Open(Time now);
     void Settle();
     void Done(Round round, Time now);
-    // The calling thread waits for the result, and stops waiting. `collects`: it takes the result for itself.
+    // The calling thread begins or ends a wait for the result. `collects`: it takes the result, and so becomes a
+    // bringer.
     void BeginWait(Time now);
     void EndWait(bool collects, Round round, Time now);
-    // The calling thread is about to bring something, whoever did before.
+    // The calling thread will contribute next. It becomes a bringer, although other threads contributed before.
     void Claim(Round round);
-    // Since when a caller that does not wait in a wait of ours has been waiting, or kNever.
+    // Returns since when a caller has waited without BeginWait: a blocked thread or a graph. kNever if none does.
     Time UnattendedSince() const;
 
    private:
@@ -162,21 +167,21 @@ class Bringers {
     const std::shared_ptr<Bringers> owner_;
     const void* const engine_;
     const std::string name_;
-    bool outstanding_ = false;  // brought, and without a result
-    bool open_ = false;         // and its round has not begun
-    Time arrived_ = kNever;     // when it was brought
-    Round round_ = 0;           // and for which round
+    bool outstanding_ = false;  // a contribution has no result yet
+    bool open_ = false;         // its round has not begun
+    Time arrived_ = kNever;     // when the last contribution came
+    Round round_ = 0;           // the round that was open then
     std::vector<Visit> arrivals_;
     std::vector<Visit> collections_;
     std::vector<std::shared_ptr<Bringer>> waiters_;
-    Time waited_since_ = kNever;        // since when somebody has been among those
-    std::shared_ptr<Bringer> blocked_;  // of Caller::Kind::kBlockedThread
-    std::shared_ptr<Graph> graph_;      // which brings to this bucket, or null
+    Time waited_since_ = kNever;        // since when waiters_ has not been empty
+    std::shared_ptr<Bringer> blocked_;  // the waiter of kind kBlockedThread, or null
+    std::shared_ptr<Graph> graph_;      // the graph that contributes to this bucket, or null
     Time free_ = kNever;                // when the last result was collected
-    std::array<Time, 8> intervals_{};   // between a result and what was brought next, in the last rounds
+    std::array<Time, 8> intervals_{};   // from a result to the next contribution, in the last rounds
     std::size_t next_interval_ = 0;
     mutable bool left_out_ =
-        false;  // this interval does not count: the process was taken to wait for Horovod meanwhile
+        false;  // the present interval is not recorded: the process seemed to wait for Horovod in it
   };
 
  private:
@@ -195,11 +200,11 @@ class Bringers {
   std::set<Bucket*> buckets_;
   std::set<std::shared_ptr<Graph>> graphs_;
   std::list<Wait> flush_waits_;
-  std::shared_ptr<Bringer> all_graphs_;  // brings for graphs that have never run at the same time
-  int open_ = 0;                         // buckets that are
-  int waiting_ = 0;                      // bringers that do
-  std::set<const Bringer*> parked_;      // threads in a collective of Horovod's
-  Time active_{0};                       // when anybody last arrived or collected
+  std::shared_ptr<Bringer> all_graphs_;  // the bringer of all graphs that have never run at the same time
+  int open_ = 0;                         // how many buckets have a contribution whose round has not begun
+  int waiting_ = 0;                      // how many bringers wait
+  std::set<const Bringer*> parked_;      // threads in one of Horovod's collectives
+  Time active_{0};                       // when a thread last contributed, collected a result, or left a flush
 };
 
 }  // namespace horovod_partial

@@ -1,4 +1,4 @@
-// What the engine needs of the collectives' library below it. attach/ implements it on Horovod, tests on threads.
+// The interface to the library that runs the collectives. attach/ implements it on Horovod, and tests do with threads.
 #pragma once
 
 #include <memory>
@@ -14,12 +14,13 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  // Background thread, under the bucket's lock: this entry takes part in the round that has just been closed. Throws
-  // std::logic_error if the bucket has an entry already.
+  // Background thread, under the bucket's lock: submits this entry to the round that has just closed. Throws
+  // std::logic_error if the bucket already has an entry.
   virtual void Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) = 0;
   // False once the library has shut down, whatever the reason.
   virtual bool Alive() const = 0;
-  // Application's thread, now and then in a wait, without any lock. May throw to end the wait: for Ctrl-C.
+  // Application's thread: called at intervals during a wait, without any lock. It may throw to end the wait, for
+  // Ctrl-C.
   virtual void Interrupt() const {}
 };
 

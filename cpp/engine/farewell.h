@@ -1,4 +1,4 @@
-// What a rank that fails says to the others before it leaves, so that they can tell their users why they end.
+// The last message of a rank that fails. With it the other ranks can tell their users why the job ends.
 #pragma once
 
 #include <atomic>
@@ -10,40 +10,44 @@
 
 namespace horovod_partial {
 
-// What this rank has to say. Only the process set of all ranks is told: there each rank has the number that users know.
+// The message of this rank. It is sent only in the process set of all ranks, where each rank has the number that users
+// know.
 class Farewell {
  public:
-  // In closings with an error that bring a farewell. What users do in a bucket of this name is no farewell.
+  // The bucket name in a closing that carries the message as its error. A user's bucket of this name carries no
+  // message.
   static constexpr const char* kBucket = "horovod_partial.farewell";
 
-  // The application's thread, on the rank that fails: the next report is to say why.
+  // Application's thread, on the rank that fails: the next report is to carry this text.
   void Say(const std::string& failure);
-  // Blocks until that report has been made, for so long at most.
+  // Blocks until that report has been made, but no longer than `patience`.
   void AwaitSaid(std::chrono::milliseconds patience);
-  // The background thread: what has not been said yet.
+  // Background thread: returns the text that has not been reported yet, or an empty one, and forgets it.
   std::string TakeUnsaid();
 
  private:
-  std::mutex mutex_;  // guards all that follows, and is held for no longer than a copy takes
+  std::mutex mutex_;  // guards the members below
   std::condition_variable said_;
   std::string unsaid_;
 };
 
-// What this process has heard: for the engines of all process sets, whose operations all fail.
+// What this process has heard of failures. The engines of all process sets share it, because all their operations fail.
 class FirstFailure {
  public:
-  // The name of the bucket whose closing tells that ranks wait for each other, in whatever process sets.
+  // The bucket name in a closing that reports a deadlock: the ranks wait for each other, in one or in several process
+  // sets.
   static constexpr const char* kDeadlock = "horovod_partial.deadlock";
 
-  // The background thread: which rank has failed, and why. What comes later is a consequence.
+  // Background thread: keeps the text of the first failure. Later failures are only consequences of it.
   void Hear(const std::string& text);
-  // Ranks wait for each other: every wait of this process ends with this text. The process goes on. deadlocks() counts.
+  // The ranks wait for each other. Every wait of this process ends with this text, but the process goes on. deadlocks()
+  // counts these events.
   void HearOfDeadlock(const std::string& text);
   std::uint64_t deadlocks() const { return deadlocks_; }
   std::string LastDeadlock() const;
   // Horovod is initialised anew.
   void Forget();
-  // Any thread: why Horovod has shut down, with what was heard.
+  // Any thread: returns `reason`, with the text of the first failure before it, if there is one.
   std::string Explain(const std::string& reason) const;
 
  private:

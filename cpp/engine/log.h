@@ -1,4 +1,4 @@
-// The one log of C++ and Python: standard error, with the rank in every line.
+// The log that C++ and Python share. It goes to standard error, and each line names the rank.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace horovod_partial {
 
 enum class LogLevel : int { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };  // Python's numbers
 
-// Messages below this level are dropped; any thread.
+// Messages below this level are dropped. Thread-safe.
 void SetLogLevel(LogLevel level);
 bool Logs(LogLevel level);
 void Log(LogLevel level, Rank rank, const std::string& text);

@@ -1,4 +1,4 @@
-// Who may still come to a bucket on this rank.
+// The object for which buckets exist on this rank.
 #pragma once
 
 #include <atomic>
@@ -6,13 +6,14 @@
 
 namespace horovod_partial {
 
-// What buckets are there for, as an optimizer is. When it is gone, they are retired (docs/protocol.md, rule 11).
+// An object that uses buckets, for example an optimizer. When it is gone, its buckets retire (docs/protocol.md, rule
+// 11).
 class Owner {
  public:
-  // Any thread, under any lock, as a garbage collector runs: takes no lock, allocates nothing, and names nothing.
+  // Any thread, under any lock, because a garbage collector may call it. So it takes no lock and allocates no memory.
   void Leave();
   bool gone() const { return gone_; }
-  // How many owners of this process have left: where this has changed, there is something to report.
+  // Counts the owners of this process that have left. If the count has changed, this rank has something to report.
   static std::uint64_t Departures();
 
  private:

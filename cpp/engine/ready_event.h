@@ -1,10 +1,11 @@
-// When a device has made what an arrival brings.
+// Tells when a device has computed a contribution.
 #pragma once
 
 namespace horovod_partial {
 
-// Stands behind what a framework has queued on a device. A framework's hooks run far ahead of the device; until the
-// event is there the rank has not arrived, and nobody reads or writes the arrival's memory.
+// An event in a device's queue, behind the work that a framework has put there. A framework's hooks run far ahead of
+// the device. The rank arrives only when the event has come; until then nobody reads or writes the contribution's
+// memory.
 class ReadyEvent {
  public:
   virtual ~ReadyEvent() = default;
