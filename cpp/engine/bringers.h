@@ -54,7 +54,7 @@ class Bringers {
   struct Graph;  // the buckets to which one run of a graph contributes
 
   struct Thresholds {
-    Time waiting = std::chrono::milliseconds(5);   // a wait for a round counts after this time
+    Time waiting = std::chrono::milliseconds(5);   // a wait for a round or in a flush counts after this time
     Time parked = std::chrono::milliseconds(100);  // one of Horovod's collectives counts after this time
     Time silence = std::chrono::seconds(1);        // a process without any event for this long is judged as a whole
   };

@@ -26,15 +26,16 @@
 
 namespace horovod_partial {
 
-// No round has this number.
+// Larger than the number of any round.
 inline constexpr Round kForEver = std::numeric_limits<Round>::max();
 
-// The collectives' library below has failed or shut down; Python raises HorovodInternalError for it.
+// The library of collectives has failed or shut down. Python raises HorovodInternalError for it.
 struct EngineError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What a bucket is declared with, and the tensor that lies in it; the same on every rank.
+// What a bucket is declared with: its specification, and its tensor's memory, type and shape. Only the number of the
+// device may differ between the ranks.
 struct BucketConfig {
   BucketSpec spec;
   Memory* memory = &Memory::Host();
@@ -46,43 +47,44 @@ struct BucketConfig {
 };
 
 struct RoundInfo {
-  Round round = -1;       // whose result the caller got; of several missed ones the newest
-  bool late = false;      // the caller's contribution travels with a later round
-  int fresh = 0;          // contributors that were on time, in that round and in the caller's group
-  int gradients = 0;      // in the sum that the caller got
-  int staleness = 0;      // rounds whose results the caller had missed before it arrived
-  bool empty = false;     // nothing was missed but rounds without a result: the output is zeros, and no update
-  Members members;        // whose contributions are in that sum
-  std::vector<int> work;  // theirs, as they reported it
+  Round round = -1;       // the round whose result the caller got; the newest, if there were several
+  bool late = false;      // the caller's contribution goes into a later round
+  int fresh = 0;          // contributors that were on time in that round, in the caller's group
+  int gradients = 0;      // gradients in the sum of that round, in the caller's group
+  int staleness = 0;      // rounds that the caller had missed when it arrived
+  bool empty = false;     // no missed round had a result: what the caller gets is no update
+  Members members;        // the ranks whose contributions are in that sum
+  std::vector<int> work;  // the work that each of them reported
 };
 
-// One arrival and its result. The members are guarded by the bucket's lock.
+// One arrival and its result. The bucket's lock guards the members.
 struct Operation : std::enable_shared_from_this<Operation> {
   Bucket::Arrival arrival;
   bool done = false;
   std::string error;
   RoundInfo info;
-  Buffer scratch;         // where an arrival that only delivers has its result, which nobody asked for
-  bool recorded = false;  // its arrival is in the recording, where its result belongs too
-  // For callers that do not wait: called once, when the operation is done, without a lock of the engine and by
-  // whichever thread has done it. It may read the operation, which changes no more, must not block, and must not call
-  // the engine.
+  Buffer scratch;         // takes the result if the caller gave no output
+  bool recorded = false;  // the arrival is in the recording, so the result belongs there too
+  // For callers that do not wait: called once, when the operation is done, by the thread that has completed it and
+  // without a lock of the engine. It may read the operation, which does not change any more. It must not block, and
+  // must not call the engine.
   std::function<void(const Operation&)> on_done;
 };
 
-// One bucket of a family, whose results are taken together, and where its part of the next round is to go.
+// One bucket of a family, and the memory for its result when a round is taken.
 struct Member {
   std::string bucket;
   void* output = nullptr;
 };
 
-// Rounds that were taken as one: one, or several that had to be added up.
+// The rounds that a family has taken as one step: 1 normally, more if results had to be added up.
 struct TakenRounds {
   int rounds = 0;
-  int gradients = 0;  // in all members; with none it is no update
+  int gradients = 0;  // in all members; 0: there is no update
 };
 
-// What is to be called when a bucket's lock has been released: declare it before the lock.
+// Functions to call when a bucket's lock has been released. Declare the object before the lock: its destructor calls
+// them.
 class Calls {
  public:
   Calls() = default;
@@ -97,8 +99,9 @@ class Calls {
   std::vector<std::function<void()>> calls_;
 };
 
-// A bucket with its lock. The background thread (hooks and callbacks) and the application's threads meet here. Never
-// hold the locks of two: Horovod's shutdown calls back under its queue's lock, and would close a cycle of locks.
+// A bucket with its lock. The background thread (hooks and callbacks) and the application's threads share it. Never
+// hold the locks of two buckets: Horovod's shutdown calls back while it holds the lock of its queue, and would close a
+// cycle of locks.
 class SharedBucket {
  public:
   SharedBucket(std::string name, BucketConfig bucket_config, std::shared_ptr<Bringers> bringers, const void* engine)
@@ -107,32 +110,32 @@ class SharedBucket {
   const BucketConfig config;
 
   mutable std::mutex mutex;
-  std::condition_variable finished;  // an operation is done
+  std::condition_variable finished;  // notified when an operation is done
   Bucket core;
-  Bringers::Bucket bringers;             // who brings something; the engine tells it what becomes of that
-  std::shared_ptr<Operation> operation;  // the outstanding one
-  Time arrived{0};                       // when the last arrival was
-  std::shared_ptr<ReadyEvent> awaited;   // not null: a device still makes the outstanding operation's arrival
-  std::shared_ptr<const Owner> owner;    // null: it never retires
-  std::optional<OwnShare> share;         // of a bucket that keeps the grants
-  Round update = 0;                      // rounds that have closed: it is of the next one
-  int updates = 0;                       // of them those with gradients
+  Bringers::Bucket bringers;             // who contributes; the engine tells it of each event
+  std::shared_ptr<Operation> operation;  // the outstanding one, or null
+  Time arrived{0};                       // time of the last arrival
+  std::shared_ptr<ReadyEvent> awaited;   // not null: a device still computes the contribution of `operation`
+  std::shared_ptr<const Owner> owner;    // null: the bucket never retires
+  std::optional<OwnShare> share;         // only in a bucket that keeps the grants
+  Round update = 0;                      // rounds that have closed: `share` is about the next one
+  int updates = 0;                       // how many of those had gradients
   bool wants = false;                    // a thread waits to begin a micro-batch
-  std::string poison;                    // not empty: a round has failed, nothing more can be done with this bucket
-  bool flush_round = false;              // the round that runs belongs to a flush
-  int draining = 0;                      // waits during which its application takes its results as they come
-  bool in_flush = false;                 // it does so in a flush
-  Round flush_end = kForEver;            // and, when that is over, takes none from this round on
+  std::string poison;                    // not empty: the bucket has failed, and every use of it throws this error
+  bool flush_round = false;              // the running round belongs to a flush
+  int draining = 0;                      // waits in which the application takes this bucket's results
+  bool in_flush = false;                 // one of these waits is a flush
+  Round flush_end = kForEver;            // once that flush is over, no round from this one on is taken in it
   BucketStatistics statistics;
 
   bool SharesWork() const { return config.spec.policy.rule == Policy::Rule::kWorkSharing; }
-  // Micro-batches of the open update that are made here, where work is shared.
+  // Work sharing: micro-batches of the open update that this rank has made.
   int Made() const { return core.state() == Bucket::State::kArrived ? core.arrival().gradients : 0; }
   bool Retired() const { return owner != nullptr && owner->gone() && operation == nullptr; }
   Declaration declaration() const;
 };
 
-// The names of the buckets whose results are taken together.
+// The names of the buckets of one optimizer. Their results are taken together.
 using Family = std::vector<std::string>;
 
 class Engine {
@@ -141,89 +144,94 @@ class Engine {
   class Draining;
   class Flushing;
   class Leaving;
-  // Whether the thread that waits has something to do meanwhile; any number of times, without a lock of the engine.
+  // Tells whether the waiting thread has something else to do. Called any number of times, without a lock of the
+  // engine.
   using IsDue = std::function<bool()>;
 
   Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds,
          std::shared_ptr<Bringers> bringers = std::make_shared<Bringers>(),
          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
 
-  // Where this rank is recorded, as this process set. Before anything else, or never.
+  // Sets where this rank is recorded, and the number of this process set there. Call it first, or never.
   void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set);
-  // Bringers::Foreign::told; likewise.
+  // Sets Bringers::Foreign::told. Call it first, or never.
   void SetWaitsAreTold(bool told) { waits_are_told_ = told; }
 
   // --- Application's threads
-  // Throws std::invalid_argument if the name is bound to another declaration or in use, EngineError if the library
-  // below is down, or the bucket has failed, which it does where its memory is used up or its device fails.
+  // Returns the bucket of that name, new or known. Throws std::invalid_argument if the name is bound to another
+  // configuration, or the tensor has too many elements for Horovod. Throws EngineError if the generation has ended, or
+  // late contributions or missed results of this rank have been lost.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
-  // The bucket of that name is there for that owner, also if it has not been declared yet. When the owner is gone on
-  // all ranks, the bucket ends: it and its statistics are forgotten. An arrival after that leaves it without an owner.
+  // Gives the bucket of that name an owner, even before it is declared. When the owner is gone on all ranks, the bucket
+  // ends: it and its statistics are forgotten. A contribution after that leaves the bucket without an owner.
   void Own(const std::string& name, std::shared_ptr<const Owner> owner);
-  // With `ready` the arrival counts from when that event is there; null on the host. `on_done` may be called before
-  // this returns, but not where it throws.
+  // Hands over a contribution. With `ready` this rank arrives when that event has come; null on the host. `on_done` may
+  // be called before this returns, but is not called if this throws. Throws std::invalid_argument if an operation is
+  // outstanding, and EngineError if Horovod is down or the bucket has failed. A bucket fails if its memory is used up
+  // or its device fails.
   std::shared_ptr<Operation> Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                     std::shared_ptr<ReadyEvent> ready = nullptr,
                                     std::function<void(const Operation&)> on_done = nullptr, const Caller& caller = {});
   bool Poll(const SharedBucket& bucket, const Operation& operation) const;
-  // Blocks until the operation is done, true, or until something is due, false; throws EngineError.
+  // Blocks until the operation is done (true), or until something is due (false). Throws EngineError.
   bool Wait(SharedBucket& bucket, Operation& operation, const IsDue& is_due = nullptr) {
     return WaitFor(bucket, operation, true, is_due);
   }
 
-  // The results that this rank has missed, without an arrival; null if there are none, or an arrival is under way.
-  // Blocks while a round is reduced.
+  // Takes the results that this rank has missed, without an arrival. Returns null if there are none, or if an operation
+  // is outstanding. Blocks while a round is reduced.
   std::shared_ptr<Operation> Collect(const std::shared_ptr<SharedBucket>& bucket, void* output);
 
-  // The oldest round that has ended in all members of a family on this rank, and that it has not taken. Its results go
-  // to the members' outputs. Nothing if there is none, or if a flush that this rank is in ends before it. Only the
-  // thread that brings something to the family may call this.
+  // Takes the oldest untaken round that has ended in all members of a family on this rank, and writes its results to
+  // the members' outputs. Returns nothing if there is no such round, or the flush of this rank ends before it. Only the
+  // thread that contributes to the family may call this.
   std::optional<TakenRounds> TakeRound(const std::vector<Member>& family);
   bool HasRound(const Family& family) const;
-  // The calling thread is about to bring something to these buckets, whoever did before.
+  // The calling thread will contribute to these buckets next, even if other threads did so before.
   void Claim(const Family& names);
-  // There is a round to take, and room for at most one more.
+  // True if there is a round to take, and room for at most one more result.
   bool IsNearlyFull(const Family& family) const;
 
-  // Work sharing. Blocks until this rank may begin a micro-batch of the update that is open, and gives its number and
-  // that of the update; or until there is a round to be taken before, or something is due: then it gives nothing. With
-  // `begins` it is begun. The first of the family keeps the grants. Throws EngineError.
+  // Work sharing: blocks until this rank may begin a micro-batch of the open update. Returns the numbers of the
+  // micro-batch and of the update. Returns nothing if there is a round to take first, or something is due. With
+  // `begins` the micro-batch counts as begun. The first bucket of the family keeps the grants. Throws EngineError.
   std::optional<std::pair<int, int>> NextMicroBatch(const Family& family, bool begins, const IsDue& is_due = nullptr);
-  // What has been begun last has made no gradient, and will not.
+  // Gives back the micro-batch that was begun last: it has made no gradient, and will not.
   void ReturnMicroBatch(const std::string& bucket);
 
-  // Delivers what this rank has pending, without waiting for the others' (docs/protocol.md, rule 8); what is in a
-  // family by whole rounds.
+  // Delivers the late contributions of this rank, without waiting for those of others (docs/protocol.md, rule 8). Those
+  // of a family are delivered by whole rounds.
   void Deliver(const std::vector<Family>& families = {});
-  // Blocks until every rank that has not joined flushes too, and everything pending anywhere is delivered.
+  // Blocks until every rank that has not joined flushes too, and all late contributions of all ranks are delivered.
   void Flush();
-  // The same, until every rank has come to its end.
+  // Does the same, but waits until every rank has ended.
   void End();
-  // The application ends by this failure, of which the other ranks are told. Blocks for a moment at most.
+  // Tells the other ranks that this failure ends the application. Blocks for a second at most.
   void SayFarewell(const std::string& failure);
-  // Forgets what is pending and missed on this rank in the buckets of that name; of several, which are a family, by
-  // whole rounds.
+  // Forgets late contributions and missed results of these buckets on this rank. In a family, a round that has not
+  // ended in all buckets keeps its number, so that they stay together.
   void Clear(const Family& names);
 
   // --- Background thread
-  // `foreign_since`: since when a collective that is not ours has been outstanding, or kNever.
+  // Returns true if this rank has something to report. `foreign_since`: since when one of Horovod's own collectives has
+  // been outstanding, or kNever.
   bool WantsCycle(Time now, Time foreign_since);
-  // A joined rank reports no arrivals: those that wait are reported when the join is over.
+  // A joined rank reports no arrivals. Those that wait are reported when the join is over.
   Report BuildReport(Time now, Time foreign_since, bool joined);
-  // The join of all ranks is over.
+  // Call it when the join of all ranks is over.
   void ReturnFromJoin() { news_ = true; }
-  // All the rounds that were closed in this cycle, in order, those that were refused too. A joined rank takes part in
-  // none. Where the engine makes no entry, the library below sends zeros.
+  // Begins the rounds that were closed in this cycle, in order. A closing with an error fails its bucket. A joined rank
+  // takes part in no round. If the engine makes no entry for a round, the library below sends zeros.
   void Begin(const std::vector<Closing>& closings, bool joined);
-  // The coordinator has granted micro-batches, or has taken some back.
+  // Takes the coordinator's new grants. They may be fewer than before.
   void Hear(const std::vector<Grants>& grants);
-  // The callback of Collectives::Place.
+  // Called when the reduction of an entry that was given to Collectives::Place has ended.
   void Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error);
 
   // --- Any thread
-  // Horovod has shut down; throws EngineError that says why, as far as this rank has heard.
+  // Throws EngineError because Horovod has shut down. The text says why, as far as this rank has heard.
   [[noreturn]] void ThrowShutDown() const;
-  // The generation has ended: every wait ends with `reason`, nothing new is accepted.
+  // The generation has ended: every wait fails with `reason`, and nothing new is accepted.
   void Close(const std::string& reason);
   std::vector<std::shared_ptr<SharedBucket>> Buckets() const;
   std::shared_ptr<SharedBucket> Find(const std::string& name) const;
@@ -282,55 +290,56 @@ class Engine {
   int process_set_ = 0;
   bool waits_are_told_ = false;
 
-  mutable std::mutex buckets_mutex_;  // guards the maps and closed_, not the buckets
+  mutable std::mutex buckets_mutex_;  // guards the members down to lost_, but not the buckets' contents
   std::map<std::string, std::shared_ptr<SharedBucket>> buckets_;
-  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // that have not left
+  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // by bucket; without owners that have left
   std::string closed_;
-  std::string refused_;  // the error of the bucket that was refused last
-  std::string lost_;     // what was pending or missed has gone with refused buckets, and nobody here has been told yet
+  std::string refused_;  // the error of the last bucket that was refused
+  std::string lost_;     // contributions or results were lost with refused buckets: this error has not been thrown yet
 
   // Atomic, because the tick reads them in every cycle and must not wait for the application.
-  std::atomic<int> awaited_{0};            // operations whose device has not made them
+  std::atomic<int> awaited_{0};            // operations whose contribution a device still computes
   std::atomic<bool> news_{false};          // there is something to report
-  std::atomic<bool> flush_bounds_{false};  // the flush of this rank is over, and its application is still in it
-  std::atomic<bool> has_warned_{false};    // of rounds that were added up
-  std::atomic<bool> shares_work_{false};   // some bucket keeps grants
-  std::atomic<bool> has_left_{false};      // the last report says that this rank leaves; it holds for that cycle
-  std::atomic<int> leaving_{0};            // threads that end, flush or join: no micro-batch begins meanwhile
-  std::atomic<int> in_use_{0};             // buckets of which a round has been closed, and that have not ended
+  std::atomic<bool> flush_bounds_{false};  // the flush of this rank is over, but its application is still in it
+  std::atomic<bool> has_warned_{false};    // of rounds that had to be added up
+  std::atomic<bool> shares_work_{false};   // some bucket keeps the grants
+  std::atomic<bool> has_left_{false};      // the last report says that this rank leaves; holds until the next one
+  std::atomic<int> leaving_{0};  // threads that end, flush or join: while there are any, no micro-batch begins
+  std::atomic<int> in_use_{0};   // buckets that have had a round and have not ended, without those of flushes
   const std::shared_ptr<Bringers> bringers_;
-  // A thread waits in a flush of this kind: what flush_ says, for the tick.
+  // The kind of the flush in which a thread waits: a copy of flush_ for the tick.
   std::atomic<Report::Flush> waits_in_{Report::Flush::kNone};
-  // Used by the background thread only: what it has said of this rank, and what it has seen last.
+  // Used by the background thread only: what it has reported of this rank, and what it has found last.
   Bringers::Away reported_;
   Bringers::Away looked_;
   Time looked_foreign_ = kNever;
-  std::uint64_t departures_ = 0;  // of owners, when the last report was made
-  std::uint64_t deadlocks_;       // that this engine knows of
-  std::string told_;              // the last error of a bucket in which nobody waits here
+  std::uint64_t departures_ = 0;  // Owner::Departures() at the last report
+  std::uint64_t deadlocks_;       // how many deadlocks this engine has handled
+  std::string told_;              // the last error that was logged because nobody waits in its bucket here
 
-  Farewell farewell_;  // which has a lock of its own, and so has what follows
+  Farewell farewell_;  // this and the next member have their own locks
   const std::shared_ptr<FirstFailure> first_failure_;
 
-  std::mutex flush_mutex_;  // guards what follows; may be taken under a bucket's lock, never the other way round
+  std::mutex flush_mutex_;  // guards the members below; may be taken under a bucket's lock, never the other way round
   std::condition_variable flush_changed_;
-  std::uint64_t flush_events_ = 0;                   // what may have brought something to a thread that waits in it
-  bool flush_entered_ = false;                       // a thread is in a flush, whose rounds may run already
-  Report::Flush flush_ = Report::Flush::kNone;       // this rank waits in a flush of this kind
-  int flush_number_ = 0;                             // counts this rank's flushes: an exception may end one halfway
-  int flush_reported_ = 0;                           // the one that this cycle's report has told of, 0 for none
-  std::shared_ptr<Bringers::Bringer> flushing_;      // the thread that waits, as long as the others may count on that
-  int flush_rounds_ = 0;                             // rounds of a flush that have not finished
-  int flush_closed_ = 0;                             // whose rounds these are
-  Report::Flush flush_over_ = Report::Flush::kNone;  // of which kind that is, once all of them have begun
+  std::uint64_t flush_events_ = 0;  // changes that a thread in a flush, or before a micro-batch, may wait for
+  bool flush_entered_ = false;      // a thread is in a flush; the flush's rounds may run already
+  Report::Flush flush_ = Report::Flush::kNone;   // the kind of the flush in which this rank waits
+  int flush_number_ = 0;                         // counts this rank's flushes, because an exception may end one halfway
+  int flush_reported_ = 0;                       // number of the flush in this cycle's report; 0: none
+  std::shared_ptr<Bringers::Bringer> flushing_;  // the thread in the flush, until all rounds of the flush have begun
+  int flush_rounds_ = 0;                         // rounds of a flush that have begun and not finished
+  int flush_closed_ = 0;                         // number of the flush that these rounds belong to
+  Report::Flush flush_over_ = Report::Flush::kNone;  // its kind, once all its rounds have begun
   std::optional<Report::Flush> flush_result_;
   std::string flush_error_;
-  // Of the flush that waits only: a bucket has failed in which something was to be delivered.
+  // Not empty: a bucket has failed, with this error, in which the present flush was to deliver something.
   std::string flush_refusal_;
 };
 
-// The calling thread waits for something else, and takes the results of these families meanwhile. No round closes while
-// one of their buckets is full. Only a thread that steps these families may do so. Waits may be nested.
+// While this object lives, the calling thread waits for something else, and takes the results of these families
+// meanwhile. While one of their buckets is full, none of its rounds closes. Only the thread that takes the families'
+// steps may do this. Such waits may be nested.
 class Engine::Draining {
  public:
   Draining(const Engine& engine, const std::vector<Family>& families);
@@ -344,7 +353,7 @@ class Engine::Draining {
   std::vector<std::shared_ptr<SharedBucket>> buckets_;
 };
 
-// While there is one, this rank begins no micro-batch.
+// While such an object lives, this rank begins no micro-batch.
 class Engine::Leaving {
  public:
   explicit Leaving(Engine& engine) : engine_(engine) { Add(1); }
@@ -361,23 +370,23 @@ class Engine::Leaving {
   Engine& engine_;
 };
 
-// A flush of this rank, from its beginning until what it has delivered has been taken. Of one thread.
+// A flush of this rank. It lasts until the application has taken what was delivered. Only one thread uses it.
 class Engine::Flushing {
  public:
-  // Waits for arrivals that are outstanding. The flush takes the results of these families as they come: the others
-  // wait for it where it has too many before it.
-  // Throws std::invalid_argument where another thread is in a flush, EngineError.
+  // Waits for outstanding operations first. During the flush the caller takes the results of these families as they
+  // come: the other ranks wait while it has too many untaken ones. Throws std::invalid_argument if another thread is in
+  // a flush, and EngineError.
   Flushing(Engine& engine, Report::Flush kind, std::vector<Family> drained);
-  // Gives up what is not over.
+  // Gives the flush up if it is not over.
   ~Flushing();
   Flushing(const Flushing&) = delete;
   Flushing& operator=(const Flushing&) = delete;
 
-  // Blocks until there is a round to be taken from one of the families, or something else is due: true; or until every
-  // rank has come and all that was pending has been delivered, which may have left such rounds: false. Throws
-  // EngineError.
+  // Blocks until a family has a round to take, or something else is due (true), or until the flush is over (false). It
+  // is over when every rank has come and all late contributions are delivered; even then there may be rounds to take.
+  // Throws EngineError.
   bool Wait(const IsDue& is_due = nullptr);
-  // There was something to wait for.
+  // True if there was anything to wait for.
   bool was_needed() const { return was_needed_; }
 
  private:
@@ -393,7 +402,7 @@ class Engine::Flushing {
   bool was_needed_ = false;
 };
 
-// Monotonic time, as the engine and its callers use it.
+// The monotonic clock that the engine and its callers use.
 Time Now();
 
 }  // namespace horovod_partial
