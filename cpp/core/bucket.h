@@ -50,24 +50,24 @@ class Bucket {
  public:
   enum class State : std::uint8_t { kIdle, kArrived, kRunning };
 
-  // The application's memory. `input` may be null: an arrival that only delivers what is pending. It leaves its result
-  // among the missed ones, and `output` is only lent to it.
+  // The application's memory. `input` is null if the arrival only delivers what is pending. Then the result goes to the
+  // missed ones, and `output` is working memory.
   struct Arrival {
     const void* input = nullptr;
     void* output = nullptr;
     int gradients = 0;
-    int work = 0;  // what its weight follows from; with Weights::kStaleness the bucket counts by itself
+    int work = 0;  // the number that its weight follows from; with Weights::kStaleness the bucket sets it
   };
   enum class Arrived : std::uint8_t {
-    kOnTime,   // the next report says so; Finish will have the result in the arrival's output
-    kLate,     // the contribution is pending, results are waiting: TakeMissed has them now
-    kWaiting,  // the contribution is pending, a round is running: TakeMissed has its result after Finish
-    kBusy,     // an arrival is outstanding already, or its result has not been taken; nothing was done
+    kOnTime,   // the next report tells the coordinator; after Finish the result is in the arrival's output
+    kLate,     // the contribution is pending, and TakeMissed can take the missed results now
+    kWaiting,  // the contribution is pending while a round runs; TakeMissed can take its result after Finish
+    kBusy,     // nothing was done: an arrival is outstanding, or its result has not been taken
   };
-  // What to reduce in this round.
+  // What this rank reduces in a round.
   struct Entry {
-    bool own = false;    // it is the arrival; else what is pending, or nothing
-    bool member = true;  // else there is nothing to reduce on this rank
+    bool own = false;    // true: the arrival; false: what is pending, or zeros
+    bool member = true;  // false: this rank reduces nothing
     const void* input = nullptr;
     void* output = nullptr;
   };
@@ -76,43 +76,44 @@ class Bucket {
 
   // Application's thread.
   Arrived Arrive(const Arrival& arrival);
-  // The outstanding arrival has more gradients in its memory, which the next report is to say.
+  // The outstanding arrival has more gradients in its memory. The next report tells how many.
   void Add(int gradients) {
     arrival_.gradients += gradients;
     reported_ = false;
   }
-  // The result that was missed, the sum of all or the newest, goes to `output`. Not with kReplay. False if it is a sum
-  // in float16 that is not finite.
+  // Writes what was missed to `output`: the sum of all results, or the newest one. Not for kReplay. Returns false if it
+  // is a sum in float16 that is not finite.
   bool TakeMissed(void* output);
-  // With kReplay: the sum of the oldest untaken results, of so many rounds, goes to `output`; returns how many
-  // gradients are in it. Zeros if there is none.
+  // With kReplay: writes the sum of the oldest untaken results, those of `rounds` rounds, to `output`. Returns how many
+  // gradients are in it. If there are none, writes zeros.
   int TakeRounds(int rounds, void* output);
 
-  // Background thread, once in every negotiating cycle. The coordinator hears of the arrival, so its contribution is
+  // Background thread, once in every negotiating cycle: the coordinator hears of the arrival, so its contribution is
   // complete now. Returns how many gradients are in it.
   int ReportArrival();
-  // The coordinator has forgotten the arrival, because this rank has joined: it is to be reported again.
+  // The coordinator has forgotten the arrival, because this rank has joined. It will be reported again.
   void Unreport() { reported_ = false; }
-  // Announces what is pending; returns how many gradients that is.
+  // Announces what is pending. Returns how many gradients that is.
   int ReportPending();
-  // Late arrivals in what ReportPending has announced that no round has seen.
+  // Late arrivals that ReportPending has announced and no round has seen.
   int ReportLate() const { return options_.late == Late::kKeep ? outgoing_late_ : outgoing_gradients_; }
 
   // Background thread: the round is closed. Returns the entry that takes part on this rank.
   Entry Begin(const Closing& closing, Rank rank);
-  // The reduction has ended well. True if the result is in the arrival's output, false if it was added to the missed.
+  // The reduction has succeeded. Returns true if the result is in the arrival's output, false if it counts as missed.
   bool Finish();
 
-  // Forgets what is pending and missed, as loading a checkpoint does; the next arrival asks for a full round. What the
-  // coordinator has heard of in the cycle under way may still be in a closing: it is delivered as zeros then. With
-  // kReplay the rounds from `complete` on keep their numbers, without a result: other members have not ended them here.
+  // Forgets what is pending and missed, for example when a checkpoint is loaded. The next arrival asks for a full
+  // round. A closing may still count a contribution that the coordinator has heard of in this cycle: then zeros are
+  // delivered. With kReplay the rounds from `complete` on keep their numbers, without a result: other members have not
+  // ended them here.
   void Clear(Round complete = 0);
-  // Nobody will ask for what has been missed.
+  // Call it if no thread will take the missed results.
   void DiscardMissed() { missed_.Clear(); }
-  // With kReplay: this rank has joined, and gets no results, nor that of a round which runs; so many have ended
-  // elsewhere.
+  // With kReplay: this rank has joined. It gets no results, also not that of a running round. `completed`: how many
+  // rounds have ended elsewhere.
   void LeaveOut(Round completed);
-  // With Weights::kStaleness: this rank's model is at least as new as that iteration. Returns its iteration.
+  // With Weights::kStaleness: raises the iteration of this rank's model to at least `iteration`. Returns the new one.
   int CatchUp(int iteration) { return iteration_ = std::max(iteration_, iteration); }
 
   State state() const { return state_; }
@@ -124,7 +125,7 @@ class Bucket {
   bool declared() const { return declared_; }                               // a round of this bucket has closed
   bool reported() const { return state_ == State::kArrived && reported_; }  // the coordinator knows of the arrival
   bool wants_full_round() const { return wants_full_round_; }
-  bool HasPending() const {  // which a round shall deliver
+  bool HasPending() const {  // late contributions that a round will deliver
     return options_.late == Late::kAccumulate && (cleared_ ? 0 : outgoing_gradients_) + incoming_gradients_ > 0;
   }
   bool HasUnannounced() const { return incoming_gradients_ > 0; }
@@ -134,7 +135,7 @@ class Bucket {
   int summed() const { return missed_.summed(); }  // missed rounds that had to be added to others
   // With kReplay: rounds whose results the application has not got one by one.
   Round lost() const { return missed_.summed() + lost_; }
-  // With kReplay: rounds whose results the application has not taken, and how many of them come as one.
+  // With kReplay: how many rounds have untaken results, and how many of them are in the oldest result.
   int untaken() const { return missed_.rounds() + (held_ ? 1 : 0); }
   int oldest_rounds() const { return held_ ? 1 : missed_.oldest_rounds(); }
   // Rounds whose results the application has taken, or could have.
@@ -167,17 +168,17 @@ class Bucket {
   bool reported_ = false;  // the coordinator knows of arrival_
   bool on_time_ = false;   // kRunning: the entry is the arrival
   bool wants_full_round_ = false;
-  bool discard_result_ = false;  // kRunning: the result would be missed, and is of before a Clear
-  bool left_out_ = false;        // kRunning, kReplay: this rank has joined since, and the result is none of its
-  bool cleared_ = false;  // what is outgoing has been forgotten; a round that counts it may close until the next report
-  bool held_ = false;     // kReplay: a result in the arrival's output has not been taken
-  int held_gradients_ = 0;     // in it
-  Round lost_ = 0;             // kReplay: rounds that ended while this rank had joined, or were forgotten
-  int members_gradients_ = 0;  // kRunning: in the sum that this rank gets
-  int missed_gradients_ = 0;   // kKeep: in the missed result
+  bool discard_result_ = false;  // kRunning: Clear was called since, so the result is not kept as missed
+  bool left_out_ = false;        // kRunning, kReplay: this rank has joined since, so it does not get the result
+  bool cleared_ = false;    // outgoing_ has been forgotten, but a round that counts it may close until the next report
+  bool held_ = false;       // kReplay: a result in the arrival's output has not been taken
+  int held_gradients_ = 0;  // in that result
+  Round lost_ = 0;          // kReplay: rounds that ended while this rank had joined, or were forgotten
+  int members_gradients_ = 0;  // kRunning: gradients in the sum that this rank gets
+  int missed_gradients_ = 0;   // kKeep: models in the missed result
   int incoming_late_ = 0;      // kKeep: late arrivals in incoming_
   int outgoing_late_ = 0;      // kKeep: late arrivals in outgoing_ that no round has seen
-  int iteration_ = 0;          // Weights::kStaleness: of this rank's model
+  int iteration_ = 0;          // Weights::kStaleness: the iteration of this rank's model
 
   Buffer outgoing_;
   int outgoing_gradients_ = 0;

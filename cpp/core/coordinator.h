@@ -1,4 +1,4 @@
-// Which rounds close now? The coordinator's half of the round protocol (docs/protocol.md).
+// Decides which rounds close. The coordinator's half of the round protocol (docs/protocol.md).
 #pragma once
 
 #include <map>
@@ -15,125 +15,130 @@
 
 namespace horovod_partial {
 
-// One for each process set, on its rank 0. Everything is driven from one thread (Horovod's background thread, a test or
-// the simulator): no lock, no clock, no blocking. A negotiating cycle is one Observe for every rank, then one Decide.
+// Each process set has one, on its rank 0. One thread drives it (Horovod's background thread, a test or the simulator):
+// it takes no lock, reads no clock and never blocks. A negotiating cycle is one Observe for every rank, then one
+// Decide.
 //
 // Per bucket, one round at a time:
 //               (no round yet) --all active ranks arrived--> round 1 open --closed--> round 2 open --closed--> ...
-// Within one Decide, closings are in the order of the buckets' names; at most one of them is by liveness.
+// Decide puts closings by policy first, then at most one by liveness, then ends of buckets, then those of a flush. Each
+// kind is in the order of the buckets' names.
 class Coordinator {
  public:
-  // Ranks that have ended stop waiting for others that are blocked for this long in a collective of Horovod's, which
-  // needs the ended ones and will never run. They leave, and Horovod fails the others, as it does without us.
+  // For this long, ranks that have ended wait for others that are blocked in one of Horovod's collectives. That
+  // collective needs the ended ranks and will never run, so they leave then, and Horovod fails the others, as it does
+  // without us.
   static constexpr Time kAbandonAfter = std::chrono::seconds(10);
 
-  // Ranks of which each waits for another one, for this long, will wait for ever, unless the user says how long.
+  // Ranks that have waited for each other for this long will wait for ever, unless the user sets another time.
   static constexpr Time kDeadlockAfter = std::chrono::seconds(20);
 
   explicit Coordinator(int size);
 
-  // Where each rank has waited for another one for this long, what waits fails on all of them. For all ranks of a job:
-  // in a part of it others may end a wait, and kNever, as at first, says that nobody judges.
+  // Sets how long ranks must have waited for each other before all their waits fail. Only for the process set of all
+  // ranks: in a smaller one, other ranks may end a wait. kNever, the default, turns the check off.
   void SetDeadlockAfter(Time wait) { deadlock_after_ = wait; }
 
   void Observe(Rank rank, const Report& report, Time now);
-  // Joined ranks (hvd.join) get no more data to send: Horovod sends zeros for them. What had arrived of them arrives
-  // again when the join is over.
+  // Joined ranks (hvd.join) contribute nothing: Horovod sends zeros for them. Their arrivals are forgotten here, and
+  // reported again when the join is over.
   void SetJoined(std::vector<bool> joined);
   std::vector<Closing> Decide(Time now);
 
-  // By the last Decide: who may begin which micro-batches, where that has changed.
+  // The grants that the last Decide has changed: which micro-batches each rank may begin.
   const std::vector<Grants>& grants() const { return grants_; }
 
-  // Not empty: by the last Decide the ranks wait for each other, in whatever process sets, and all their waits fail.
+  // Not empty: the last Decide has found that the ranks wait for each other, in one or in several process sets. All
+  // their waits fail with this text.
   const std::string& deadlock() const { return deadlock_; }
 
-  // Since when the open round, or the flush, has been waiting that has waited longest, or kNever. Ranks that have come
-  // to their end wait for others that may train for long, and do not count.
+  // Returns when the longest wait for an open round or in a flush began, or kNever. Ranks that have ended do not count:
+  // they may wait for long for others that train.
   Time OldestWait() const;
 
-  // When Decide should be called again although no rank has news: the earliest end of a grace period or of a hold, or
-  // kNever.
+  // Returns when Decide should be called again although no rank has news: the earliest end of a grace period, a hold or
+  // another limit; Time::min() for the next cycle; kNever if there is no such time.
   Time NextDeadline() const;
 
-  // What the ranks have agreed on for a bucket of which a round has been closed, and where a rank's tensor lies. Of a
-  // bucket that has ended until the next Observe.
+  // What the ranks have agreed on for a bucket that has had a round, and the device of a rank's tensor. A bucket that
+  // has ended is known until the next Observe.
   const Declaration& declaration(const std::string& bucket) const { return *buckets_.at(bucket).declaration; }
   int device(const std::string& bucket, Rank rank) const;
 
-  // A round has been refused: the bucket is as if it had never been used.
+  // Call it when a round has been refused. The bucket then is as if it had never been used.
   void Forget(const std::string& bucket) {
     buckets_.erase(bucket);
     unflushed_.erase(bucket);
     ledgers_.erase(bucket);
   }
 
-  // Ranks that a round or a flush waits for, as one line for each that has waited since `oldest` or before; empty if
-  // there is none. Names what Horovod's stall inspector would.
+  // Names the ranks that a round or a flush waits for: one line for each wait that began at `oldest` or before; empty
+  // if there is none. It tells what Horovod's stall inspector would.
   std::string DescribeWaits(Time oldest) const;
 
-  // How far behind the first rank each rank arrives: mean over all rounds, in seconds, late arrivals included.
+  // How far behind the first rank each rank arrives: by rank, the sum in seconds and the number of arrivals, with late
+  // ones.
   struct Offsets {
     std::vector<double> total_seconds;
     std::vector<std::int64_t> count;
   };
   std::map<std::string, Offsets> ArrivalOffsets() const;
 
-  // Of buckets whose groups form of ready ranks: how often the window of the last groups left ranks unconnected.
+  // For buckets with groups of ready ranks: how often the last `window` groups did not connect all ranks.
   std::map<std::string, std::int64_t> UnconnectedWindows() const;
 
  private:
-  friend class CoordinatorPeer;  // by which tests change the quorum of a round that has just opened
+  friend class CoordinatorPeer;  // lets tests change the quorum of a round that has just opened
 
   struct RankLevel {
-    bool absent = false;   // from all buckets, also those that the rank has not used yet
-    bool waiting = false;  // for a round, so that it comes to none of these buckets
-    bool blocked = false;  // for certain
+    bool absent = false;   // out of training for all buckets, also those that the rank has not used yet
+    bool waiting = false;  // waits for a round, and so cannot contribute to any bucket
+    bool blocked = false;  // Report::blocked
     bool leaves = false;
     std::string elsewhere;
     Report::Flush flush = Report::Flush::kNone;
   };
-  // What the buckets of one kAuto policy have in common.
+  // What the buckets of one kAuto policy share.
   struct Pace {
     AutoQuorum quorum;
-    std::string bucket;                  // whose rounds it follows
-    std::map<std::string, Round> since;  // closings of each other one since its last
+    std::string bucket;                  // the bucket whose rounds the quorum follows
+    std::map<std::string, Round> since;  // by other bucket: its closings since the last one of `bucket`
   };
   struct Arrival {
     int gradients = 0;
     int work = 0;
     bool present = false;
     bool full = false;
-    Time time{0};  // when the rank came, by its report's age: up to a reduction earlier than its report
-    Time step{0};  // since this rank's arrival before
+    Time time{0};  // by the age in its report: up to a reduction earlier than the report
+    Time step{0};  // time since the rank's arrival before this one
   };
   struct Bucket {
-    std::optional<Declaration> declaration;  // set when round 0 has closed, and kept: a rank may declare later
-    Rank declared_by = 0;                    // whose it is
-    std::map<Rank, Declaration> declared;    // by ranks that have arrived since the last closing
-    std::map<Rank, int> devices;             // of ranks that have declared
+    std::optional<Declaration> declaration;  // set when round 0 has closed; kept, because a rank may declare later
+    Rank declared_by = 0;                    // the rank whose declaration this is
+    std::map<Rank, Declaration> declared;    // from arrivals since the last closing
+    std::map<Rank, int> devices;             // where the tensor lies, for ranks that have declared
     Round round = 0;                         // the open one
-    int quorum = 0;                          // that it needs, since round 0 has closed
+    int quorum = 0;                          // the quorum of the open round; set when round 0 has closed
     QuorumGuard::Why why = QuorumGuard::Why::kStart;
     std::vector<Arrival> arrivals;
-    // By rank, as said in this cycle.
+    // By rank, from the reports of this cycle.
     std::vector<int> pending;   // gradients
     std::vector<int> late;      // late arrivals in what is pending
-    std::vector<bool> running;  // the round before has not ended there
-    std::vector<bool> retired;  // nobody is left there who would come
+    std::vector<bool> running;  // the last round has not ended there
+    std::vector<bool> retired;  // no thread there will contribute any more
     std::vector<Report::Backlog> backlog;
-    std::vector<bool> absent;    // the rank is out of training, as far as this bucket goes
-    std::vector<bool> waiting;   // all who bring to it wait
-    std::vector<int> late_seen;  // the largest since the last closing
+    std::vector<bool> absent;    // the rank is out of training for this bucket
+    std::vector<bool> waiting;   // all its bringers on the rank wait
+    std::vector<int> late_seen;  // the largest `late` since the last closing
     std::vector<Round> last_contribution;
     std::vector<Time> last_arrival;           // kNever: none yet
     std::optional<ReadyGroups> ready_groups;  // kReady
-    Time retired_since = kNever;              // some rank has retired it, and not all
+    Time retired_since = kNever;              // since when some ranks have retired it, but not all
     Time first_arrival = kNever;              // of the open round
     Time last_first_arrival = kNever;         // of the round before
-    Time satisfied = kNever;                  // since when the policy is, as Decide has seen it
+    Time satisfied = kNever;                  // since when Decide has found the policy satisfied; kNever: it is not
     Time last_satisfied = kNever;
-    Time closed = kNever;  // when the last round was
+    Time closed = kNever;  // when the last round closed
     GraceEstimator grace;
     Offsets offsets;
 
@@ -149,7 +154,7 @@ class Coordinator {
     std::string Title(const std::string& name) const;
   };
 
-  // Decisions, each a pure function of the state. None closes unless somebody has arrived.
+  // Decisions: pure functions of the state. Verdict closes nothing in a bucket without an arrival.
   std::optional<Closing::Reason> Verdict(const Bucket& bucket, Time now) const;
   std::optional<Closing::Reason> VerdictOnUpdate(const Bucket& bucket) const;
   bool Comes(Rank rank) const { return !joined_[Index(rank)] && !levels_[Index(rank)].leaves; }
@@ -170,7 +175,7 @@ class Coordinator {
   bool Ends(const Bucket& bucket) const;
   std::string DisagreementOf(const Bucket& bucket) const;
   std::string FirstDifference() const;
-  // Whether ranks wait in round 0 of other buckets than each other.
+  // True if ranks wait in rounds 0 of different buckets.
   bool WaitForTheSameElsewhere() const;
   std::string DescribeDeadlock() const;
   std::string WaitOf(Rank rank) const;
@@ -203,19 +208,19 @@ class Coordinator {
   std::vector<bool> joined_;
   std::vector<RankLevel> levels_;
   std::map<std::string, Bucket> buckets_;
-  std::map<std::string, Pace> paces_;      // by the policy in words
-  std::map<std::string, Ledger> ledgers_;  // by the bucket that keeps the grants
+  std::map<std::string, Pace> paces_;      // by the policy's description
+  std::map<std::string, Ledger> ledgers_;  // by the name of the bucket that keeps the grants
   std::vector<Grants> grants_;
-  std::vector<std::string> ended_;  // by the last Decide
-  // All ranks flush, or leave: buckets that have had no closing since.
+  std::vector<std::string> ended_;  // buckets that ended in the last Decide
+  // The kind of the flush that all ranks are in, and the buckets that have had no closing in it yet.
   Report::Flush flush_ = Report::Flush::kNone;
   std::set<std::string> unflushed_;
-  Time flush_since_ = kNever;     // since when some rank has waited in a flush
-  Time flushing_since_ = kNever;  // the same, of ranks that have not come to their end
+  Time flush_since_ = kNever;     // since when some rank has been in a flush, or has ended
+  Time flushing_since_ = kNever;  // the same, without ranks that have ended
   std::string deadlock_;
-  Time stuck_since_ = kNever;       // since when only blocked ranks are left
+  Time stuck_since_ = kNever;       // since when only blocked and ended ranks are left
   Time deadlocked_since_ = kNever;  // since when ranks wait for each other
-  bool again_ = false;              // the last Decide left something for the next, which no news will announce
+  bool again_ = false;              // the last Decide has left work for the next cycle, although no rank will have news
 };
 
 }  // namespace horovod_partial

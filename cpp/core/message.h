@@ -1,4 +1,4 @@
-// What ranks and coordinator tell each other, and how it travels.
+// The messages between ranks and coordinator, and their encoding.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@
 
 namespace horovod_partial {
 
-// Some of the buckets that a rank uses.
+// A set of buckets of a rank.
 struct BucketSet {
-  bool all = false;                // and those that it has not used yet
-  std::vector<std::string> names;  // in order; none if all
+  bool all = false;                // all its buckets, also those that it has not used yet
+  std::vector<std::string> names;  // sorted; empty if `all`
 
   bool empty() const { return !all && names.empty(); }
   bool Has(const std::string& bucket) const;
@@ -30,50 +30,51 @@ struct BucketSet {
   bool operator==(const BucketSet& other) const { return Fields(*this) == Fields(other); }
 };
 
-// Rank to coordinator, once in every negotiating cycle. Arrivals are events; all else are levels, which replace what
-// the rank said in the cycle before. A rank that sends nothing has said "nothing pending, I can come everywhere, no
-// flush".
+// Each rank sends one to the coordinator in every negotiating cycle. Arrivals and a failure are events. All else is a
+// level: it replaces what the rank said in the cycle before. A rank that sends nothing has nothing pending, can
+// contribute to every bucket, and does not flush.
 struct Report {
   enum class Flush : std::uint8_t {
     kNone,
-    kFlushing,  // waits until everything pending, anywhere, is delivered
-    kEnding,    // the same, and will submit nothing any more
+    kFlushing,  // waits until all late contributions of all ranks are delivered
+    kEnding,    // the same, and will contribute nothing any more
   };
-  // Results that the application has not taken.
+  // How many results of a bucket the application has not taken.
   enum class Backlog : std::uint8_t {
-    kNone,      // there is room for more
-    kFull,      // as many as there may be
-    kDraining,  // and the application takes them now, while it waits in a flush
+    kNone,      // fewer than the limit
+    kFull,      // as many as the limit: rounds wait for this rank
+    kDraining,  // the same, but the application takes them now, in a flush or another wait
   };
   struct Item {
     enum class Kind : std::uint8_t {
       kArrival,
       kPending,
-      kRunning,  // a round of this bucket is still being reduced here, as a device does it, behind the cycles
-      kRetired,  // nobody is left here who would come to this bucket, which is idle; the rest is as with kPending
+      kRunning,  // a round of this bucket is still being reduced here; on a device that may take several cycles
+      kRetired,  // no thread here will contribute to this bucket, which is idle; else as kPending
     };
     Kind kind = Kind::kArrival;
     std::string bucket;
-    int gradients = 0;           // or models, in this contribution; an arrival that only delivers may have none
-    int late = 0;                // kPending: late arrivals in it that no round has seen; a kept model may have none
-    int work = 0;                // kArrival: what its weight follows from, steps or an iteration
-    Time age{0};                 // since this rank's last arrival: no report travels while a reduction runs
-    bool full = false;           // an arrival whose round must not close before every rank has arrived
-    std::optional<Share> share;  // of a bucket that keeps the grants
+    int gradients = 0;  // gradients or models in this contribution; may be 0 if an arrival only delivers
+    int late = 0;       // kPending: late arrivals in it that no round has seen; may be 0 for a kept model
+    int work = 0;       // kArrival: the number that its weight follows from, steps or an iteration
+    Time age{0};        // since this rank's last arrival; needed because no report travels while a reduction runs
+    bool full = false;  // kArrival: the round must not close before every rank has arrived
+    std::optional<Share> share;  // only for a bucket that keeps the grants
     Backlog backlog = Backlog::kNone;
-    std::optional<Declaration> declaration;  // with an arrival of a rank that has not seen a round of this bucket
+    std::optional<Declaration> declaration;  // with arrivals, until this rank has seen a round of the bucket
   };
 
-  // Buckets that the rank has not arrived at and cannot come to: all who could bring something are out of training, in
-  // a collective of Horovod's or a flush; or wait, for a round of this or another process set.
+  // Buckets to which the rank has not arrived and cannot contribute. waiting: all their bringers wait, for a round or
+  // in a flush, of this or another process set. absent: all their bringers wait or are out of training, in one of
+  // Horovod's collectives or in a flush, and at least one of them is out of training.
   BucketSet absent;
   BucketSet waiting;
-  bool blocked = false;   // all of this rank that is known waits so, for certain: not just because it has been silent
-  std::string elsewhere;  // if blocked: the round 0 or the flush of another process set that this rank waits in
+  bool blocked = false;   // all known threads of this rank wait or are out of training; never set because of silence
+  std::string elsewhere;  // if blocked: the round 0, or the flush, of another process set in which this rank waits
   Flush flush = Flush::kNone;
   std::vector<Item> items;
-  bool leaves = false;  // this rank begins no micro-batch until it says otherwise, and none that it has begun is open
-  std::string failure;  // this rank's application ends by it; an event. No decision depends on it
+  bool leaves = false;  // this rank begins no micro-batch until it says otherwise, and has none in progress
+  std::string failure;  // not empty: why this rank's application ends. No decision depends on it
 
   bool empty() const {
     return absent.empty() && waiting.empty() && !blocked && flush == Flush::kNone && items.empty() && !leaves &&
@@ -81,8 +82,8 @@ struct Report {
   }
 };
 
-// Buckets with such names are there for flushes, in which ranks compare their replicas. A flush has nothing to deliver
-// there, and nobody waits in one because of them.
+// The prefix of the names of buckets in which ranks compare their replicas during a flush. A flush has nothing to
+// deliver in them, and does not wait for them.
 inline constexpr std::string_view kOfFlushes = "horovod_partial.replicas.";
 inline bool IsOfFlushes(const std::string& bucket) { return bucket.compare(0, kOfFlushes.size(), kOfFlushes) == 0; }
 
@@ -90,37 +91,37 @@ constexpr auto NamesOf(Report::Flush /*type*/) { return std::array{"none", "flus
 constexpr auto NamesOf(Report::Backlog /*type*/) { return std::array{"none", "full", "draining"}; }
 constexpr auto NamesOf(Report::Item::Kind /*type*/) { return std::array{"arrival", "pending", "running", "retired"}; }
 
-// Coordinator to all ranks: one round of one bucket is closed.
+// The coordinator sends it to all ranks: one round of one bucket is closed.
 struct Closing {
   enum class Reason : std::uint8_t {
-    kFirst,      // round 0: always full, it is the handshake
+    kFirst,      // round 0, the handshake: every rank has arrived
     kEverybody,  // no rank was missing
     kQuorum,     // the policy was satisfied, and the grace period is over
-    kLiveness,   // nobody who is missing can come (docs/protocol.md, rule 7)
+    kLiveness,   // no missing rank can come (docs/protocol.md, rule 7)
     kFlush,      // every rank waits in a flush
-    kEnd,        // every rank has ended, or the bucket has
+    kEnd,        // every rank has ended, or the bucket ends
   };
   struct Contribution {
-    int gradients = 0;   // or models, in the sum from this rank
-    bool fresh = false;  // it arrived; otherwise only what it had pending is in the sum
-    bool stale = false;  // what is in the sum has been in another round's sum already, as a kept model may have been
+    int gradients = 0;   // gradients or models of this rank in the sum
+    bool fresh = false;  // the rank has arrived; otherwise only its pending contributions are in the sum
+    bool stale = false;  // this contribution was in the sum of an earlier round too, which a kept model may be
     int work = 0;        // as reported
   };
 
   std::string bucket;
   Round round = 0;
   Reason reason = Reason::kQuorum;
-  bool flushes = false;  // the first one of this bucket in a flush, which delivers what was pending
-  bool ends = false;     // the last one of this bucket: all ranks have retired it, and forget it
-  Report::Flush flush_over = Report::Flush::kNone;  // and the last one of that flush
-  int quorum = 0;                                   // kAuto: that held in this round; 0: the policy is another one
-  QuorumGuard::Why why = QuorumGuard::Why::kStart;  // kAuto: and since when it holds
+  bool flushes = false;  // the first closing of this bucket in a flush; it delivers what was pending
+  bool ends = false;     // the last round of this bucket: all ranks have retired it, and forget it
+  Report::Flush flush_over = Report::Flush::kNone;  // not kNone: the last closing of a flush of this kind
+  int quorum = 0;                                   // kAuto: the quorum of this round; 0: another policy
+  QuorumGuard::Why why = QuorumGuard::Why::kStart;  // kAuto: why that quorum was chosen
   std::vector<Contribution> contributions;          // one for each rank
-  Partition groups;                                 // each reduces by itself
-  std::vector<Partition> upcoming;                  // round 0 of a schedule: partitions that later rounds will have
-  std::string error;                                // not empty: no reduction takes place, every rank gets this text
+  Partition groups;                                 // each group reduces by itself
+  std::vector<Partition> upcoming;                  // round 0 of a schedule: the partitions of later rounds
+  std::string error;                                // not empty: nothing is reduced, and every rank gets this text
 
-  // Of the whole round, or of the group that a rank is in.
+  // For the whole round, or for the group of one rank.
   int fresh() const;
   int fresh(Rank rank) const;
   int gradients() const;
@@ -134,9 +135,9 @@ constexpr auto NamesOf(Closing::Reason /*type*/) {
 }
 const char* NameOf(Closing::Reason reason);
 
-// Coordinator to all ranks: which micro-batches of the open update each may begin.
+// The coordinator sends it to all ranks: which micro-batches of the open update each rank may begin.
 struct Grants {
-  std::string bucket;  // that keeps them
+  std::string bucket;  // the bucket that keeps the grants
   std::vector<MicroBatches> by_rank;
 
   template <class Self>
@@ -153,7 +154,7 @@ std::vector<Grants> DecodeGrants(const std::string& bytes);
 // A report travels as a string of bytes; decoding a damaged one throws std::runtime_error.
 std::string Encode(const Report& report);
 Report DecodeReport(const std::string& bytes);
-// Throws std::runtime_error if no rank of `size` can have sent this.
+// Throws std::runtime_error if no rank of a process set with `size` ranks can have sent this.
 void Check(const Report& report, int size);
 
 // A closing travels as 32-bit integers (Horovod's responses have room for those), without its name and error, which
