@@ -1,4 +1,4 @@
-// What a rank does, as far as others may wait for it: what signs of life carry (docs/protocol.md, rule 14).
+// What a rank is doing, for ranks that may wait for it. Signs of life carry it (docs/protocol.md, rule 14).
 #pragma once
 
 #include <array>
@@ -17,14 +17,14 @@ namespace horovod_partial {
 
 struct Activity {
   enum class Kind : std::uint8_t {
-    kComputing,  // or sleeps: whatever a program does by itself
-    kWaiting,    // for other ranks
-    kResting,    // it has joined or has come to its end: it misses nobody, and nobody misses it
+    kComputing,  // or asleep: anything that a program does by itself
+    kWaiting,    // waits for other ranks
+    kResting,    // has joined or ended: it waits for nobody, and nobody waits for it
   };
   Kind kind = Kind::kComputing;
-  std::string what;          // for what it waits, or where it rests, in words
-  std::vector<Rank> needed;  // the ranks that may end the wait; empty for all
-  int intervals = 0;         // of its own for which that has lasted
+  std::string what;          // what it waits for, or where it rests, in words
+  std::vector<Rank> needed;  // the ranks that may end the wait; empty: all ranks
+  int intervals = 0;         // how long the activity has lasted, in intervals of that rank
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -37,24 +37,24 @@ struct Activity {
 constexpr std::array<const char*, 3> NamesOf(Activity::Kind /*kind*/) { return {"computing", "waiting", "resting"}; }
 
 std::string Encode(const Activity& activity);
-// Throws std::runtime_error where the bytes are not those of an activity.
+// Throws std::runtime_error if the bytes do not encode an activity.
 Activity DecodeActivity(const std::string& bytes);
 
-// What a look at this process has found.
+// The state of this process at one moment.
 struct Look {
-  Activity activity;         // without the intervals
-  std::uint64_t number = 0;  // tells waits of the same kind and for the same thing apart
-  std::uint64_t cycles = 0;  // of Horovod's, so far
+  Activity activity;         // its `intervals` is not set
+  std::uint64_t number = 0;  // distinguishes waits of the same kind and for the same thing
+  std::uint64_t cycles = 0;  // how many cycles Horovod has begun so far
 };
 
-// Counts for how many intervals the same activity has lasted. A process that is stopped lets no interval pass, so its
-// stop makes no wait longer.
+// Counts for how many intervals the same activity has lasted. While a process is stopped it counts no interval, so the
+// stop makes no wait seem longer.
 class Lasting {
  public:
-  // An interval has passed, and this was seen at its end.
+  // Call it at the end of each interval, with the state at that moment.
   const Activity& Pass(const Look& look);
   const Activity& last() const { return last_.activity; }
-  // Intervals for which Horovod has begun no cycle: another rank holds it up.
+  // For how many intervals Horovod has begun no cycle, because another rank holds it up.
   int held() const { return held_; }
 
  private:
@@ -62,14 +62,14 @@ class Lasting {
   int held_ = 0;
 };
 
-// Words of any length on a stream of bytes.
+// Splits a stream of bytes into messages of any length. Framed puts the length before one.
 std::string Framed(const std::string& word);
 class Words {
  public:
   static constexpr std::size_t kLongest = 1 << 16;
 
   void Add(std::string_view bytes) { bytes_ += bytes; }
-  // The next word that has come whole. Throws std::runtime_error where it would be longer than the longest.
+  // Returns the next complete message, if there is one. Throws std::runtime_error if it would be longer than kLongest.
   std::optional<std::string> Next();
 
  private:

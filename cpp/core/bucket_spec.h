@@ -1,4 +1,4 @@
-// What a bucket is declared with.
+// The specification of a bucket.
 #pragma once
 
 #include <array>
@@ -15,28 +15,29 @@
 namespace horovod_partial {
 
 enum class Divisor : std::uint8_t {
-  kNone,          // the sum, or whatever Horovod's scaling makes of it
-  kContributors,  // the number of gradients in the sum, pending ones included
+  kNone,          // the result is the sum, with Horovod's scaling if there is any
+  kContributors,  // divides by the number of gradients in the sum, pending ones included
 };
 constexpr auto NamesOf(Divisor /*type*/) { return std::array{"none", "contributors"}; }
 
-// What becomes of a contribution that comes too late for its round.
+// What happens to a late contribution.
 enum class Late : std::uint8_t {
-  kAccumulate,  // it joins what is pending, and is delivered once: gradients
-  kKeep,        // it replaces the one before, and stands in for its rank in every round until a newer one comes: models
-  kDiscard,     // it is not delivered: models, where a newer one comes anyway
+  kAccumulate,  // for gradients: it is added to what is pending, and delivered once
+  kKeep,        // for models: it replaces the kept one, and is used in every round until a newer one comes
+  kDiscard,     // for models: it is not delivered, because a newer one comes anyway
 };
 constexpr auto NamesOf(Late /*type*/) { return std::array{"accumulate", "keep", "discard"}; }
 
-// What becomes of a bucket's contributions and results.
+// What happens to a bucket's contributions and results.
 struct Handling {
   Missed missed = Missed::kSum;
   Late late = Late::kAccumulate;
   Divisor divisor = Divisor::kNone;
-  Weights weights = Weights::kUniform;  // of the fresh contributions; the sum is their weighted average then
-  double weight_parameter = 1;          // contraction or alpha (weights.h)
-  int replay_limit = 8;                 // kReplay: so many untaken results, and rounds wait for this rank
-  bool drop_nonfinite = false;          // a late contribution that is not finite is dropped and counted
+  // of the fresh contributions; unless uniform, the result is their weighted average
+  Weights weights = Weights::kUniform;
+  double weight_parameter = 1;  // contraction or alpha (weights.h)
+  int replay_limit = 8;         // kReplay: with this many untaken results, rounds wait for this rank
+  bool drop_nonfinite = false;  // true: a late contribution that is not finite is dropped and counted
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -46,12 +47,12 @@ struct Handling {
   }
 };
 
-// All that a front end says of a bucket, but for its tensor: the same in every framework, which need not look into it.
+// All that a front end says of a bucket, except its tensor. It is the same in every framework.
 struct BucketSpec : Handling {
   Policy policy;
   double prescale_factor = 1;
   double postscale_factor = 1;
-  std::vector<std::string> members;  // what lies in the tensor, each with its shape, in the user's words
+  std::vector<std::string> members;  // the parts of the tensor, with their shapes, in the user's words
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -63,8 +64,8 @@ struct BucketSpec : Handling {
   bool operator==(const BucketSpec& other) const { return Fields(*this) == Fields(other); }
 };
 
-// As bytes, in which graphs keep it. Decoding throws std::runtime_error for bytes that are damaged, or of a version
-// with other fields.
+// Encodes it as bytes, for graphs that store it. Decoding throws std::runtime_error if the bytes are damaged, or come
+// from a version with other fields.
 std::string Encode(const BucketSpec& spec);
 BucketSpec DecodeBucketSpec(const std::string& bytes);
 

@@ -13,7 +13,7 @@ struct FreeMemory {
   void operator()(void* data) const { memory->Free(data); }
 };
 
-// Empty until it is first needed.
+// A piece of memory that is allocated when it is first needed.
 class Buffer {
  public:
   bool empty() const { return size_ == 0; }
@@ -22,7 +22,7 @@ class Buffer {
   const void* data() const { return data_.get(); }
   Memory& memory() const { return *data_.get_deleter().memory; }
 
-  // Storage of `size` bytes, whose contents are undefined if it was not there before.
+  // Allocates `size` bytes, unless they are there already. The contents of new storage are undefined.
   void Reserve(std::size_t size, Memory& memory = Memory::Host()) {
     if (size_ == size) return;
     data_ = std::unique_ptr<void, FreeMemory>(memory.Allocate(size), FreeMemory{&memory});

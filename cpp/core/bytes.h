@@ -46,7 +46,7 @@ class Writer {
   std::string bytes_;
 };
 
-// Throws std::runtime_error where the bytes are not those of such values; `what` names them in the text.
+// Throws std::runtime_error if the bytes do not encode such values. `what` names them in the text.
 class Reader {
  public:
   Reader(const std::string& bytes, const char* what) : bytes_(bytes), what_(what) {}
@@ -98,8 +98,8 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-// A number for the way in which a type is encoded: another one where names of fields or values, their order or their
-// types differ. It is no secret, and two different ways have the same number once in four billion times.
+// A hash of the way in which a type is encoded. It changes with the names, the order or the types of its fields or
+// values. It is not cryptographic: two different encodings have the same hash with a chance of one in four billion.
 class Format {
  public:
   template <class Value>
@@ -133,7 +133,7 @@ class Format {
     AddText(field.name);
     Add(&field.value);
   }
-  // FNV-1a, with the zero behind the text.
+  // FNV-1a, with the terminating zero.
   void AddText(const std::string& text) {
     for (std::size_t i = 0; i <= text.size(); ++i)
       hash_ = (hash_ ^ static_cast<unsigned char>(text.c_str()[i])) * 16777619u;

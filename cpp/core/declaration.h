@@ -1,4 +1,4 @@
-// What a rank says of a bucket until it has seen a round of it, and what all ranks must agree on.
+// A rank's description of a bucket, sent until it has seen a round of it. All ranks must agree on it.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,12 @@ struct Declaration {
   DataType type = DataType::kFloat32;
   std::vector<std::int64_t> shape = {};
   int device =
-      Memory::kHost;  // where the rank's tensor lies: ranks may name different devices, but not host and device
+      // where the rank's tensor lies; numbers of devices may differ between ranks, but host and device do not go
+      // together
+      Memory::kHost;
   double prescale_factor = 1;
   double postscale_factor = 1;
-  std::vector<std::string> members = {};  // as in BucketSpec
+  std::vector<std::string> members = {};  // see BucketSpec
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -33,16 +35,16 @@ struct Declaration {
   bool operator==(const Declaration& other) const { return Fields(*this) == Fields(other); }
 };
 
-// Why two declarations do not go together, in Horovod's words where it has some; empty if they do. `first` and `second`
-// say whose they are, as "rank 0".
+// Says why two declarations do not agree, in Horovod's words if it has some; empty if they agree. `first` and `second`
+// name the ranks, for example "rank 0".
 std::string Disagreement(const std::string& first, const Declaration& one, const std::string& second,
                          const Declaration& other);
 
-// Where two lists of members part first; empty if nowhere.
+// Says where two lists of members differ first; empty if they are equal.
 std::string FirstDifference(const std::string& first, const std::vector<std::string>& one, const std::string& second,
                             const std::vector<std::string>& other);
 
-// A bucket as a user knows it: by what lies in it, if that has names.
+// Names a bucket for a user: by the members in it, if they have names.
 std::string TitleOf(const std::string& bucket, const std::vector<std::string>& members);
 
 }  // namespace horovod_partial

@@ -53,7 +53,7 @@ void Add(DataType type, void* target, const void* source, std::size_t elements);
 // data[i] *= factor. Integers are truncated, as Horovod's scaling does.
 void Scale(DataType type, void* data, std::size_t elements, double factor);
 
-// False if an element is infinite or not a number. Always true for integers.
+// Returns false if an element is infinite or not a number. Always true for integers.
 bool AllFinite(DataType type, const void* data, std::size_t elements);
 
 }  // namespace horovod_partial

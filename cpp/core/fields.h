@@ -1,4 +1,4 @@
-// Structures that list their fields once: whatever compares, encodes or sets them does so by this list.
+// Structures that list their fields once. Comparing, encoding and setting them all use this list.
 #pragma once
 
 #include <type_traits>
@@ -6,7 +6,7 @@
 
 namespace horovod_partial {
 
-// A field of a structure, by the name that Python knows it by.
+// A field of a structure, with the name that Python uses for it.
 template <class Value>
 struct Field {
   const char* name;

@@ -14,34 +14,34 @@ struct LinearCost {
   double operator()(double bytes) const { return latency + seconds_per_byte * bytes; }
 };
 
-// In the order in which backward makes them.
+// A plan gets gradients in the order in which the backward pass makes them.
 struct Gradient {
-  double ready = 0;  // seconds since some moment; never less than that of the gradient before
+  double ready = 0;  // seconds since any fixed moment; not less than in the gradient before
   double bytes = 0;
 };
 
 enum class FusionRule {
   kExact,      // the plan that ends first, with as few messages as that takes
-  kPaper,      // the paper's Algorithm 1: wait for the next gradient if that takes less than a latency
+  kPaper,      // the paper's Algorithm 1: wait for the next gradient if that takes less time than a latency
   kWaitFree,   // a message for each gradient
   kSingle,     // one message
-  kThreshold,  // what is ready when the line is free, up to a number of bytes, as Horovod's tensor fusion takes it
+  kThreshold,  // as Horovod's tensor fusion: all that is ready when the network is free, up to a number of bytes
 };
 FusionRule FusionRuleFromName(const std::string& name);
 
 // How many gradients each message has, in order.
 using FusionPlan = std::vector<int>;
 
-// Messages go one after the other, each when its last gradient is ready.
+// Messages are sent one after the other, each when its last gradient is ready.
 //
-// The paper calls its rule optimal. It is not, under its own model: each decision minimises the end of the next message
-// only. kExact takes O(n^2) as well: the earliest end of everything up to a gradient follows from the earliest ends
-// before it.
+// The paper calls its rule optimal. Under its own model it is not, because each decision minimises only the end of the
+// next message. kExact needs O(n^2) time too: the earliest end of all gradients up to one follows from the earliest
+// ends before it.
 FusionPlan PlanFusion(FusionRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
                       double threshold_bytes);
 
 struct Message {
-  double start = 0;  // seconds, since the same moment
+  double start = 0;  // seconds since the same moment as Gradient::ready
   double end = 0;
   double bytes = 0;
 };

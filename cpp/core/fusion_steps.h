@@ -1,4 +1,4 @@
-// Which message does each gradient of a step travel in, and when is it time to plan anew?
+// Tells in which message each gradient of a step travels, and when to plan again.
 #pragma once
 
 #include <cstddef>
@@ -10,18 +10,19 @@
 
 namespace horovod_partial {
 
-// The steps of a training whose gradients travel by a plan, which may be replaced between two of them (MG-WFBP,
-// docs/tuning.md). Gradients are known by their number. Moments are seconds of one clock.
+// Follows a training whose gradients travel by a plan, which may change between two steps (MG-WFBP, docs/tuning.md).
+// Gradients are known by their number. Times are seconds of one clock.
 class FusionSteps {
  public:
-  using Messages = std::vector<std::vector<int>>;  // the gradients of each, in the order in which they lie in it
+  // the gradients of each message, in the order in which they lie in it
+  using Messages = std::vector<std::vector<int>>;
 
   struct Declaration {
-    std::string name;                    // of the messages' buckets
+    std::string name;                    // the prefix of the names of the messages' buckets
     std::vector<std::int64_t> elements;  // of each gradient
-    Messages messages;                   // before there is a plan
-    std::int64_t due = 0;                // steps before the first plan
-    std::size_t window = 0;              // steps to measure
+    Messages messages;                   // used before the first plan
+    std::int64_t due = 0;                // number of steps before the first plan
+    std::size_t window = 0;              // number of steps to measure
 
     bool operator==(const Declaration& other) const;
   };
@@ -29,33 +30,35 @@ class FusionSteps {
   // Throws std::invalid_argument unless each gradient is in one message.
   explicit FusionSteps(Declaration declaration);
 
-  // As after the declaration.
+  // Goes back to the state after construction.
   void Restart();
 
   struct Place {
     std::string bucket;
     std::vector<std::int64_t> elements;  // of each gradient in the message
-    std::size_t position;                // of this one among them
+    std::size_t position;                // this gradient's place among them
   };
-  // A gradient of the step is there. Throws std::invalid_argument if there is no such gradient, or it has another size.
+  // Call it when a gradient of the step is ready. Throws std::invalid_argument if there is no gradient of this number,
+  // or it has another size.
   Place RecordGradient(int gradient, std::int64_t elements, double now);
-  // All gradients of the step are there, where they come at the same moment.
+  // Call it when all gradients of the step are ready, if they come at the same moment.
   void RecordAllGradients(double now);
-  // All results are there. True if it is time to plan.
+  // Call it when all results of the step are there. Returns true if it is time to plan.
   bool StepEnded(double now);
-  // Whether the times of the present step can matter to a plan: the first and the last steps under each are kept.
+  // True if a plan may need the times of the present step: those of the first and the last steps under each plan are
+  // kept.
   bool Measures() const;
 
-  // Between two steps: the messages from now on, if they change, and after how many steps to plan anew, if ever.
-  // Throws as the constructor.
+  // Call it between two steps. `messages`: the messages from now on, if they change. `due`: how many steps until the
+  // next plan, if there is one. Throws like the constructor.
   void Plan(std::optional<Messages> messages, std::optional<std::int64_t> due);
-  // Since the last restart.
+  // How many plans were made since the last restart.
   std::int64_t plans() const { return plans_; }
 
-  // Of a step: the moment of each gradient, not a number if it did not come, and that of the step's end behind them.
+  // A step: the time of each gradient (not a number if it did not come), then the time of the step's end.
   using Row = std::vector<double>;
-  // The first steps under the plan in use, and the last ones: one more than were to be measured, since a step begins
-  // where the one before has ended.
+  // The first steps under the present plan, and the last ones. There is one row more than steps to measure, because a
+  // step begins at the end of the one before.
   const std::deque<Row>& first_rows() const { return first_; }
   const std::deque<Row>& last_rows() const { return last_; }
 
@@ -73,7 +76,7 @@ class FusionSteps {
   const Declaration declaration_;
   Messages messages_;
   std::vector<Where> places_;  // by gradient
-  std::string prefix_;         // of the buckets' names: another one for each plan
+  std::string prefix_;         // of the buckets' names; it differs for each plan
   std::int64_t plans_ = 0;
   std::int64_t steps_ = 0;
   std::optional<std::int64_t> due_;

@@ -1,4 +1,4 @@
-// How long a satisfied round stays open for ranks that are about to arrive.
+// How long a round stays open after its policy is satisfied, for ranks that are about to arrive.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,10 @@
 
 namespace horovod_partial {
 
-// Learns from recent arrivals whether waiting pays. It pays where most of the ranks that were missing when a round was
-// satisfied came within the cap, 5 % of the median step: then the grace covers them. Else it is zero: ranks that are
-// really slow are not worth a wait, and a fixed deadline is wrong one way or the other.
+// Learns from recent arrivals whether waiting pays. It pays if most of the ranks that were missing when a round was
+// satisfied came within the cap, which is 5 % of the median step. Then the grace is long enough for them. Otherwise it
+// is zero: really slow ranks are not worth a wait. A fixed time would be too short for some jobs and too long for
+// others.
 class GraceEstimator {
  public:
   static constexpr double kShareOfStep = 0.05;
@@ -18,8 +19,8 @@ class GraceEstimator {
     return Time(static_cast<Time::rep>(kShareOfStep * static_cast<double>(step.count())));
   }
 
-  void RecordStep(Time step);  // between two closings of a bucket
-  void RecordLag(Time lag);    // of a missing rank's arrival behind the moment at which its round was satisfied
+  void RecordStep(Time step);  // the time between two closings of a bucket
+  void RecordLag(Time lag);    // the time from the moment when a round was satisfied to a missing rank's arrival
   Time Estimate() const { return estimate_; }
 
  private:

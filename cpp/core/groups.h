@@ -17,9 +17,9 @@ using Members = std::vector<Rank>;  // ascending
 std::vector<Members> GroupsOf(const Partition& partition);
 // The group of one rank among `size`; empty if it has none.
 Members GroupOf(const Partition& partition, Rank rank, int size);
-// A rank's place among the members, of whom it is one.
+// A rank's index among the members. The rank must be one of them.
 int PlaceOf(const Members& members, Rank rank);
-// The other way round: ranks that are in no group get kNoGroup.
+// The partition that has these groups. Ranks in no group get kNoGroup.
 Partition PartitionOf(const std::vector<Members>& groups, int size);
 
 }  // namespace horovod_partial
