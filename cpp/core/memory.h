@@ -1,4 +1,4 @@
-// Where a bucket's bytes lie, and how they are worked on there.
+// The memory of a bucket, and the operations on it.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace horovod_partial {
 
-// The host's memory, or a device's. Every operation has ended when it returns: late contributions need them, and those
-// that are on time do not. Any thread.
+// The memory of the host or of a device. Each operation has ended when it returns. Only late contributions need these
+// operations, not those that are on time. Thread-safe.
 class Memory {
  public:
   static constexpr int kHost = -1;
@@ -17,21 +17,21 @@ class Memory {
   virtual ~Memory() = default;
   virtual int device() const = 0;  // its number, or kHost
 
-  // Throws std::bad_alloc; null for no bytes.
+  // Throws std::bad_alloc. Returns null for 0 bytes.
   virtual void* Allocate(std::size_t bytes) = 0;
   virtual void Free(void* data) = 0;
   virtual void Copy(void* target, const void* source, std::size_t bytes) = 0;
   virtual void Zero(void* data, std::size_t bytes) = 0;
-  // As the functions of dtype.h.
+  // These do what the functions in dtype.h do.
   virtual void Add(DataType type, void* target, const void* source, std::size_t elements) = 0;
   virtual void Scale(DataType type, void* data, std::size_t elements, double factor) = 0;
-  // Adds the source to the target, or with `first` copies it there; unless an element of it is infinite or not a
-  // number: then the target is left as it was, and this is false. One operation, for a device tells the host only at
-  // its end.
+  // Adds the source to the target, or copies it there if `first`. If an element of the source is infinite or not a
+  // number, it returns false and leaves the target unchanged. It is one operation, because a device tells the host only
+  // at its end.
   virtual bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) = 0;
 };
 
-// Memory that the host reads and writes by its addresses, whoever else does.
+// Memory that the host can read and write by its addresses.
 class HostAddressable : public Memory {
  public:
   void Copy(void* target, const void* source, std::size_t bytes) override;

@@ -11,11 +11,11 @@
 
 namespace horovod_partial {
 
-// What a late rank gets of the results that it missed. The paper overwrites (eager-SGD, PPoPP'20, section 4.1.1);
-// keeping their sum, or each of them, gives every replica every update (docs/policies.md has the figures).
+// What a late rank gets of the results that it missed. The paper overwrites them (eager-SGD, PPoPP'20, section 4.1.1).
+// If their sum, or each of them, is kept, every replica gets every update (docs/policies.md has the figures).
 enum class Missed : std::uint8_t {
-  kSum,     // added up, as one result, as soon as the rank arrives
-  kReplay,  // each apart, until the application takes whole rounds of the bucket's family, oldest first
+  kSum,     // one result, their sum, as soon as the rank arrives
+  kReplay,  // each result by itself; the application takes whole rounds of the family, oldest first
   kLatest,  // only the newest, as in the paper: updates are lost
 };
 
@@ -23,39 +23,39 @@ constexpr auto NamesOf(Missed /*type*/) { return std::array{"sum", "replay", "la
 
 class MissedResults {
  public:
-  // One round's, or that of several which had to be added up.
+  // The result of one round, or of several that had to be added up.
   struct Result {
     Buffer sum;  // without storage if there is no gradient in it
     int rounds = 0;
     int gradients = 0;
   };
 
-  // With kReplay results are kept apart up to `limit` of them; beyond, the two oldest are added up.
+  // With kReplay up to `limit` results are kept. If there are more, the two oldest are added up.
   explicit MissedResults(Missed mode, int limit = 1) : mode_(mode), limit_(mode == Missed::kReplay ? limit : 1) {}
 
-  // Takes the contents of `result`, and leaves storage of the same size there, or none.
+  // Takes the contents of `result`, and leaves other storage of the same size there, or none.
   void Push(Buffer& result, int gradients, DataType type, std::size_t elements);
-  // A round that has no result for this rank: only its number counts.
+  // Adds a round that has no result for this rank, because the number of rounds must be right.
   void PushEmpty();
-  // The oldest.
+  // Removes the oldest result, and returns it.
   Result Pop();
-  // Storage that Pop gave out comes back.
+  // Gives storage that came from Pop back, for the next result.
   void Recycle(Buffer storage) {
     if (spare_.empty()) spare_ = std::move(storage);
   }
-  // Keeps the numbers of the rounds, without their results.
+  // Drops all results, but keeps the number of rounds.
   void MakeEmpty();
   void Clear() { results_.clear(); }
-  // With kReplay: the oldest are being taken in all buckets of a family, one bucket after the other, and until then
-  // they are not added to others.
+  // With kReplay: the oldest results are being taken in all buckets of a family, one bucket after the other. Meanwhile
+  // no results are added up.
   void BeTaken(bool being_taken) { being_taken_ = being_taken; }
 
   bool empty() const { return results_.empty(); }
-  int rounds() const;                     // how many rounds' results are in here
-  int oldest_rounds() const;              // and in the oldest of them
-  int gradients() const;                  // in all of them
-  int summed() const { return summed_; }  // with kReplay: rounds that had to be added to others, ever
-  std::size_t bytes() const;              // of storage
+  int rounds() const;                     // how many rounds are in here
+  int oldest_rounds() const;              // how many rounds are in the oldest result
+  int gradients() const;                  // gradients in all results
+  int summed() const { return summed_; }  // with kReplay: how many rounds were ever added to others
+  std::size_t bytes() const;              // size of the storage
 
  private:
   void MakeRoom(DataType type, std::size_t elements);

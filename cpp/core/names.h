@@ -8,7 +8,7 @@
 
 namespace horovod_partial {
 
-// The value of that name. Throws std::invalid_argument with a text that begins with `what` and lists the names.
+// Returns the value of that name. Throws std::invalid_argument with a text that begins with `what` and lists the names.
 template <class Value>
 Value FromName(const char* what, const std::string& name) {
   constexpr auto names = NamesOf(Value{});
@@ -22,7 +22,7 @@ Value FromName(const char* what, const std::string& name) {
   throw std::invalid_argument(std::string(what) + " must be " + known + ", not '" + name + "'");
 }
 
-// The value of that number. Throws std::runtime_error if there is none.
+// Returns the value of that number. Throws std::runtime_error if there is none.
 template <class Value>
 Value FromNumber(std::size_t number) {
   if (number >= NamesOf(Value{}).size())

@@ -6,8 +6,9 @@
 
 namespace horovod_partial {
 
-// Where each tensor begins, in elements, and the size of the whole behind them. Results are views of the bucket, and
-// TensorFlow wants tensors aligned; a tensor alone is sent from where it lies.
+// Returns where each tensor begins, in elements, and then the size of the whole. Each tensor is aligned, because
+// results are views of the bucket and TensorFlow wants aligned tensors. A single tensor needs no padding: it is sent
+// from where it lies.
 inline std::vector<std::int64_t> PackedOffsets(const std::vector<std::int64_t>& elements, std::int64_t element_bytes) {
   constexpr std::int64_t kAlignment = 64;
   const std::int64_t unit = elements.size() == 1 ? 1 : kAlignment / element_bytes;

@@ -1,4 +1,5 @@
-// When do ranks average that train by themselves? The periods of WP-SGD (section 5.1), counted on one rank.
+// Tells when to average models of ranks that train by themselves. The periods of WP-SGD (section 5.1), counted on one
+// rank.
 #pragma once
 
 #include <algorithm>
@@ -9,20 +10,19 @@
 namespace horovod_partial {
 
 // A period is over when the fastest rank has taken all its steps. The ranks tell each other by rounds of a bucket, the
-// signal, which the first rank to arrive closes. Round 0 of the signal, in which all ranks take part, is before the
-// first period; the end of period n is round n + 1. `ended` is always the number of rounds of the signal that have
-// ended on this rank.
+// signal: the first rank to arrive closes a round. All ranks take part in round 0 of the signal, which is before the
+// first period. Round n + 1 ends period n. `ended` is always how many rounds of the signal have ended on this rank.
 class Periods {
  public:
   explicit Periods(int length) : length_(length) {}
 
   void TakeStep() { ++steps_; }
-  // Whether to arrive at the signal after a step; to be asked again when that has ended, since a round may only have
-  // told of an earlier period, to whose end another rank came first.
+  // True if this rank must arrive at the signal after a step. Ask again when that round has ended: it may have ended an
+  // earlier period, if another rank came first to that one's end.
   bool MustSignal(Round ended) const { return ended == 0 || (steps_ >= length_ && !IsOver(ended)); }
-  // Whether some rank has taken all the steps of this period, so that it is time to average.
+  // True if some rank has taken all the steps of this period, so that it is time to average.
   bool IsOver(Round ended) const { return ended >= periods_ + 2; }
-  // Begins the next period. Returns the steps that this rank has taken in the one that is over.
+  // Begins the next period. Returns how many steps this rank has taken in the last one.
   int BeginNext() {
     ++periods_;
     return std::exchange(steps_, 0);
@@ -32,14 +32,14 @@ class Periods {
     periods_ = std::max<Round>(ended - 1, 0);
     steps_ = 0;
   }
-  // All steps of this rank, where each period that is over counts with its whole length: comparable over the ranks
-  // also while a period is over for some of them only.
+  // All steps of this rank. Each period that is over counts with its whole length, so that ranks can be compared even
+  // if the period is over for some of them only.
   int Work() const { return static_cast<int>(periods_) * length_ + steps_; }
 
  private:
   int length_;
-  Round periods_ = 0;  // that are over
-  int steps_ = 0;      // of this rank in the present one
+  Round periods_ = 0;  // periods that are over
+  int steps_ = 0;      // steps of this rank in the present period
 };
 
 }  // namespace horovod_partial

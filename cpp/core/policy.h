@@ -20,23 +20,25 @@ struct Policy {
     kQuorum,       // at least `quorum` ranks have arrived
     kInitiator,    // the rank that is drawn for this round has arrived
     kReady,        // groups of `group_size` ranks form, first come, first served; the others are not in the round
-    kAuto,         // as many ranks have arrived as pays off at present, and at least `quorum`
-    kWorkSharing,  // all `micro_batches` of the update are in the sum, whoever's they are
+    kAuto,         // as many ranks have arrived as pays off at present, but at least `quorum`
+    kWorkSharing,  // all `micro_batches` of the update are in the sum, from any ranks
   };
   static constexpr Time kAutomaticGrace{-1};
 
   Rule rule = Rule::kQuorum;
   int quorum = 1;                // kQuorum, kAuto: ranks, 1 or more
-  std::uint64_t seed = 0;        // kInitiator: of the draws
+  std::uint64_t seed = 0;        // kInitiator: seed of the draws
   Round max_staleness = 8;       // rounds that a rank may miss in a row; 0 or more
   Time grace = kAutomaticGrace;  // how long a satisfied round stays open for ranks that are about to arrive
   Schedule schedule;             // kQuorum, kInitiator: which ranks reduce together; they contribute models
-  Round period = 0;              // with a schedule: every so many rounds one is of all ranks together; 0: none is
+  Round period = 0;              // with a schedule: one of this many rounds is of all ranks together; 0: none is
   int group_size = 0;            // kReady: ranks, 1 or more
-  int window = 0;                // kReady: so many groups shall connect all ranks
-  int micro_batches = 0;         // kWorkSharing: of an update, on all ranks together; so many for each rank
+  int window = 0;                // kReady: this many groups in a row shall connect all ranks
+  int micro_batches = 0;  // kWorkSharing: micro-batches of an update on all ranks together, equally many for each rank
   bool grants =
-      false;  // kWorkSharing: with this bucket the ranks tell what they have begun, and are told what they may
+      // kWorkSharing: this bucket keeps the grants: ranks report in it what they have begun, and get what they may
+      // begin
+      false;
   std::string description;  // the user's words for all this; compared between the ranks and shown in errors
 
   template <class Self>
@@ -50,7 +52,7 @@ struct Policy {
   }
   bool operator==(const Policy& other) const { return Fields(*this) == Fields(other); }
 
-  // A round may have several groups, or leave ranks out.
+  // True if a round may have several groups, or leave ranks out.
   bool grouped() const { return rule == Rule::kReady || schedule.kind != Schedule::Kind::kNone; }
 };
 
@@ -58,13 +60,13 @@ constexpr auto NamesOf(Policy::Rule /*type*/) {
   return std::array{"quorum", "initiator", "ready", "auto", "work_sharing"};
 }
 
-// Throws std::runtime_error if no policy among `size` ranks can have these values.
+// Throws std::runtime_error if no policy for `size` ranks can have these values.
 void Check(const Policy& policy, int size);
 
-// A round for all ranks together, which does not close before every one has arrived.
+// True for a round of all ranks together, which does not close before every one has arrived.
 bool IsFullRound(const Policy& policy, Round round);
 
-// The rank drawn for `round`: uniform, and the same wherever it is computed.
+// The rank that is drawn for `round`. Draws are uniform, and the same on every rank.
 Rank Initiator(const Policy& policy, Round round, int size);
 
 }  // namespace horovod_partial

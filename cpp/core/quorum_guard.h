@@ -1,4 +1,4 @@
-// Which of a few quorums should hold, as far as predictions say, and what was measured allows?
+// Chooses one of a few quorums, from predicted rates and from the measured one.
 #pragma once
 
 #include <array>
@@ -8,33 +8,35 @@
 
 namespace horovod_partial {
 
-// Asked once in each period of rounds. Candidates are numbered from all ranks (0) downwards. A change is on trial: it
-// stays if the measured rate bears it out, and is else taken back. Up, towards all ranks, it may cost a little; down it
-// must gain, by more than what an upward change may cost: so no rates bear out both, and a constant load sees no end of
-// changes only as trials, which become rare.
+// It is asked once in each period of rounds. Candidate 0 is all ranks; higher numbers are smaller quorums. A change is
+// on trial: it stays if the measured rate confirms it, and is taken back otherwise. A change upwards, towards all
+// ranks, may cost a little. A change downwards must gain more than that, so no rates can confirm both. Under a constant
+// load changes go on only as trials, which become rare.
 class QuorumGuard {
  public:
-  static constexpr double kAsGood = 0.96;      // of the best predicted rate: the largest such quorum is wanted
-  static constexpr double kTooSlow = 0.94;     // a quorum that predicts less is left downwards
-  static constexpr double kGoodEnough = 0.98;  // one that predicts this is entered upwards
-  static constexpr double kMayLose = 0.96;     // a change upwards stays if the rate is this much of the one before
-  static constexpr double kMustGain = 1.045;   // a change downwards
-  static constexpr double kHopeless = 0.85;    // any change ends after its first period below this
-  static constexpr double kMayHide = 0.6;      // predictions for larger quorums may be too low, down to this
-  static constexpr double kNewLoad = 1.25;     // a prediction so much better than the one that failed counts anew,
-  static constexpr double kNewRate = 1.3;      // and all of them, where the rate has changed by so much
-  static constexpr int kTrial = 3;             // periods
-  static constexpr int kLongestTrial = 8;      // where the rates vary too much
+  // share of the best predicted rate; the largest quorum that reaches it is wanted
+  static constexpr double kAsGood = 0.96;
+  static constexpr double kTooSlow = 0.94;     // below this predicted share, the quorum goes down
+  static constexpr double kGoodEnough = 0.98;  // from this predicted share on, the quorum may go up
+  // a change upwards stays if the rate is at least this much of the rate before
+  static constexpr double kMayLose = 0.96;
+  static constexpr double kMustGain = 1.045;  // the same for a change downwards
+  static constexpr double kHopeless = 0.85;   // below this, any change ends after its first period
+  static constexpr double kMayHide = 0.6;     // predictions for larger quorums may be too low by this factor
+  static constexpr double kNewLoad = 1.25;  // a prediction this much better than the one that failed may be tried again
+  static constexpr double kNewRate = 1.3;   // so may all predictions, if the rate has changed this much
+  static constexpr int kTrial = 3;          // periods
+  static constexpr int kLongestTrial = 8;   // periods, if the rates vary too much
 
   enum class Why : unsigned char {
-    kStart,      // all ranks, at first
-    kFaster,     // a smaller quorum promises more steps
-    kAsFast,     // a larger quorum promises as many
-    kProbe,      // a larger quorum promises less, which the replays of a smaller one cannot know
-    kTakenBack,  // the rate did not bear the change out
+    kStart,      // all ranks, at the start
+    kFaster,     // a smaller quorum was predicted to give more steps
+    kAsFast,     // a larger quorum was predicted to give as many
+    kProbe,      // a larger quorum was predicted to give less; replays of a smaller one cannot tell, so it is tried
+    kTakenBack,  // the measured rate did not confirm the change
   };
 
-  // Steps of all ranks in a second, and the standard error of that.
+  // Steps of all ranks per second, and the standard error.
   struct Rate {
     double value = 0;
     double error = 0;
@@ -42,11 +44,12 @@ class QuorumGuard {
 
   explicit QuorumGuard(std::size_t candidates) : candidates_(candidates) {}
 
-  // Predicted rates by candidate, and the measured one since the last change, without its transition; none where there
-  // was nothing to measure. True if at() is another one now.
+  // `predicted`: rates by candidate. `measured`: the rate since the last change, without the first rounds after it;
+  // none if there was nothing to measure. Returns true if at() has changed.
   bool Evaluate(const std::vector<double>& predicted, std::optional<Rate> measured);
 
-  // What was measured is of no use any more, as of another training: what is on trial stays.
+  // Earlier measurements do not count any more, for example because another training has begun. A change on trial
+  // stays.
   void EndTrial() {
     trial_.reset();
     vote_.reset();
@@ -58,10 +61,10 @@ class QuorumGuard {
 
  private:
   enum Direction { kDown, kUp };
-  // After a change in one direction was not borne out, or one in the other direction was.
+  // Holds changes in one direction back, after one was not confirmed, or one in the other direction was.
   struct Hold {
     long until = 0;            // period
-    double promise = 0;        // what was predicted then, beside the present
+    double promise = 0;        // what was predicted then, relative to the present quorum
     std::optional<Rate> rate;  // what was measured at the present quorum
     int periods = 8;
   };
@@ -69,8 +72,8 @@ class QuorumGuard {
     std::size_t from = 0;
     std::optional<Rate> before;
     int periods = 0;
-    double promise = 0;   // of the direction
-    double expected = 0;  // the predicted rate beside that of `from`
+    double promise = 0;   // promise of the direction
+    double expected = 0;  // the predicted rate, relative to that of `from`
   };
   enum class Verdict { kOpen, kKept, kFailed };
 
@@ -90,11 +93,11 @@ class QuorumGuard {
   std::size_t at_ = 0;
   Why why_ = Why::kStart;
   long period_ = 0;
-  std::optional<std::size_t> vote_;  // of the evaluation before
+  std::optional<std::size_t> vote_;  // the candidate that the last evaluation wanted
   std::optional<Trial> trial_;
   std::optional<Direction> last_kept_;
   std::array<Hold, 2> holds_;   // by direction
-  double may_hide_ = kMayHide;  // higher when a probe has shown how right predictions are
+  double may_hide_ = kMayHide;  // raised when a probe has shown how good predictions are
 };
 
 constexpr auto NamesOf(QuorumGuard::Why /*type*/) {

@@ -1,4 +1,4 @@
-// Groups that follow from the number of the round.
+// Groups that depend on the number of the round only.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ struct Schedule {
   enum class Kind : std::uint8_t {
     kNone,       // all ranks together
     kButterfly,  // WAGMA-SGD's dynamic grouping (IEEE TPDS 2021, section 3.2)
-    kTable,      // one partition after the other, and from the start again
+    kTable,      // the partitions in turn, then from the start again
   };
   Kind kind = Kind::kNone;
   int group_size = 0;            // kButterfly: 1 or more
@@ -31,7 +31,7 @@ struct Schedule {
 
 constexpr auto NamesOf(Schedule::Kind /*type*/) { return std::array{"none", "butterfly", "table"}; }
 
-// After how many rounds the groups are the same again; 0 for kNone.
+// After how many rounds the groups repeat; 0 for kNone.
 Round CycleOf(const Schedule& schedule, int size);
 
 // The groups of a round among `size` ranks; empty for kNone.

@@ -1,4 +1,4 @@
-// Whether ranks have waited for too long, and for whom (docs/protocol.md, rule 14).
+// Finds waits that last too long, and the ranks that they wait for (docs/protocol.md, rule 14).
 #pragma once
 
 #include <map>
@@ -12,51 +12,50 @@
 
 namespace horovod_partial {
 
-// A wait that has lasted, as rank 0 knows it.
+// Waits that have lasted too long, as rank 0 knows them.
 struct Stall {
-  int intervals = 0;                              // for which the longest of the waits has lasted, at least
-  std::map<std::string, std::set<Rank>> waiting;  // by what they wait for
-  std::set<Rank> computing;                       // are waited for, and live
-  std::map<Rank, int> silent;  // are waited for, and for so many intervals have given no sign of life
-  std::map<std::string, std::set<Rank>> resting;  // by where
-  std::set<Rank> gone;                            // whose process has ended, or has left the job
+  int intervals = 0;                              // how long the longest of the waits has lasted at least
+  std::map<std::string, std::set<Rank>> waiting;  // ranks by what they wait for
+  std::set<Rank> computing;                       // ranks that are waited for, and live
+  std::map<Rank, int> silent;  // ranks that are waited for: how many intervals without a sign of life
+  std::map<std::string, std::set<Rank>> resting;  // ranks by where they rest
+  std::set<Rank> gone;                            // ranks whose process has ended or has left the job
 
-  // Who writes its stacks: whoever is in it and can.
+  // The ranks that write their stacks to standard error: those that wait or compute.
   std::set<Rank> Writers() const;
-  // All in one line, for the log of rank 0.
+  // Describes all of it in one line, for the log of rank 0.
   std::string Describe(Time interval) const;
 };
 
-// For the log: so many intervals in seconds; and what a rank does in a wait.
+// For the log: a number of intervals in seconds; and what a rank does in a wait.
 std::string Lasted(int intervals, Time interval);
 std::string Describe(const Activity& own, Time interval);
 
-// When a stall is told: once, and the next one not before ten times the limit has passed.
+// Limits how often a stall is logged: once, and the next one not before ten times the limit has passed.
 class Telling {
  public:
-  // The limit is in intervals.
+  // `limit` is in intervals.
   explicit Telling(int limit) : pause_(10 * limit) {}
 
-  // An interval has passed. Whether to tell now; `due`: there is something to tell.
+  // Call it in each interval. Returns true if the stall is to be logged now. `due`: there is a stall.
   bool Begins(bool due);
-  // Whether what was told of is over now; `lasts`: it is not.
+  // Returns true if the stall that was logged is over now. `lasts`: it is not.
   bool Ends(bool lasts);
 
  private:
   const int pause_;
-  int quiet_ = 0;  // intervals in which nothing may be told
+  int quiet_ = 0;  // intervals until the next one may be logged
   bool told_ = false;
 };
 
-// Rank 0's watch over all ranks' waits, its own among them. Time is counted in intervals of its own, as by Heartbeats.
-// A wait is told when it has lasted for 7 to 10 tenths of the limit: by then each rank that lives has said what it
-// does.
+// Rank 0's watch over the waits of all ranks, including its own. It counts time in its own intervals, like Heartbeats.
+// A wait is logged when it has lasted for 7 to 10 tenths of the limit: by then each living rank has said what it does.
 class StallWatch {
  public:
-  // The limit is in intervals, at least 10.
+  // `limit` is in intervals, at least 10.
   explicit StallWatch(int limit) : limit_(limit), telling_(limit) {}
 
-  // A sign of life. The first one begins the watch over a rank.
+  // Call it for each sign of life. The first one begins the watch over a rank.
   void Says(Rank rank, Activity activity);
   // The rank's process has ended, or takes part no more.
   void Gone(Rank rank);
@@ -65,7 +64,7 @@ class StallWatch {
     std::optional<Stall> begins;
     bool ends = false;
   };
-  // An interval has passed.
+  // Call it in each interval.
   News Pass();
 
  private:
@@ -80,16 +79,17 @@ class StallWatch {
 
   const int limit_;
   Telling telling_;
-  int seen_ = 0;  // intervals in a row at whose ends there was a stall
+  int seen_ = 0;  // how many intervals in a row have ended with a stall
   std::map<Rank, Member> members_;
 };
 
-// Another rank's watch, for where rank 0 is the one that is stopped.
+// The watch of another rank, for the case that rank 0 itself is stopped.
 class LonelyWatch {
  public:
   explicit LonelyWatch(int limit) : limit_(limit), telling_(limit) {}
 
-  // An interval has passed: whether this rank waits, or its Horovod is held up, for long, and rank 0 has been silent.
+  // Call it in each interval. Returns true if this rank has waited, or its Horovod was held up, for too long, and rank
+  // 0 has been silent. `silence`, `held`: in intervals.
   bool Pass(int silence, const Activity& own, int held);
 
  private:

@@ -1,4 +1,4 @@
-// How long the ranks' steps have taken in the last rounds of a bucket.
+// Keeps how long the ranks' steps have taken in the last rounds of a bucket.
 #pragma once
 
 #include <vector>
@@ -15,18 +15,18 @@ class StepWindow {
   explicit StepWindow(int size) : ranks_(static_cast<std::size_t>(size)) {}
   int size() const { return static_cast<int>(ranks_.size()); }
 
-  // A rank has its result.
+  // A rank has its result, so its next step begins.
   void Begin(Rank rank, Time at) { At(rank).began = at; }
   // It has arrived, for the `steps`-th time since it began.
   void End(Rank rank, Round round, Time at, int steps);
-  // It is out of training: what it does meanwhile is no step.
+  // It is out of training. What it does meanwhile is no step.
   void Leave(Rank rank);
   bool IsOut(Rank rank) const { return ranks_[static_cast<std::size_t>(rank)].out; }
   void Return(Rank rank) { At(rank).out = false; }
 
-  // Of the kRounds rounds before `round`, of all ranks that train. A step that has not ended counts with the time that
-  // it has lasted, where that is longer than the rank's others. The few longest delays are left out: a pause of the
-  // system is no reason to change anything.
+  // Returns the steps in the kRounds rounds before `round`, of all ranks that train. A step that has not ended counts
+  // with its time so far, if that is longer than the rank's other steps. The few longest delays are left out, because a
+  // pause of the system is no reason for a change.
   StepSample Sample(Round round, Time now) const;
 
  private:

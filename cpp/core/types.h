@@ -1,4 +1,4 @@
-// Vocabulary that every part of the core shares.
+// Types that every part of the core uses.
 #pragma once
 
 #include <chrono>
@@ -9,10 +9,10 @@ namespace horovod_partial {
 using Rank = int;
 using Round = std::int64_t;
 
-// Time comes into the core as an argument: tests and the simulator bring clocks of their own.
+// The core gets the time as an argument, because tests and the simulator have clocks of their own.
 using Time = std::chrono::nanoseconds;
 constexpr Time kNever = Time::max();
-// A year: what lasts longer, as a setting or as another rank has it, is an error.
+// A year. A longer time in a setting or in a message is an error.
 constexpr Time kLongest = std::chrono::hours(24 * 365);
 
 }  // namespace horovod_partial

@@ -1,4 +1,5 @@
-// How much each model counts in an average: from counts that every rank has, so that all compute the same.
+// How much each model counts in an average. The weights follow from numbers that every rank has, so all ranks compute
+// the same.
 #pragma once
 
 #include <array>
@@ -9,7 +10,7 @@ namespace horovod_partial {
 
 enum class Weights : std::uint8_t {
   kUniform,
-  kContraction,  // by the steps that a rank missed: ContractionWeights
+  kContraction,  // by how many steps a rank is behind the fastest one: ContractionWeights
   kStaleness,    // by how old a model is: StalenessWeights
 };
 constexpr auto NamesOf(Weights /*type*/) { return std::array{"uniform", "contraction", "staleness"}; }

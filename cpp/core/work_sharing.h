@@ -1,4 +1,4 @@
-// Work sharing: the micro-batches of an update belong to all ranks, and who is free takes the next one
+// Work sharing: the micro-batches of an update belong to all ranks, and a free rank takes the next one
 // (docs/protocol.md, rule 17).
 #pragma once
 
@@ -10,16 +10,16 @@
 
 namespace horovod_partial {
 
-// Micro-batches of an update by their numbers: of as many for each rank, those of rank 0 come first, then those of
-// rank 1. A rank makes its own, in order, and then takes over those that other ranks have not begun.
+// Numbers of micro-batches in an update. Each rank has equally many of its own: first come those of rank 0, then those
+// of rank 1. A rank makes its own in order, and then takes over some that other ranks have not begun.
 using MicroBatches = std::vector<int>;
 
-// What a rank says of its part of the update that is open. Levels.
+// What a rank reports of its part in the open update. These are levels.
 struct Share {
   int granted = 0;     // micro-batches that it may begin
-  int begun = 0;       // and has begun
-  bool wants = false;  // a thread of it waits to begin another one
-  bool gone = false;   // its optimizer is, and begins none
+  int begun = 0;       // how many of them it has begun
+  bool wants = false;  // a thread waits to begin another one
+  bool gone = false;   // its optimizer is gone, so it begins none
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -29,27 +29,27 @@ struct Share {
   bool operator==(const Share& other) const { return Fields(*this) == Fields(other); }
 };
 
-// The rank's half. Not thread-safe: its bucket's lock is held around every call.
+// The rank's half. Not thread-safe: call it under the bucket's lock.
 class OwnShare {
  public:
-  // Each rank makes its own micro-batches of the first update: it has to declare its buckets in it.
+  // In the first update each rank makes all its own micro-batches, because it has to declare its buckets in it.
   OwnShare(Rank rank, int each);
 
   bool MayBegin() const { return begun_ < granted_.size(); }
   int next() const { return granted_.at(begun_); }
   void Begin() { ++begun_; }
-  // What has been begun last has made no gradient, and will not for now: it is a grant again.
+  // The micro-batch that was begun last has made no gradient, and will not for now. It is a grant again.
   void Return() { --begun_; }
-  // What the coordinator grants in this update, which may be less than before. What has been begun stays.
+  // Takes the coordinator's grants in this update. They may be fewer than before, but what has been begun stays.
   void Hear(const MicroBatches& granted);
   // The rank begins no more.
   void Leave() { granted_.resize(begun_); }
-  // So many have been made; what else has been begun will not be.
+  // `made` micro-batches have gradients. The others that were begun will get none.
   void GiveUp(int made) {
     begun_ = static_cast<std::size_t>(made);
     Leave();
   }
-  // The update is complete. Each rank holds the first of its own of the next one.
+  // The update is complete. In the next one each rank holds the first of its own micro-batches.
   void Advance();
   int begun() const { return static_cast<int>(begun_); }
   Share share(bool wants, bool gone = false) const {
@@ -57,13 +57,13 @@ class OwnShare {
   }
 
  private:
-  int first_;  // of its own
+  int first_;  // its first own micro-batch
   MicroBatches granted_;
   std::size_t begun_ = 0;
 };
 
-// The coordinator's half, for one optimizer. What is taken back is free when the rank's report shows that it holds
-// less, and not before: the rank may have begun meanwhile.
+// The coordinator's half, for one optimizer. A grant that is taken back is free only when the rank's report shows that
+// it holds fewer, because the rank may have begun it meanwhile.
 class Ledger {
  public:
   Ledger(int size, int micro_batches);
@@ -72,9 +72,9 @@ class Ledger {
   void Observe(Rank rank, const Share& share, int done, Time now);
   void Advance(Time now);
 
-  // What each rank is granted, if there is news for one of them. `comes`: ranks that may begin another one.
+  // Returns the grants of each rank; empty if nothing has changed. `comes`: ranks that may begin another one.
   std::vector<MicroBatches> Decide(const std::vector<bool>& comes, Time now);
-  // A rank is in the middle of one.
+  // True if a rank is in the middle of a micro-batch.
   bool IsOpen(Rank rank) const {
     const State& state = ranks_[static_cast<std::size_t>(rank)];
     return state.begun > state.done;
@@ -83,20 +83,20 @@ class Ledger {
   Time NextDeadline() const { return deadline_; }
 
  private:
-  friend class LedgerPeer;  // by which the explorer grants in any order
+  friend class LedgerPeer;  // lets the test's explorer grant in any order
 
   struct State {
-    MicroBatches granted;  // that may be held there: more is told in the same cycle, and less is believed when reported
+    MicroBatches granted;  // those that the rank may hold: more when they are granted, fewer only when it reports so
     int begun = 0;
     int done = 0;
     bool wants = false;
     bool gone = false;
-    Time since{0};  // the last one was begun, or has ended
-    Time pace{0};   // one takes so long, lately; 0 if that is not known
+    Time since{0};  // when the last one was begun or ended
+    Time pace{0};   // how long one takes lately; 0: not known
 
     int held() const { return static_cast<int>(granted.size()); }
   };
-  // How many each rank should hold, if all that nobody has begun could be granted anew.
+  // Returns how many each rank should hold if all that are not begun could be granted again.
   std::vector<int> Wanted(const std::vector<bool>& comes, Time now) const;
   std::vector<MicroBatches> Tell(const std::vector<int>& wanted);
   void Grant(std::size_t rank);
