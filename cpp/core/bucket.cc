@@ -61,8 +61,8 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
     memory().Zero(arrival_.output, bytes());
     arrival_.input = arrival_.output;
   } else if ((HasPending() || options_.weights != Weights::kUniform) && arrival_.input != arrival_.output) {
-    // What is pending will be added where the contribution lies, or that is multiplied by its weight, and the
-    // application's input is not ours to change.
+    // What is pending will be added to the contribution, or the weight multiplied with it. Both happen in the output,
+    // because the application's input must not change.
     memory().Copy(arrival_.output, arrival_.input, bytes());
     arrival_.input = arrival_.output;
   }
@@ -74,9 +74,9 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
 bool Bucket::TakeMissed(void* output) {
   const bool kept = options_.late == Late::kKeep;
   const Buffer& own = incoming_gradients_ > 0 ? incoming_ : outgoing_;
-  if (missed_.empty()) {  // only rounds without a gradient were missed
+  if (missed_.empty()) {  // all missed rounds were without a gradient
     if (kept && options_.divisor == Divisor::kContributors) {
-      memory().Copy(output, own.data(), bytes());  // an average with nobody else
+      memory().Copy(output, own.data(), bytes());  // an average of the rank's own model only
     } else {
       memory().Zero(output, bytes());
     }
@@ -87,7 +87,7 @@ bool Bucket::TakeMissed(void* output) {
                       memory().AddIfFinite(options_.type, output, result.sum.data(), options_.elements, true);
   memory().Copy(output, result.sum.data(), bytes());
   if (kept && options_.divisor == Divisor::kContributors) {
-    // WAGMA-SGD, Algorithm 2: the sum has an older model of this rank, or none; the new one counts as one more.
+    // WAGMA-SGD, Algorithm 2: the sum contains an older model of this rank, or none. The new one counts as one more.
     memory().Add(options_.type, output, own.data(), options_.elements);
     memory().Scale(options_.type, output, options_.elements, 1.0 / (missed_gradients_ + 1));
   }
@@ -102,7 +102,7 @@ int Bucket::TakeRounds(int rounds, void* output) {
     gradients = held_gradients_;
     --rounds;
   }
-  while (rounds > 0 && !missed_.empty()) {  // another thread may have joined meanwhile
+  while (rounds > 0 && !missed_.empty()) {  // there may be fewer rounds: another thread may have joined meanwhile
     MissedResults::Result result = missed_.Pop();
     rounds -= result.rounds;
     if (result.gradients == 0) continue;
@@ -129,7 +129,7 @@ int Bucket::ReportPending() {
   if (reported()) return 0;
   ForgetCleared();
   if (options_.late == Late::kKeep) {
-    // An arrival that has slipped in is either on time for its round or not in it.
+    // An unreported arrival is either on time for its round, or not in it.
     if (incoming_gradients_ > 0 && state_ != State::kArrived) {
       std::swap(outgoing_, incoming_);
       outgoing_gradients_ = std::exchange(incoming_gradients_, 0);
@@ -148,7 +148,7 @@ int Bucket::ReportPending() {
   return outgoing_gradients_;
 }
 
-// What the closing says of this rank's weight, where it is fresh; the sum is the average then.
+// Multiplies the contribution by this rank's weight, which follows from the closing. So the sum of all is the average.
 void Bucket::Weigh(Rank rank) {
   std::vector<int> work;
   std::size_t mine = 0;
@@ -174,7 +174,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     return entry;
   }
   const int gradients = announced ? arrival_.gradients : outgoing_gradients_;
-  // A model that was announced may be too old for the round, or have been cleared since.
+  // A model that was announced may be too old for the round, or was cleared since.
   const bool kept = options_.late == Late::kKeep && !announced && (mine.gradients == 0 || !outgoing_.empty());
   if (state_ == State::kRunning || mine.fresh != announced || (mine.gradients != gradients && !kept)) {
     throw std::logic_error("round " + std::to_string(closing.round) + " of " + name_ + " on rank " +
@@ -217,7 +217,7 @@ bool Bucket::Finish() {
   const bool replays = options_.missed == Missed::kReplay;
   Buffer& late_result = kept ? scratch_ : outgoing_;
   void* result = on_time_ ? arrival_.output : late_result.data();
-  // A missed average of models is made when it is taken: a newer model counts in it.
+  // A missed average of models is computed when it is taken, because a newer model of this rank counts in it.
   const bool divides = options_.divisor == Divisor::kContributors && options_.weights == Weights::kUniform;
   if (divides && !(kept && !on_time_) && members_gradients_ > 1)
     memory().Scale(options_.type, result, options_.elements, 1.0 / members_gradients_);
@@ -237,7 +237,7 @@ bool Bucket::Finish() {
     outgoing_gradients_ = 0;
     cleared_ = false;
   }
-  // A round that only delivered, and had nothing to deliver, is no update: a step with zeros would not be none.
+  // A round without any gradient is no update. A step with zeros would still change the model.
   const bool empty = std::exchange(discard_result_, false) || members_gradients_ == 0;
   if (left_out) return false;
   if (!empty) {
@@ -272,7 +272,7 @@ void Bucket::Clear(Round complete) {
   iteration_ = 0;
   if (state_ == State::kRunning) discard_result_ = !on_time_ || only_delivers_;
   if (options_.late == Late::kKeep) {
-    outgoing_gradients_ = 0;  // announced perhaps; then it is sent once more, as it was
+    outgoing_gradients_ = 0;  // it may have been announced; then it is sent once more, unchanged
   } else if (state_ != State::kRunning && outgoing_gradients_ > 0) {
     outgoing_.Zero();
     cleared_ = true;

@@ -7,12 +7,12 @@
 namespace horovod_partial {
 namespace {
 
-// A rank may have come before its round was satisfied, and still have missed it: its report was on the way. One more
-// cycle is all that it needs, and a grace that is not zero gives it that.
+// A rank may arrive before its round is satisfied and still miss it, because its report was on the way. It needs only
+// one more cycle, and any grace above zero gives it that.
 constexpr Time kSmallestLag{1};
 
-// Round 0 announces so many partitions of its schedule. More would not be worth the message: a communicator that is not
-// announced is made when it is needed.
+// Round 0 announces this many partitions of its schedule at most. More are not worth the message: a communicator that
+// is not announced is made when it is needed.
 constexpr Round kUpcoming = 64;
 
 }  // namespace
@@ -29,27 +29,29 @@ void Coordinator::Bucket::FindFirstArrival() {
     if (arrival.present) first_arrival = std::min(first_arrival, arrival.time);
 }
 
-// Somebody has asked that all ranks come, or the policy does in this round.
+// True if a rank has asked for a full round, or the policy makes this round a full one.
 bool Coordinator::Bucket::WantsEverybody() const {
   return (declaration && IsFullRound(policy(), round)) ||
          std::any_of(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.full; });
 }
 
-// A bucket has one set of buffers on each rank: its next round waits until the last one has ended everywhere.
+// True if the last round has not ended on some rank. The next one waits for it, because a bucket has one set of buffers
+// on each rank.
 bool Coordinator::Bucket::Running() const { return std::find(running.begin(), running.end(), true) != running.end(); }
 
-// Some rank takes results while it waits in a flush, and has as many before it as there may be. It is never long.
+// True if some rank has as many untaken results as it may, but takes them now, in a flush or another wait. That is
+// never long.
 bool Coordinator::Bucket::Draining() const {
   return std::find(backlog.begin(), backlog.end(), Report::Backlog::kDraining) != backlog.end();
 }
 
-// Some rank has as many untaken results as it may.
+// True if some rank has as many untaken results as it may.
 bool Coordinator::Bucket::Full() const {
   return std::any_of(backlog.begin(), backlog.end(),
                      [](Report::Backlog each) { return each != Report::Backlog::kNone; });
 }
 
-// By whatever policy, before they have agreed on one.
+// Before the ranks have agreed on a policy, the first declaration counts.
 bool Coordinator::Bucket::SharesWork() const {
   if (declaration) return policy().rule == Policy::Rule::kWorkSharing;
   return !declared.empty() && declared.begin()->second.policy.rule == Policy::Rule::kWorkSharing;
@@ -106,7 +108,7 @@ void Coordinator::SetJoined(std::vector<bool> joined) {
 }
 
 void Coordinator::RecordOffset(Bucket& bucket, Rank rank, Time offset) {
-  // Not negative: what is late for this round may have come before the first of the round that closed in between.
+  // Never negative: a late arrival may have come before the first one of the round that closed in between.
   bucket.offsets.total_seconds[Index(rank)] += std::chrono::duration<double>(std::max(offset, Time(0))).count();
   ++bucket.offsets.count[Index(rank)];
 }
@@ -161,7 +163,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
       bucket.declared[rank] = *item.declaration;
       bucket.devices[rank] = item.declaration->device;
     }
-    // Where work is shared, an update waits since the last micro-batch that has been made.
+    // If work is shared, the wait for an update begins with the micro-batch that was made last.
     bucket.first_arrival = bucket.SharesWork() ? arrived : std::min(bucket.first_arrival, arrived);
     if (bucket.satisfied != kNever) bucket.grace.RecordLag(std::max(arrived - bucket.satisfied, kSmallestLag));
     if (quorum != nullptr) quorum->Arrive(rank, arrived, 1, false);
@@ -188,8 +190,8 @@ bool Coordinator::TooStale(const Bucket& bucket) const {
   return false;
 }
 
-// A rank with a late arrival counts as contributing: what it has pending is about to be delivered. Unless it has more
-// results before it than it may.
+// A rank with a late arrival counts as contributing, because its contribution is about to be delivered. If it has as
+// many untaken results as it may, rounds wait for it all the same.
 bool Coordinator::MustWaitFor(const Bucket& bucket, Rank rank) const {
   if (bucket.arrivals[Index(rank)].present || Absent(bucket, rank)) return false;
   if (bucket.backlog[Index(rank)] != Report::Backlog::kNone) return true;
@@ -220,7 +222,8 @@ bool Coordinator::NobodyCanCome(const Bucket& bucket) const {
   return true;
 }
 
-// Round 0 waits for every rank. One that is in a flush, or has ended, before it ever used the bucket will not come.
+// Round 0 waits for every rank. A rank will not come if it has joined, or is in a flush or has ended and is out of
+// training for the bucket.
 bool Coordinator::NobodyWillDeclare(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
     const bool flushes = levels_[Index(rank)].flush != Report::Flush::kNone && bucket.absent[Index(rank)];
@@ -236,13 +239,13 @@ bool Coordinator::NobodyComes() const {
   return true;
 }
 
-// Rule 17: all micro-batches are in the sum, or those that are will be all.
+// Rule 17: an update closes when all micro-batches are in the sum, or when no rank will begin another one.
 std::optional<Closing::Reason> Coordinator::VerdictOnUpdate(const Bucket& bucket) const {
   if (!bucket.declaration && !EverybodyArrived(bucket)) return std::nullopt;
   if (bucket.declaration && TooStale(bucket)) return std::nullopt;
   int done = 0;
   for (const Arrival& arrival : bucket.arrivals) done += arrival.gradients;
-  if (!bucket.declaration) {  // the first update, of which each rank has a part of its own
+  if (!bucket.declaration) {  // the first update, in which each rank makes its own part
     const int each = bucket.declared.begin()->second.policy.micro_batches / size_;
     bool complete = true;
     for (Rank rank = 0; rank < size_; ++rank)
@@ -299,9 +302,9 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
   return anybody_ended;
 }
 
-// Rule 12. Each rank waits for us or for Horovod as a whole, and what waits for us will not close: round 0 of a bucket
-// that others do not use, a flush to which others do not come, or an update of which a rank holds a micro-batch. Who
-// takes results in a flush is at work.
+// Rule 12. Each rank waits as a whole, for us or for Horovod, and nothing that waits for us can close: round 0 of a
+// bucket that other ranks do not use, a flush to which others do not come, or an update of which a rank holds a
+// micro-batch. A rank that takes results in a flush is at work, and does not count.
 bool Coordinator::RanksWaitForEachOther() const {
   if (deadlock_after_ == kNever || AnythingRuns()) return false;
   for (Rank rank = 0; rank < size_; ++rank)
@@ -317,7 +320,7 @@ bool Coordinator::RanksWaitForEachOther() const {
 }
 
 Report::Flush Coordinator::FlushOfAll() const {
-  if (flush_since_ == kNever) return Report::Flush::kNone;  // in most cycles nobody flushes
+  if (flush_since_ == kNever) return Report::Flush::kNone;  // in most cycles no rank flushes
   bool everybody_ends = true;
   bool anybody_active = false;
   for (Rank rank = 0; rank < size_; ++rank) {
@@ -358,7 +361,7 @@ std::string Coordinator::DisagreementOf(const Bucket& bucket) const {
   return {};
 }
 
-// What a rank that waits as a whole waits for.
+// Says what a rank waits for, if all of it waits.
 std::string Coordinator::WaitOf(Rank rank) const {
   const RankLevel& level = levels_[Index(rank)];
   if (level.flush == Report::Flush::kFlushing) return "in a flush";
@@ -374,8 +377,8 @@ std::string Coordinator::WaitOf(Rank rank) const {
   return "in a collective of Horovod's own, or of another process set";
 }
 
-// All that a rank has brought to buckets of which no round has closed, in the order of the model: buckets are in that
-// of backward.
+// Returns the members of all buckets that a rank has declared and that have had no round. They are in the order of the
+// model: buckets are in the order of the backward pass.
 std::vector<std::string> Coordinator::DeclaredBy(Rank rank) const {
   std::vector<std::string> members;
   for (auto it = buckets_.rbegin(); it != buckets_.rend(); ++it) {
@@ -387,7 +390,7 @@ std::vector<std::string> Coordinator::DeclaredBy(Rank rank) const {
   return members;
 }
 
-// Of what the ranks have declared in rounds 0: who differs from the first of them.
+// Says where a rank's declarations in rounds 0 differ first from those of the first rank that has any.
 std::string Coordinator::FirstDifference() const {
   Rank first = 0;
   std::vector<std::string> members;
@@ -406,7 +409,7 @@ std::string Coordinator::FirstDifference() const {
 }
 
 bool Coordinator::WaitForTheSameElsewhere() const {
-  std::map<Rank, std::set<std::string>> rounds;  // round 0 of these buckets
+  std::map<Rank, std::set<std::string>> rounds;  // by rank: the buckets in whose round 0 it waits
   for (const auto& [name, bucket] : buckets_)
     if (!bucket.declaration)
       for (const auto& [rank, declaration] : bucket.declared)
@@ -416,7 +419,7 @@ bool Coordinator::WaitForTheSameElsewhere() const {
 }
 
 std::string Coordinator::DescribeDeadlock() const {
-  std::map<std::string, std::string> ranks;  // by what they wait for
+  std::map<std::string, std::string> ranks;  // ranks by what they wait for
   for (Rank rank = 0; rank < size_; ++rank)
     if (!joined_[Index(rank)]) ranks[WaitOf(rank)] += " " + std::to_string(rank);
   std::string text = "Ranks wait for each other:";
@@ -454,7 +457,7 @@ std::vector<Rank> Coordinator::InOrderOfArrival(const Bucket& bucket) const {
   return ranks;
 }
 
-// The groups that form of ready ranks now; empty if none does.
+// Returns the groups that ready ranks form now; empty if there is none.
 Partition Coordinator::FormGroups(Bucket& bucket, Time now) {
   std::vector<ReadyGroups::Candidate> candidates;
   for (const Rank rank : InOrderOfArrival(bucket)) {
@@ -465,8 +468,8 @@ Partition Coordinator::FormGroups(Bucket& bucket, Time now) {
   return groups.empty() ? Partition() : PartitionOf(groups, size_);
 }
 
-// The groups of a round that closes whatever its policy says, or because its policy is satisfied. A flush of models has
-// nothing to deliver: nobody takes part, but all ranks see that it is over.
+// Returns the groups of a round that closes, by its policy or for another reason. In a flush of models there is nothing
+// to deliver: no rank takes part, but all see that it is over.
 Partition Coordinator::GroupsFor(Bucket& bucket, Closing::Reason reason) const {
   if (!bucket.declaration || !bucket.policy().grouped()) return {};
   if (EverybodyArrived(bucket) && bucket.WantsEverybody()) return {};
@@ -475,7 +478,7 @@ Partition Coordinator::GroupsFor(Bucket& bucket, Closing::Reason reason) const {
     if (reason == Closing::Reason::kLiveness && bucket.WantsEverybody()) return {};
     return GroupsOf(bucket.policy().schedule, bucket.round, size_);
   }
-  // Those who were held may be more than a group.
+  // The ranks that were held may be too many for one group.
   const auto left = InOrderOfArrival(bucket);
   const auto most = static_cast<std::size_t>(bucket.policy().group_size);
   std::vector<Members> groups;
@@ -496,20 +499,20 @@ Closing::Contribution Coordinator::ContributionOf(const Bucket& bucket, Rank ran
   if (arrival.present) return {arrival.gradients, true, false, arrival.work};
   contribution.gradients = bucket.pending[Index(rank)];
   if (!bucket.declaration || bucket.policy().schedule.kind == Schedule::Kind::kNone) return contribution;
-  // A model that is kept goes into round after round, but not for ever.
+  // A kept model goes into one round after the other, but no longer than max_staleness rounds.
   contribution.stale = bucket.late[Index(rank)] == 0;
   const Round age = bucket.round - bucket.last_contribution[Index(rank)];
   if (contribution.stale && age > bucket.policy().max_staleness) contribution = {};
   return contribution;
 }
 
-// Round 0 closes: from now on the bucket has a policy.
+// Round 0 closes. From now on the bucket has a declaration and a policy.
 void Coordinator::Begin(Bucket& bucket, Closing& closing) {
   std::tie(bucket.declared_by, bucket.declaration) = *bucket.declared.begin();
   const Policy& policy = bucket.policy();
   bucket.quorum = policy.quorum;
   if (policy.rule == Policy::Rule::kAuto) {
-    // A training that begins when the one before has ended begins with all ranks.
+    // A new training that begins after the last one has ended begins with a quorum of all ranks.
     const auto same = [&](const auto& other) {
       return &other.second != &bucket && other.second.declaration && other.second.policy() == policy;
     };
@@ -544,7 +547,7 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
     Arrival& arrival = bucket.arrivals[Index(rank)];
     on_time[Index(rank)] = arrival.present;
     const Closing::Contribution contribution = ContributionOf(bucket, rank);
-    // Delivering nothing, as a flush may, is no news of this rank: only gradients count against staleness.
+    // A round in which a rank delivers nothing, for example in a flush, does not end its staleness: only gradients do.
     if (contribution.gradients > 0 && !contribution.stale) bucket.last_contribution[Index(rank)] = bucket.round;
     closing.contributions.push_back(contribution);
     if (arrival.present) RecordOffset(bucket, rank, arrival.time - bucket.first_arrival);
@@ -581,15 +584,16 @@ Closing Coordinator::Close(const std::string& name, Bucket& bucket, Closing::Rea
   return closing;
 }
 
-// The adaptive quorum that follows this bucket's rounds; null if there is none.
+// Returns the adaptive quorum that follows this bucket's rounds; null if there is none.
 AutoQuorum* Coordinator::PaceSetBy(const std::string& name, const Bucket& bucket) {
   if (!bucket.declaration || bucket.policy().rule != Policy::Rule::kAuto) return nullptr;
   Pace& pace = paces_.at(bucket.policy().description);
   return pace.bucket == name ? &pace.quorum : nullptr;
 }
 
-// A round of an adaptive quorum has closed: what holds in the next one? Of several buckets the last by name is
-// followed, since ranks come to it last in each step; unless it has ended, or is used more rarely.
+// A round of an adaptive quorum has closed: sets the quorum of the next one. If several buckets share the policy, the
+// last by name is followed, because ranks come to it last in each step. If that one has ended, or is used more rarely,
+// another one is followed.
 void Coordinator::Follow(const std::string& name, Bucket& bucket, const std::vector<bool>& on_time, Time now) {
   Pace& pace = paces_.at(bucket.policy().description);
   if (pace.bucket != name) {
@@ -608,7 +612,7 @@ void Coordinator::Follow(const std::string& name, Bucket& bucket, const std::vec
   bucket.why = pace.quorum.why();
 }
 
-// The last round delivers what is pending. If nothing is, nobody takes part in it.
+// Closes the last round of a bucket, which delivers what is pending. If nothing is pending, no rank takes part in it.
 Closing Coordinator::End(const std::string& name, Bucket& bucket, Time now) {
   const bool pending =
       std::any_of(bucket.pending.begin(), bucket.pending.end(), [](int gradients) { return gradients > 0; });
@@ -618,7 +622,7 @@ Closing Coordinator::End(const std::string& name, Bucket& bucket, Time now) {
   return closing;
 }
 
-// Every bucket, used or waited for, fails on all ranks, and their flushes with it.
+// Makes every bucket that is used or waited for fail on all ranks, and their flushes with it.
 std::vector<Closing> Coordinator::RefuseAll(Time now) {
   const std::string text = DescribeDeadlock();
   deadlock_ = text;
@@ -653,7 +657,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   deadlocked_since_ = since(RanksWaitForEachOther(), deadlocked_since_);
   again_ = flush_since_ != kNever && AnythingRuns();
   const Report::Flush flush = FlushOfAll();
-  // A rank that has given its flush up ends it for all, and the next one begins anew.
+  // If one rank gives its flush up, that ends the flush for all. The next one begins again.
   if (flush == Report::Flush::kNone) {
     unflushed_.clear();
   } else if (unflushed_.empty()) {
@@ -693,14 +697,15 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     if (const auto reason = Verdict(bucket, now)) closings.push_back(Close(name, bucket, *reason, now));
   }
   const bool closed = !closings.empty();
-  for (const bool full : {false, true}) {  // a rank that has too many results must add them up, so this comes last
+  // buckets that are full on some rank come last, because that rank must add results up
+  for (const bool full : {false, true}) {
     for (auto& [name, bucket] : buckets_) {
       if (!bucket.HasArrival() || bucket.Running() || bucket.Draining() || bucket.Full() != full) continue;
-      // Who has arrived and waits may begin another micro-batch.
+      // A rank that has arrived and waits may still begin another micro-batch.
       if (bucket.SharesWork() && (bucket.declaration || EverybodyArrived(bucket))) continue;
       if (!(bucket.declaration ? NobodyCanCome(bucket) : NobodyWillDeclare(bucket))) continue;
       if (!closings.empty()) {
-        again_ = true;  // one at a time, and only when nothing else closes
+        again_ = true;  // one at a time, and only if nothing else closes
       } else {
         closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, now));
       }
@@ -718,7 +723,8 @@ std::vector<Closing> Coordinator::Decide(Time now) {
       closings.push_back(End(name, bucket, now));
     }
   }
-  // What has arrived, as other threads than those that flush may have done, is delivered by its own round.
+  // A flush does not close a round with an arrival, which may come from a thread that does not flush. Its own round
+  // delivers it.
   for (const std::string& name : std::set<std::string>(unflushed_)) {
     Bucket& bucket = buckets_.at(name);
     if (bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;
@@ -769,7 +775,7 @@ std::string Coordinator::DescribeWaits(Time oldest) const {
     if (!bucket.HasArrival() || bucket.first_arrival > oldest) continue;
     const auto ledger = ledgers_.find(name);
     if (bucket.declaration && bucket.SharesWork()) {
-      if (ledger == ledgers_.end()) continue;  // the bucket that keeps the grants tells
+      if (ledger == ledgers_.end()) continue;  // the bucket that keeps the grants tells it
       text << (text.tellp() > 0 ? "\n" : "") << "update " << bucket.round << " of " << bucket.Title(name)
            << " waits for micro-batches of ranks";
       for (Rank rank = 0; rank < size_; ++rank)

@@ -8,20 +8,22 @@ namespace horovod_partial {
 
 struct Bringers::Graph {
   std::shared_ptr<Bringer> bringer;
-  std::set<Bucket*> buckets;  // as far as runs have shown
-  std::int64_t run = 0;       // the last one
-  std::set<Bucket*> arrived;  // in that run
-  Time complete = kNever;     // since when all have
+  std::set<Bucket*> buckets;  // as far as is known from its runs
+  std::int64_t run = 0;       // the last run
+  std::set<Bucket*> arrived;  // buckets that have got a contribution in the last run
+  Time complete = kNever;     // when the last of `buckets` got one; kNever: some have none
 };
 
 namespace {
 
 constexpr Round kRemembered = 8;  // rounds
 constexpr int kSilentIntervals = 10;
-constexpr Time kPollGap = std::chrono::milliseconds(100);      // who asks less often may do something else meanwhile
-constexpr Time kLongestLook = std::chrono::milliseconds(100);  // a thread that ends says nothing
+constexpr Time kPollGap = std::chrono::milliseconds(100);  // a thread that polls less often may do other work between
+// look again then, because the end of a thread is no event
+constexpr Time kLongestLook = std::chrono::milliseconds(100);
 
-// A thread's bringers, by the numbers of the objects that know them. Their end marks the end of the thread.
+// The bringers of one thread, by the ids of the Bringers objects that know it. The destructor runs when the thread
+// ends.
 struct OfThread {
   ~OfThread() {
     for (const auto& [id, bringer] : bringers) bringer->lives = false;
@@ -43,7 +45,7 @@ std::shared_ptr<Bringers::Bringer> Bringers::Self() {
   return bringer;
 }
 
-// Under the mutex, as are all private functions below.
+// Under the mutex. This holds for all private functions below, too.
 void Bringers::SetWaiting(Bringer& bringer, Time since) {
   waiting_ += (since != kNever ? 1 : 0) - (bringer.waits_since != kNever ? 1 : 0);
   bringer.waits_since = since;
@@ -144,8 +146,8 @@ void Bringers::Bucket::AddWaiter(const std::shared_ptr<Bringer>& waiter, Time no
   waiters_.push_back(waiter);
 }
 
-// A graph is the buckets that one run has brought to. Two graphs that have been in progress at the same time are run by
-// two threads; all others may be run by one, in turn.
+// A graph is the set of buckets that get contributions in one run. If two graphs were in progress at the same time, two
+// threads run them, so each has its own bringer. All others share one, because one thread may run them in turn.
 void Bringers::Bucket::ArriveInRun(std::int64_t run, Time now) {
   auto& graphs = owner_->graphs_;
   const auto same_run =
@@ -313,7 +315,8 @@ bool Bringers::InProgress(const Bringer& graphs) const {
   });
 }
 
-// Of another engine: a round 0, or a flush. No blocked rank can end these waits.
+// Says in words in what a thread waits in another engine, in a round 0 or in a flush; empty if none does. A blocked
+// rank cannot end such waits.
 std::string Bringers::WaitElsewhere(const void* engine) const {
   for (const Bucket* bucket : buckets_)
     if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0 && bucket->WaitsSince() != kNever)
@@ -328,7 +331,7 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
   Away away;
   away.events = events_;
   away.until = now + kLongestLook;
-  // Whether a time has passed; if not, the answer holds no longer than until then.
+  // Returns whether a time has passed. If it has not, the answer holds no longer than until then.
   const auto passed = [&](Time time) {
     if (now > time) return true;
     away.until = std::min(away.until, time);
@@ -341,7 +344,7 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
     bool absent = false;
   };
   std::map<const Bringer*, State> states;
-  std::vector<std::pair<const Bucket*, std::vector<Bringer*>>> brought;  // to this engine's buckets
+  std::vector<std::pair<const Bucket*, std::vector<Bringer*>>> brought;  // this engine's buckets, with their bringers
   for (const Bucket* bucket : buckets_) {
     std::vector<Bringer*> bringers = BringersOf(*bucket);
     for (const Bringer* bringer : bringers) states[bringer];
@@ -351,11 +354,12 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
   const auto is_parked = [&](const Bringer* bringer, Time least) {
     return bringer->parked_since != kNever && passed(bringer->parked_since + least);
   };
-  bool asks = false;  // some thread asks now and then whether a collective of Horovod's is over
+  bool asks = false;  // some thread polls one of Horovod's collectives
   for (auto& [bringer, state] : states) {
     const Time since = WaitsSince(*bringer);
     state.waits = since != kNever && passed(since + thresholds.waiting);
-    // Who runs graphs is not known: where they have one bringer, and none is in progress, it may be the flush's thread.
+    // It is not known which thread runs graphs. If all graphs have one bringer and none is in progress, that may be the
+    // thread in the flush.
     const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
     const bool polls = bringer->polled != kNever && !passed(bringer->polled + kPollGap) &&
                        passed(bringer->polls_since + thresholds.parked);
@@ -369,14 +373,14 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
                                     [](const auto& item) { return item.second.waits || item.second.absent; });
   const bool anybody = !states.empty();
 
-  // Of a silent process it is assumed that whoever might train waits for Horovod, or for the thread that does; unless
-  // it is known that nobody waits.
+  // If a process is silent, its bringers are taken to wait for Horovod, or for the thread that does; unless it is known
+  // that no thread waits for Horovod.
   const bool may_be_parked = foreign.since != kNever && (!foreign.told || asks || !parked_.empty()) &&
                              passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();
   for (const auto& [bucket, bringers] : brought) {
     const Time longest = bucket->next_interval_ == 0
-                             ? thresholds.silence  // nothing is known
+                             ? thresholds.silence  // no interval is known
                              : *std::max_element(bucket->intervals_.begin(), bucket->intervals_.end());
     const bool silent = passed(active_ + std::max(thresholds.silence, kSilentIntervals * longest));
     all_silent = all_silent && silent;
@@ -395,7 +399,7 @@ Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& forei
   };
   const bool somebody_absent = std::any_of(states.begin(), states.end(), [](const auto& i) { return i.second.absent; });
   cover(away.waiting, (anybody && all_away) || all_silent);
-  // A rank that has come to no bucket yet, as where another policy was asked for, has no bringers.
+  // A rank that has used no bucket yet has no bringers, for example because it runs with another policy.
   const bool unused =
       std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket* bucket) { return IsOfFlushes(bucket->name_); });
   const bool parked_before_training = unused && std::any_of(parked_.begin(), parked_.end(), [&](const Bringer* thread) {

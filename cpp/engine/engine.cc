@@ -9,10 +9,10 @@
 namespace horovod_partial {
 namespace {
 
-// A lost wake-up would be a hang; every wait looks again after this long.
+// Every wait looks again after this long, so that a lost wake-up is no hang.
 constexpr auto kWatch = std::chrono::milliseconds(100);
 
-// Where something may be due meanwhile: as Horovod's own wait does.
+// The same if something else may be due meanwhile. Horovod's own wait polls at this interval.
 constexpr auto kPoll = std::chrono::milliseconds(1);
 
 constexpr std::chrono::seconds kDeadPatience(5);
@@ -24,7 +24,7 @@ constexpr std::chrono::milliseconds kFarewellPatience(1000);  // a cycle takes m
 
 const char* const kShutDown = "Horovod has been shut down, by this rank or by another one that ended or failed";
 
-// Whether any bucket is in use here, but for those of flushes. If none is, the others compare replicas without this
+// True if any bucket is in use here, apart from those of flushes. If none is, the others compare replicas without this
 // rank.
 bool AnyTrains(const std::vector<std::shared_ptr<SharedBucket>>& buckets) {
   return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
@@ -36,7 +36,7 @@ bool AnyTrains(const std::vector<std::shared_ptr<SharedBucket>>& buckets) {
 
 int Counts(const SharedBucket& bucket) { return IsOfFlushes(bucket.core.name()) ? 0 : 1; }
 
-// Ends what RoundsToTake begins.
+// Calls BeTaken(false) at its end, after RoundsToTake has called BeTaken(true).
 class BeingTaken {
  public:
   explicit BeingTaken(const std::vector<std::shared_ptr<SharedBucket>>& family) : family_(family) {}
@@ -163,7 +163,7 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
   if (!bucket->poison.empty()) throw EngineError(bucket->poison);
   if (!collectives_.Alive()) ThrowShutDown();
   const bool adds = bucket->operation != nullptr && bucket->SharesWork();
-  if (adds) {  // another micro-batch has been added to what lies there
+  if (adds) {  // another micro-batch was added to the contribution
     operation = bucket->operation;
     operation->arrival.gradients = arrival.gradients + (bucket->awaited != nullptr ? operation->arrival.gradients : 0);
     StopAwaiting(*bucket);
@@ -171,7 +171,8 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
     throw std::invalid_argument("rank " + std::to_string(rank_) + ": the name " + bucket->core.name() +
                                 " is in use by an operation that has not been synchronized; use another name");
   }
-  if (arrival.input == nullptr && !delivers_nothing && !bucket->core.HasPending()) {  // a round has delivered it
+  // a round has delivered what was pending
+  if (arrival.input == nullptr && !delivers_nothing && !bucket->core.HasPending()) {
     operation->done = true;
     return operation;
   }
@@ -192,13 +193,14 @@ std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& b
     }
     ArriveNow(*bucket, *operation, calls);
   } catch (const std::exception& error) {
-    operation->on_done = nullptr;  // the caller gets the exception
+    operation->on_done = nullptr;  // not needed: the caller gets the exception
     FailAndThrow(*bucket, error, calls);
   }
   return operation;
 }
 
-// Under the bucket's lock, before its round 0: it may have ended since it was declared.
+// Under the bucket's lock, before round 0 of the bucket. The bucket may have ended since it was declared; then it is
+// entered again.
 void Engine::Enter(const std::shared_ptr<SharedBucket>& bucket) {
   std::lock_guard<std::mutex> lock(buckets_mutex_);
   const std::string& name = bucket->core.name();
@@ -208,7 +210,7 @@ void Engine::Enter(const std::shared_ptr<SharedBucket>& bucket) {
   if (owner != owners_.end()) bucket->owner = owner->second;
 }
 
-// Under the bucket's lock, with the operation outstanding. May throw: a late contribution needs memory.
+// Under the bucket's lock, with the operation outstanding. May throw, because a late contribution needs memory.
 void Engine::ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls) {
   bucket.arrived = Now();
   news_ = true;
@@ -227,7 +229,7 @@ void Engine::ArriveNow(SharedBucket& bucket, Operation& operation, Calls& calls)
   }
 }
 
-// The same on the background thread, which has nobody to throw to.
+// The same for the background thread. Nobody there catches an exception, so the bucket fails instead.
 void Engine::ArriveOrFail(SharedBucket& bucket, Calls& calls) {
   try {
     ArriveNow(bucket, *bucket.operation, calls);
@@ -241,8 +243,8 @@ std::string Engine::WhyItFailed(const SharedBucket& bucket, const std::exception
          error.what() + ". Nothing more can be done with this bucket";
 }
 
-// Background thread, under the bucket's lock: where its memory fails, or the device that has it, nobody here is told by
-// an exception, and this rank cannot do what the others count on.
+// Background thread, under the bucket's lock: runs `work`, and turns an error of the memory or its device into an
+// EngineError. No application's thread gets this exception, and this rank cannot do what the others count on.
 template <class Work>
 auto Engine::InMemory(const SharedBucket& bucket, const Work& work) const {
   try {
@@ -254,8 +256,8 @@ auto Engine::InMemory(const SharedBucket& bucket, const Work& work) const {
   }
 }
 
-// Under the bucket's lock: from now on every use of it fails. Nothing is cleared: what was pending may or may not have
-// been delivered, and no later call shall pretend.
+// Under the bucket's lock: from now on every use of the bucket fails. Nothing is cleared: what was pending may or may
+// not have been delivered, and no later call may pretend to know.
 void Engine::Fail(SharedBucket& bucket, const std::string& error, Calls& calls) {
   bucket.poison = error;
   StopAwaiting(bucket);
@@ -265,7 +267,7 @@ void Engine::Fail(SharedBucket& bucket, const std::string& error, Calls& calls) 
   }
 }
 
-// The same for who is here, and gets it as an exception.
+// Does the same for a caller on the application's thread, who gets the error as an exception.
 void Engine::FailAndThrow(SharedBucket& bucket, const std::exception& error, Calls& calls) {
   const std::string why = WhyItFailed(bucket, error);
   Fail(bucket, why, calls);
@@ -277,7 +279,8 @@ bool Engine::Poll(const SharedBucket& bucket, const Operation& operation) const 
   return operation.done;
 }
 
-// A wait that only drains is no sign that this thread brings anything.
+// `collects`: this thread takes the result, and so becomes a bringer of the bucket. A wait that only drains does not
+// count.
 bool Engine::WaitFor(SharedBucket& bucket, Operation& operation, bool collects, const IsDue& is_due) {
   std::unique_lock<std::mutex> lock(bucket.mutex);
   const Time start = Now();
@@ -293,7 +296,8 @@ bool Engine::WaitFor(SharedBucket& bucket, Operation& operation, bool collects, 
           break;
         }
         collectives_.Interrupt();
-        // A shutdown calls every entry back; one that does not has lost it. Only a round that runs has an entry.
+        // A shutdown calls back every entry. If one is not called back, the shutdown has lost it. Only a running round
+        // has an entry.
         const Time now = Now();
         dead_since = collectives_.Alive() ? kNever : std::min(dead_since, now);
         lock.lock();
@@ -331,11 +335,11 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
       }
       return operation;
     }
-    // Another rank has begun the next round already: its end completes this.
+    // Another rank has begun the next round already. The end of that round completes this operation.
   }
   try {
     WaitFor(*bucket, *operation, false);
-  } catch (...) {  // interrupted: the results stay, and `output` may be gone when the round ends
+  } catch (...) {  // interrupted: the results stay missed; `output` may not exist any more when the round ends
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (bucket->operation == operation) bucket->operation = nullptr;
     throw;
@@ -343,12 +347,13 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
   return operation;
 }
 
-// As one; 0 if no round has ended in all of them, or none that the flush which this rank is in allows. Who takes them
-// finds them as they are here: others may end meanwhile, and would be added up.
+// Returns how many rounds the family may take as one step: 1 normally, more if results had to be added up, 0 if no
+// round has ended in every bucket, or the flush of this rank ends before it. With `takes` the results are frozen:
+// otherwise the end of another round could add some of them up meanwhile.
 int Engine::RoundsToTake(const std::vector<std::shared_ptr<SharedBucket>>& family, bool takes) const {
   int rounds = 1;
   int least = std::numeric_limits<int>::max();
-  Round before = kForEver;  // so many rounds may be taken, by the flush
+  Round before = kForEver;  // how many rounds the flush lets this rank take
   for (const auto& bucket : family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (takes) bucket->core.BeTaken(true);
@@ -377,26 +382,28 @@ bool Engine::IsNearlyFull(const Family& family) const {
   return std::any_of(buckets.begin(), buckets.end(), nearly_full) && RoundsToTake(buckets, false) > 0;
 }
 
-// Without the locks of all members at once: meanwhile rounds can only be added, behind those that are there.
+// It never holds the locks of all members at once. That is safe, because meanwhile rounds can only be added behind
+// those that are there.
 std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) {
   Family names;
   for (const Member& member : family) names.push_back(member.bucket);
   const auto buckets = FindAll(names);
   TakenRounds taken;
-  const BeingTaken being_taken(buckets);  // also where something fails
+  const BeingTaken being_taken(buckets);  // ends the freeze, also after an exception
   taken.rounds = RoundsToTake(buckets, true);
   if (taken.rounds == 0) return std::nullopt;
   Round newest = -1;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     Calls calls;
     std::lock_guard<std::mutex> lock(buckets[i]->mutex);
-    // What a flush has brought stays this rank's: one that has come to its end before may have shut Horovod down since.
+    // This rank may take the results of a flush even if the bucket has failed since: a rank that has ended may have
+    // shut Horovod down already.
     const bool is_flushed = flush_bounds_ && buckets[i]->flush_end != kForEver;
     if (!buckets[i]->poison.empty() && !is_flushed) throw EngineError(buckets[i]->poison);
-    if (buckets[i]->core.full()) news_ = true;  // the others may wait for this
+    if (buckets[i]->core.full()) news_ = true;  // the others may wait until this bucket has room
     try {
       taken.gradients += buckets[i]->core.TakeRounds(taken.rounds, family[i].output);
-    } catch (const std::exception& error) {  // the members are not together any more
+    } catch (const std::exception& error) {  // the members are not at the same round any more
       FailAndThrow(*buckets[i], error, calls);
     }
     newest = buckets[i]->core.taken() - 1;
@@ -414,7 +421,7 @@ std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) 
   return taken;
 }
 
-// Empty if one of them is not there.
+// Returns nothing if one of the buckets does not exist.
 std::vector<std::shared_ptr<SharedBucket>> Engine::FindAll(const Family& names) const {
   std::lock_guard<std::mutex> lock(buckets_mutex_);
   std::vector<std::shared_ptr<SharedBucket>> buckets;
@@ -428,7 +435,7 @@ std::vector<std::shared_ptr<SharedBucket>> Engine::FindAll(const Family& names) 
 
 // --- Work sharing
 
-// A bucket is new, or has ended and begins anew.
+// Call it when a bucket is new, or has ended and begins again.
 void Engine::BeginSharing(SharedBucket& bucket) {
   const Policy& policy = bucket.config.spec.policy;
   if (!policy.grants) return;
@@ -465,11 +472,11 @@ std::optional<std::pair<int, int>> Engine::NextMicroBatch(const Family& names, b
   const auto family = FindAll(names);
   if (family.empty()) {
     std::lock_guard<std::mutex> lock(buckets_mutex_);
-    if (!refused_.empty()) throw EngineError(refused_);  // after the arrival, whose error nobody waits for
+    if (!refused_.empty()) throw EngineError(refused_);  // the arrival has failed, but nobody waits for its error
     throw std::invalid_argument("no micro-batch can begin before its buckets have been declared");
   }
   SharedBucket& keeper = *family.front();
-  const Draining draining(*this, {names});  // rounds are taken as they come
+  const Draining draining(*this, {names});  // the caller takes rounds as they come
   Time start{0};
   const auto tell = [&](bool wants) {
     std::lock_guard<std::mutex> lock(keeper.mutex);
@@ -494,7 +501,7 @@ std::optional<std::pair<int, int>> Engine::NextMicroBatch(const Family& names, b
     if (HasRound(names)) return std::nullopt;
     if (const auto next = TakeGrant(family, begins)) return next;
     if (is_due && is_due()) return std::nullopt;
-    tell(!IsAwaited(family));  // who waits for its own device is at work
+    tell(!IsAwaited(family));  // a rank that waits for its own device is at work
     if (!collectives_.Alive()) ThrowShutDown();
     std::unique_lock<std::mutex> lock(flush_mutex_);
     if (flush_changed_.wait_for(lock, is_due ? kPoll : kWatch, [&] { return flush_events_ != seen; })) continue;
@@ -519,11 +526,11 @@ void Engine::ReturnMicroBatch(const std::string& name) {
   news_ = true;
 }
 
-// No thread begins a micro-batch, and none that has been begun is open.
+// True if some thread leaves, so that none begins a micro-batch, and none that was begun is unfinished.
 bool Engine::Leaves() {
   has_left_ = false;
   if (leaving_ == 0 || !shares_work_) return false;
-  has_left_ = true;  // before it is looked for: from now on none begins
+  has_left_ = true;  // set before the check, so that no micro-batch begins after it
   for (const auto& bucket : Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const bool open = bucket->share && bucket->share->begun() != bucket->Made();
@@ -554,8 +561,8 @@ void Engine::DrainOutstanding() {
   }
 }
 
-// A step without a gradient, where something is pending: it arrives in the members of which the oldest round is open
-// that is open in any. So the members stay together. False if nothing is pending.
+// Delivers the late contributions of a family, by an arrival without a gradient. It arrives only in the members whose
+// open round is the oldest, so that the members stay at the same round. Returns false if nothing is pending.
 bool Engine::DeliverFamily(const Family& family) {
   const auto buckets = FindAll(family);
   bool pending = false;
@@ -640,7 +647,7 @@ Engine::Flushing::~Flushing() {
   engine_.flush_ = Report::Flush::kNone;
   engine_.flush_entered_ = false;
   engine_.flush_bounds_ = false;
-  engine_.news_ = true;  // the others must not count on this rank
+  engine_.news_ = true;  // the others must not count on this rank's flush any more
   engine_.StopFlushing();
 }
 
@@ -707,10 +714,10 @@ void Engine::StopFlushing() {
   if (flushing_ != nullptr) bringers_->EndFlush(*std::exchange(flushing_, nullptr), Now());
 }
 
-// Under the flush's lock: its rounds are over.
+// Under the flush's lock: the rounds of the flush are over.
 void Engine::EndFlush() {
   const Report::Flush over = std::exchange(flush_over_, Report::Flush::kNone);
-  if (flush_closed_ != flush_number_) return;  // that flush was given up, and another one waits
+  if (flush_closed_ != flush_number_) return;  // that flush was given up, and another one waits now
   if (flush_error_.empty() && flush_refusal_.empty()) flush_result_ = over;
 }
 
@@ -729,7 +736,7 @@ void Engine::Clear(const Family& names) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     bucket->core.Clear(complete);
   }
-  news_ = true;  // the others may have waited for it
+  news_ = true;  // the other ranks may have waited for this
 }
 
 // --- Background thread
@@ -738,11 +745,11 @@ Bringers::Away Engine::Away(Time now, Time foreign_since) {
   const Report::Flush flush = waits_in_;
   const Bringers::Foreign foreign{foreign_since, waits_are_told_};
   Bringers::Away away = bringers_->Look(this, now, foreign, flush != Report::Flush::kNone, thresholds_);
-  if (flush == Report::Flush::kEnding) away.absent = {true, {}};  // whatever its other threads do
+  if (flush == Report::Flush::kEnding) away.absent = {true, {}};  // also if other threads of it still contribute
   return away;
 }
 
-// Works whose device has made them arrive.
+// Lets operations arrive whose contribution the device has computed.
 void Engine::ArriveWhatIsReady() {
   if (awaited_ == 0) return;
   for (const auto& bucket : Buckets()) {
@@ -762,8 +769,8 @@ void Engine::StopAwaiting(SharedBucket& bucket) {
   if (std::exchange(bucket.awaited, nullptr) != nullptr) --awaited_;
 }
 
-// Rank 0 has told that the ranks wait for each other, in whatever process sets. All waits of this process set end, and
-// its buckets fail for good: its ranks hear of it in different cycles.
+// Rank 0 has reported that the ranks wait for each other, in one or several process sets. All waits of this process set
+// end. Its buckets fail for good, because its ranks hear of it in different cycles.
 void Engine::EndIfDeadlocked() {
   const std::uint64_t deadlocks = first_failure_->deadlocks();
   if (std::exchange(deadlocks_, deadlocks) == deadlocks) return;
@@ -782,7 +789,7 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
   EndIfDeadlocked();
   ArriveWhatIsReady();
   if (news_ || Owner::Departures() != departures_) return true;
-  // The tick comes a thousand times a second, and mostly nothing has happened.
+  // A tick comes a thousand times a second, and mostly there was no event.
   if (looked_.events == bringers_->events() && now <= looked_.until && foreign_since == looked_foreign_) return false;
   looked_ = Away(now, foreign_since);
   looked_foreign_ = foreign_since;
@@ -791,7 +798,7 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   EndIfDeadlocked();
-  ArriveWhatIsReady();  // here too: not every library asks first whether this rank wants a cycle
+  ArriveWhatIsReady();  // here too, because not every library calls WantsCycle first
   news_ = false;
   if (const std::uint64_t departures = Owner::Departures(); departures != departures_) {
     departures_ = departures;
@@ -800,7 +807,8 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   }
   Report report;
   report.failure = farewell_.TakeUnsaid();
-  // Before the arrivals: who waits has arrived, and nobody shall be said to wait for what has not been reported.
+  // Look before the arrivals are collected. A rank that waits has arrived, and must not be reported to wait for an
+  // arrival that is not in this report.
   reported_ = looked_ = Away(now, foreign_since);
   looked_foreign_ = foreign_since;
   report.absent = reported_.absent;
@@ -824,7 +832,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
     Report::Item item;
     item.bucket = core.name();
     if (retired && !core.declared()) {
-      Forget(*bucket);  // no round of it has been closed, and none of it waits
+      Forget(*bucket);  // no round of it has closed, and nothing waits in it
       continue;
     }
     if (!bucket->poison.empty()) {
@@ -852,7 +860,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
     } else {
       item.kind = retired ? Report::Item::Kind::kRetired : Report::Item::Kind::kPending;
       if (retired) core.DiscardMissed();
-      // Who will not train any more does not hold the others' models back with its own.
+      // A rank that will not train any more does not contribute its old model to the others' averages.
       const bool leaves = retired || report.flush == Report::Flush::kEnding;
       if (!leaves || core.options().late != Late::kKeep) {
         item.gradients = InMemory(*bucket, [&] { return core.ReportPending(); });
@@ -868,12 +876,12 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
 }
 
 void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
-  std::string lost;   // why buckets that were in use here are gone
-  bool told = false;  // some thread here gets that error
+  std::string lost;   // the error of buckets that were in use here and are gone
+  bool told = false;  // some thread of this rank gets that error
   int flush_rounds = 0;
   Report::Flush flush_over = Report::Flush::kNone;
   for (const auto& closing : closings) {
-    // The end of a flush does not travel with an error; the coordinator begins that flush anew.
+    // A closing with an error does not end a flush: the coordinator begins that flush again.
     const bool round = closing.error.empty() && !joined;
     if (round && closing.flush_over != Report::Flush::kNone) flush_over = closing.flush_over;
     const auto bucket = Find(closing.bucket);
@@ -881,7 +889,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       if (closing.bucket == Farewell::kBucket && !closing.error.empty()) first_failure_->Hear(closing.error);
       if (closing.bucket == FirstFailure::kDeadlock) {
         first_failure_->HearOfDeadlock(closing.error);
-        ++deadlocks_;  // this process set's own waits have their errors already
+        ++deadlocks_;  // this process set's own waits have got their errors already
       }
       TellOfRefusal(closing.error);
       continue;
@@ -905,7 +913,8 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       if (closing.ends) End(*bucket, calls);
       continue;
     }
-    // Who has slipped into a round has not declared itself: zeros are sent, and the arrival goes on waiting.
+    // This rank has arrived, but has not reported it or declared the bucket, and the round needs its entry. The library
+    // sends zeros for it, and the arrival goes on waiting.
     if (!bucket->core.declared() && !bucket->core.reported() && closing.Includes(rank_)) continue;
     const bool first = !bucket->core.declared();
     const Bucket::Entry entry = InMemory(*bucket, [&] { return bucket->core.Begin(closing, rank_); });
@@ -933,9 +942,9 @@ void Engine::BeginFlushRounds(int rounds, Report::Flush over) {
   CloseFlush(flush_reported_, over);
 }
 
-// Under the flush's lock: all rounds of that flush of this rank have begun. Its thread waits for nobody any more,
-// though a device may still reduce them: the rank must not seem to wait, or the others' next round may close without
-// it.
+// Under the flush's lock: all rounds of that flush have begun on this rank. Its thread waits for no other rank any
+// more, though a device may still reduce. So this rank must not seem to wait, or the others' next round may close
+// without it.
 void Engine::CloseFlush(int number, Report::Flush over) {
   flush_closed_ = number;
   flush_over_ = over;
@@ -960,8 +969,8 @@ void Engine::Forget(const SharedBucket& bucket) {
   buckets_.erase(bucket.core.name());
 }
 
-// Under the bucket's lock: its last round is over, and has delivered all. What else has arrived since that was decided
-// begins a new bucket.
+// Under the bucket's lock: the last round of the bucket is over, and has delivered everything. A contribution that came
+// since that was decided begins a new bucket of the same name.
 void Engine::End(SharedBucket& bucket, Calls& calls) {
   if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) Complete(bucket, true, calls);
   if (bucket.core.declared()) in_use_ -= Counts(bucket);
@@ -972,16 +981,16 @@ void Engine::End(SharedBucket& bucket, Calls& calls) {
   if (bucket.awaited == nullptr) ArriveOrFail(bucket, calls);
 }
 
-// With the last bucket goes what a flush waits for, and what would tell that it is over. Ranks that come to a flush now
-// do not wait either.
+// If no bucket is left, a flush has nothing to wait for, and no closing would end it. So it ends here. A rank that
+// begins a flush now does not wait either.
 void Engine::ReleaseFlush() {
   if (in_use_ > 0) return;
   std::lock_guard<std::mutex> lock(flush_mutex_);
   if (flush_ != Report::Flush::kNone) CloseFlush(flush_number_, flush_);
 }
 
-// Under the bucket's lock: what has arrived fails, and the name is free again, on every rank. A flush that waits here
-// cannot deliver what was pending.
+// Under the bucket's lock: the arrival fails, and the name is free again, on every rank. A flush that waits here fails
+// too: it cannot deliver what was pending.
 void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
   if (bucket.core.declared()) {
     in_use_ -= Counts(bucket);
@@ -997,7 +1006,7 @@ void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls
   Forget(bucket);
 }
 
-// Where nobody waits in a bucket, nobody gets its error; the rank may wait elsewhere because of it.
+// Logs the error of a bucket in which no thread of this rank waits. This rank may wait elsewhere because of it.
 void Engine::TellOfRefusal(const std::string& error) {
   if (!error.empty() && std::exchange(told_, error) != error) Log(LogLevel::kError, rank_, error);
 }
@@ -1007,14 +1016,14 @@ void Engine::Done(SharedBucket& bucket, Operation& operation, Calls& calls) {
   const Time now = Now();
   const Time since = bucket.bringers.UnattendedSince();
   if (since != kNever) bucket.statistics.waited_seconds += std::chrono::duration<double>(now - since).count();
-  bucket.bringers.Done(bucket.core.completed(), now);  // its threads may not have woken yet, but they wait no more
+  bucket.bringers.Done(bucket.core.completed(), now);  // its threads may still be asleep, but they do not wait any more
   bucket.finished.notify_all();
   if (operation.on_done)
     calls.Add(
         [on_done = std::exchange(operation.on_done, nullptr), self = operation.shared_from_this()] { on_done(*self); });
 }
 
-// The result goes to the application, whose operation is outstanding until then; under the bucket's lock.
+// Under the bucket's lock: gives the application its result, and ends its operation.
 void Engine::Complete(SharedBucket& bucket, bool late, Calls& calls) {
   Fill(bucket, *bucket.operation, late);
   RecordResult(bucket, *bucket.operation);
@@ -1052,15 +1061,15 @@ void Engine::EndFlushRound(const std::string& error) {
   TellFlush();
 }
 
-// Under the bucket's lock: its reduction has ended well. May throw.
+// Under the bucket's lock: the reduction has succeeded. May throw.
 void Engine::EndRound(SharedBucket& bucket, Calls& calls) {
   const bool on_time = bucket.core.Finish();
   if (bucket.core.last().ends) return;
-  // What could not be announced while the round was running.
+  // There is something that could not be reported while the round was running.
   if (bucket.core.HasUnannounced() || (bucket.owner != nullptr && bucket.owner->gone())) news_ = true;
   bucket.statistics.dropped = bucket.core.dropped();
   bucket.statistics.summed = bucket.core.summed();
-  // An operation whose device has not made it is no arrival yet, and waits for a later round.
+  // If a device still computes the operation's contribution, it has not arrived, and waits for a later round.
   if (bucket.operation != nullptr && bucket.awaited == nullptr) Complete(bucket, !on_time, calls);
 }
 
@@ -1071,7 +1080,7 @@ void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::st
   std::string failure = error;
   try {
     if (failure.empty()) EndRound(*bucket, calls);
-  } catch (const std::exception& exception) {  // a device may fail, and whoever calls back does not expect it
+  } catch (const std::exception& exception) {  // a device may fail, and Horovod's callback must not throw
     failure = WhyItFailed(*bucket, exception);
   }
   if (!failure.empty()) Fail(*bucket, failure, calls);

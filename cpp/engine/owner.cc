@@ -3,7 +3,8 @@
 namespace horovod_partial {
 namespace {
 
-std::atomic<std::uint64_t> departures{0};  // one for the process, so not in the header: libraries would have copies
+// one for the whole process; in a header each library would have its own copy
+std::atomic<std::uint64_t> departures{0};
 
 }  // namespace
 
