@@ -6,15 +6,15 @@
 namespace horovod_partial {
 namespace {
 
-constexpr Round kWarmUp = 4;        // rounds at first, in which ranks compile, allocate and read their first data
-constexpr Round kTransition = 2;    // rounds after a change that tell nothing of the rate
-constexpr std::size_t kMarks = 25;  // of closings, so of 24 rounds
-constexpr std::size_t kFewest = 6;  // that make a rate
+constexpr Round kWarmUp = 4;        // the first rounds, in which ranks compile, allocate and read their first data
+constexpr Round kTransition = 2;    // rounds after a change that do not count for the rate
+constexpr std::size_t kMarks = 25;  // closings that are kept, so 24 rounds
+constexpr std::size_t kFewest = 6;  // closings that are needed for a rate
 constexpr std::size_t kReductions = 16;
 
 int ShareOf(int size, int eighths) { return (size * eighths + 7) / 8; }
 
-// From all ranks down to `least`.
+// Returns the candidate quorums, from all ranks down to `least`.
 std::vector<int> CandidatesOf(int size, int least) {
   std::vector<int> candidates;
   least = std::min(least, size);
@@ -57,7 +57,7 @@ void AutoQuorum::Ended(Time now) {
   if (reductions_.size() > kReductions) reductions_.pop_front();
 }
 
-// Nobody may have looked when a round ended; so the shortest of the last ones is what a reduction takes.
+// The end of a round may have been noticed late. So the shortest of the last reductions is the best estimate.
 Time AutoQuorum::Reduction() const {
   return reductions_.empty() ? Time(0) : *std::min_element(reductions_.begin(), reductions_.end());
 }
@@ -103,7 +103,7 @@ void AutoQuorum::Evaluate(Time now) {
   since_ = round_;
 }
 
-// Of the rounds one varies more than the next; the error follows from how much.
+// Returns the rate over the kept rounds. Its standard error follows from how much single rounds differ from it.
 std::optional<QuorumGuard::Rate> AutoQuorum::MeasuredRate() const {
   if (marks_.size() < kFewest) return std::nullopt;
   const auto seconds = [](const Mark& from, const Mark& to) {

@@ -96,7 +96,7 @@ bool AllFinite(DataType type, const void* data, std::size_t elements) {
       for (std::size_t i = 0; i < elements; ++i)
         if ((at[i].bits & 0x7c00u) == 0x7c00u) return false;
     } else if constexpr (std::is_floating_point_v<T>) {
-      // x * 0 is 0 for a finite x and not a number otherwise: one sum, which the compiler can vectorise.
+      // x * 0 is 0 if x is finite, and not a number otherwise. So one sum is enough, which the compiler can vectorise.
       T sum = 0;
       for (std::size_t i = 0; i < elements; ++i) sum += at[i] * T{0};
       return sum == T{0};

@@ -8,13 +8,14 @@
 namespace horovod_partial {
 namespace {
 
-// Of the plans that end first, that with the fewest messages: each of them keeps processors busy, which the model does
-// not know.
+// Among the plans that end first, returns one with the fewest messages, because each message keeps processors busy,
+// which the model does not know.
 //
-// The earliest end of the first j gradients is the least, over where their last message begins, of the earliest end of
-// what is before it or the moment when it is ready, whichever is later, and its cost. Then, from the last message back,
-// each takes as many gradients as still let all before it end in time. (Fewer would not help: what a later message
-// takes from the one before saves that more time than it costs.)
+// The earliest end of the first j gradients is a minimum over all gradients at which their last message may begin. That
+// message starts when those before it have ended and its last gradient is ready, and then takes its cost. From these
+// ends the messages are chosen, the last one first. Each takes as many gradients as it can so that all before it still
+// end in time. (Fewer would not help: what a later message takes from the one before saves the earlier one more time
+// than it costs the later one.)
 FusionPlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   const std::size_t count = gradients.size();
   std::vector<double> earliest(count + 1, std::numeric_limits<double>::infinity());
@@ -50,10 +51,10 @@ FusionPlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost)
   return plan;
 }
 
-// Algorithm 1, without computing all starts anew after each merge: only those that follow change.
+// The paper's Algorithm 1. After a merge it computes only the starts that change.
 FusionPlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   FusionPlan plan{0};
-  double free = -std::numeric_limits<double>::infinity();  // when the message before has ended
+  double free = -std::numeric_limits<double>::infinity();  // when the last message has ended
   double bytes = 0;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     ++plan.back();

@@ -9,9 +9,9 @@
 namespace horovod_partial {
 namespace {
 
-constexpr int kMostGradients = 1 << 30;  // a closing has two bits beside them
+constexpr int kMostGradients = 1 << 30;  // a closing packs two bits into the same word
 
-// Without a list of the members: it would be made for every arrival.
+// It makes no list of the members, because it is called for every arrival.
 bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
   if (groups.empty()) return true;
   const int group = groups.at(static_cast<std::size_t>(rank));
@@ -138,9 +138,9 @@ std::vector<Grants> DecodeGrants(const std::string& bytes) {
   return grants;
 }
 
-// Layout: ranks, the round in two words, reason with what it means to a flush and to the bucket, partitions (the
-// round's own first, if it has groups, then the upcoming ones) and whether the first is the round's own, the quorum
-// with why it holds; for each rank its contribution in two words; the partitions.
+// Layout: number of ranks; the round in two words; one word for reason, flush_over, flushes and ends; number of
+// partitions; whether the first of them is the round's own; one word for quorum and why; for each rank its contribution
+// in two words; the partitions, the round's own first, then the upcoming ones.
 void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   const auto round = static_cast<std::uint64_t>(closing.round);
   const bool grouped = !closing.groups.empty();
@@ -184,7 +184,7 @@ Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
   closing.why = FromNumber<QuorumGuard::Why>(static_cast<std::uint32_t>(quorum & 7));
   if (closing.quorum < 0 || closing.quorum > ranks) throw std::runtime_error("a closing has a quorum of more than all");
   if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");
-  // Before anything is allocated by what these numbers say.
+  // Check the size before anything is allocated by these numbers.
   const auto needed = (std::uint64_t{2} + static_cast<std::uint64_t>(partitions)) * static_cast<std::uint64_t>(ranks);
   if (needed > words.size() - at || (ranks == 0 && partitions > 0)) throw std::runtime_error("a closing is cut short");
   std::uint64_t gradients = 0;

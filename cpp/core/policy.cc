@@ -13,7 +13,7 @@ void Require(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(std::string("no policy can have such a ") + what);
 }
 
-// Each rank in one of as many groups as there are ranks at most.
+// True if each rank is in a group, whose number is below the number of ranks.
 bool IsPartition(const Partition& partition, int size) {
   return partition.size() == static_cast<std::size_t>(size) &&
          std::all_of(partition.begin(), partition.end(), [&](int group) { return group >= 0 && group < size; });

@@ -7,7 +7,7 @@ namespace horovod_partial {
 namespace {
 
 constexpr std::array<int, 2> kLongestHold = {128, 24};  // periods, by direction
-constexpr double kForgets = 0.8;                        // what a probe has shown, with each hold that passes
+constexpr double kForgets = 0.8;                        // with each hold that passes, may_hide_ falls by this factor
 
 double Best(const std::vector<double>& predicted) { return *std::max_element(predicted.begin(), predicted.end()); }
 
@@ -33,7 +33,7 @@ bool QuorumGuard::Evaluate(const std::vector<double>& predicted, std::optional<R
   return Go(to, down ? Why::kFaster : Why::kAsFast, predicted, measured);
 }
 
-// By how much a rate may be wrong, as a share of it.
+// Returns how wrong a rate may be, as a share of it: twice its standard error.
 double QuorumGuard::Varies(const std::optional<Rate>& rate) {
   return rate && rate->value > 0 ? 2 * rate->error / rate->value : 0;
 }
@@ -44,7 +44,7 @@ bool QuorumGuard::Differ(const std::optional<Rate>& one, const std::optional<Rat
   return high > kNewRate * (1 + Varies(one) + Varies(other)) * low;
 }
 
-// The quorum that the predictions are for, if it is another one than the present.
+// Returns the quorum that the predictions favour, if it is not the present one.
 std::optional<std::size_t> QuorumGuard::Wanted(const std::vector<double>& predicted) const {
   const double best = Best(predicted);
   const auto largest = [&](double share) {
@@ -57,7 +57,8 @@ std::optional<std::size_t> QuorumGuard::Wanted(const std::vector<double>& predic
   return std::nullopt;
 }
 
-// Tries the largest quorum that may be as fast, for all that a replay can know; where there is a rate to judge it by.
+// Tries the largest quorum that may be as fast as the present one, if predictions are too low by as much as may_hide_
+// allows. It needs a measured rate to judge the result.
 bool QuorumGuard::Probe(const std::vector<double>& predicted, std::optional<Rate> measured) {
   if (!measured) return false;
   for (std::size_t larger = 0; larger < at_; ++larger)
@@ -70,7 +71,8 @@ bool QuorumGuard::Probe(const std::vector<double>& predicted, std::optional<Rate
   return false;
 }
 
-// What a change in that direction promises: the best there is, or all ranks, beside the present quorum.
+// Returns what a change in that direction promises, relative to the present quorum: the best prediction downwards, the
+// prediction for all ranks upwards.
 double QuorumGuard::Promise(Direction direction, const std::vector<double>& predicted) const {
   return (direction == kDown ? Best(predicted) : predicted[0]) / std::max(predicted[at_], 1e-9);
 }
@@ -97,9 +99,10 @@ bool QuorumGuard::Go(std::size_t to, Why why, const std::vector<double>& predict
 QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   const bool over = trial_->periods >= kTrial;
   const bool probe = why_ == Why::kProbe;
-  // Where nothing was measured before, the predictions judge it.
+  // If nothing was measured before the change, it stays, because predictions are all there is.
   if (!trial_->before && !probe) return over ? Verdict::kKept : Verdict::kOpen;
-  // What nothing bears out does not stay, but for as many ranks as predictions want.
+  // Without a rate now, a change downwards or a probe is taken back in the end. A larger quorum that predictions want
+  // stays.
   const bool unproven = DirectionOf(*trial_) == kDown || probe;
   if (!trial_->before || !measured) {
     if (trial_->periods < kLongestTrial) return Verdict::kOpen;
@@ -112,7 +115,7 @@ QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   if (!over) return excess < -2 * error ? Verdict::kFailed : Verdict::kOpen;
   if (excess < -error) return Verdict::kFailed;
   if (excess >= error) return Verdict::kKept;
-  // The rates vary too much to tell: a probe must be borne out, what was predicted must not be disproved.
+  // The rates vary too much to tell. So a probe must be confirmed, and a predicted change must only not be disproved.
   if (trial_->periods < kLongestTrial && (!probe || excess >= 0)) return Verdict::kOpen;
   return probe ? Verdict::kFailed : Verdict::kKept;
 }
@@ -125,7 +128,7 @@ void QuorumGuard::TakeBack(std::optional<Rate> measured) {
   hold.promise = trial_->promise;
   hold.rate = trial_->before;
   if (direction == kUp && trial_->before && measured && measured->value > 0) {
-    // Predictions were too low by this; 0.9 for what else may have been.
+    // The factor by which predictions were too low. 0.9 leaves some room.
     const double hidden = measured->value / trial_->before->value / trial_->expected;
     may_hide_ = std::clamp(0.9 * kMayLose / hidden, kMayHide, kMayLose);
   }
@@ -141,10 +144,10 @@ void QuorumGuard::Keep(const std::vector<double>& predicted, std::optional<Rate>
   hold.until = period_ + hold.periods;
   hold.promise = Promise(back, predicted);
   hold.rate = measured;
-  // A quorum that goes back and forth does so less and less often.
+  // If a quorum goes back and forth, the holds double, so that it does so less and less often.
   if (last_kept_ == back) hold.periods = std::min(2 * hold.periods, kLongestHold[back]);
   last_kept_ = direction;
-  may_hide_ = kMayHide;  // replays are of another quorum now
+  may_hide_ = kMayHide;  // predictions come from steps under another quorum now
   trial_.reset();
 }
 

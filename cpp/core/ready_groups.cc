@@ -58,7 +58,7 @@ std::vector<Members> ReadyGroups::Form(std::vector<Candidate> candidates, const 
   while (candidates.size() >= group_size_) {
     auto parts = Parts(window_ - 1);  // the next group pushes the oldest one out of a full window
     const bool connected = Connected(parts, active);
-    // While there is a choice, long before anybody would have to be held for it.
+    // Connect the ranks of a shorter window too, while there is a choice, so that ranks need not be held later.
     if (connected) parts = Parts(window_ / 2);
     std::vector<std::size_t> chosen = {0};
     std::set<Rank> chosen_parts = {parts[Index(candidates[0].rank)]};

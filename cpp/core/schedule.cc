@@ -16,7 +16,7 @@ int Log2(int value) {
   return bits;
 }
 
-// base^digits, but never more than it takes to be at least `size`.
+// Returns base^digits, or a smaller power if that is at least `size` already.
 std::int64_t PowerUpTo(int base, int digits, int size) {
   std::int64_t power = 1;
   for (int i = 0; i < digits && power < size; ++i) power *= base;

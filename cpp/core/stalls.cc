@@ -9,12 +9,12 @@
 namespace horovod_partial {
 namespace {
 
-// A wait is told so many intervals before the limit is over: it is first seen within one, and found twice, at the ends
-// of two more.
+// A wait is logged this many intervals before the limit. It is first seen up to one interval late, and must be found at
+// the ends of two more.
 constexpr int kAhead = 3;
-// A rank that lives is heard in each interval, and so has been silent for no more than this at the end of one.
+// A living rank is heard in each interval. So at the end of one it has been silent for no more than this.
 constexpr int kHeard = 2;
-// Where rank 0 itself was stopped, what it hears first is old; an interval later it is not.
+// If rank 0 itself was stopped, what it hears first is old. One interval later it is not.
 constexpr int kSeen = 2;
 
 bool IsSilent(int silence, int limit) { return silence > limit / 2; }
@@ -48,7 +48,7 @@ std::string Describe(const Activity& own, Time interval) {
 
 namespace {
 
-// One more in a list of clauses.
+// Adds a clause to a list of clauses.
 void Add(std::string& list, const std::string& clause) { list += (list.empty() ? "" : "; ") + clause; }
 
 }  // namespace
@@ -95,14 +95,14 @@ bool StallWatch::Lasts(const Activity& activity) const {
 bool StallWatch::IsHeard(const Member& member) const { return !member.gone && member.silent <= kHeard; }
 
 StallWatch::News StallWatch::Pass() {
-  bool lasts = false;  // somewhere, as far as was heard
+  bool lasts = false;  // some rank has reported such a wait
   for (auto& [rank, member] : members_) {
     ++member.silent;
     lasts = lasts || (!member.gone && Lasts(member.activity));
   }
   const Stall stall = Find();
   seen_ = stall.waiting.empty() ? 0 : seen_ + 1;
-  // Where it is open whether a rank is stopped, that will be known soon.
+  // Some rank may be stopped, or not. That will be known soon, so the log waits.
   const bool open = std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
     const Member& member = item.second;
     return !member.gone && !IsHeard(member) && !IsSilent(member.silent, limit_);
@@ -113,7 +113,7 @@ StallWatch::News StallWatch::Pass() {
   return news;
 }
 
-// What is there now; nobody waits in it if there is none.
+// Returns the present stall. If there is none, no rank waits in it.
 Stall StallWatch::Find() const {
   Stall stall;
   std::set<Rank> needed;
@@ -135,7 +135,7 @@ Stall StallWatch::Find() const {
       stall.silent[rank] = member.silent;
     } else if (activity.kind == Activity::Kind::kResting) {
       stall.resting[activity.what].insert(rank);
-    } else if (activity.kind == Activity::Kind::kWaiting && activity.intervals > 0) {  // else it came by this moment
+    } else if (activity.kind == Activity::Kind::kWaiting && activity.intervals > 0) {  // otherwise it has come just now
       stall.waiting[activity.what].insert(rank);
     } else {
       stall.computing.insert(rank);

@@ -6,9 +6,9 @@
 namespace horovod_partial {
 namespace {
 
-constexpr std::size_t kCapacity = StepWindow::kRounds;  // steps of a rank
-constexpr std::size_t kPauses = 2;                      // longest delays that are left out
-constexpr std::size_t kEnough = 4;                      // steps, of which one may be a pause
+constexpr std::size_t kCapacity = StepWindow::kRounds;  // how many steps are kept of each rank
+constexpr std::size_t kPauses = 2;                      // how many of the longest delays are left out
+constexpr std::size_t kEnough = 4;                      // steps of a rank that are needed to know a pause
 
 using Steps = std::vector<Time>;
 
@@ -18,7 +18,7 @@ Time Median(Steps steps) {
   return *middle;
 }
 
-// The steps that are longest beside what is usual for their rank.
+// The steps that exceed the median of their rank most. LeaveOut replaces each of them by that median.
 class Pauses {
  public:
   void Look(Steps& steps, std::size_t first) {

@@ -5,10 +5,12 @@
 namespace horovod_partial {
 namespace {
 
-// While a rank waits and others hold what they have not begun, time alone may change who should have it.
+// If a rank waits and others hold grants that they have not begun, the best plan may change with time alone. So look
+// again after this long.
 constexpr Time kLookAgain = std::chrono::milliseconds(1);
 
-// A pause, as of a rank that evaluates in the middle of a micro-batch, is not its pace.
+// A pause does not count as pace, for example if a rank evaluates in the middle of a micro-batch. So a micro-batch
+// counts with this many times the present pace at most.
 constexpr int kMostTimes = 3;
 
 }  // namespace
@@ -65,7 +67,8 @@ void Ledger::Advance(Time now) {
 
 int Ledger::Free() const { return static_cast<int>(std::count(taken_.begin(), taken_.end(), false)); }
 
-// The next of the rank's own, or else the last of the rank that has most left: that one comes to it last.
+// Grants a rank the next of its own micro-batches. If it has none left, it gets the last one of the rank that has most
+// left, because that rank would come to it last.
 void Ledger::Grant(std::size_t rank) {
   const auto each = static_cast<std::size_t>(each_);
   const auto left = [&](std::size_t of) {
@@ -81,7 +84,8 @@ void Ledger::Grant(std::size_t rank) {
   ranks_[rank].granted.push_back(static_cast<int>(found));
 }
 
-// A rank that is late, in a micro-batch or before it begins one that it holds, is expected to be so for as long again.
+// Returns when a rank will be free. If it is late, in a micro-batch or before it begins one, it is expected to be late
+// for as long again.
 Time Ledger::FreeAt(const State& state, Time pace, Time now) {
   if (state.wants) return now;
   const Time expected = state.since + (state.begun > state.done ? pace : Time(0));
@@ -107,8 +111,8 @@ std::vector<int> Ledger::Wanted(const std::vector<bool>& comes, Time now) const 
     pace[i] = ranks_[i].pace > Time(0) ? ranks_[i].pace : mean;
     free_at[i] = FreeAt(ranks_[i], pace[i], now);
   }
-  // List scheduling: the next one goes to the rank that would be the first to end it. More than two for each rank do
-  // not change what each should hold now.
+  // List scheduling: the next one goes to the rank that would end it first. More than two for each rank do not change
+  // what each should hold now.
   left = std::min(left, 2 * static_cast<int>(size));
   std::vector<bool> holds(size);
   for (; left > 0; --left) {
@@ -124,10 +128,10 @@ std::vector<int> Ledger::Wanted(const std::vector<bool>& comes, Time now) const 
 }
 
 std::vector<MicroBatches> Ledger::Tell(const std::vector<int>& wanted) {
-  for (const bool waits : {true, false})  // who waits comes first
+  for (const bool waits : {true, false})  // ranks that wait come first
     for (std::size_t i = 0; i < ranks_.size(); ++i)
       if (ranks_[i].wants == waits && wanted[i] > ranks_[i].held() && Free() > 0) Grant(i);
-  bool lacks = false;  // somebody should have what others hold
+  bool lacks = false;  // some rank should have what others hold
   std::vector<MicroBatches> told;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     lacks = lacks || wanted[i] > ranks_[i].held();
