@@ -59,7 +59,7 @@ class AutoQuorum {
   bool running_ = false;
   std::int64_t steps_ = 0;
   std::deque<Mark> marks_;       // the last rounds under the present quorum, without a disturbance
-  Round since_ = 0;              // when that began
+  Round since_ = 0;              // the round of the last change of quorum or bucket, or of the last disturbance
   bool disturbed_ = false;       // ranks have left or returned since the last closing
   std::deque<Time> reductions_;  // upper bounds of the last reductions' times
   StepSample sample_;            // input of the evaluation under way

@@ -34,18 +34,18 @@ struct BucketOptions : Handling {
 //
 // A round may leave this rank out (its group is empty): then nothing changes, and an arrival goes on waiting.
 //
-// Buffers, each as large as the bucket and allocated when first needed, all of them by a late rank only:
-//   outgoing_  the announced pending sum; while a late entry runs it is the reduction's input and output
+// Buffers. Each is as large as the bucket, and is allocated when it is first needed. Only a late rank needs any:
+//   outgoing_  the pending sum that was announced; while a late entry runs, the reduction's input and output
 //   incoming_  contributions that came after the announcement
-// With Late::kKeep, where every rank has them, these are models: outgoing_ the one that is sent in rounds without an
-// arrival, incoming_ a newer one; and
-//   scratch_   the result of such a round, so that the kept model survives it
-//   missed_    results that the application has not seen (one buffer, or several with Missed::kReplay)
+//   missed_    results that the application has not taken (one buffer, or several with Missed::kReplay)
+// With Late::kKeep every rank has them, and they hold models: outgoing_ the one that is sent in rounds without an
+// arrival, incoming_ a newer one. There is one buffer more:
+//   scratch_   the result of such a round, so that it does not overwrite the kept model
 // A contribution that is on time is sent from where it lies, and its result arrives where the application wants it.
 //
-// With Missed::kReplay the bucket belongs to a family: its results stay, in their order, until the application takes
-// them by TakeRounds, together with those of the other members (docs/protocol.md, families). The result of an arrival
-// that was on time is one of them, though it lies in the application's memory.
+// With Missed::kReplay the bucket belongs to a family. Its results are kept in order until the application takes them
+// with TakeRounds, together with those of the other members (docs/protocol.md, families). The result of an arrival that
+// was on time counts as one of them, although it lies in the application's memory.
 class Bucket {
  public:
   enum class State : std::uint8_t { kIdle, kArrived, kRunning };
@@ -98,7 +98,7 @@ class Bucket {
   // Late arrivals that ReportPending has announced and no round has seen.
   int ReportLate() const { return options_.late == Late::kKeep ? outgoing_late_ : outgoing_gradients_; }
 
-  // Background thread: the round is closed. Returns the entry that takes part on this rank.
+  // Background thread: a round has closed. Returns what this rank reduces in it.
   Entry Begin(const Closing& closing, Rank rank);
   // The reduction has succeeded. Returns true if the result is in the arrival's output, false if it counts as missed.
   bool Finish();
@@ -117,7 +117,7 @@ class Bucket {
   int CatchUp(int iteration) { return iteration_ = std::max(iteration_, iteration); }
 
   State state() const { return state_; }
-  const Arrival& arrival() const { return arrival_; }  // of kArrived
+  const Arrival& arrival() const { return arrival_; }  // valid in kArrived
   const std::string& name() const { return name_; }
   Memory& memory() const { return *options_.memory; }
   const BucketOptions& options() const { return options_; }
@@ -133,18 +133,18 @@ class Bucket {
   int missed_rounds() const { return missed_.rounds(); }
   int missed_gradients() const { return missed_.gradients(); }
   int summed() const { return missed_.summed(); }  // missed rounds that had to be added to others
-  // With kReplay: rounds whose results the application has not got one by one.
+  // With kReplay: rounds whose results the application never gets, or gets only in a sum with others.
   Round lost() const { return missed_.summed() + lost_; }
   // With kReplay: how many rounds have untaken results, and how many of them are in the oldest result.
   int untaken() const { return missed_.rounds() + (held_ ? 1 : 0); }
   int oldest_rounds() const { return held_ ? 1 : missed_.oldest_rounds(); }
-  // Rounds whose results the application has taken, or could have.
+  // With kReplay: how many rounds' results were taken. Otherwise: how many rounds have ended.
   Round taken() const { return options_.missed == Missed::kReplay ? completed_ - untaken() : completed_; }
-  // MissedResults::BeTaken.
+  // See MissedResults::BeTaken.
   void BeTaken(bool being_taken) { missed_.BeTaken(being_taken); }
   bool full() const { return options_.missed == Missed::kReplay && untaken() >= options_.replay_limit; }
   Round completed() const { return completed_; }  // rounds that have ended here
-  const Closing& last() const { return last_; }   // the round that runs, or ran last
+  const Closing& last() const { return last_; }   // the running round, or else the last one
   int dropped() const { return dropped_; }        // late contributions that were not finite
   int iteration() const { return iteration_; }
   std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + scratch_.size() + missed_.bytes(); }
@@ -163,7 +163,7 @@ class Bucket {
   Round completed_ = 0;
   Closing last_;
 
-  Arrival arrival_;  // of kArrived, and of kRunning if on_time_
+  Arrival arrival_;  // valid in kArrived, and in kRunning if on_time_
   bool only_delivers_ = false;
   bool reported_ = false;  // the coordinator knows of arrival_
   bool on_time_ = false;   // kRunning: the entry is the arrival

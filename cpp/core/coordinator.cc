@@ -183,7 +183,7 @@ bool Coordinator::EverybodyArrived(const Bucket& bucket) const {
   return true;
 }
 
-// Rule 6.
+// Rule 6: some rank that is missing has missed too many rounds, or has too many untaken results.
 bool Coordinator::TooStale(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank)
     if (MustWaitFor(bucket, rank)) return true;
@@ -215,7 +215,7 @@ bool Coordinator::Satisfied(const Bucket& bucket) const {
   return arrived >= std::min(bucket.quorum, active);
 }
 
-// Rule 7.
+// Rule 7: no rank that is missing can come.
 bool Coordinator::NobodyCanCome(const Bucket& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank)
     if (!bucket.arrivals[Index(rank)].present && !CannotCome(bucket, rank)) return false;
@@ -277,7 +277,7 @@ bool Coordinator::Uses(Rank rank) const {
   });
 }
 
-// Rule 11.
+// Rule 11: all ranks that have declared the bucket, and have not joined, have retired it.
 bool Coordinator::Ends(const Bucket& bucket) const {
   if (!bucket.declaration || bucket.HasArrival()) return false;
   bool anybody = false;
@@ -728,7 +728,8 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   for (const std::string& name : std::set<std::string>(unflushed_)) {
     Bucket& bucket = buckets_.at(name);
     if (bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;
-    if (bucket.SharesWork() && !NobodyComes()) continue;  // another thread is in the middle of a micro-batch
+    // some rank's other thread may be in the middle of a micro-batch
+    if (bucket.SharesWork() && !NobodyComes()) continue;
     const auto reason = flush == Report::Flush::kEnding ? Closing::Reason::kEnd : Closing::Reason::kFlush;
     closings.push_back(Close(name, bucket, reason, now));
   }

@@ -132,10 +132,10 @@ class Coordinator {
     std::vector<int> late_seen;  // the largest `late` since the last closing
     std::vector<Round> last_contribution;
     std::vector<Time> last_arrival;           // kNever: none yet
-    std::optional<ReadyGroups> ready_groups;  // kReady
+    std::optional<ReadyGroups> ready_groups;  // only with kReady
     Time retired_since = kNever;              // since when some ranks have retired it, but not all
-    Time first_arrival = kNever;              // of the open round
-    Time last_first_arrival = kNever;         // of the round before
+    Time first_arrival = kNever;              // first arrival of the open round
+    Time last_first_arrival = kNever;         // first arrival of the last round
     Time satisfied = kNever;                  // since when Decide has found the policy satisfied; kNever: it is not
     Time last_satisfied = kNever;
     Time closed = kNever;  // when the last round closed

@@ -21,9 +21,9 @@ struct Gradient {
 };
 
 enum class FusionRule {
-  kExact,      // the plan that ends first, with as few messages as that takes
+  kExact,      // the plan that ends first; of several, one with the fewest messages
   kPaper,      // the paper's Algorithm 1: wait for the next gradient if that takes less time than a latency
-  kWaitFree,   // a message for each gradient
+  kWaitFree,   // one message for each gradient
   kSingle,     // one message
   kThreshold,  // as Horovod's tensor fusion: all that is ready when the network is free, up to a number of bytes
 };

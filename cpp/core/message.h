@@ -147,7 +147,7 @@ struct Grants {
   bool operator==(const Grants& other) const { return Fields(*this) == Fields(other); }
 };
 
-// Both travel as a string of bytes; decoding a damaged one throws std::runtime_error.
+// Grants travel as a string of bytes. Decoding a damaged one throws std::runtime_error.
 std::string Encode(const std::vector<Grants>& grants);
 std::vector<Grants> DecodeGrants(const std::string& bytes);
 

@@ -27,7 +27,8 @@ class Periods {
     ++periods_;
     return std::exchange(steps_, 0);
   }
-  // Begins a new period after an average of all ranks that nobody has signalled. All ranks have the same `ended` then.
+  // Begins a new period after an average of all ranks that no rank has signalled. `ended` is the same on all ranks
+  // then.
   void BeginAnew(Round ended) {
     periods_ = std::max<Round>(ended - 1, 0);
     steps_ = 0;

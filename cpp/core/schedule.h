@@ -36,12 +36,12 @@ Round CycleOf(const Schedule& schedule, int size);
 
 // The groups of a round among `size` ranks; empty for kNone.
 //
-// kButterfly, where size and group_size are powers of two: round t combines log2(group_size) bits of the rank, from bit
-// (t * log2(group_size)) mod log2(size) on, cyclically. So a change on one rank has reached all others after
-// log(size) / log(group_size) rounds. (The paper's Algorithm 1 shifts its mask by that much in every round, which its
-// own example contradicts; the mask is 1 << shift.) Other sizes: ranks are written with K digits, K the fewest with
-// which group_size^K is not below size, in the smallest base that needs no more; round t combines the ranks that differ
-// in digit t mod K only. Groups then differ in size, and none is above group_size.
+// kButterfly, if size and group_size are powers of two: round t combines log2(group_size) bits of the rank, cyclically
+// from bit (t * log2(group_size)) mod log2(size) on. So a change on one rank has reached all others after log(size) /
+// log(group_size) rounds. (The paper's Algorithm 1 shifts its mask by that much in every round, but its own example
+// contradicts that; the mask is 1 << shift.) Other sizes: K is the smallest number with group_size^K >= size. Ranks are
+// written with K digits, in the smallest base that is enough. Round t combines the ranks that differ only in digit t
+// mod K. Groups then differ in size, but none is larger than group_size.
 Partition GroupsOf(const Schedule& schedule, Round round, int size);
 
 }  // namespace horovod_partial

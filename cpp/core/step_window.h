@@ -17,9 +17,9 @@ class StepWindow {
 
   // A rank has its result, so its next step begins.
   void Begin(Rank rank, Time at) { At(rank).began = at; }
-  // It has arrived, for the `steps`-th time since it began.
+  // The rank has arrived, for the `steps`-th time since it began.
   void End(Rank rank, Round round, Time at, int steps);
-  // It is out of training. What it does meanwhile is no step.
+  // The rank is out of training. What it does meanwhile is no step.
   void Leave(Rank rank);
   bool IsOut(Rank rank) const { return ranks_[static_cast<std::size_t>(rank)].out; }
   void Return(Rank rank) { At(rank).out = false; }

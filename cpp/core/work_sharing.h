@@ -42,7 +42,7 @@ class OwnShare {
   void Return() { --begun_; }
   // Takes the coordinator's grants in this update. They may be fewer than before, but what has been begun stays.
   void Hear(const MicroBatches& granted);
-  // The rank begins no more.
+  // The rank will begin no more micro-batches.
   void Leave() { granted_.resize(begun_); }
   // `made` micro-batches have gradients. The others that were begun will get none.
   void GiveUp(int made) {

@@ -16,7 +16,7 @@ struct Bringers::Graph {
 
 namespace {
 
-constexpr Round kRemembered = 8;  // rounds
+constexpr Round kRemembered = 8;  // for how many rounds a bringer is remembered
 constexpr int kSilentIntervals = 10;
 constexpr Time kPollGap = std::chrono::milliseconds(100);  // a thread that polls less often may do other work between
 // look again then, because the end of a thread is no event

@@ -663,7 +663,7 @@ void Engine::Flushing::SetInFlush(bool in_flush) {
 
 // Under the flush's lock.
 void Engine::Flushing::Begin() {
-  // A rank that is alone is never late, and has nothing pending.
+  // A single rank is never late, and has nothing pending.
   engine_.flush_bounds_ = false;
   over_ = engine_.size_ == 1 || engine_.in_use_ == 0;
   was_needed_ = was_needed_ || !over_;
@@ -682,7 +682,7 @@ bool Engine::Flushing::Wait(const IsDue& is_due) {
   const Bringers::FlushWait wait(engine_.bringers_, &engine_, kind_ == Report::Flush::kEnding, Now());
   std::unique_lock<std::mutex> lock(engine_.flush_mutex_);
   while (!over_) {
-    // The result comes first: when every rank has come to its end, another one may shut Horovod down at once.
+    // Look at the result first: when all ranks have ended, another one may shut Horovod down at once.
     if (engine_.flush_result_) {
       if (kind_ == *engine_.flush_result_ || kind_ == Report::Flush::kFlushing) {
         over_ = true;

@@ -45,7 +45,7 @@ class FirstFailure {
   void HearOfDeadlock(const std::string& text);
   std::uint64_t deadlocks() const { return deadlocks_; }
   std::string LastDeadlock() const;
-  // Horovod is initialised anew.
+  // Call it when Horovod is initialised again.
   void Forget();
   // Any thread: returns `reason`, with the text of the first failure before it, if there is one.
   std::string Explain(const std::string& reason) const;
