@@ -109,7 +109,7 @@ class Coordinator {
     int work = 0;
     bool present = false;
     bool full = false;
-    Time time{0};  // by the age in its report: up to a reduction earlier than the report
+    Time time{0};  // when the rank arrived, by the age in its report: up to a reduction earlier than the report
     Time step{0};  // time since the rank's arrival before this one
   };
   struct Bucket {

@@ -7,8 +7,8 @@
 
 namespace horovod_partial {
 
-// The memory of the host or of a device. Each operation has ended when it returns. Only late contributions need these
-// operations, not those that are on time. Thread-safe.
+// The memory of the host or of a device. Each operation has ended when it returns. Late contributions need these
+// operations; those that are on time only for weights, averages and pending sums. Thread-safe.
 class Memory {
  public:
   static constexpr int kHost = -1;

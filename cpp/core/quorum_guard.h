@@ -21,7 +21,7 @@ class QuorumGuard {
   // a change upwards stays if the rate is at least this much of the rate before
   static constexpr double kMayLose = 0.96;
   static constexpr double kMustGain = 1.045;  // the same for a change downwards
-  static constexpr double kHopeless = 0.85;   // below this, any change ends after its first period
+  static constexpr double kHopeless = 0.85;   // below this, a change is taken back before its trial is over
   static constexpr double kMayHide = 0.6;     // predictions for larger quorums may be too low by this factor
   static constexpr double kNewLoad = 1.25;  // a prediction this much better than the one that failed may be tried again
   static constexpr double kNewRate = 1.3;   // so may all predictions, if the rate has changed this much
@@ -63,7 +63,7 @@ class QuorumGuard {
   enum Direction { kDown, kUp };
   // Holds changes in one direction back, after one was not confirmed, or one in the other direction was.
   struct Hold {
-    long until = 0;            // period
+    long until = 0;            // the period in which the hold ends
     double promise = 0;        // what was predicted then, relative to the present quorum
     std::optional<Rate> rate;  // what was measured at the present quorum
     int periods = 8;
