@@ -39,8 +39,7 @@ bool Coordinator::Bucket::WantsEverybody() const {
 // on each rank.
 bool Coordinator::Bucket::Running() const { return std::find(running.begin(), running.end(), true) != running.end(); }
 
-// True if some rank has as many untaken results as it may, but takes them now, in a flush or another wait. That is
-// never long.
+// True if some rank has as many untaken results as it may, but takes them now, in a flush or another wait.
 bool Coordinator::Bucket::Draining() const {
   return std::find(backlog.begin(), backlog.end(), Report::Backlog::kDraining) != backlog.end();
 }
@@ -723,8 +722,8 @@ std::vector<Closing> Coordinator::Decide(Time now) {
       closings.push_back(End(name, bucket, now));
     }
   }
-  // A flush does not close a round with an arrival, which may come from a thread that does not flush. Its own round
-  // delivers it.
+  // A flush closes no round with an arrival, which a thread that does not flush may have made. Its own round delivers
+  // it.
   for (const std::string& name : std::set<std::string>(unflushed_)) {
     Bucket& bucket = buckets_.at(name);
     if (bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;

@@ -16,8 +16,7 @@
 namespace horovod_partial {
 
 // Each process set has one, on its rank 0. One thread drives it (Horovod's background thread, a test or the simulator):
-// it takes no lock, reads no clock and never blocks. A negotiating cycle is one Observe for every rank, then one
-// Decide.
+// it takes no lock, reads no clock and never blocks. A negotiating cycle is an Observe for each rank, then one Decide.
 //
 // Per bucket, one round at a time:
 //               (no round yet) --all active ranks arrived--> round 1 open --closed--> round 2 open --closed--> ...
@@ -25,9 +24,8 @@ namespace horovod_partial {
 // kind is in the order of the buckets' names.
 class Coordinator {
  public:
-  // For this long, ranks that have ended wait for others that are blocked in one of Horovod's collectives. That
-  // collective needs the ended ranks and will never run, so they leave then, and Horovod fails the others, as it does
-  // without us.
+  // Ranks that have ended wait this long for others that are blocked in one of Horovod's collectives. That collective
+  // needs them and will never run, so they leave then, and Horovod fails the others, as it does without us.
   static constexpr Time kAbandonAfter = std::chrono::seconds(10);
 
   // Ranks that have waited for each other for this long will wait for ever, unless the user sets another time.
@@ -76,8 +74,7 @@ class Coordinator {
   // if there is none. It tells what Horovod's stall inspector would.
   std::string DescribeWaits(Time oldest) const;
 
-  // How far behind the first rank each rank arrives: by rank, the sum in seconds and the number of arrivals, with late
-  // ones.
+  // How far behind the first rank each rank arrives: by rank, the sum in seconds and the number of all arrivals.
   struct Offsets {
     std::vector<double> total_seconds;
     std::vector<std::int64_t> count;

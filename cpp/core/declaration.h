@@ -19,8 +19,7 @@ struct Declaration {
   DataType type = DataType::kFloat32;
   std::vector<std::int64_t> shape = {};
   int device =
-      // where the rank's tensor lies; numbers of devices may differ between ranks, but host and device do not go
-      // together
+      // where the rank's tensor lies: device numbers may differ between ranks, but host and device do not go together
       Memory::kHost;
   double prescale_factor = 1;
   double postscale_factor = 1;

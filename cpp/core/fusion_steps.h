@@ -45,8 +45,7 @@ class FusionSteps {
   void RecordAllGradients(double now);
   // Call it when all results of the step are there. Returns true if it is time to plan.
   bool StepEnded(double now);
-  // True if a plan may need the times of the present step: those of the first and the last steps under each plan are
-  // kept.
+  // True if a plan may need the times of the present step: the first and the last steps under each plan are kept.
   bool Measures() const;
 
   // Call it between two steps. `messages`: the messages from now on, if they change. `due`: how many steps until the

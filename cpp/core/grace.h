@@ -10,8 +10,7 @@ namespace horovod_partial {
 
 // Learns from recent arrivals whether waiting pays. It pays if most of the ranks that were missing when a round was
 // satisfied came within the cap, which is 5 % of the median step. Then the grace is long enough for them. Otherwise it
-// is zero: really slow ranks are not worth a wait. A fixed time would be too short for some jobs and too long for
-// others.
+// is zero: really slow ranks are not worth a wait. A fixed time would be too short for some jobs, too long for others.
 class GraceEstimator {
  public:
   static constexpr double kShareOfStep = 0.05;

@@ -26,8 +26,8 @@ class Memory {
   virtual void Add(DataType type, void* target, const void* source, std::size_t elements) = 0;
   virtual void Scale(DataType type, void* data, std::size_t elements, double factor) = 0;
   // Adds the source to the target, or copies it there if `first`. If an element of the source is infinite or not a
-  // number, it returns false and leaves the target unchanged. It is one operation, because a device tells the host only
-  // at its end.
+  // number, it returns false and leaves the target unchanged. One operation, since a device tells the host only when it
+  // ends.
   virtual bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) = 0;
 };
 

@@ -1,5 +1,4 @@
-// Tells when to average models of ranks that train by themselves. The periods of WP-SGD (section 5.1), counted on one
-// rank.
+// Tells when to average models of ranks that train by themselves: the periods of WP-SGD (section 5.1), on one rank.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +26,7 @@ class Periods {
     ++periods_;
     return std::exchange(steps_, 0);
   }
-  // Begins a new period after an average of all ranks that no rank has signalled. `ended` is the same on all ranks
-  // then.
+  // Begins a new period after an average of all ranks that no rank has signalled. Then all ranks have the same `ended`.
   void BeginAnew(Round ended) {
     periods_ = std::max<Round>(ended - 1, 0);
     steps_ = 0;

@@ -36,8 +36,7 @@ struct Policy {
   int window = 0;                // kReady: this many groups in a row shall connect all ranks
   int micro_batches = 0;  // kWorkSharing: micro-batches of an update on all ranks together, equally many for each rank
   bool grants =
-      // kWorkSharing: this bucket keeps the grants: ranks report in it what they have begun, and get what they may
-      // begin
+      // kWorkSharing: this bucket keeps the grants: ranks report in it what they began, and get what they may begin
       false;
   std::string description;  // the user's words for all this; compared between the ranks and shown in errors
 

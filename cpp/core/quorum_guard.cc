@@ -101,8 +101,7 @@ QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   const bool probe = why_ == Why::kProbe;
   // If nothing was measured before the change, it stays, because predictions are all there is.
   if (!trial_->before && !probe) return over ? Verdict::kKept : Verdict::kOpen;
-  // Without a rate now, a change downwards or a probe is taken back in the end. A larger quorum that predictions want
-  // stays.
+  // Without a rate now, a change downwards or a probe is taken back in the end. Another change upwards stays.
   const bool unproven = DirectionOf(*trial_) == kDown || probe;
   if (!trial_->before || !measured) {
     if (trial_->periods < kLongestTrial) return Verdict::kOpen;

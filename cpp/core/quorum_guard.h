@@ -48,8 +48,7 @@ class QuorumGuard {
   // none if there was nothing to measure. Returns true if at() has changed.
   bool Evaluate(const std::vector<double>& predicted, std::optional<Rate> measured);
 
-  // Earlier measurements do not count any more, for example because another training has begun. A change on trial
-  // stays.
+  // Earlier measurements do not count any more, for example if another training begins. A change on trial stays.
   void EndTrial() {
     trial_.reset();
     vote_.reset();

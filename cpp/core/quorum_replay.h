@@ -29,8 +29,8 @@ struct QuorumRule {
 };
 
 // Predicts the steps of all ranks per second; 0 if it cannot. The ranks repeat their steps for three spans. The first
-// span does not count, because all ranks begin it together. At most kMostRounds rounds are simulated, and each looks at
-// every rank.
+// one does not count, because all ranks begin it together. At most kMostRounds rounds are simulated, each with all
+// ranks.
 double PredictRate(const StepSample& sample, const QuorumRule& rule);
 
 }  // namespace horovod_partial

@@ -25,8 +25,7 @@ class ReadyGroups {
 
   ReadyGroups(int size, int group_size, int window);
 
-  // Forms groups of `candidates`, which are in the order of their arrival. `active`: by rank, whether it takes part in
-  // training.
+  // Forms groups of `candidates`, which are in the order of their arrival. `active`: by rank, whether it trains.
   std::vector<Members> Form(std::vector<Candidate> candidates, const std::vector<bool>& active, Time now);
   // Adds a group that was formed elsewhere. It counts like the others.
   void Add(const Members& group, const std::vector<bool>& active);

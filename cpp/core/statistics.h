@@ -22,8 +22,7 @@ struct BucketStatistics {
   static constexpr std::size_t kMostChanges = 64;
 
   // A rank is on time in a round if its fresh contribution is in it. A rank in no group is neither on time nor late.
-  // Staleness is counted for each contribution: the rounds since the rank's last one, 0 if that was in the previous
-  // round.
+  // Staleness is counted for each contribution: the rounds since the rank's last one, 0 if that was one round before.
   void Record(const Closing& closing);
 
   std::int64_t rounds = 0;

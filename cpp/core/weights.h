@@ -1,5 +1,4 @@
-// How much each model counts in an average. The weights follow from numbers that every rank has, so all ranks compute
-// the same.
+// How much each model counts in an average. It follows from numbers that every rank has, so all ranks compute the same.
 #pragma once
 
 #include <array>

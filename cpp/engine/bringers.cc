@@ -22,8 +22,7 @@ constexpr Time kPollGap = std::chrono::milliseconds(100);  // a thread that poll
 // look again then, because the end of a thread is no event
 constexpr Time kLongestLook = std::chrono::milliseconds(100);
 
-// The bringers of one thread, by the ids of the Bringers objects that know it. The destructor runs when the thread
-// ends.
+// The bringers of a thread, by the ids of the Bringers objects that know it. The destructor runs when the thread ends.
 struct OfThread {
   ~OfThread() {
     for (const auto& [id, bringer] : bringers) bringer->lives = false;

@@ -1,5 +1,4 @@
-// Records which threads of this process contribute to which bucket, and which of them still can (docs/protocol.md, rule
-// 7).
+// Records which threads of a process contribute to which bucket, and which still can (docs/protocol.md, rule 7).
 #pragma once
 
 #include <array>
@@ -123,8 +122,7 @@ class Bringers {
   // Counts the events that may change the answer of Look. The end of a thread is not counted.
   std::uint64_t events() const { return events_; }
 
-  // The calling thread begins to wait in a flush of `engine`. Returns its bringer, which any thread may pass to
-  // EndFlush.
+  // The calling thread begins to wait in a flush of `engine`. Returns its bringer; any thread may give it to EndFlush.
   std::shared_ptr<Bringer> BeginFlush(const void* engine, Time now);
   void EndFlush(Bringer& bringer, Time now);
 
@@ -138,13 +136,11 @@ class Bringers {
 
     // Records a contribution. `round`: how many rounds of the bucket have ended on this rank.
     void Arrive(const Caller& caller, Round round, Time now);
-    // Open: the contribution waits for a round to close from now on. Settle: its round has begun. Done: it has its
-    // result.
+    // Open: the contribution now waits for a round to close. Settle: its round has begun. Done: it has its result.
     void Open(Time now);
     void Settle();
     void Done(Round round, Time now);
-    // The calling thread begins or ends a wait for the result. `collects`: it takes the result, and so becomes a
-    // bringer.
+    // The calling thread begins or ends a wait for the result. `collects`: it takes the result, and becomes a bringer.
     void BeginWait(Time now);
     void EndWait(bool collects, Round round, Time now);
     // The calling thread will contribute next. It becomes a bringer, although other threads contributed before.

@@ -19,8 +19,7 @@ class Collectives {
   virtual void Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) = 0;
   // False once the library has shut down, whatever the reason.
   virtual bool Alive() const = 0;
-  // Application's thread: called at intervals during a wait, without any lock. It may throw to end the wait, for
-  // Ctrl-C.
+  // Application's thread: called at intervals in a wait, without any lock. It may throw to end the wait, for Ctrl-C.
   virtual void Interrupt() const {}
 };
 

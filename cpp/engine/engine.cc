@@ -24,8 +24,7 @@ constexpr std::chrono::milliseconds kFarewellPatience(1000);  // a cycle takes m
 
 const char* const kShutDown = "Horovod has been shut down, by this rank or by another one that ended or failed";
 
-// True if any bucket is in use here, apart from those of flushes. If none is, the others compare replicas without this
-// rank.
+// True if any bucket but those of flushes is in use here. If none is, the others compare replicas without this rank.
 bool AnyTrains(const std::vector<std::shared_ptr<SharedBucket>>& buckets) {
   return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
     if (IsOfFlushes(bucket->core.name())) return false;
@@ -279,8 +278,8 @@ bool Engine::Poll(const SharedBucket& bucket, const Operation& operation) const 
   return operation.done;
 }
 
-// `collects`: this thread takes the result, and so becomes a bringer of the bucket. A wait that only drains does not
-// count.
+// `collects`: this thread takes the result and becomes a bringer of the bucket. A wait that only drains is no such
+// sign.
 bool Engine::WaitFor(SharedBucket& bucket, Operation& operation, bool collects, const IsDue& is_due) {
   std::unique_lock<std::mutex> lock(bucket.mutex);
   const Time start = Now();
@@ -943,8 +942,8 @@ void Engine::BeginFlushRounds(int rounds, Report::Flush over) {
 }
 
 // Under the flush's lock: all rounds of that flush have begun on this rank. Its thread waits for no other rank any
-// more, though a device may still reduce. So this rank must not seem to wait, or the others' next round may close
-// without it.
+// more, though a device may still reduce. It must not seem to wait, or the others' next round may close without this
+// rank.
 void Engine::CloseFlush(int number, Report::Flush over) {
   flush_closed_ = number;
   flush_over_ = over;

@@ -83,8 +83,7 @@ struct TakenRounds {
   int gradients = 0;  // in all members; 0: there is no update
 };
 
-// Functions to call when a bucket's lock has been released. Declare the object before the lock: its destructor calls
-// them.
+// Functions to call when a bucket's lock has been released. Declare this before the lock: the destructor calls them.
 class Calls {
  public:
   Calls() = default;
@@ -144,8 +143,7 @@ class Engine {
   class Draining;
   class Flushing;
   class Leaving;
-  // Tells whether the waiting thread has something else to do. Called any number of times, without a lock of the
-  // engine.
+  // Tells whether the waiting thread has something else to do. Called any number of times, without an engine's lock.
   using IsDue = std::function<bool()>;
 
   Engine(Collectives& collectives, Rank rank, int size, Thresholds thresholds,

@@ -10,12 +10,10 @@
 
 namespace horovod_partial {
 
-// The message of this rank. It is sent only in the process set of all ranks, where each rank has the number that users
-// know.
+// The message of this rank. Only the process set of all ranks gets it: there each rank has the number that users know.
 class Farewell {
  public:
-  // The bucket name in a closing that carries the message as its error. A user's bucket of this name carries no
-  // message.
+  // The bucket name in a closing whose error is the message. A user's bucket of this name carries no message.
   static constexpr const char* kBucket = "horovod_partial.farewell";
 
   // Application's thread, on the rank that fails: the next report is to carry this text.
@@ -34,8 +32,7 @@ class Farewell {
 // What this process has heard of failures. The engines of all process sets share it, because all their operations fail.
 class FirstFailure {
  public:
-  // The bucket name in a closing that reports a deadlock: the ranks wait for each other, in one or in several process
-  // sets.
+  // The bucket name in a closing that reports a deadlock: ranks wait for each other, in one or several process sets.
   static constexpr const char* kDeadlock = "horovod_partial.deadlock";
 
   // Background thread: keeps the text of the first failure. Later failures are only consequences of it.

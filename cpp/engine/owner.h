@@ -6,8 +6,7 @@
 
 namespace horovod_partial {
 
-// An object that uses buckets, for example an optimizer. When it is gone, its buckets retire (docs/protocol.md, rule
-// 11).
+// An object that uses buckets, such as an optimizer. When it is gone, they retire (docs/protocol.md, rule 11).
 class Owner {
  public:
   // Any thread, under any lock, because a garbage collector may call it. So it takes no lock and allocates no memory.

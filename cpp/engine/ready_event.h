@@ -4,8 +4,7 @@
 namespace horovod_partial {
 
 // An event in a device's queue, behind the work that a framework has put there. A framework's hooks run far ahead of
-// the device. The rank arrives only when the event has come; until then nobody reads or writes the contribution's
-// memory.
+// the device. The rank arrives only when the event has come. Until then the contribution's memory must not be used.
 class ReadyEvent {
  public:
   virtual ~ReadyEvent() = default;
