@@ -19,10 +19,10 @@ class Library {
 
   // The function or object of this very library, never one of the same name that was loaded earlier.
   void* Symbol(const std::string& mangled) const;
-  // The names of the shared libraries that this one is linked with, without those that they are linked with in turn.
+  // The names of the shared libraries that this one is linked with directly.
   std::vector<std::string> Needed() const;
-  // The table that objects made by this library point to. Where two frameworks' Horovods share a process, the second
-  // one's objects use the first one's tables: the dynamic linker has bound them so.
+  // Returns the table that objects made by this library point to. If two frameworks' Horovods share a process, this may
+  // be the table of the library that was loaded first: the dynamic linker binds the symbol to it.
   void** VirtualTable(const std::string& class_name) const;
 
  private:
@@ -33,14 +33,14 @@ class Library {
 // One slot of a virtual function table, found by the function that it holds and never by its index.
 class Slot {
  public:
-  // Throws AttachError if no slot of the class's table holds `method` (mangled, without the class), or `hook` instead:
-  // where another framework's Horovod shares the table, it has been attached already.
+  // Throws AttachError if no slot of the class's table holds `method` (mangled, without the class) or `hook`. A slot
+  // holds the hook already if another framework's Horovod shares the table and has been attached before.
   Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook);
 
   void* original() const { return original_; }
-  const void* table() const { return table_; }  // as objects of the class point to it
-  // Tables lie in memory that is made read-only after loading (RELRO), many slots in one page: make it writable for all
-  // of them, which may throw AttachError, then set them, then seal it again.
+  const void* table() const { return table_; }  // the address that objects of the class hold
+  // Tables lie in memory that is read-only after loading (RELRO), and one page holds many slots. So first make all
+  // slots writable, which may throw AttachError; then set all; then seal all.
   void MakeWritable() const;
   void Set(void* function) const;
   void Seal() const;
