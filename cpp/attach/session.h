@@ -138,19 +138,17 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Outstanding outstanding_;
   std::atomic<std::uint64_t> foreign_changes_{0};
   std::atomic<std::uint64_t> cycles_{0};
-  std::atomic<bool> failed_{false};  // a hook met an internal error: this rank asks for shutdown
+  std::atomic<bool> failed_{false};  // a hook has failed, or the stall check ends the job: this rank asks for shutdown
 
   // Background thread only.
   std::string broken_;   // why no reduction can follow; empty while all is well
   std::string failure_;  // the error of a hook, which is sent to the other ranks
   std::string foreign_;  // the outstanding collective of Horovod's that is watched; empty for none
-  std::weak_ptr<hvd::OpContext>
-      foreign_context_;  // its context, which tells it from others of that name; a barrier has none
+  std::weak_ptr<hvd::OpContext> foreign_context_;  // the context of that collective; a barrier has none
   Time foreign_since_ = kNever;
-  std::vector<Grants> grants_;             // coordinator: the grants decided in this cycle
-  std::map<std::string, Closing> closed_;  // coordinator: the closings decided in this cycle, by wire name
-  std::map<std::string, Closing>
-      grouped_;  // by wire name: rounds not executed yet that have groups, or name upcoming ones
+  std::vector<Grants> grants_;              // coordinator: the grants decided in this cycle
+  std::map<std::string, Closing> closed_;   // coordinator: the closings decided in this cycle, by wire name
+  std::map<std::string, Closing> grouped_;  // by wire name: rounds with groups, now or later, not executed yet
   std::unique_ptr<GroupCommunicators> communicators_;
   std::int64_t sequence_ = 0;         // number of the next allreduce, the same on all ranks
   std::size_t known_ = 1;             // entries in Horovod's table that RecordHanded has seen; one is the session's own
