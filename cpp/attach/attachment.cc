@@ -431,8 +431,7 @@ void Attach(const std::string& library_path, bool waits_are_told) {
     std::lock_guard<std::mutex> originals_lock(originals_mutex);
     for (const auto& [slot, hook] : prepared) Originals()[{slot.table(), hook}] = slot.original();
   }
-  for (const auto& [slot, hook] : prepared)
-    slot.Set(hook);  // nothing can fail from here on, and no slot has been changed before
+  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // no slot has been changed before, and no more can fail
   for (const auto& [slot, hook] : prepared) slot.Seal();
   Attached& attached = libraries[library_path];
   attached.enqueue = enqueue;

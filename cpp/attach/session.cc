@@ -318,8 +318,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
     // Looked up only if something closes: most cycles close nothing.
     const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
     for (auto& closing : closings) {
-      if (closing.ends && !refusal.empty())
-        closing.groups.clear();  // then all ranks reduce together, those without a contribution with zeros
+      if (closing.ends && !refusal.empty()) closing.groups.clear();  // then all ranks reduce together, some with zeros
       const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
       if (closing.error.empty() && grouped && !refusal.empty())
         closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
@@ -344,8 +343,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
     hvd::Timeline& timeline = ControllerAccess::Of(controller_).timeline_;
     for (std::size_t i = 0; i < closings.size(); ++i) {
       const std::string name = WireName(closings[i].bucket);
-      timeline.NegotiateStart(name,
-                              hvd::Request::ALLREDUCE);  // not yet done if nobody has arrived, for example in a flush
+      timeline.NegotiateStart(name, hvd::Request::ALLREDUCE);  // if nobody has arrived, this is its first call
       timeline.NegotiateEnd(name);
       ControllerAccess::Of(controller_).message_table_[name] = std::move(rows[i]);
       ready_to_reduce.push_back(name);
