@@ -41,6 +41,10 @@ struct Calls {
 // heartbeats. Rank 0 hears all other ranks, with what they do. It tells them which rank is missing, and when to write
 // their stacks. The other ranks hear rank 0 only. A rank is not missing if its process has ended, or if it has stopped
 // its monitor.
+//
+// The thread never waits for the application, nor for the interpreter. Only the thread uses the sockets. The
+// application stops it through a file that wakes it. In a forked process there is no thread, and the monitor does
+// nothing.
 class Monitor {
  public:
   // Makes rank 0's monitor. Throws std::system_error if it cannot listen.
