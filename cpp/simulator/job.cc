@@ -193,8 +193,7 @@ void Job::Arrive(Rank rank, std::size_t message) {
     ++state.outstanding;
   }
   MakeReportable(state, message);
-  if (outcome != Bucket::Arrived::kWaiting)
-    HaveNews(rank);  // a kWaiting arrival is no news before the round that runs has ended
+  if (outcome != Bucket::Arrived::kWaiting) HaveNews(rank);  // that one is no news before the running round has ended
 }
 
 void Job::Receive(Rank rank, Local& local, bool on_time) {
