@@ -367,8 +367,8 @@ void Session::NoteFailure(Rank rank, const std::string& failure) {
   failures_ += failures_.empty() ? Failed(rank) + failure : "; so has rank " + std::to_string(rank);
 }
 
-// Returns the requests of which Horovod makes a response: one for each rank, also for joined ranks, because Horovod
-// finds a rank's device by the rank. The requests agree with each other, so Horovod never refuses them.
+// Returns the requests for Horovod's response: one for each rank, also for joined ranks, because Horovod finds a rank's
+// device by the rank. The requests agree with each other, so Horovod never refuses them.
 std::vector<hvd::Request> Session::RowOf(const Closing& closing) const {
   // A refused round is an error on every rank, and reduces nothing. The coordinator may not know its bucket.
   static const auto* const nothing = new Declaration;

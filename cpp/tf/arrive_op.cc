@@ -32,8 +32,7 @@ class ArriveOp final : public AsyncKernel {
 
  private:
   absl::Status Start(OpKernelContext* context, const DoneCallback& done) const override {
-    const int count =
-        context->num_inputs() - 2;  // the first input is the bucket; the last one is the work, which gives the weight
+    const int count = context->num_inputs() - 2;  // the bucket is the first input, the work is the last
     std::vector<std::int64_t> elements;
     for (int i = 1; i <= count; ++i) elements.push_back(context->input(i).NumElements());
     std::shared_ptr<attach::Stream> stream = StreamOf(context);

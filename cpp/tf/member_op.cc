@@ -36,8 +36,7 @@ struct Member {
   bool given_up = false;  // the step was given up; guarded by the lock of Fillings
 
   void Finish(const absl::Status& status) const {
-    context->cancellation_manager()->TryDeregisterCallback(
-        token);  // if the callback still comes, it finds nothing to do
+    context->cancellation_manager()->TryDeregisterCallback(token);  // a callback that comes later does nothing
     if (!status.ok()) context->SetStatus(status);
     done();
   }
