@@ -122,7 +122,7 @@ std::map<std::string, Attached>& AttachedLibraries() {
   return *libraries;
 }
 
-// Null where this library has not been attached.
+// Returns null if this library has not been attached.
 Attached* FindAttached(const std::string& library_path) {
   std::lock_guard<std::mutex> lock(attached_mutex);
   const auto it = AttachedLibraries().find(library_path);
@@ -231,7 +231,7 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
   try {
     const bool knows = session != nullptr && session->ready();
     return knows ? session->Execute(entries, response, carrier, reduce) : reduce(response);
-  } catch (const std::runtime_error& error) {  // what Gloo throws; bad input is a logic error
+  } catch (const std::runtime_error& error) {  // Gloo's own errors; bad input is a logic error
     if (kBreaks && session != nullptr) session->Break(error.what());
     throw;
   }
@@ -368,7 +368,7 @@ std::shared_ptr<Session> Lookup(const Attached& attached, std::int32_t process_s
   return Sessions().Find(*state->process_set_table.Get(process_set_id).controller);
 }
 
-// The session of all ranks, once this generation of Horovod has shaken hands; null before.
+// Returns the session of all ranks if this generation of Horovod has shaken hands, else null.
 std::shared_ptr<Session> FindIntroduced(const Attached& attached) {
   const auto global = Lookup(attached, 0);
   return global != nullptr && global->handshaken ? global : nullptr;

@@ -13,7 +13,7 @@ namespace horovod_partial::attach {
 // A bucket's name on the wire and in Horovod's timeline: a prefix, then the name of the bucket.
 std::string WireName(const std::string& bucket);
 bool IsOurs(const std::string& wire_name);
-bool IsOurs(const hvd::Response& response);  // Horovod fuses ours with ours only
+bool IsOurs(const hvd::Response& response);  // looks at the first tensor: Horovod fuses ours only with each other
 std::string BucketName(const std::string& wire_name);
 
 // Names of ordinary Horovod allreduces by which the ranks agree on something outside the training, such as the

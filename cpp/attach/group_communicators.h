@@ -31,7 +31,7 @@ class GroupCommunicators {
   };
 
  public:
-  static constexpr std::size_t kCapacity = 128;  // on each rank
+  static constexpr std::size_t kCapacity = 128;  // how many communicators a rank keeps
 
   GroupCommunicators(hvd::HorovodGlobalState& state, hvd::ProcessSet& process_set, Rank rank, int size)
       : state_(state), process_set_(process_set), rank_(rank), size_(size), cache_(size, kCapacity) {}

@@ -7,7 +7,7 @@
 
 namespace horovod_partial::attach {
 
-// The installed Horovod is not what this build was made for. Nothing has been changed.
+// horovod-partial cannot work with this Horovod. If Attach throws this, no slot has been changed.
 struct AttachError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -17,7 +17,8 @@ class Library {
   // `path`: the shared object, which must be loaded already.
   explicit Library(std::string path);
 
-  // The function or object of this very library, never one of the same name that was loaded earlier.
+  // Returns a function or object of this library itself, never one of the same name from a library that was loaded
+  // earlier.
   void* Symbol(const std::string& mangled) const;
   // The names of the shared libraries that this one is linked with directly.
   std::vector<std::string> Needed() const;
@@ -30,7 +31,7 @@ class Library {
   void* handle_;
 };
 
-// One slot of a virtual function table, found by the function that it holds and never by its index.
+// One slot of a virtual function table. It is found by the function that it holds, and never by its index.
 class Slot {
  public:
   // Throws AttachError if no slot of the class's table holds `method` (mangled, without the class) or `hook`. A slot

@@ -160,8 +160,8 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   int short_cycles_ = 0;  // how many of the next cycles are short
   std::string warned_;
 
-  mutable std::mutex coordinator_mutex_;      // guards coordinator_ against readers of statistics
-  std::unique_ptr<Coordinator> coordinator_;  // on rank 0
+  mutable std::mutex coordinator_mutex_;      // guards coordinator_ while other threads read statistics
+  std::unique_ptr<Coordinator> coordinator_;  // null on other ranks than 0
 
   Engine engine_;
 };

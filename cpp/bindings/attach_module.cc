@@ -97,7 +97,7 @@ double NowSeconds() { return std::chrono::duration<double>(Now()).count(); }
 Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
               std::uintptr_t input, std::uintptr_t output, int work, std::uintptr_t stream) {
   py::gil_scoped_release release;
-  static char nothing;  // the address of a tensor without elements may be null, which means no tensor at all
+  static char nothing;  // for tensors without elements: their address may be null, which would mean no tensor at all
   const auto address = [](std::uintptr_t pointer) {
     return pointer == 0 ? &nothing : reinterpret_cast<void*>(pointer);
   };
@@ -195,7 +195,7 @@ struct Snapshot {
     std::string name;
     BucketStatistics statistics;
     std::size_t bytes_held;
-    bool pending;       // on this rank
+    bool pending;       // this rank has a late contribution to deliver
     int missed_rounds;  // on this rank
     Round completed;    // rounds that have ended on this rank
     bool unsettled;     // it has an owner, and gradients of it are pending or were missed on this rank

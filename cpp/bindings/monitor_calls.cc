@@ -64,7 +64,7 @@ heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const 
     };
     try {
       std::thread(say).detach();
-    } catch (const std::system_error&) {  // too many threads: the wait goes untold, and the job goes on
+    } catch (const std::system_error&) {  // too many threads: nothing is told, and the job goes on
     }
   };
   return calls;

@@ -338,7 +338,7 @@ Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests)
 }
 
 Monitor::~Monitor() {
-  if (getpid() != process_) {  // forked: the thread is the parent's, and its number may be another one's here
+  if (getpid() != process_) {  // forked: the thread is the parent's, and here another thread may have its id
     static_cast<void>(thread_.release());
     return;
   }

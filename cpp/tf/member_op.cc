@@ -30,7 +30,7 @@ double Seconds() { return std::chrono::duration<double>(Now()).count(); }
 
 // A running kernel with its gradient.
 struct Member {
-  OpKernelContext* context;  // TensorFlow's, until it is told that the kernel is done
+  OpKernelContext* context;  // valid until `done` is called
   tensorflow::AsyncOpKernel::DoneCallback done;
   tensorflow::CancellationToken token;
   bool given_up = false;  // the step was given up; guarded by the lock of Fillings

@@ -74,8 +74,7 @@ class ContextGuard {
   }
 
  private:
-  cudaStreamCaptureMode capture_mode_ =
-      cudaStreamCaptureModeRelaxed;  // while the guard lives, this holds the thread's own mode
+  cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;  // after construction, the thread's own mode
 };
 
 // For destructors. It ignores errors: when the process ends, the device's context may be gone already, with everything
