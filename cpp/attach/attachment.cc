@@ -35,21 +35,21 @@ class Registry {
       }
       sessions_[&controller] = std::make_shared<Session>(controller, thresholds_);
     }
-    for (const auto& session : over) session->Retire();  // calls back who does not wait, and so without the lock
+    for (const auto& session : over) session->Retire();  // without the lock, because it runs callbacks
   }
   std::shared_ptr<Session> Find(hvd::Controller& controller) const {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = sessions_.find(&controller);
     return it == sessions_.end() || it->second->ControllerIsGone() ? nullptr : it->second;
   }
-  // A handshake has found a library's state; it stays where it is in every later generation. `waits_are_told`:
-  // Bringers::Foreign::told.
+  // Notes a library's state, which a handshake has found; every later generation has it at the same address.
+  // `waits_are_told`: Bringers::Foreign::told.
   void Add(hvd::HorovodGlobalState& state, bool waits_are_told) {
     std::lock_guard<std::mutex> lock(mutex_);
     states_.emplace(&state, waits_are_told);
   }
-  // For hooks, on Horovod's thread only: lets the session know its state, once that is known. The lock is not held
-  // while Horovod's table of process sets is, because DoInitialization comes with that table locked.
+  // For hooks, on Horovod's thread only: gives the session its state as soon as that is known. It does not hold the
+  // lock while it uses Horovod's table of process sets, because Horovod calls DoInitialization with that table locked.
   std::shared_ptr<Session> FindForHook(hvd::Controller& controller) const {
     const auto session = Find(controller);
     if (session == nullptr || session->ready()) return session;
@@ -77,7 +77,8 @@ class Registry {
   }
 
  private:
-  // One for all process sets of a generation, of which that of all ranks comes first.
+  // Returns the recorder of the generation, which all its process sets share. The process set of all ranks gets it
+  // first.
   std::shared_ptr<recording::Recorder> RecorderOf(hvd::HorovodGlobalState& state, const Session& session) const {
     const auto global = Find(*state.process_set_table.Get(0).controller);
     if (global != nullptr && global->recorder() != nullptr) return global->recorder();
@@ -89,7 +90,7 @@ class Registry {
 
   mutable std::mutex mutex_;
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
-  std::map<hvd::HorovodGlobalState*, bool> states_;  // and whether waits are told
+  std::map<hvd::HorovodGlobalState*, bool> states_;  // with waits_are_told
   Engine::Thresholds thresholds_;
 };
 
@@ -108,27 +109,29 @@ struct Attached {
   EnqueueAllreduce enqueue = nullptr;
   int (*is_initialized)() = nullptr;
   bool waits_are_told = false;
-  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // the first handshake finds it, and it stays where it is
-  std::atomic<int> generation{0};                        // another one after each initialisation
-  std::shared_ptr<recording::Recorder> recorder;         // of the last one that has shaken hands; under the lock
+  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // set by the first handshake; its address never changes
+  std::atomic<int> generation{0};                        // changes with each initialisation
+  std::shared_ptr<recording::Recorder> recorder;         // of the last generation that shook hands; under the lock
 };
 
-// Guards the map, whose elements stay. Whoever holds it never waits for anything, and never asks for the interpreter.
+// Guards the map; its elements are never removed. A thread that holds it never waits for anything, and never takes the
+// interpreter's lock.
 std::mutex attached_mutex;
 std::map<std::string, Attached>& AttachedLibraries() {
   static auto* libraries = new std::map<std::string, Attached>;
   return *libraries;
 }
 
-// Null where this library has not been attached.
+// Returns null if this library has not been attached.
 Attached* FindAttached(const std::string& library_path) {
   std::lock_guard<std::mutex> lock(attached_mutex);
   const auto it = AttachedLibraries().find(library_path);
   return it == AttachedLibraries().end() ? nullptr : &it->second;
 }
 
-// In the hook of each new controller. Every initialisation makes one before Horovod says that it is initialised, and
-// from then on the number stays, whatever process sets are added. A Horovod that is down may count another one's.
+// Called by the hook of each new controller. Every initialisation makes one while Horovod still says that it is not
+// initialised, so the number grows. Process sets that are added afterwards do not change it. A Horovod that is down may
+// also count the initialisation of another Horovod in this process.
 void CountGeneration() {
   std::lock_guard<std::mutex> lock(attached_mutex);
   for (auto& [path, attached] : AttachedLibraries())
@@ -138,8 +141,8 @@ void CountGeneration() {
 // --- Hooks
 // All on Horovod's background thread.
 
-// The functions that were where the hooks are, by virtual table and hook. Two Horovods in one process mostly share the
-// tables of the one that was loaded first; where each has its own, the hooks are in both.
+// The functions that the hooks have replaced, by virtual table and hook. Two Horovods in one process mostly share the
+// tables of the one that was loaded first. If each has its own tables, the hooks are in both.
 std::mutex originals_mutex;  // guards the map
 std::map<std::pair<const void*, const void*>, void*>& Originals() {
   // It is never destroyed, since Horovod's thread outlives main.
@@ -147,7 +150,7 @@ std::map<std::pair<const void*, const void*>, void*>& Originals() {
   return *originals;
 }
 
-// What a hook that runs on this object stands for.
+// Returns the function that this hook has replaced for the object's class.
 template <class Function, class Object>
 Function* OriginalOf(Function* hook, const Object* object) {
   const void* table = *reinterpret_cast<const void* const*>(object);
@@ -196,7 +199,7 @@ void RecvFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses)
   if (const auto session = Sessions().FindForHook(*controller)) session->AfterRecvFinal(responses);
 }
 
-// Travels with the handshake's allreduce, and tells its sender where Horovod's state is.
+// The context of the handshake's allreduce. Execute writes into it where Horovod's state is.
 class HandshakeContext final : public BucketContext {
  public:
   explicit HandshakeContext(bool waits_told) : BucketContext(Memory::Host()), waits_are_told(waits_told) {}
@@ -211,7 +214,7 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
   for (const auto& entry : entries) {
     if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get())) {
       handshake->state = static_cast<AllreduceAccess*>(operation)->global_state_;
-      // Here, in the same cycle on all ranks: each understands the others' messages from the next cycle on.
+      // All ranks come here in the same cycle. So each rank understands the others' messages from the next cycle on.
       hvd::HorovodGlobalState& state = *handshake->state;
       Sessions().Add(state, handshake->waits_are_told);
       for (const std::int32_t id : state.process_set_table.Ids())
@@ -224,11 +227,11 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
   hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
   const auto session = Sessions().Find(*state.process_set_table.Get(entries[0].process_set_id).controller);
   constexpr bool kBreaks = carrier == Carrier::kGloo;
-  if (session != nullptr) session->EndIfBroken();  // Horovod fails these entries
+  if (session != nullptr) session->EndIfBroken();  // if it throws, Horovod fails these entries
   try {
     const bool knows = session != nullptr && session->ready();
     return knows ? session->Execute(entries, response, carrier, reduce) : reduce(response);
-  } catch (const std::runtime_error& error) {  // what Gloo throws; bad input is a logic error
+  } catch (const std::runtime_error& error) {  // Gloo's own errors; bad input is a logic error
     if (kBreaks && session != nullptr) session->Break(error.what());
     throw;
   }
@@ -236,7 +239,7 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
 
 // --- Slots
 
-// Names of Horovod's functions that take strings depend on the ABI that the framework was compiled with.
+// The mangled names of functions with strings depend on the string ABI of the framework.
 #if _GLIBCXX_USE_CXX11_ABI
 constexpr char kRecvReadyTensors[] =
     "16RecvReadyTensorsERSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESaIS8_EE"
@@ -252,7 +255,7 @@ constexpr char kEnqueueTensorAllreduce[] =
     "14ReadyEventListESsiSt8functionIFvRKNS0_6StatusEEENS0_8ReduceOpEddi";
 #endif
 
-// A hook that has its slot, but is not in it yet.
+// A hook, and the slot that it is going to fill.
 struct Prepared {
   Slot slot;
   void* hook;
@@ -284,21 +287,23 @@ void PrepareOperation(std::vector<Prepared>& prepared, const Library& library, c
 
 // --- Handshakes
 
-// Lets one thread at a time shake hands. Its holder asks for the interpreter, so nobody may wait for it with the
-// interpreter's lock held.
+// One thread at a time shakes hands. It may take the interpreter's lock meanwhile, so a thread that waits for this
+// mutex must not hold the interpreter's lock.
 std::timed_mutex handshake_mutex;
 
-// Raise this where messages between ranks change in other ways than the fields of a policy.
+// Raise this number when the messages between ranks change, except for the fields of a policy: Fingerprint sees those.
 constexpr std::int64_t kMessages = 8;
 
-// Of what must be the same on all ranks, which add it up: the format of our messages.
+// Returns a number for the format of our messages. It must be the same on all ranks, and the handshake adds it up to
+// check that.
 std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Declaration>()} << 8); }
 
-constexpr std::size_t kLongestWhat = 200;  // bytes of a name that other ranks are told
+constexpr std::size_t kLongestWhat = 200;  // bytes of the text that tells other ranks what this one waits for
 
-constexpr auto kPollInterval = std::chrono::milliseconds(100);  // of Ctrl-C, in a wait
+constexpr auto kPollInterval = std::chrono::milliseconds(100);  // between two checks for Ctrl-C in a wait
 
-// Blocks for an ordinary allreduce of numbers over all ranks, which have the same count of them.
+// Returns the sums of numbers over all ranks, by an ordinary allreduce of Horovod's. Blocks until it is done. All ranks
+// give the same count of numbers.
 std::vector<std::int64_t> SumOverRanks(const Attached& attached, const std::string& name,
                                        std::vector<std::int64_t> values, std::shared_ptr<hvd::OpContext> context) {
   struct Result {
@@ -338,10 +343,10 @@ std::int64_t UnixMilliseconds() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 
-// What all ranks know now.
+// The result of a handshake.
 struct Handshake {
   hvd::HorovodGlobalState* state;
-  std::int64_t run;  // in milliseconds of Unix time, the mean of their clocks
+  std::int64_t run;  // the mean of all ranks' clocks, in milliseconds of Unix time
 };
 
 Handshake ShakeHands(const Attached& attached) {
@@ -363,13 +368,13 @@ std::shared_ptr<Session> Lookup(const Attached& attached, std::int32_t process_s
   return Sessions().Find(*state->process_set_table.Get(process_set_id).controller);
 }
 
-// The session of all ranks, once this generation of Horovod has shaken hands; null before.
+// Returns the session of all ranks if this generation of Horovod has shaken hands, else null.
 std::shared_ptr<Session> FindIntroduced(const Attached& attached) {
   const auto global = Lookup(attached, 0);
   return global != nullptr && global->handshaken ? global : nullptr;
 }
 
-// Shakes hands, unless another thread has done so by the time that it is this one's turn.
+// Shakes hands, unless another thread has done so while this one waited for its turn.
 std::shared_ptr<Session> Introduce(Attached& attached) {
   std::unique_lock<std::timed_mutex> turn(handshake_mutex, std::defer_lock);
   while (!turn.try_lock_for(kPollInterval)) Session::CheckInterrupt();
@@ -387,13 +392,13 @@ std::shared_ptr<Session> Introduce(Attached& attached) {
   auto recorder = global->recorder();
   {
     std::lock_guard<std::mutex> lock(attached_mutex);
-    attached.recorder.swap(recorder);  // the one before may have to write, which the lock does not wait for
+    attached.recorder.swap(recorder);  // the old one ends, and writes, after the lock is released
   }
   global->handshaken = true;
   return global;
 }
 
-// Of the last generation that has shaken hands, which may be down by now; null where none has.
+// Returns the recorder of the last generation that has shaken hands, also if that is down now; null if none has.
 std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_path) {
   std::lock_guard<std::mutex> lock(attached_mutex);
   const auto it = AttachedLibraries().find(library_path);
@@ -426,7 +431,7 @@ void Attach(const std::string& library_path, bool waits_are_told) {
     std::lock_guard<std::mutex> originals_lock(originals_mutex);
     for (const auto& [slot, hook] : prepared) Originals()[{slot.table(), hook}] = slot.original();
   }
-  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // nothing can fail any more: only now is anything changed
+  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // no slot has been changed before, and no more can fail
   for (const auto& [slot, hook] : prepared) slot.Seal();
   Attached& attached = libraries[library_path];
   attached.enqueue = enqueue;
@@ -442,7 +447,7 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   if (global == nullptr) global = Introduce(*attached);
   if (process_set_id == 0) return global;
   if (!attached->state.load()->process_set_table.Contains(process_set_id)) {
-    if (!global->Alive()) global->engine().ThrowShutDown();  // Horovod takes its process sets with it
+    if (!global->Alive()) global->engine().ThrowShutDown();  // when Horovod shuts down, its process sets go too
     throw std::invalid_argument("process set " + std::to_string(process_set_id) + " does not exist");
   }
   const auto session = Lookup(*attached, process_set_id);
@@ -464,7 +469,8 @@ std::vector<std::string> Gather(const std::string& library_path, const std::stri
     const auto context = std::make_shared<BucketContext>(Memory::Host());
     return SumOverRanks(*FindAttached(library_path), AgreementName("gather." + name), std::move(values), context);
   };
-  // A sum of numbers of which one rank alone has each: what all ranks have, with Horovod's simplest operation.
+  // Each rank fills its own part of a row of numbers, and the other parts are 0. The sum over all ranks is the whole
+  // row. A sum is Horovod's simplest operation.
   const auto own = static_cast<std::size_t>(engine.rank());
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(engine.size()));
   lengths[own] = static_cast<std::int64_t>(text.size());
@@ -538,7 +544,8 @@ void EndRecording(const std::string& library_path) {
   if (const auto recorder = LastRecorder(library_path)) recorder->End();
 }
 
-// A wait of ours is exact. A collective of Horovod's own is outstanding, whoever waits for it.
+// A wait of ours is known exactly. Of Horovod's own collectives it is only known that one is outstanding, not whether a
+// thread waits for it.
 Look LookAtThisRank() {
   using Kind = Activity::Kind;
   const auto sessions = Sessions().Ready();

@@ -1,4 +1,4 @@
-// The one attachment of this process to the Horovods in it: from a framework's library to its sessions.
+// Attaches this process to the Horovod libraries in it, and finds the sessions of a library.
 #pragma once
 
 #include <cstdint>
@@ -12,54 +12,60 @@
 
 namespace horovod_partial::attach {
 
-// Replaces the virtual functions that the hooks need, of the transports that this build knows; again for the same
-// library it does nothing. Throws AttachError if the library is not what this build was made for; then nothing has
-// been changed. `waits_are_told`: the front end makes a ForeignWait of each wait for a collective of Horovod's own.
+// Puts the hooks in place of virtual functions of the library's controllers and allreduces, for the transports (MPI,
+// Gloo, NCCL) of this build. A second call for the same library does nothing. Throws AttachError if this build was made
+// for another Horovod; then no function has been replaced. `waits_are_told`: the front end makes a ForeignWait for each
+// wait for a collective of Horovod's own.
 void Attach(const std::string& library_path, bool waits_are_told);
 
-// The session of a process set, for an attached library. The first call after Horovod's initialisation shakes hands:
-// a small allreduce over all ranks, after which every hook must have run on each of them. Throws AttachError, or
-// EngineError if Horovod is not initialised.
+// Returns the session of a process set. The first call after Horovod's initialisation shakes hands by a small allreduce
+// over all ranks, after which every hook must have run on each of them. Throws AttachError, EngineError if Horovod is
+// not initialised, or std::invalid_argument if this rank is not in such a process set.
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
 
-// Every rank's text, by rank. Blocks until all ranks are here, in the same order as to Horovod's own collectives.
+// Returns the texts of all ranks, by rank. Blocks until all ranks have called it. All ranks must call it in the same
+// order relative to Horovod's own collectives.
 std::vector<std::string> Gather(const std::string& library_path, const std::string& text);
 
-// As SessionOf, for reading what there is: null where Horovod is down, or no handshake has taken place. Never waits.
+// Returns the session if it exists, and never waits for other ranks. Null if Horovod is down, if no handshake has taken
+// place in this generation, or if this rank is not in such a process set.
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id);
 
-// Tells initialisations of Horovod apart, whoever asked for them: another positive number after each, without a
-// handshake; 0 while Horovod is down.
+// Returns the number of the present generation, whoever initialised Horovod: positive, another one after each
+// initialisation, and known before the handshake. 0 while Horovod is down.
 int Generation(const std::string& library_path);
 
-// Bucket::taken; 0 if there is no such bucket.
+// Returns Bucket::taken, or 0 if there is no such bucket.
 Round Taken(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket);
-// Bucket::lost, of the one of these buckets that has lost most.
+// Returns the largest Bucket::lost of these buckets, or 0 if none of them exists.
 Round Lost(const std::string& library_path, std::int32_t process_set_id, const Family& buckets);
-// Bucket::CatchUp; 0 without the bucket.
+// Calls Bucket::CatchUp. Returns 0 if there is no such bucket.
 int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration);
 
-// Session::device; the host without a session.
+// Returns Session::device, or the host's number if there is no session.
 int DeviceOfBuckets(const std::string& library_path, std::int32_t process_set_id);
 
-// Records what this rank sees from now on, until EndRecording or the next generation. Throws std::runtime_error where
-// it cannot, or does so already.
+// Begins to record what this rank sees, in `most_bytes` at most, until EndRecording or the next generation. Throws
+// std::runtime_error if it cannot write there, or if this rank is recorded already.
 void Record(const std::string& library_path, const std::string& directory, std::size_t most_bytes);
-// The application was blocked for an operation of Horovod's own. Nothing where nothing is recorded, as below.
+// Records that the application was blocked for an operation of Horovod's own. This and EndRecording do nothing if
+// nothing is recorded.
 void RecordWait(const std::string& library_path, Time begin, Time end);
 void EndRecording(const std::string& library_path);
 
-// The calling thread waits for a collective of Horovod's own from here on, or has asked whether one is over.
+// Says that the calling thread waits for a collective of Horovod's own, until the returned object is destroyed; or that
+// it has asked whether such a collective is over, and what the answer was.
 std::unique_ptr<Bringers::ForeignWait> BeginForeignWait();
 void Polled(bool over);
 
-// What this process does, as far as other ranks may wait for it. Any thread; waits for nothing.
+// Returns what this process does: it computes, waits for other ranks, or rests. Any thread may call this. It never
+// waits for another rank.
 Look LookAtThisRank();
 
-// For sessions that begin from now on.
+// Sets the thresholds of all sessions that begin from now on.
 void SetThresholds(const Engine::Thresholds& thresholds);
 
-// What Collectives::Interrupt does; to be set once, before anything waits.
+// Sets the function that Collectives::Interrupt calls. To be called once, before anything waits.
 void SetInterrupt(std::function<void()> interrupt);
 
 }  // namespace horovod_partial::attach

@@ -1,4 +1,5 @@
-// The device that a bucket lies on, by Horovod's number for it. The only place that asks whether this build has any.
+// The memory and the streams of devices, by Horovod's numbers for devices. Only device.cc asks whether this build has
+// CUDA.
 #pragma once
 
 #include <cstddef>
@@ -10,35 +11,38 @@
 
 namespace horovod_partial::attach {
 
-// Throws std::invalid_argument for a device where Horovod was built without it.
+// Returns a device's memory. Throws std::invalid_argument for a GPU if Horovod was built without CUDA.
 Memory& MemoryOf(int device);
 
-// Memory of the host that a device can use too, though slowly: for a rank whose device has none left, or has failed,
-// and whose zeros the others wait for.
+// Returns memory of the host that the device can use too, though slowly. A rank puts zeros there if its device has no
+// memory left or has failed, because the other ranks wait for these zeros.
 Memory& SpareMemoryOf(int device);
 
-// Where a rank works that has not shown it yet: Horovod's examples give each local rank a device of its own.
+// Returns the device of a rank that has no bucket on a GPU yet. Each local rank is assumed to have a GPU of its own,
+// like in Horovod's examples.
 int DefaultDevice(int local_rank);
 
-// Fetches what lies on a device; it is there on return.
+// Copies from a device to the host, and returns when the copy is done.
 void CopyToHost(int device, void* target, const void* source, std::size_t bytes);
 
-// A framework's stream on a device. On the host, where nothing is queued, all is done at once. Any thread.
+// A framework's stream on a device. The host has no queue: there each call does its work at once. Any thread may use
+// it.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual int device() const = 0;
 
-  // Queued behind all that is there, within the device. They may throw std::runtime_error, as all that follows.
+  // Copy within the device, or fill with zeros. The work is queued behind all earlier work of the stream. These and the
+  // functions below may throw std::runtime_error.
   virtual void Copy(void* target, const void* source, std::size_t bytes) const = 0;
   virtual void Zero(void* data, std::size_t bytes) const = 0;
-  // Stands behind what is queued; null on the host.
+  // Returns an event that happens when everything queued so far is done; null on the host.
   virtual std::shared_ptr<ReadyEvent> Record() const = 0;
-  // Blocks until what is queued is done.
+  // Blocks until everything queued so far is done.
   virtual void Synchronize() const = 0;
 };
 
-// The one that has this handle on the device; the host's handle is 0.
+// Returns the stream with this handle on the device; the host's handle is 0.
 std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t handle);
 
 }  // namespace horovod_partial::attach

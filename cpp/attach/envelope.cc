@@ -4,7 +4,7 @@ namespace horovod_partial::attach {
 namespace {
 
 const std::string kPrefix = "horovod_partial/";
-// No tensor can be called so: behind the prefix comes a slash.
+// No tensor of ours has such a name: its prefix ends with a slash.
 const std::string kReport = "horovod_partial\n";
 const std::string kAgreement = "horovod_partial.agreement.";
 

@@ -10,26 +10,28 @@
 
 namespace horovod_partial::attach {
 
-// Our tensors' names on the wire and in Horovod's timeline: a prefix, then the bucket's name.
+// A bucket's name on the wire and in Horovod's timeline: a prefix, then the name of the bucket.
 std::string WireName(const std::string& bucket);
 bool IsOurs(const std::string& wire_name);
-bool IsOurs(const hvd::Response& response);  // Horovod fuses ours with ours only
+bool IsOurs(const hvd::Response& response);  // looks at the first tensor: Horovod fuses ours only with each other
 std::string BucketName(const std::string& wire_name);
 
-// Names of Horovod's own allreduces in which the ranks agree on something that is no part of the training.
+// Names of ordinary Horovod allreduces by which the ranks agree on something outside the training, such as the
+// handshake.
 std::string AgreementName(const std::string& about);
 bool IsAgreement(const std::string& name);
 
-// While it travels, our reduction has a reduce_op that no other has, so Horovod fuses ours with ours only.
+// The reduce_op of our reductions while they travel. No reduction of Horovod's own has it, so Horovod fuses ours only
+// with each other.
 hvd::ReduceOp TravellingSum();
 
-// A report rides along as one more request, which is never counted.
+// A report travels in an additional request. The coordinator takes that out before Horovod counts the requests.
 hvd::Request Enclose(const Report& report, Rank rank);
 bool IsReport(const hvd::Request& request);
 std::optional<Report> Open(const hvd::Request& request);
 
-// Closings lie behind a response's devices, in the order of its tensors. Their presence makes the devices more than
-// the ranks, and Horovod caches a response only if there are as many: a cached tensor could never be partial.
+// Closings are appended to a response's devices, in the order of its tensors. Horovod caches a response only if it has
+// one device for each rank. So it never caches ours: a cached tensor could not be partial.
 void Enclose(const std::vector<Closing>& closings, hvd::Response& response);
 std::vector<Closing> Open(const hvd::Response& response, int size);
 

@@ -1,4 +1,4 @@
-// The steps of merged gradients, which Python declares and plans, and TensorFlow's kernels find by name.
+// The steps of merged gradients. Python declares and plans them; TensorFlow's kernels find them by name.
 #pragma once
 
 #include <memory>
@@ -10,19 +10,20 @@
 
 namespace horovod_partial::attach {
 
-// A graph is traced once, and its plan comes later, so its kernels know no more than a name. Used by TensorFlow's
-// threads and Python's; the lock is never held with another.
+// Steps that TensorFlow's threads and Python's threads share. A graph is traced before there is a plan, so its kernels
+// know only the name of the steps. The lock is never held together with another one.
 class SharedSteps {
  public:
   explicit SharedSteps(FusionSteps::Declaration declaration) : steps_(std::move(declaration)) {}
 
-  // The steps of that name; those that exist, if they were declared alike. Throws as FusionSteps.
+  // Returns the steps of that name if their declaration is the same; otherwise makes new ones under that name. Throws
+  // what FusionSteps throws.
   static std::shared_ptr<SharedSteps> Declare(const FusionSteps::Declaration& declaration);
-  // Throws std::invalid_argument if nobody holds steps of that name in this process.
+  // Returns the steps of that name. Throws std::invalid_argument if nothing in this process holds them.
   static std::shared_ptr<SharedSteps> Find(const std::string& name);
 
-  // Begins anew unless this is the generation of Horovod in which the last step was: ranks that are new in an elastic
-  // job know no plan.
+  // Restarts the steps if the last call was in another generation of Horovod: ranks that are new in an elastic job know
+  // no plan.
   void Enter(const std::shared_ptr<Session>& generation);
 
   // Calls a function with the steps, under the lock.

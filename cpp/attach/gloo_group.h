@@ -11,10 +11,10 @@
 
 namespace horovod_partial::attach {
 
-// Members by their rank in `whole`, this rank among them; a member's place is its rank in the group. The group has no
-// connections of its own: it talks over those of `whole`, so it costs no sockets and no rendezvous. The two may share
-// Gloo's slots, because all ranks begin their collectives in one order, and a pair delivers a slot's messages in
-// theirs.
+// Makes the context of a group. `members` are ranks in `whole`, and include this rank; a member's place in the list is
+// its rank in the group. The group talks over the connections of `whole`, so it costs no sockets and no rendezvous.
+// Both may use the same Gloo slots, because all ranks begin their collectives in the same order, and a pair delivers
+// the messages of a slot in order.
 std::shared_ptr<gloo::Context> MakeGlooGroup(std::shared_ptr<gloo::Context> whole, const Members& members);
 
 }  // namespace horovod_partial::attach

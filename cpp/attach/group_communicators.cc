@@ -25,7 +25,8 @@ void GroupCommunicators::Use(const Partition& partition, Carrier carrier) {
       const auto it = made_.find(evicted);
       if (it == made_.end()) continue;
 #if HAVE_MPI
-      // All members come here at the same response. (What is left at the end goes with MPI.)
+      // MPI_Comm_free needs all members, and all come here at the same response. (Communicators that are left at the
+      // end are MPI's to free.)
       if (it->second.mpi != MPI_COMM_NULL) MPI_Comm_free(&it->second.mpi);
 #endif
       made_.erase(it);
@@ -43,7 +44,7 @@ GroupCommunicators::Communicator GroupCommunicators::Make(const Members& members
   Communicator made;
 #if HAVE_MPI
   if (carrier == Carrier::kMpi) {
-    constexpr int kTag = 0;  // of the communicator's making; a group makes one at a time
+    constexpr int kTag = 0;  // of the messages that make a communicator; a group makes one at a time
     MPI_Group all = MPI_GROUP_NULL;
     MPI_Group some = MPI_GROUP_NULL;
     MPI_Comm_group(process_set_.mpi_context.mpi_comm, &all);
@@ -79,7 +80,7 @@ GroupCommunicators::Scope::Scope(GroupCommunicators& communicators, const Member
 #if HAVE_GLOO
   if (group.gloo != nullptr) process_set_.gloo_context.ctx = group.gloo;
 #endif
-  if (carrier == Carrier::kNccl) {  // which asks the controller who it is
+  if (carrier == Carrier::kNccl) {  // Horovod's NCCL operation asks the controller for its rank and size
     auto& controller = ControllerAccess::Of(*process_set_.controller);
     controller.rank_ = PlaceOf(members, communicators.rank_);
     controller.size_ = static_cast<int>(members.size());

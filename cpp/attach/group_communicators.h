@@ -12,14 +12,15 @@
 
 namespace horovod_partial::attach {
 
-// Which library of Horovod's carries a reduction.
+// The library that carries a reduction.
 enum class Carrier { kMpi, kGloo, kNccl };
 
-// Of one process set. Groups are no process sets: those need a barrier of all ranks to come and go, and a negotiation
-// each in every cycle. Horovod's operations take their communicator from the process set, so a group's stands in for it
-// while the original runs. Background thread only, as everything that executes responses.
+// The communicators of a process set's groups. Groups are not process sets of Horovod's: all ranks would have to meet
+// to add or remove one, and each one negotiates in every cycle. Horovod's operations take their communicator from the
+// process set, so Scope puts the group's there while Horovod's own operation runs. Used by the background thread only,
+// like everything that executes responses.
 class GroupCommunicators {
-  // What the libraries call it; nothing of those that do not carry it.
+  // A group's communicator in each library; empty in those that do not carry it.
   struct Communicator {
 #if HAVE_MPI
     MPI_Comm mpi = MPI_COMM_NULL;
@@ -30,20 +31,21 @@ class GroupCommunicators {
   };
 
  public:
-  static constexpr std::size_t kCapacity = 128;  // on each rank
+  static constexpr std::size_t kCapacity = 128;  // how many communicators a rank keeps
 
   GroupCommunicators(hvd::HorovodGlobalState& state, hvd::ProcessSet& process_set, Rank rank, int size)
       : state_(state), process_set_(process_set), rank_(rank), size_(size), cache_(size, kCapacity) {}
 
-  // Why groups cannot be had with Horovod's present settings, by the name of the operation that stands in the way; or
-  // "".
+  // Returns the operation of Horovod's that does not work with groups under the present settings, and the setting that
+  // turns it off; "" if groups work.
   static std::string Refusal(hvd::HorovodGlobalState& state);
 
-  // Every rank, in the order of the responses: this partition is used now. This rank's communicator is made if there is
-  // none, which takes the members only. Throws what the carrier throws.
+  // Makes the communicator of this rank's group in the partition, unless there is one; frees old ones that the cache
+  // gives up. Every rank calls this in the order of the responses, but only the group's members take part in making it.
+  // Throws what the carrier throws.
   void Use(const Partition& partition, Carrier carrier);
 
-  // While it lives, the process set's communicator is that of this rank's group, which Use has made.
+  // While it lives, the process set has the communicator of this rank's group. Use must have made that before.
   class Scope {
    public:
     Scope(GroupCommunicators& communicators, const Members& members, Carrier carrier);
@@ -59,11 +61,12 @@ class GroupCommunicators {
   };
 
   int made() const { return made_count_; }
-  std::chrono::nanoseconds setup() const { return setup_; }  // what making them took
+  std::chrono::nanoseconds setup() const { return setup_; }  // the time that making them took
 
  private:
   Communicator Make(const Members& members, Carrier carrier) const;
-  // NCCL gets its identifiers over what the controller talks on.
+  // The library in which Make makes a communicator: for NCCL that of the controller, over which NCCL's own communicator
+  // is set up.
   Carrier HostCarrier(Carrier carrier) const;
 
   hvd::HorovodGlobalState& state_;

@@ -11,7 +11,7 @@ namespace horovod_partial::attach {
 
 namespace hvd = horovod::common;
 
-// A derived class may name its base's protected members. No object is ever of these classes: they only lend access.
+// A derived class may name the protected members of its base. No object has one of these types: they only give access.
 struct ControllerAccess : hvd::Controller {
   using hvd::Controller::message_table_;
   using hvd::Controller::rank_;

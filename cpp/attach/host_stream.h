@@ -1,4 +1,4 @@
-// Where nothing is queued: the host.
+// The stream of the host, which queues nothing.
 #pragma once
 
 #include <cstring>

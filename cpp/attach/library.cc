@@ -51,7 +51,7 @@ std::vector<std::string> Library::Needed() const {
 
 void** Library::VirtualTable(const std::string& class_name) const {
   const std::string name = "_ZTV" + Scope(class_name) + "E";
-  // The library's global offset table holds what its constructors store into objects.
+  // The constructors in the library take the table's address from its global offset table, so look there first.
   link_map* map = nullptr;
   if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr) {
     const auto* relocations = FindDynamic(map, DT_RELA);
@@ -73,12 +73,13 @@ void** Library::VirtualTable(const std::string& class_name) const {
 }
 
 Slot::Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook) {
-  // More than any of Horovod's classes has; the search ends at the method, so what lies behind a table is not read.
+  // More slots than any of Horovod's classes has. The search reads past the end of a table only if the table holds
+  // neither the method nor the hook.
   constexpr std::size_t kMostSlots = 40;
-  constexpr std::size_t kFirstFunction = 2;  // behind the offset to the whole object, and the type's information
+  constexpr std::size_t kFirstFunction = 2;  // after the offset to the whole object and the type information
   void** table = library.VirtualTable(class_name);
   table_ = table + kFirstFunction;
-  // The table may be another library's, and then it holds that library's function.
+  // The table may belong to another library, and then holds that library's function.
   Dl_info owner;
   if (dladdr(table, &owner) == 0 || owner.dli_fname == nullptr)
     throw AttachError("cannot tell which library holds the virtual table of " + class_name);

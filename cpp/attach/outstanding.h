@@ -1,4 +1,4 @@
-// Horovod's own collectives that are outstanding in a process set, for a thread beside the background one.
+// Finds Horovod's own collectives that are outstanding in a process set, without the background thread.
 #pragma once
 
 #include <mutex>
@@ -8,21 +8,22 @@
 
 namespace horovod_partial::attach {
 
-// Where another rank holds the background thread up, nobody but this sees what the application asks for. It waits for
-// no lock that may be held for long: Horovod calls back, and so runs anything, with its queue's lock held.
+// The background thread cannot look if another rank holds it up; any other thread can look by this. It does not wait
+// for Horovod's queue lock, which Horovod holds while it runs callbacks: if the lock is taken, the last answer stands.
 class Outstanding {
  public:
   explicit Outstanding(hvd::Controller& controller) : queue_(QueueAccess::Of(controller)) {}
 
-  // Any thread: the name of one that is not ours, the same one again as long as it is there; "" if there is none. A
-  // join is told before all others.
+  // Any thread. Returns the name of an outstanding collective that is not ours, or "" if there is none. It stays with
+  // the same one while that is outstanding. A join comes before all others.
   std::string Find();
-  // Horovod is about to give the queue up, and may hold its lock: it is not touched any more.
+  // Call this before Horovod destroys the queue. The queue is not used afterwards. The caller may hold the queue's
+  // lock.
   void Leave();
 
  private:
   QueueAccess& queue_;
-  std::mutex mutex_;  // guards what follows, and the queue's life
+  std::mutex mutex_;  // guards what follows; while it is held and left_ is false, the queue exists
   bool left_ = false;
   std::string found_;
 };

@@ -13,7 +13,7 @@
 namespace horovod_partial::attach {
 namespace {
 
-// Status bits of Horovod's cache coordinator, stored inverted: a cleared bit says yes, and one rank's yes is enough.
+// Status bits of Horovod's cache coordinator. They are inverted: a cleared bit says yes, and one rank's yes is enough.
 constexpr long long kShouldShutDown = 1LL << 0;
 constexpr long long kUncachedInQueue = 1LL << 1;
 
@@ -51,7 +51,8 @@ bool HasOurs(const hvd::ResponseList& responses) {
 
 hvd::DataType HorovodType(DataType type) { return static_cast<hvd::DataType>(type); }
 
-// Horovod's settings of its stall check hold for ranks that wait for each other too, where the user has made them.
+// Returns how long ranks may wait for each other before that is a deadlock: kNever if Horovod's stall check is off, its
+// warning time (1 s at least) if the user has set one, else our default.
 Time DeadlockAfter(hvd::Controller& controller) {
   const auto& inspector = StallInspectorAccess::Of(controller);
   if (!inspector.perform_stall_check) return kNever;
@@ -93,8 +94,8 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   WatchForShutdown();
 }
 
-// Horovod calls every entry back when it shuts down: this one is never reduced, and there for that. Buckets cannot be
-// closed in the callback, which comes with the queue's lock held, so a thread of its own does it.
+// Adds an entry that is never reduced. Horovod calls every entry back when it shuts down, so this one tells of that.
+// Its callback comes with the queue's lock held, and must not close buckets. So a thread of its own does that.
 void Session::WatchForShutdown() {
   hvd::TensorTableEntry entry;
   entry.tensor_name = WireName("");
@@ -106,7 +107,7 @@ void Session::WatchForShutdown() {
     const auto self = session.lock();
     if (self == nullptr) return;
     self->outstanding_.Leave();
-    // Nothing global may be read there: the process may be about to end.
+    // That thread must read nothing global: the process may be about to end.
     std::thread([self, reason = status.reason()] { self->engine_.Close(reason); }).detach();
   };
   auto& queue = QueueAccess::Of(controller_);
@@ -135,13 +136,13 @@ std::map<std::string, std::int64_t> Session::UnconnectedWindows() const {
   return coordinator_ == nullptr ? std::map<std::string, std::int64_t>() : coordinator_->UnconnectedWindows();
 }
 
-// What a hook throws ends Horovod's loop, and the other ranks fail without a word of why. They shut down in good order
-// instead.
+// Runs the body of a hook. An exception that leaves a hook would end Horovod's loop, and the other ranks would fail
+// without the reason. So it is caught here, and all ranks shut down in good order.
 void Session::Guard(const char* hook, const std::function<void()>& body) {
   try {
     body();
   } catch (const std::exception& error) {
-    // The engine's own errors say what has happened; others should not happen.
+    // An EngineError explains itself. Any other error is a defect of ours.
     const bool explained = dynamic_cast<const EngineError*>(&error) != nullptr;
     const std::string text = explained ? error.what() : std::string("internal error in ") + hook + ": " + error.what();
     Log(LogLevel::kError, rank_, text + "; all ranks shut down" + (explained ? "" : ". Please report this"));
@@ -207,14 +208,14 @@ void Session::Tick(std::vector<long long>& status_bits) {
     }
     if (cycle) status_bits[0] &= ~kUncachedInQueue;
   });
-  // The last cycle negotiates, because in its messages this rank tells the others why.
+  // The last cycle must negotiate, because its messages tell the other ranks the reason.
   if (failed_) status_bits[0] &= ~(kUncachedInQueue | kShouldShutDown);
 }
 
-// After a cycle that negotiates, the next ones are short: where ranks take turns at small tensors, half of Horovod's
-// cycle time passes before it notices an arrival. All ranks count alike, since one that sleeps holds all cycles up.
-// They are few, so that neither an idle job nor a long wait costs more than before. A cycle time that the user has set
-// stays.
+// After a cycle that negotiates, the next kShortCycles cycles are short. Otherwise, where ranks take turns at small
+// tensors, half of Horovod's cycle time passes before it notices an arrival. All ranks count in the same way, because a
+// rank that sleeps holds up the cycles of all. Only a few cycles are short, so neither an idle job nor a long wait
+// costs more than before. A cycle time that the user has set is kept.
 void Session::AfterTick(const std::vector<long long>& status_bits) {
   if (state_ == nullptr || process_set_id_ != 0 || keeps_cycle_time_) return;
   const bool negotiates = (status_bits[0] & kUncachedInQueue) == 0;
@@ -223,10 +224,11 @@ void Session::AfterTick(const std::vector<long long>& status_bits) {
   hvd::HorovodGlobalState& state = *state_;
   const auto usual = std::chrono::duration<double, std::milli>(state.parameter_manager.CycleTimeMs());
   const auto saved = std::chrono::duration_cast<Time>(usual) - kShortCycle;
-  if (saved > Time(0)) state.last_cycle_start -= saved;  // from when Horovod counts its sleep
+  if (saved > Time(0)) state.last_cycle_start -= saved;  // Horovod sleeps until one cycle time after this
 }
 
-// What Horovod's stall inspector does for its own tensors, by the same settings: it never sees a request of ours.
+// Warns of long waits, and ends the job after longer ones, by the settings of Horovod's stall inspector. That inspector
+// sees no request of ours.
 void Session::WatchWaits(Time now) {
   const auto& inspector = StallInspectorAccess::Of(controller_);
   const Time warn_after = std::chrono::seconds(inspector.stall_warning_time_seconds);
@@ -271,9 +273,9 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
     const Time now = Now();
     RecordHanded(now);
     WatchWaits(now);
-    bool ends = failed_;  // then nothing is decided any more: who has failed could only take part with zeros
+    bool ends = failed_;  // then nothing is decided: a failed rank could only take part with zeros
     if (ends && !failure_.empty()) NoteFailure(0, failure_);
-    // The other ranks' messages: ours are taken out, for Horovod would count them.
+    // Takes our reports out of the other ranks' messages, because Horovod would count them.
     for (Rank rank = 1; rank < size_; ++rank) {
       auto& list = ready[static_cast<std::size_t>(rank)];
       Report report;
@@ -313,16 +315,17 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       farewell.bucket = Farewell::kBucket;
       farewell.error = std::exchange(failures_, "");
     }
-    // Horovod is asked only where something closes: most cycles close nothing.
+    // Looked up only if something closes: most cycles close nothing.
     const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
     for (auto& closing : closings) {
-      if (closing.ends && !refusal.empty()) closing.groups.clear();  // then all take part, with zeros
+      if (closing.ends && !refusal.empty()) closing.groups.clear();  // then all ranks reduce together, some with zeros
       const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
       if (closing.error.empty() && grouped && !refusal.empty())
         closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
       if (closing.error.empty()) closing.error = JoinRefusal(closing.bucket);
     }
-    // The round begins here on this rank, not when the responses are known: fusing looks its entries up before that.
+    // On rank 0 the round begins here and not when the responses are known, because Horovod looks the entries up when
+    // it fuses responses.
     engine_.Begin(closings, joined_[0]);
     std::vector<std::vector<hvd::Request>> rows;
     for (const auto& closing : closings) {
@@ -336,11 +339,11 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
         PlaceZeros(closing.bucket, hvd::HOROVOD_UINT8, 0, CPU_DEVICE_ID);
       }
     }
-    // Nothing can fail any more: a row is reduced on every rank.
+    // From here on nothing may fail: a row that is added is reduced on every rank.
     hvd::Timeline& timeline = ControllerAccess::Of(controller_).timeline_;
     for (std::size_t i = 0; i < closings.size(); ++i) {
       const std::string name = WireName(closings[i].bucket);
-      timeline.NegotiateStart(name, hvd::Request::ALLREDUCE);  // where nobody has arrived, as in a flush
+      timeline.NegotiateStart(name, hvd::Request::ALLREDUCE);  // if nobody has arrived, this is its first call
       timeline.NegotiateEnd(name);
       ControllerAccess::Of(controller_).message_table_[name] = std::move(rows[i]);
       ready_to_reduce.push_back(name);
@@ -364,10 +367,10 @@ void Session::NoteFailure(Rank rank, const std::string& failure) {
   failures_ += failures_.empty() ? Failed(rank) + failure : "; so has rank " + std::to_string(rank);
 }
 
-// What Horovod makes a response of: a request for each rank, joined ones too, for it finds a rank's device by the rank.
-// They never differ, so Horovod never refuses them.
+// Returns the requests for Horovod's response: one for each rank, also for joined ranks, because Horovod finds a rank's
+// device by the rank. The requests agree with each other, so Horovod never refuses them.
 std::vector<hvd::Request> Session::RowOf(const Closing& closing) const {
-  // A refused round is an error on every rank, and reduces nothing; the coordinator may not know its bucket.
+  // A refused round is an error on every rank, and reduces nothing. The coordinator may not know its bucket.
   static const auto* const nothing = new Declaration;
   const bool refused = !closing.error.empty();
   const Declaration& declaration = refused ? *nothing : coordinator_->declaration(closing.bucket);
@@ -390,12 +393,12 @@ std::vector<hvd::Request> Session::RowOf(const Closing& closing) const {
 
 namespace {
 
-// Fusing saves a reduction's latency, and costs a copy into the fusion buffer and one out of it. For a tensor as large
-// as this the copies cost more (4 ranks on one machine: from 256 KiB on over MPI, from 4 MiB on over Gloo).
+// Fusing saves the latency of a reduction, and costs a copy into the fusion buffer and one out of it. For a tensor of
+// this size the copies cost more (4 ranks on one machine: from 256 KiB on over MPI, from 4 MiB on over Gloo).
 constexpr std::int64_t kLargeBytes = 4 << 20;
 
-// Ours, with large tensors taken out of fused responses, which are reduced where they lie, and those that have been
-// refused. What stays together has the same groups.
+// Splits fused responses of ours: large tensors and refused tensors get a response of their own. Large tensors are then
+// reduced where they lie. The tensors that stay together have the same groups.
 std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
                                    const std::map<std::string, Closing>& closed) {
   std::vector<hvd::Response> list;
@@ -405,7 +408,7 @@ std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
       continue;
     }
     const auto element_bytes = static_cast<std::int64_t>(SizeOf(static_cast<DataType>(response.tensor_type())));
-    std::map<Partition, std::size_t> together;  // where in the list tensors with these groups are
+    std::map<Partition, std::size_t> together;  // index in the list of the response for these groups
     for (std::size_t i = 0; i < response.tensor_names().size(); ++i) {
       const std::string& name = response.tensor_names()[i];
       const std::int64_t elements = response.tensor_sizes()[i];
@@ -428,7 +431,7 @@ std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
 
 }  // namespace
 
-// What rank 0 was about to decide has failed, and its reason travels instead, unless it does so already.
+// A hook has failed on rank 0: adds a response that carries the reason, unless there is one already.
 void Session::SayWhy(hvd::ResponseList& responses) {
   const std::string name = WireName(Farewell::kBucket);
   if (failure_.empty() || process_set_->joined || closed_.count(name) > 0) return;
@@ -444,11 +447,11 @@ void Session::SayWhy(hvd::ResponseList& responses) {
 
 namespace {
 
-// No bucket has this name: what travels by it is `Grants`.
+// No bucket has this name. The response of this name carries grants.
 constexpr const char* kGrants = "horovod_partial.grants";
 
-// Takes the grants of this cycle out of the responses, if there are some: Horovod is not to execute them. They are
-// last.
+// Takes the response with the grants of this cycle, if there is one, out of the responses, because Horovod must not
+// execute it. It is the last one.
 std::vector<Grants> TakeGrants(hvd::ResponseList& responses) {
   const auto& last = responses.responses().back();
   if (last.tensor_names().empty() || last.tensor_names()[0] != WireName(kGrants)) return {};
@@ -500,8 +503,9 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
 
 namespace {
 
-// What has travelled as ours is reduced as an ordinary sum. One device more than there are ranks stays: so Horovod does
-// not cache the response, and NCCL finds its communicator again, which it keeps by the list of devices.
+// Makes ordinary sums of our responses, which Horovod then executes. The list of devices keeps one element more than
+// there are ranks. So Horovod does not cache the response, and finds NCCL's communicator again, which it keeps by the
+// list of devices.
 void Unwrap(hvd::ResponseList& responses, int size) {
   std::vector<hvd::Response> list = responses.responses();
   for (auto& response : list) {
@@ -523,7 +527,7 @@ void Session::AfterSendFinal(hvd::ResponseList& responses) {
   if (!HasOurs(responses)) return;
   Guard("SendFinalTensors", [&] {
     const std::vector<Grants> grants = TakeGrants(responses);
-    OpenAll(responses);  // its rounds have begun
+    OpenAll(responses);  // rank 0 has begun these rounds before
     engine_.Hear(grants);
   });
   closed_.clear();
@@ -549,7 +553,7 @@ void Session::NoteJoin(const hvd::ResponseList& responses) {
     if (response.response_type() == hvd::Response::JOIN) engine_.ReturnFromJoin();
 }
 
-// The closings of a cycle. Those with groups are noted, on joined ranks too, for when Horovod executes them.
+// Returns the closings of a cycle. Notes those with groups, on joined ranks too, until Horovod executes them.
 std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
   if (!grouped_.empty())
     throw std::runtime_error(
@@ -576,8 +580,8 @@ std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
 
 // --- Recording
 
-// Of the tensors of Horovod's own operations some are new since the last look, unless an operation that is no allreduce
-// has taken as many away.
+// Records how many tensors of Horovod's own operations have come since the last look. It counts too few if an operation
+// other than an allreduce has taken tensors away meanwhile.
 void Session::RecordHanded(Time now) {
   if (!recorder_->on()) return;
   std::size_t there;
@@ -631,7 +635,7 @@ void Session::RecordDecisions(const std::vector<Closing>& closings, Time now) co
 hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response,
                              Carrier carrier, const Reduce& reduce) {
   const Time begin = Now();
-  std::vector<Closing> closings;  // of rounds with groups
+  std::vector<Closing> closings;  // of those rounds of the response that have groups, now or later
   if (IsOurs(response))
     for (const auto& name : response.tensor_names())
       if (auto noted = grouped_.extract(name)) closings.push_back(std::move(noted.mapped()));
@@ -657,7 +661,7 @@ hvd::Status Session::ExecuteRounds(std::vector<hvd::TensorTableEntry>& entries, 
     const Members members = GroupOf(groups, rank_, size_);
     if (members.size() > 1) {
       const GroupCommunicators::Scope scope(*communicators_, members, carrier);
-      hvd::Response mine = response;  // NCCL's communicators are kept by the list of devices
+      hvd::Response mine = response;  // Horovod keeps NCCL's communicators by the list of devices
       if (carrier == Carrier::kNccl) {
         std::vector<std::int32_t> devices = members;
         for (const Rank member : members) devices.push_back(response.devices()[static_cast<std::size_t>(member)]);
@@ -684,8 +688,8 @@ hvd::Status Session::ExecuteRounds(std::vector<hvd::TensorTableEntry>& entries, 
   return status;
 }
 
-// Horovod takes for granted that each tensor of a response has an entry. Where the engine has made none (the bucket was
-// first used while this rank had joined, or it has failed here, or is refused) this rank takes part with zeros.
+// Horovod relies on an entry for each tensor of a response. This rank takes part with zeros where the engine has made
+// no entry: if the bucket was first used while this rank had joined, if it has failed here, or if it is refused.
 void Session::FillMissing(const hvd::ResponseList& responses) {
   if (process_set_->joined) return;
   for (const auto& response : responses.responses()) {
@@ -705,8 +709,8 @@ void Session::PlaceZeros(const std::string& name, hvd::DataType type, std::int64
     std::lock_guard<std::mutex> lock(queue.mutex_);
     if (queue.tensor_table_.count(wire_name) > 0) return;
   }
-  // A bucket that has failed here lies where it did; of one that this rank never used the response tells no more than
-  // that it lies on a device.
+  // A bucket that has failed here still has its device. For a bucket that this rank never used, the response tells only
+  // whether it lies on a GPU, not on which one.
   if (const auto bucket = engine_.Find(name)) {
     device = bucket->config.memory->device();
   } else if (device != CPU_DEVICE_ID) {
@@ -741,8 +745,9 @@ void Session::PlaceZeros(const std::string& name, hvd::DataType type, std::int64
   queue.tensor_table_.emplace(wire_name, std::move(entry));
 }
 
-// A joined rank takes part with zeros of Horovod's, which lie where its join says, and have to lie where the others'
-// tensors do: NCCL reads no memory of the host, nor Gloo and MPI that of a GPU.
+// Returns why a bucket cannot be reduced with the ranks that have joined, or "". Horovod puts a joined rank's zeros on
+// the device that its join names. That must be of the same kind as the device of the other ranks' tensors: NCCL reads
+// no memory of the host, and Gloo and MPI read none of a GPU.
 std::string Session::JoinRefusal(const std::string& bucket) const {
   const auto on_host = [](int device) { return device == CPU_DEVICE_ID; };
   for (Rank rank = 0; rank < size_; ++rank) {
@@ -810,7 +815,7 @@ hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<SharedBucket>& bu
   return made;
 }
 
-// Puts the entry where Horovod's own Enqueue would, without a request.
+// Puts the entry into Horovod's table, like Horovod's own Enqueue, but without a request.
 void Session::Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) {
   hvd::TensorTableEntry made = MakeEntry(bucket, entry);
   auto& queue = QueueAccess::Of(controller_);

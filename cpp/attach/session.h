@@ -20,7 +20,7 @@
 
 namespace horovod_partial::attach {
 
-// Which of the hooks that carry messages have run; before the first round a handshake proves that all have.
+// The hooks that carry messages. Before the first round, a handshake proves that they have run.
 enum Hook : unsigned {
   kSendReadyTensors = 1,
   kRecvReadyTensors = 2,
@@ -28,11 +28,12 @@ enum Hook : unsigned {
   kRecvFinalTensors = 8,
 };
 
-// Of this process, for all its sessions.
+// Returns the one object of this process, which all its sessions share.
 const std::shared_ptr<Bringers>& ProcessBringers();
 
-// Made when Horovod initialises a controller, and closed when that controller's successor appears or Horovod shuts
-// down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt on the application's.
+// Made when Horovod initialises a controller. Closed when another controller takes its place, or when Horovod shuts
+// down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt run on the
+// application's threads.
 class Session final : public Collectives, public std::enable_shared_from_this<Session> {
  public:
   Session(hvd::Controller& controller, const Engine::Thresholds& thresholds);
@@ -40,52 +41,52 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Engine& engine() { return engine_; }
   const Engine& engine() const { return engine_; }
 
-  // Horovod has been initialised anew: nothing is accepted any more, and every wait ends.
+  // Horovod has been initialised anew: ends every wait, and accepts nothing more.
   void Retire();
-  // Where Horovod's state is, and the recorder of this generation. Before that is known the hooks do nothing, and
+  // Gives the session Horovod's state, and the recorder of this generation. Before this call the hooks do nothing, and
   // nothing can be submitted.
   void SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id,
                 std::shared_ptr<recording::Recorder> recorder, bool waits_are_told);
-  // Of the generation, for all its process sets; null before SetState.
+  // The recorder that all process sets of the generation share; null before SetState.
   const std::shared_ptr<recording::Recorder>& recorder() const { return recorder_; }
   bool ready() const { return state_ != nullptr; }
 
   // --- Any thread, of a session that is ready: for signs of life
-  // The longest wait of ours in this process, of whatever session.
+  // The longest wait of ours in this process, in any session.
   static Bringers::Wait LongestWait();
-  // The ranks of the process set, as they are numbered in the job; empty for all.
+  // The members of the process set, by their ranks in the job; empty if all ranks are members.
   const std::vector<Rank>& members() const { return members_; }
-  // One of Horovod's own collectives that are outstanding; how often the one that the ticks watch has become another
-  // one; and how often they have looked.
+  // The name of an outstanding collective of Horovod's own, or ""; how often the collective that the background thread
+  // watches has become another one, or none; and a number that grows in each of Horovod's cycles.
   std::string FindForeign() { return outstanding_.Find(); }
   std::uint64_t foreign_changes() const { return foreign_changes_; }
   std::uint64_t cycles() const { return cycles_; }
 
   std::atomic<bool> handshaken{false};
-  // What the handshake has to find, as a text that names the hooks that did not run, or "".
+  // The names of the hooks that should have run on this rank and did not, or "". The handshake checks this.
   std::string MissingHooks() const;
   std::map<std::string, Coordinator::Offsets> ArrivalOffsets() const;
   std::map<std::string, std::int64_t> UnconnectedWindows() const;
-  // Where this rank's buckets lie, by Horovod's number; the host, if none lies on a device.
+  // Horovod's number for the device of this rank's buckets: a GPU if one of them lies there, else the host.
   int device() const;
 
   // --- Background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
-  // The same bits as on all other ranks.
+  // `status_bits` are those of all ranks together, the same on every rank.
   void AfterTick(const std::vector<long long>& status_bits);
   void BeforeSendReady(hvd::RequestList& requests);
   void AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready);
   void BeforeSendFinal(hvd::ResponseList& responses);
   void AfterSendFinal(hvd::ResponseList& responses);
   void AfterRecvFinal(hvd::ResponseList& responses);
-  // `reduce` is the operation's own execution of a response; a round of ours runs in this rank's group.
+  // `reduce` is Horovod's own execution of a response. A round of ours with groups is reduced in this rank's group.
   using Reduce = std::function<hvd::Status(const hvd::Response&)>;
   hvd::Status Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
                       const Reduce& reduce);
-  // A reduction over Gloo has failed halfway, and peers may still send what belongs to it. Horovod would go on to its
-  // next cycle on the same connections, where Gloo ends the process when it meets that. So what is left of this cycle
-  // is not reduced, and the next hook, before it communicates, ends Horovod's loop by the one exception that a hook
-  // lets out: connections close, and all ranks learn.
+  // A reduction over Gloo has failed halfway, and peers may still send data of it. Horovod would begin its next cycle
+  // on the same connections, and Gloo ends the process when it meets such data. So the rest of this cycle is not
+  // reduced, and the next hook ends Horovod's loop before it communicates: EndIfBroken throws the only exception that a
+  // hook lets out. Then the connections close, and all ranks learn of the failure.
   void Break(const std::string& error) { broken_ = error; }
   void EndIfBroken() const;
 
@@ -94,7 +95,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   bool Alive() const override;
   void Interrupt() const override { CheckInterrupt(); }
   static void SetInterrupt(std::function<void()> interrupt);
-  static void CheckInterrupt();  // may throw what ends a wait, as Ctrl-C does
+  static void CheckInterrupt();  // may throw to end a wait, for Ctrl-C
   bool ControllerIsGone() const { return alive_.expired(); }
 
  private:
@@ -103,7 +104,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   int DeviceOfThisRank() const;
   int OwnJoinDevice() const;
   std::string JoinRefusal(const std::string& bucket) const;
-  // An entry of zeros, whose result nobody wants, unless there is an entry.
+  // Adds an entry of zeros, whose result nobody reads, unless the bucket has an entry.
   void PlaceZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
   std::vector<hvd::Request> RowOf(const Closing& closing) const;
   void FillMissing(const hvd::ResponseList& responses);
@@ -122,13 +123,13 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void NoteFailure(Rank rank, const std::string& failure);
   void SayWhy(hvd::ResponseList& responses);
 
-  hvd::Controller& controller_;                 // background thread
-  const std::weak_ptr<hvd::Controller> alive_;  // the same, for the application's threads
-  std::atomic<bool> retired_{false};            // its successor is there
+  hvd::Controller& controller_;                 // for the background thread
+  const std::weak_ptr<hvd::Controller> alive_;  // the same controller, for the application's threads
+  std::atomic<bool> retired_{false};            // Retire has been called
   const Rank rank_;
   const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
-  // Written before state_, and never again.
+  // Written once, before state_.
   std::int32_t process_set_id_ = 0;
   std::shared_ptr<recording::Recorder> recorder_;
   std::vector<Rank> members_;
@@ -137,30 +138,30 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Outstanding outstanding_;
   std::atomic<std::uint64_t> foreign_changes_{0};
   std::atomic<std::uint64_t> cycles_{0};
-  std::atomic<bool> failed_{false};  // a hook met an internal error: this rank asks for shutdown
+  std::atomic<bool> failed_{false};  // a hook has failed, or the stall check ends the job: this rank asks for shutdown
 
   // Background thread only.
-  std::string broken_;                             // why no reduction can follow; empty while all is well
-  std::string failure_;                            // what a hook has met, for the other ranks
-  std::string foreign_;                            // a collective that is not ours, outstanding
-  std::weak_ptr<hvd::OpContext> foreign_context_;  // and which of that name; a barrier has none
+  std::string broken_;   // why no reduction can follow; empty while all is well
+  std::string failure_;  // the error of a hook, which is sent to the other ranks
+  std::string foreign_;  // the outstanding collective of Horovod's that is watched; empty for none
+  std::weak_ptr<hvd::OpContext> foreign_context_;  // the context of that collective; a barrier has none
   Time foreign_since_ = kNever;
-  std::vector<Grants> grants_;              // coordinator: decided in this cycle
-  std::map<std::string, Closing> closed_;   // coordinator: decided in this cycle, by wire name
-  std::map<std::string, Closing> grouped_;  // rounds with groups, now or later, that have not been executed yet
+  std::vector<Grants> grants_;              // coordinator: the grants decided in this cycle
+  std::map<std::string, Closing> closed_;   // coordinator: the closings decided in this cycle, by wire name
+  std::map<std::string, Closing> grouped_;  // by wire name: rounds with groups, now or later, not executed yet
   std::unique_ptr<GroupCommunicators> communicators_;
-  std::int64_t sequence_ = 0;         // of allreduces, the same on all ranks
-  std::size_t known_ = 1;             // entries in Horovod's table that have been recorded; one is the session's own
-  std::vector<bool> joined_;          // coordinator
-  std::map<Rank, int> join_devices_;  // coordinator: where those that have joined have Horovod's zeros
-  std::string failures_;              // coordinator: which rank has failed, and why, until all have been told
+  std::int64_t sequence_ = 0;         // number of the next allreduce, the same on all ranks
+  std::size_t known_ = 1;             // entries in Horovod's table that RecordHanded has seen; one is the session's own
+  std::vector<bool> joined_;          // coordinator: by rank
+  std::map<Rank, int> join_devices_;  // coordinator: the device of each joined rank's zeros
+  std::string failures_;              // coordinator: which ranks have failed, and why; empty once all are told
   Time last_watch_{0};
   const bool keeps_cycle_time_ = std::getenv("HOROVOD_CYCLE_TIME") != nullptr;
-  int short_cycles_ = 0;  // how many more there shall be
+  int short_cycles_ = 0;  // how many of the next cycles are short
   std::string warned_;
 
-  mutable std::mutex coordinator_mutex_;      // guards coordinator_ against readers of statistics
-  std::unique_ptr<Coordinator> coordinator_;  // on rank 0
+  mutable std::mutex coordinator_mutex_;      // guards coordinator_ while other threads read statistics
+  std::unique_ptr<Coordinator> coordinator_;  // null on other ranks than 0
 
   Engine engine_;
 };

@@ -13,7 +13,7 @@
 
 namespace horovod_partial::attach {
 
-// Memory that somebody else owns: the application, or the bucket.
+// A tensor in memory that the application or the bucket owns.
 class TensorView final : public hvd::Tensor {
  public:
   TensorView(const void* data, hvd::DataType type, std::vector<std::int64_t> shape, std::int64_t bytes)
@@ -42,8 +42,8 @@ class FusionBuffer final : public hvd::PersistentBuffer {
   Buffer buffer_;
 };
 
-// Horovod asks the context of the first tensor of a fused response for the fusion buffer. It keeps one for each
-// framework; ours counts as PyTorch's, whose buffers do not ask the context in return, as TensorFlow's would.
+// Horovod asks the context of the first tensor in a fused response for the fusion buffer, and keeps one buffer for each
+// framework. Ours counts as PyTorch's, because those buffers never call the context again; TensorFlow's would.
 class BucketContext : public hvd::OpContext {
  public:
   explicit BucketContext(Memory& memory) : memory_(memory) {}
@@ -52,8 +52,8 @@ class BucketContext : public hvd::OpContext {
     try {
       *buffer = std::make_shared<FusionBuffer>(static_cast<std::size_t>(size), memory_);
     } catch (const std::bad_alloc& error) {
-      // It ends Horovod's loop, which writes it down. With a status Horovod would go on to its next reduction, and meet
-      // the other ranks in this one.
+      // The exception ends Horovod's loop, which logs it. If this returned an error instead, Horovod would go on to its
+      // next reduction, while the other ranks are still in this one.
       throw std::runtime_error("no memory for a fusion buffer of " + std::to_string(size) +
                                " bytes, which HOROVOD_FUSION_THRESHOLD sets: " + error.what());
     }

@@ -25,7 +25,7 @@ using attach::Session;
 
 namespace {
 
-// Takes the results of a family as they come, while its thread waits for something else.
+// While it lives, the thread of a family takes the family's results as they come, although it waits for something else.
 class Draining {
  public:
   Draining(const std::string& library, std::int32_t process_set, Family family)
@@ -35,7 +35,8 @@ class Draining {
   bool IsDue() const { return session_ != nullptr && session_->engine().IsNearlyFull(family_); }
   void End() { draining_.reset(); }
 
-  // Whether any of them is due; null where there are none.
+  // Returns a function that tells whether any of these families has a result that must be taken soon; null if there are
+  // none.
   static Engine::IsDue Any(std::vector<const Draining*> drainings) {
     if (drainings.empty()) return nullptr;
     return [drainings = std::move(drainings)] {
@@ -49,8 +50,8 @@ class Draining {
   std::optional<Engine::Draining> draining_;
 };
 
-// An arrival whose result the application has not fetched yet. Keeps its session alive, not the tensors: the framework
-// must keep those until `wait` has returned.
+// An arrival whose result the application has not fetched yet. It keeps its session alive, but not the tensors: the
+// framework must keep them until `wait` has returned.
 class Handle {
  public:
   Handle(std::shared_ptr<Session> session, std::shared_ptr<SharedBucket> bucket, std::shared_ptr<Operation> operation)
@@ -73,7 +74,8 @@ class Handle {
   std::shared_ptr<Operation> operation_;
 };
 
-// Python's end of an owner, which leaves with it: the collector may run in any thread and under any lock.
+// Python's reference to an owner. The owner leaves when Python's garbage collector destroys the reference, which may
+// happen in any thread and under any lock.
 class OwnerReference {
  public:
   OwnerReference() = default;
@@ -91,11 +93,11 @@ class OwnerReference {
 
 double NowSeconds() { return std::chrono::duration<double>(Now()).count(); }
 
-// `stream` is the device's, on which the framework has queued what makes the input; 0 on the host.
+// `stream`: the device's stream in which the framework has queued the work that makes the input; 0 on the host.
 Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
               std::uintptr_t input, std::uintptr_t output, int work, std::uintptr_t stream) {
   py::gil_scoped_release release;
-  static char nothing;  // the address of a tensor without elements may be null, which means no tensor at all
+  static char nothing;  // for tensors without elements: their address may be null, which would mean no tensor at all
   const auto address = [](std::uintptr_t pointer) {
     return pointer == 0 ? &nothing : reinterpret_cast<void*>(pointer);
   };
@@ -112,7 +114,7 @@ void Declare(const std::string& library, std::int32_t process_set, const std::st
   attach::SessionOf(library, process_set)->engine().Declare(name, config);
 }
 
-// Without `waits`: whether it can be now.
+// Without `waits` it does not block: it returns nothing if no micro-batch may begin now.
 std::optional<std::pair<int, int>> NextMicroBatch(const std::string& library, std::int32_t process_set,
                                                   const Family& names, bool begins, bool waits,
                                                   const std::vector<const Draining*>& drainings) {
@@ -127,8 +129,8 @@ void ReturnMicroBatch(const std::string& library, std::int32_t process_set, cons
   if (session != nullptr) session->engine().ReturnMicroBatch(name);
 }
 
-// The results that this rank has missed, or nothing; `pointer` has room for the whole bucket, where that lies or on the
-// host.
+// Takes the results that this rank has missed; returns nothing if there are none. `pointer` has room for the whole
+// bucket: on the bucket's device, or with `to_host` on the host.
 std::optional<Handle> Collect(const std::string& library, std::int32_t process_set, const std::string& name,
                               std::uintptr_t pointer, bool to_host) {
   py::gil_scoped_release release;
@@ -145,8 +147,8 @@ std::optional<Handle> Collect(const std::string& library, std::int32_t process_s
   return Handle(std::move(session), std::move(bucket), std::move(operation));
 }
 
-// How many gradients are in the oldest round of a family that this rank can take, or nothing. The pointers have room
-// for the buckets.
+// Takes the oldest round of a family that this rank can take, to the memory at `pointers`, one for each bucket. Returns
+// how many gradients are in it, or nothing if there is no such round.
 std::optional<int> TakeRound(const std::string& library, std::int32_t process_set, const Family& names,
                              const std::vector<std::uintptr_t>& pointers) {
   py::gil_scoped_release release;
@@ -164,7 +166,7 @@ bool HasRound(const std::string& library, std::int32_t process_set, const Family
   return session != nullptr && session->engine().HasRound(names);
 }
 
-// A flush of a process set; over at once where none is in use.
+// A flush of a process set. It is over at once if there is no session.
 class Flush {
  public:
   static std::unique_ptr<Flush> Begin(const std::string& library, std::int32_t process_set, std::vector<Family> drained,
@@ -187,24 +189,24 @@ class Flush {
   std::optional<Engine::Flushing> flushing_;
 };
 
-// What is known of a process set's buckets at one moment.
+// What this rank knows of a process set's buckets. Each bucket is read at another moment.
 struct Snapshot {
   struct Entry {
     std::string name;
     BucketStatistics statistics;
     std::size_t bytes_held;
-    bool pending;       // on this rank
+    bool pending;       // this rank has a late contribution to deliver
     int missed_rounds;  // on this rank
     Round completed;    // rounds that have ended on this rank
-    bool unsettled;     // it is there for an optimizer, and has gradients here that are pending or were missed
+    bool unsettled;     // it has an owner, and gradients of it are pending or were missed on this rank
   };
   std::vector<Entry> buckets;
   std::map<std::string, Coordinator::Offsets> offsets;      // by bucket, on rank 0
   std::map<std::string, std::int64_t> unconnected_windows;  // by bucket, on rank 0
 };
 
-// Makes no Python object: that may collect garbage, and so run any code of the application, which must not find a lock
-// taken that it needs.
+// Makes no Python object. That may collect garbage, and so run any code of the application, which may need a lock that
+// is held here.
 Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
   py::gil_scoped_release release;
   Snapshot snapshot;
@@ -213,7 +215,8 @@ Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
   for (const auto& bucket : session->engine().Buckets()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const Bucket& core = bucket->core;
-    // Where late contributions are discarded, missed results are of older models, or signals without any content.
+    // If late contributions are discarded, missed results do not matter: they are older models, or signals without
+    // content.
     const bool misses = core.missed_gradients() > 0 && core.options().late != Late::kDiscard;
     const bool unsettled = bucket->owner != nullptr && (core.HasPending() || misses);
     snapshot.buckets.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(),
@@ -270,7 +273,7 @@ void Deliver(const std::string& library, std::int32_t process_set, const std::ve
   if (const auto session = attach::FindSession(library, process_set)) session->engine().Deliver(families);
 }
 
-// Horovod may be down: then there is nobody to tell.
+// Does nothing if Horovod is down: then there is nobody to tell.
 void SayFarewell(const std::string& library, const std::string& failure) {
   py::gil_scoped_release release;
   if (const auto session = attach::FindSession(library, 0)) session->engine().SayFarewell(failure);
@@ -283,7 +286,7 @@ PYBIND11_MODULE(_attach, m) {
   py::register_exception<attach::AttachError>(m, "AttachError", PyExc_ImportError);
   py::register_exception<EngineError>(m, "EngineError", PyExc_RuntimeError);
 
-  // Python's signal handlers run in a wait too.
+  // Runs Python's signal handlers during a wait.
   attach::SetInterrupt([] {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -326,7 +329,7 @@ PYBIND11_MODULE(_attach, m) {
       .def_property_readonly("was_needed", &Flush::WasNeeded)
       .def("end", &Flush::End, py::call_guard<py::gil_scoped_release>());
 
-  py::module_::import("horovod_partial._core");  // which has BucketSpec
+  py::module_::import("horovod_partial._core");  // it defines BucketSpec
   py::class_<BucketConfig>(m, "BucketConfig")
       .def(py::init([](const BucketSpec& spec, int type, std::vector<std::int64_t> shape, int device) {
              return BucketConfig{spec, &attach::MemoryOf(device), static_cast<DataType>(type), std::move(shape)};

@@ -1,4 +1,4 @@
-// Between Python and the core, for both extensions.
+// Conversions between Python and the core, for both extensions.
 #pragma once
 
 #include <pybind11/pybind11.h>

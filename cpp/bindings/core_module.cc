@@ -1,4 +1,4 @@
-// horovod_partial._core: what needs no Horovod.
+// horovod_partial._core: the part that needs no Horovod.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

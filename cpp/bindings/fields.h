@@ -1,4 +1,4 @@
-// Structures that list their fields, as classes of Python.
+// Python classes for structures that list their fields.
 #pragma once
 
 #include <pybind11/operators.h>
@@ -17,7 +17,7 @@
 
 namespace horovod_partial {
 
-// A field's value from Python: enumerations by name, times in seconds.
+// Sets a field to a value from Python: enumerations by name, times in seconds.
 template <class Value>
 void SetField(const Field<Value>& field, const pybind11::handle& given) try {
   if constexpr (std::is_enum_v<Value>) {
@@ -43,7 +43,7 @@ pybind11::object GetField(const Field<Value>& field) {
   }
 }
 
-// The structure with the fields that are given by keyword.
+// Returns the structure with the given fields changed.
 template <class Struct>
 Struct WithFields(Struct made, const pybind11::kwargs& given) {
   for (const auto& [key, value] : given) {
@@ -59,7 +59,8 @@ Struct WithFields(Struct made, const pybind11::kwargs& given) {
   return made;
 }
 
-// A class that is made, and copied with other values, by keyword; its fields can be read.
+// Binds a structure as a class. Its objects are made, and copied with other values, by keyword arguments. Its fields
+// can be read.
 template <class Struct>
 pybind11::class_<Struct> BindFields(pybind11::module_& m, const char* name) {
   pybind11::class_<Struct> bound(m, name);

@@ -24,7 +24,7 @@ bool HasHandler(int signal) {
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_DFL;
 }
 
-// Programs, libraries and runtimes that take real-time signals count from the lowest one.
+// The highest one, because programs, libraries and runtimes that use real-time signals count from the lowest one.
 int HighestUnusedSignal() {
   for (int signal = SIGRTMAX; signal >= SIGRTMIN; --signal)
     if (!HasHandler(signal)) return signal;
@@ -41,8 +41,8 @@ std::pair<int, int> PrepareStacks() {
 
 namespace {
 
-// Another thread keeps the interpreter still, where it can have its lock soon: what runs Python would change what is
-// read.
+// While it lives, another thread holds the interpreter's lock, if it could have that soon. So no thread runs Python and
+// changes its stack while that is read.
 class Stillness {
  public:
   Stillness() {
@@ -72,7 +72,7 @@ class Stillness {
   Stillness& operator=(const Stillness&) = delete;
 
  private:
-  // A thread that keeps the lock for longer is in C, and its stack of Python's mostly stands still.
+  // A thread that holds the lock for longer is in C code, and its Python stack mostly does not change.
   static constexpr std::chrono::milliseconds kPatience{500};
 
   struct State {
@@ -98,7 +98,7 @@ std::string TakeStacks() {
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
   {
     const Stillness stillness;
-    pthread_kill(pthread_self(), signal);  // which is handled before this returns
+    pthread_kill(pthread_self(), signal);  // the handler runs before this returns
   }
   std::string stacks;
   std::array<char, 4096> piece{};

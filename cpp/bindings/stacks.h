@@ -1,4 +1,4 @@
-// The stacks of all threads of this process, without the interpreter's lock: one of them may keep it.
+// The stacks of all threads of this process, taken without the interpreter's lock, which a blocked thread may hold.
 #pragma once
 
 #include <string>
@@ -6,12 +6,13 @@
 
 namespace horovod_partial {
 
-// Python's faulthandler writes stacks in the handler of a signal, in many small pieces. So it is given a file in
-// memory, and what is there is read in one piece. Returns the numbers of the signal and of the file, the same ones in
-// every call; 0 for the signal where there is none to be had.
+// Python's faulthandler writes stacks in a signal handler, in many small pieces. So it gets a file in memory, and
+// TakeStacks reads that in one piece. Returns the numbers of the signal and of the file, the same ones in every call.
+// The signal is 0 if there is no file or no unused signal.
 std::pair<int, int> PrepareStacks();
 
-// Any thread, and no other one is interrupted: the signal goes to the calling one. Empty where the handler is gone.
+// Any thread may call this. The signal goes to the calling thread, and interrupts no other one. Returns an empty text
+// if the handler is gone.
 std::string TakeStacks();
 
 }  // namespace horovod_partial

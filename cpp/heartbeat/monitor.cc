@@ -28,8 +28,8 @@ using std::chrono::milliseconds;
 constexpr int kBeatsInLimit = 10;
 constexpr char kBeat = 1, kMissing = 2, kWriteStacks = 3;
 constexpr milliseconds kAnswerTimeout(3000), kPartingTimeout(1000);
-// Connections that have not said yet who they are: more than these wait until they are heard, and none is kept for
-// longer.
+// At most so many connections whose rank is not known yet are accepted at a time, and each of them is closed after this
+// time.
 constexpr std::ptrdiff_t kMostStrangers = 64;
 constexpr milliseconds kStrangerTimeout(10000);
 
@@ -39,7 +39,8 @@ milliseconds IntervalOf(const Limits& limits) {
   return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(shorter / kBeatsInLimit));
 }
 
-// How many intervals a limit has.
+// Returns how many intervals a limit has: kBeatsInLimit or more, and the largest int for a limit of 0, which means
+// never.
 int CountOf(Seconds limit, milliseconds interval) {
   if (limit == Seconds(0)) return std::numeric_limits<int>::max();
   return std::max(kBeatsInLimit, static_cast<int>(limit / Seconds(interval)));
@@ -51,9 +52,9 @@ std::optional<Watch> WatchFor(Seconds limit, milliseconds interval) {
   return Watch(CountOf(limit, interval));
 }
 
-// Calls `hear` whenever something may have come, and `pass` after each interval, until one of them returns false or the
-// file says that it is over. What has come is always heard before an interval passes: also what came while this process
-// was stopped.
+// Calls `hear` when something may have come, and `pass` after each interval, until one of them returns false or the
+// stop file is readable. `files` adds the files to poll. `hear` always comes before `pass`: so what came while this
+// process was stopped is heard first.
 template <class Files, class Hear, class Pass>
 void Loop(int stop_file, milliseconds interval, Files files, Hear hear, Pass pass) {
   auto next = Clock::now() + interval;
@@ -66,11 +67,11 @@ void Loop(int stop_file, milliseconds interval, Files files, Hear hear, Pass pas
     if ((polled.front().revents & POLLIN) != 0 || !hear()) return;
     if (Clock::now() < next) continue;
     if (!pass()) return;
-    next = Clock::now() + interval;  // one interval at most, however long this process was stopped
+    next = Clock::now() + interval;  // a stop of this process counts as one interval at most
   }
 }
 
-// Rank 0's part.
+// The part of rank 0.
 class Center final : public Monitor::Watch {
  public:
   Center(int size, const Limits& limits, Calls calls)
@@ -99,7 +100,7 @@ class Center final : public Monitor::Watch {
             if (peer.rank) peer.connection.Send({&kBeat, 1});
           WatchWaits();
           missing = heartbeats_.Pass();
-          out_of_files_ = false;  // perhaps
+          out_of_files_ = false;  // try again to accept connections
           return !missing;
         });
     if (!missing) return;
@@ -110,9 +111,9 @@ class Center final : public Monitor::Watch {
  private:
   struct Peer {
     Connection connection;
-    std::string said;          // until it is a whole hello
-    Words words;               // afterwards
-    std::optional<Rank> rank;  // once it has said so
+    std::string said;          // what has come of its hello
+    Words words;               // what comes after the hello
+    std::optional<Rank> rank;  // from its hello
     Clock::time_point since = Clock::now();
   };
 
@@ -134,7 +135,7 @@ class Center final : public Monitor::Watch {
       peer = HearFrom(*peer) ? std::next(peer) : peers_.erase(peer);
   }
 
-  // Whether the connection stays.
+  // Reads from a peer. Returns whether to keep the connection.
   bool HearFrom(Peer& peer) {
     auto received = peer.connection.Receive();
     if (peer.rank) return HearFromRank(peer, std::move(received));
@@ -149,11 +150,11 @@ class Center final : public Monitor::Watch {
     peer.rank = hello->rank;
     heartbeats_.Heard(hello->rank);
     if (stalls_) stalls_->Says(hello->rank, {});
-    peer.connection.Send({&kBeat, 1});  // which tells the other end that it has found its rank 0
+    peer.connection.Send({&kBeat, 1});  // tells the other end that this is rank 0 of its job
     return true;
   }
 
-  // All that has come: what a rank said last counts.
+  // Reads all that a rank has sent. What it said last counts.
   bool HearFromRank(Peer& peer, Connection::Received received) {
     using State = Connection::Received::State;
     try {
@@ -163,7 +164,7 @@ class Center final : public Monitor::Watch {
         while (const auto word = peer.words.Next())
           if (stalls_) stalls_->Says(*peer.rank, DecodeActivity(*word));
       }
-    } catch (const std::runtime_error&) {  // no word of a rank of this job
+    } catch (const std::runtime_error&) {  // a rank of this job does not send this
       received.state = State::kEnded;
     }
     if (received.state == State::kEnded) {
@@ -185,7 +186,8 @@ class Center final : public Monitor::Watch {
     calls_.tell(stall->Describe(interval_), writers.count(0) > 0 ? Describe(lasting_.last(), interval_) : "");
   }
 
-  // Sends the notice, and waits a moment until it has been read: closing would overtake it.
+  // Tells the other ranks which one is missing. Waits until they have read that, kPartingTimeout at most, because the
+  // end of the connections could overtake the notice.
   void Tell(Rank missing) {
     const std::string notice = std::string(1, kMissing) + MissingNotice{missing}.Encode();
     for (auto& peer : peers_) {
@@ -207,13 +209,13 @@ class Center final : public Monitor::Watch {
   const std::string secret_ = RandomBytes(Hello::kSecretBytes);
   const Listener listener_;
   std::list<Peer> peers_;
-  bool out_of_files_ = false;  // somebody waits to be accepted, until the next interval
+  bool out_of_files_ = false;  // a connection could not be accepted; try again in the next interval
   Heartbeats heartbeats_;
   std::optional<StallWatch> stalls_;
   Lasting lasting_;
 };
 
-// Any other rank's part.
+// The part of every other rank.
 class Outer final : public Monitor::Watch {
  public:
   Outer(Connection center, const Limits& limits, Calls calls)
@@ -237,8 +239,8 @@ class Outer final : public Monitor::Watch {
           const auto [state, bytes] = center_->Receive();
           if (!bytes.empty()) heartbeats_.Heard(0);
           missing = Read(bytes);
-          if (state == Connection::Received::State::kLost) center_.reset();  // from now on rank 0 is silent
-          // A rank 0 that has ended is no news: Horovod and the launcher notice that.
+          if (state == Connection::Received::State::kLost) center_.reset();  // from now on rank 0 counts as silent
+          // If rank 0 has ended, nothing is told: Horovod and the launcher notice that.
           return !missing && state != Connection::Received::State::kEnded;
         },
         [&] {
@@ -260,7 +262,7 @@ class Outer final : public Monitor::Watch {
                 Describe(lasting_.last(), interval_));
   }
 
-  // The rank that a notice names, once it has come whole.
+  // Reads what rank 0 has sent. Returns the missing rank once a notice about it is complete.
   std::optional<Rank> Read(const std::string& bytes) {
     for (const char byte : bytes) {
       if (notice_) *notice_ += byte;
@@ -274,13 +276,13 @@ class Outer final : public Monitor::Watch {
   std::optional<Connection> center_;
   const milliseconds interval_;
   const Calls calls_;
-  std::optional<std::string> notice_;  // what has come of it
+  std::optional<std::string> notice_;  // what has come of a notice so far
   Heartbeats heartbeats_;
   std::optional<LonelyWatch> alone_;
   Lasting lasting_;
 };
 
-// A connection on which rank 0 of this job has answered.
+// Connects to an address. Returns the connection if rank 0 of this job has answered on it.
 std::optional<Connection> Reach(const std::string& address, std::uint16_t port, const std::string& hello) {
   auto connection = Connect(address, port, kAnswerTimeout);
   if (!connection) return std::nullopt;
@@ -291,7 +293,7 @@ std::optional<Connection> Reach(const std::string& address, std::uint16_t port, 
   return connection;
 }
 
-// From when the flag is set, this rank rests, whatever it does.
+// Returns a flag. Once it is set, `calls.look` says that this rank rests, whatever it does.
 std::shared_ptr<std::atomic<bool>> LetRest(Calls& calls) {
   auto rests = std::make_shared<std::atomic<bool>>(false);
   calls.look = [rests, look = std::move(calls.look)] {
@@ -330,12 +332,13 @@ Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests)
       endpoint_(std::move(endpoint)),
       rests_(std::move(rests)) {
   if (!stop_file_.is_open()) throw std::system_error(errno, std::generic_category(), "eventfd");
-  // The thread owns its part: where the process ends without stopping it, it runs on beside static objects' ends.
+  // The thread owns its part. If the process ends without stopping it, it still runs while static objects are
+  // destroyed.
   thread_ = std::make_unique<std::thread>([watch = std::move(watch), stop = stop_file_.number()] { watch->Run(stop); });
 }
 
 Monitor::~Monitor() {
-  if (getpid() != process_) {  // forked: the thread is the parent's, and its number may be another one's here
+  if (getpid() != process_) {  // forked: the thread is the parent's, and here another thread may have its id
     static_cast<void>(thread_.release());
     return;
   }

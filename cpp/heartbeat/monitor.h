@@ -1,4 +1,4 @@
-// Signs of life between the ranks, beside Horovod's cycle, which stops on all ranks where one is stopped.
+// Heartbeats between the ranks. They do not depend on Horovod's cycle, which stops on all ranks if one rank is stopped.
 #pragma once
 
 #include <sys/types.h>
@@ -19,47 +19,51 @@ namespace horovod_partial::heartbeat {
 
 using Seconds = std::chrono::duration<double>;
 
-// How long a rank may be silent before the job ends, and how long ranks may wait before that is told; 0 for ever.
+// `abort`: a rank may be silent for so long before the job ends. `stall`: ranks may wait for so long before the log
+// tells of it. 0 means for ever.
 struct Limits {
   Seconds abort{0};
   Seconds stall{0};
 };
 
-// All called by the monitor's thread, which must not be held up.
+// The monitor's thread calls these. They must not hold it up.
 struct Calls {
-  // Once, with the missing rank; the others have been told by then.
+  // Called once, with the missing rank. On rank 0 the other ranks have been told before.
   std::function<void(Rank missing)> missing;
-  // What this rank does.
+  // Returns what this rank does.
   std::function<Look()> look;
-  // What is to be told of a wait: to the log, unless it is empty; then, unless that is empty, what this rank does in
-  // it, with the stacks of all its threads.
+  // Tells of a wait. Logs `text`, unless that is empty. Then logs `doing`, what this rank does in that wait, with the
+  // stacks of all its threads; unless `doing` is empty.
   std::function<void(const std::string& text, const std::string& doing)> tell;
 };
 
-// One rank's part: a thread that says ten times within the shorter limit that this rank lives, and what it does, and
-// hears whether the others live. Rank 0 hears all others, and tells them who is missing, and when to write their
-// stacks; they hear rank 0. A rank whose process ends, or that stops its monitor, is missed by nobody.
+// The monitor of one rank. Its thread sends a heartbeat ten times within the shorter limit, and hears the others'
+// heartbeats. Rank 0 hears all other ranks, with what they do. It tells them which rank is missing, and when to write
+// their stacks. The other ranks hear rank 0 only. A rank is not missing if its process has ended, or if it has stopped
+// its monitor.
 //
-// The thread never waits for the application, nor for the interpreter. Only it touches the sockets; the application's
-// thread stops it through a file that wakes it. In a forked process there is no thread, and the monitor does nothing.
+// The thread never waits for the application, nor for the interpreter. Only the thread uses the sockets. The
+// application stops it through a file that wakes it. In a forked process there is no thread, and the monitor does
+// nothing.
 class Monitor {
  public:
-  // Rank 0's. Throws std::system_error where it cannot listen.
+  // Makes rank 0's monitor. Throws std::system_error if it cannot listen.
   static std::unique_ptr<Monitor> Listen(int size, const Limits& limits, Calls calls);
-  // Another rank's, by the text that rank 0's monitor has for it. Throws std::runtime_error if no rank 0 answers there.
+  // Makes another rank's monitor. `endpoint` is the text from rank 0's monitor. Throws std::runtime_error if rank 0
+  // does not answer there.
   static std::unique_ptr<Monitor> Join(Rank rank, const Limits& limits, const std::string& endpoint, Calls calls);
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
-  ~Monitor();  // stops it
+  ~Monitor();  // stops the thread
 
-  // What other ranks need to join: port, secret and addresses, as text. Empty on other ranks than 0.
+  // What other ranks need to join: port, secret and addresses, in one text. Empty on ranks other than 0.
   const std::string& endpoint() const { return endpoint_; }
 
-  // This rank has come to its end: from now on it misses nobody in a wait, and nobody misses it there. Whether it lives
-  // is watched on.
+  // This rank has come to its end: from now on it counts as waiting for nobody, and nobody as waiting for it. Whether
+  // it lives is still watched.
   void Rest() { *rests_ = true; }
 
-  // A part that the thread runs until it returns, or is told to stop by the file's being readable.
+  // What the thread runs. Run returns by itself, or when `stop_file` becomes readable.
   class Watch {
    public:
     virtual ~Watch() = default;
@@ -70,7 +74,7 @@ class Monitor {
   using Flag = std::shared_ptr<std::atomic<bool>>;
   Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests);
 
-  pid_t process_;  // that the thread is in
+  pid_t process_;  // the process that has the thread
   File stop_file_;
   std::string endpoint_;
   Flag rests_;

@@ -7,14 +7,14 @@
 
 namespace horovod_partial::heartbeat {
 
-// Holds on to the process itself: a number may be given to somebody else when the process has ended.
+// Refers to the process itself. A process number may be given to another process when this one has ended.
 class Neighbour {
  public:
-  // Where the kernel cannot hold on to processes (before Linux 5.3), or there is none of this number, `Kill` does
+  // If the kernel cannot refer to processes so (before Linux 5.3), or if no process has this number, `Kill` does
   // nothing.
   explicit Neighbour(pid_t number);
 
-  // Ends it whatever it does, stopped processes too.
+  // Ends the process by SIGKILL, also if it is stopped.
   void Kill() const;
 
  private:

@@ -25,14 +25,15 @@
 namespace horovod_partial::heartbeat {
 namespace {
 
-// The files that are open in this process. A forked one closes its copies, of which it knows no owner.
+// The files that are open in this process. A forked process closes its copies, and their File objects then close
+// nothing.
 class OpenFiles {
  public:
   OpenFiles() {
     pthread_atfork([] { All().mutex_.lock(); }, [] { All().mutex_.unlock(); }, [] { All().CloseInChild(); });
   }
   static OpenFiles& All() {
-    static auto* all = new OpenFiles;  // files are closed after static objects' ends too
+    static auto* all = new OpenFiles;  // files may be closed after static objects are destroyed
     return *all;
   }
   void Add(int number) {
@@ -45,7 +46,7 @@ class OpenFiles {
   }
 
  private:
-  // With the lock that the fork has taken.
+  // The fork has locked the mutex.
   void CloseInChild() {
     for (const int number : numbers_) close(number);
     numbers_.clear();
@@ -60,7 +61,7 @@ class OpenFiles {
 
 File StreamSocket(int family) { return File(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }
 
-// On all addresses, of version 6 and 4 where there is 6, else of 4.
+// Returns a socket that is bound to all addresses: IPv6 and IPv4 if this host has IPv6, else IPv4 only.
 File BoundToAnyAddress() {
   if (File file = StreamSocket(AF_INET6); file.is_open()) {
     const int no = 0;
@@ -87,7 +88,7 @@ std::uint16_t PortOf(int number) {
                                            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
 }
 
-// Whether one of these events comes before so much time is over; signals do not shorten it.
+// Waits for one of the events, for `timeout` at most. Returns whether one has come. Signals do not shorten the wait.
 bool Await(int number, short events, std::chrono::milliseconds timeout) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + timeout;
@@ -119,7 +120,8 @@ int File::Release() { return std::exchange(number_, -1); }
 Connection::Connection(File file) : file_(std::move(file)) {
   const int yes = 1;
   setsockopt(number(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  // After an outage the next try comes soon: else the pause would be twice as long as the outage.
+  // Tries to send again at constant short intervals. Otherwise these would double, and the silence could last twice as
+  // long as the outage.
   setsockopt(number(), IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &yes, sizeof yes);
 }
 
@@ -173,7 +175,7 @@ std::vector<std::string> OwnAddresses() {
     if (own->ifa_addr == nullptr || (own->ifa_flags & IFF_UP) == 0) continue;
     const int family = own->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    // An address that holds on one link only means nothing on another host.
+    // A link-local address means nothing on another host.
     if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(own->ifa_addr)->sin6_addr))
       continue;
     std::array<char, NI_MAXHOST> text{};

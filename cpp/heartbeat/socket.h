@@ -1,4 +1,4 @@
-// TCP without waiting, as far as signs of life need it.
+// Non-blocking TCP for heartbeats.
 #pragma once
 
 #include <chrono>
@@ -10,8 +10,8 @@
 
 namespace horovod_partial::heartbeat {
 
-// An open file that is closed with its owner, and at once in a forked process: a child that lives on would keep the
-// connections of a process that has ended.
+// A file descriptor that is closed with its owner. A forked process closes its copy at once: a child that lives on
+// would keep the connections of a process that has ended.
 class File {
  public:
   explicit File(int number = -1);
@@ -28,7 +28,7 @@ class File {
   int number_;
 };
 
-// A connection. What cannot be sent at once is dropped, as a whole: signs of life go on.
+// A connection. A word that cannot be sent at once is dropped as a whole, because the next heartbeat follows anyway.
 class Connection {
  public:
   explicit Connection(File file);
@@ -41,33 +41,33 @@ class Connection {
   struct Received {
     enum class State {
       kOpen,
-      kEnded,  // the process at the other end has ended, or wants no more
-      kLost,   // the way there is
+      kEnded,  // the process at the other end has ended, or sends no more
+      kLost,   // the network between the two has failed
     };
     State state = State::kOpen;
     std::string bytes;  // at most 4 KiB
   };
-  // What has come.
+  // Returns what has come. Does not wait.
   Received Receive() const;
-  // Nothing is sent any more; the other end sees that when it has read all.
+  // Ends sending. The other end receives kEnded when it has read all.
   void CloseSending() const;
 
  private:
   std::size_t Put(std::string_view bytes) const;
 
   File file_;
-  std::string unsent_;  // the rest of a word that has been begun
+  std::string unsent_;  // the rest of a word whose beginning was sent
 };
 
 // Listens on a port of its own on all addresses of this host.
 class Listener {
  public:
-  // Throws std::system_error.
+  // Throws std::system_error if it cannot listen.
   Listener();
 
   int number() const { return file_.number(); }
   std::uint16_t port() const { return port_; }
-  // A new connection, if one has come and this process may have one more open file.
+  // Returns a new connection. Returns nothing if none has come, or if this process may open no more files.
   std::optional<Connection> Accept() const;
 
  private:
@@ -75,17 +75,18 @@ class Listener {
   std::uint16_t port_;
 };
 
-// The addresses at which other hosts may reach this one, and then its loopback, as text.
+// Returns the addresses of this host, as text: first those at which other hosts may reach it, then its loopback
+// addresses.
 std::vector<std::string> OwnAddresses();
 
-// Nothing if nobody answers there in time.
+// Returns nothing if no connection is made in time.
 std::optional<Connection> Connect(const std::string& address, std::uint16_t port, std::chrono::milliseconds timeout);
 
 // Random bytes that nobody can guess.
 std::string RandomBytes(std::size_t count);
 
-// Whether there is something to read, or the other end is closed, before so much time is over; and whether something
-// can be written.
+// Waits for `timeout` at most. IsReadable: whether there is something to read, or the other end has closed. IsWritable:
+// whether something can be written.
 bool IsReadable(int number, std::chrono::milliseconds timeout);
 bool IsWritable(int number, std::chrono::milliseconds timeout);
 

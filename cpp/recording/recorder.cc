@@ -16,7 +16,7 @@ constexpr auto kInterval = std::chrono::seconds(1);
 
 Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
-// A number of the run as the name of its folder.
+// Returns the name of the run's folder: the run's number as a date and time in UTC.
 std::string NameOfRun(std::int64_t milliseconds) {
   const std::time_t seconds = milliseconds / 1000;
   std::tm parts{};
@@ -33,7 +33,8 @@ std::string HostName() {
   return name;
 }
 
-// Processes that find the same word here share the monotonic clock, whatever their hosts are called.
+// Returns a name for this machine's monotonic clock. Processes with the same name share the clock, whatever their hosts
+// are called.
 std::string NameOfClock() {
   std::string name;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), name);
@@ -47,14 +48,14 @@ Recorder::~Recorder() { End(); }
 void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
   std::lock_guard<std::mutex> life(life_mutex_);
   if (on_) throw std::runtime_error("this rank is being recorded already");
-  if (thread_.joinable()) thread_.join();  // its disk was full
+  if (thread_.joinable()) thread_.join();  // it has ended by an error, such as a full disk
   {
     std::lock_guard<std::mutex> lock(mutex_);
     begun_ = Now();
     wall_ = std::chrono::system_clock::now().time_since_epoch();
     ending_ = false;
   }
-  // The preamble is asked for here and by the thread only, never under the lock.
+  // Segments asks for the preamble here and in the thread, and never under the lock.
   segments_ = std::make_unique<Segments>(directory + '/' + NameOfRun(run_), "rank-" + std::to_string(origin_.rank),
                                          most_bytes, [this](int segment) {
                                            std::lock_guard<std::mutex> lock(mutex_);
@@ -67,7 +68,7 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
 
 void Recorder::End() {
   on_ = false;
-  if (getpid() != process_) return;  // a forked child has the locks and no thread
+  if (getpid() != process_) return;  // a forked child has no thread, and perhaps locked mutexes
   std::lock_guard<std::mutex> life(life_mutex_);
   if (!thread_.joinable()) return;
   {
@@ -96,7 +97,7 @@ void Recorder::WriteEverySecond() {
   }
 }
 
-// Under the lock, as all that follows.
+// TakeLines, Header, Micros and NumberOf are called under the lock.
 std::string Recorder::TakeLines() {
   const std::string buckets = buckets_.TakeLine();
   known_buckets_ += buckets;

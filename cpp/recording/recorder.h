@@ -1,4 +1,4 @@
-// What one rank saw, and when, for those who look for the slow rank: docs/recording.md has the format.
+// Records what one rank saw, and when, so that a slow rank can be found. docs/recording.md has the format.
 #pragma once
 
 #include <sys/types.h>
@@ -23,7 +23,7 @@
 
 namespace horovod_partial::recording {
 
-// A bucket, as it is recorded.
+// What a recording says of a bucket.
 struct BucketLabel {
   int process_set;
   const std::string& name;
@@ -31,7 +31,7 @@ struct BucketLabel {
   std::size_t bytes;
 };
 
-// A result, as it is recorded.
+// What a recording says of a result.
 struct Result {
   Round round;
   bool late;
@@ -40,11 +40,11 @@ struct Result {
   int gradients;
 };
 
-// An allreduce, as it is recorded.
+// What a recording says of an allreduce.
 struct Reduction {
   std::int64_t sequence;
   int process_set;
-  const std::vector<std::string>* names;  // of the tensors that it trains with through Horovod, or null
+  const std::vector<std::string>* names;  // of the tensors, if this is training by Horovod's own allreduce; else null
   Time begin;
   Time end;
   std::int64_t tensors;
@@ -52,7 +52,7 @@ struct Reduction {
   bool everyone;  // all ranks of the process set reduced together
 };
 
-// A decision of the coordinator, as it is recorded.
+// What a recording says of a round that the coordinator has closed.
 struct DecidedRound {
   Round round;
   Time time;
@@ -63,38 +63,38 @@ struct DecidedRound {
   Members delivered;
 };
 
-// One rank in one generation of Horovod. The threads of the application and of Horovod tell it what they see, which
-// costs them a lock and some digits; its own thread writes once a second. Where nothing is recorded, each call returns
-// at once.
+// Records one rank in one generation of Horovod. The threads of the application and of Horovod call it. A call costs a
+// lock and the writing of some digits to memory. A thread of its own writes to disk once a second. If nothing is
+// recorded, each call returns at once.
 class Recorder {
  public:
-  // What the files say of this process.
+  // What the files say of the process.
   struct Origin {
     Rank rank;
     int size;
   };
 
-  // `complain` is told, on any thread, why a recording has ended before its time.
+  // `complain` gets the reason if a recording ends early. It is called by the thread that writes.
   Recorder(Origin origin, std::function<void(const std::string&)> complain)
       : origin_(origin), complain_(std::move(complain)) {}
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // All ranks have agreed on this number of the run, in milliseconds of Unix time. Before Begin.
+  // Sets the number of the run, in milliseconds of Unix time: the same on all ranks. To be called before Begin.
   void SetRun(std::int64_t milliseconds) { run_ = milliseconds; }
 
-  // From now on all is recorded in a folder of the run below `directory`, in so many bytes at most. Throws
-  // std::runtime_error where that cannot be, or is so already.
+  // Records everything from now on in a folder of the run below `directory`, in `most_bytes` at most. Throws
+  // std::runtime_error if it cannot write there, or if it records already.
   void Begin(const std::string& directory, std::size_t most_bytes);
-  // Writes what there is, and ends. In a forked child it does nothing.
+  // Writes what is left, and ends the recording. Writes nothing in a forked child.
   void End();
   bool on() const { return on_; }
 
   void Arrived(const BucketLabel& bucket, Time time);
   void Got(const BucketLabel& bucket, Time time, const Result& result);
   void Waited(const BucketLabel& bucket, Time begin, Time end);
-  // For an operation of Horovod's own.
+  // A wait for an operation of Horovod's own.
   void WaitedForHorovod(Time begin, Time end);
   void Applied(const BucketLabel& bucket, Time time, Round round, int rounds, int gradients);
   void Handed(Time time, std::int64_t tensors);
@@ -115,16 +115,16 @@ class Recorder {
 
   std::mutex life_mutex_;  // guards what follows: one thread at a time begins or ends
   std::thread thread_;
-  std::atomic<pid_t> process_{0};       // which has the thread
-  std::unique_ptr<Segments> segments_;  // the thread's, while there is one
+  std::atomic<pid_t> process_{0};       // the process that has the thread
+  std::unique_ptr<Segments> segments_;  // only the thread uses them while it runs
 
-  std::mutex mutex_;  // guards what follows, and is taken with a bucket's lock held: nothing else is taken under it
+  std::mutex mutex_;  // guards what follows; may be taken under a bucket's lock, and no lock is taken under it
   std::condition_variable ends_;
   bool ending_ = false;
   Time begun_{0};
-  Time wall_{0};                                                 // Unix time then
-  std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // of buckets
-  std::string known_buckets_;                                    // lines of the table of buckets, for later segments
+  Time wall_{0};                                                 // the Unix time at begun_
+  std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the numbers of buckets, by process set and name
+  std::string known_buckets_;  // all lines of the table of buckets, repeated in later segments
   StepCounter arrival_steps_;
   StepCounter reduction_steps_;
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};

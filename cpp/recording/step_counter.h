@@ -1,4 +1,4 @@
-// Which step is it? A training does the same things in each one.
+// Numbers the steps of a training by the names that come: each step has the same ones.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 
 namespace horovod_partial::recording {
 
-// What comes again begins the next step. Not thread-safe.
+// A name that comes again begins the next step. Not thread-safe.
 class StepCounter {
  public:
-  // The number, from 0, of the step in which all these have come.
+  // Returns the number, from 0, of the step to which all these names belong.
   std::int64_t Count(const std::vector<std::string>& names) {
-    std::vector<std::size_t> hashes;  // names that share one begin a step too early, and nothing more
+    std::vector<std::size_t> hashes;  // two names with one hash begin a step too early; nothing worse happens
     for (const std::string& name : names) hashes.push_back(std::hash<std::string>{}(name));
     const bool is_full = seen_.size() >= kMostNames;
     if (is_full ||
@@ -28,7 +28,7 @@ class StepCounter {
   }
 
  private:
-  static constexpr std::size_t kMostNames = 1 << 20;  // of a step; a program that has more names each operation anew
+  static constexpr std::size_t kMostNames = 1 << 20;  // of a step; a program with more gives each operation a new name
   std::unordered_set<std::size_t> seen_;
   std::int64_t step_ = 0;
 };

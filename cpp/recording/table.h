@@ -1,4 +1,4 @@
-// Rows that have not been written yet, as the columns of one line of JSON.
+// The rows of a table that have not been written yet. They are written by columns, as one line of JSON.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace horovod_partial::recording {
 // Not thread-safe.
 class Table {
  public:
-  // Names are plain words.
+  // Names must need no escapes in JSON.
   Table(const char* name, std::vector<const char*> columns);
 
-  // A row, with a value for each column: whole numbers, texts and lists of ranks.
+  // Adds a row, with a value for each column: whole numbers, texts and lists of ranks.
   template <class... Values>
   void Add(const Values&... values) {
     std::size_t column = 0;
@@ -23,7 +23,7 @@ class Table {
     ++rows_;
   }
 
-  // The rows as a line with its end, and forgets them; nothing where there is none.
+  // Returns the rows as a line with its line feed, and forgets them. Returns "" if there are no rows.
   std::string TakeLine();
 
  private:
@@ -41,7 +41,7 @@ class Table {
   std::size_t rows_ = 0;
 };
 
-// A text as JSON writes it, with its quotation marks.
+// Returns a text as JSON writes it, with quotation marks.
 std::string Quoted(const std::string& text);
 
 }  // namespace horovod_partial::recording

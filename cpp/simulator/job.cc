@@ -13,7 +13,7 @@ constexpr double kSignalBytes = 4;
 constexpr Time kWaiting = std::chrono::milliseconds(5);  // the default of HOROVOD_PARTIAL_WAITING_MS
 constexpr Round kForEver = std::numeric_limits<std::int32_t>::max();
 
-// All as long as each other: the coordinator closes rounds of one cycle in the order of their names.
+// All names have the same length, because the coordinator closes the rounds of one cycle in the order of the names.
 constexpr std::size_t kFirstName = 1000000;
 std::string NameOfMessage(std::size_t message) { return std::to_string(kFirstName + message); }
 std::size_t MessageOfName(const std::string& name) { return std::stoul(name) - kFirstName; }
@@ -38,7 +38,8 @@ JobConfig Checked(JobConfig config) {
   return config;
 }
 
-// A round that ends when the first rank of all signals that it has taken its steps: as the optimizer's.
+// The policy of the signal, the same as the optimizer's: a round closes when the first rank signals that it has taken
+// its steps.
 Policy SignalPolicy() {
   Policy policy;
   policy.max_staleness = kForEver;
@@ -91,7 +92,8 @@ JobResult Job::Run() {
       continue;
     }
     now_ = next;
-    // A round that ends now does so before anybody arrives, and a cycle that begins now takes what arrives now.
+    // What happens at the same time has an order: rounds end, then ranks arrive, then a cycle begins and takes these
+    // arrivals.
     if (finish == now_) {
       Finish();
     } else if (event == now_) {
@@ -126,7 +128,7 @@ void Job::StartStep(Rank rank) {
   Compute(rank);
 }
 
-// Arrive with what is ready by now, and come back when more is.
+// Arrives with all messages that are ready now. Comes back when the next one is ready, or when the compute ends.
 void Job::Compute(Rank rank) {
   RankState& state = At(rank);
   while (state.next < config_.messages.size()) {
@@ -148,7 +150,8 @@ void Job::Compute(Rank rank) {
   Proceed(rank);
 }
 
-// The step has been computed, and no result is outstanding.
+// Goes on with a step that has been computed, unless results are outstanding: averages if that is due, and begins the
+// next step.
 void Job::Proceed(Rank rank) {
   RankState& state = At(rank);
   if (state.outstanding > 0) return;
@@ -190,7 +193,7 @@ void Job::Arrive(Rank rank, std::size_t message) {
     ++state.outstanding;
   }
   MakeReportable(state, message);
-  if (outcome != Bucket::Arrived::kWaiting) HaveNews(rank);  // that has no news before its round has ended
+  if (outcome != Bucket::Arrived::kWaiting) HaveNews(rank);  // that one is no news before the running round has ended
 }
 
 void Job::Receive(Rank rank, Local& local, bool on_time) {
@@ -212,7 +215,8 @@ void Job::HaveNews(Rank rank) {
 
 Time Job::NextNegotiation() const {
   if (over_) return kNever;
-  // Nothing closes without an arrival, but for the end; the coordinator may want to hear that a round has ended.
+  // Without an arrival no round closes, except at the end of the job. Then only the coordinator's deadline asks for a
+  // negotiation: it may need to hear that a round has ended.
   const bool idle = open_ == 0 && ended_ < config_.ranks;
   const Time wanted = idle ? deadline_ : std::min(wanted_, deadline_);
   if (wanted == kNever) return kNever;
@@ -228,7 +232,8 @@ void Job::Negotiate() {
   deadline_ = coordinator_.NextDeadline();
 }
 
-// Nothing runs, and nobody computes: all ranks that have not ended wait, and say so. Whether a round closes by that.
+// Nothing runs, and no rank computes: all ranks that have not ended wait, and now they report that. Returns whether a
+// round closes by that.
 bool Job::CloseByLiveness() {
   now_ += kWaiting;
   for (Rank rank = 0; rank < config_.ranks; ++rank) {
@@ -262,7 +267,7 @@ void Job::Observe(Rank rank) {
       item.late = local.bucket.ReportLate();
       const bool leaves = state.ended && config_.late == Late::kKeep;
       if (item.gradients == 0 || leaves) continue;
-      MakeReportable(state, message);  // again and again, until it is delivered
+      MakeReportable(state, message);  // in every report, until it is delivered
     }
     report.items.push_back(std::move(item));
   }
@@ -292,8 +297,8 @@ void Job::Begin(const Closing& closing) {
                    [](const Reduction& a, const Reduction& b) { return a.end < b.end; });
 }
 
-// A group's reduction. Its members get the closing as one of two contributions, their own and that of all others in the
-// group: a copy of the whole on each of 2,048 ranks would take longer than all else.
+// Reduces within a group. Each member gets the closing with two contributions: its own, and all others of the group as
+// one. A copy of the whole closing on each of 2,048 ranks would take longer than everything else.
 void Job::Reduce(const Closing& closing, std::size_t message, const Members& members) {
   Closing view;
   view.bucket = closing.bucket;
@@ -322,7 +327,8 @@ void Job::Finish() {
     RankState& state = At(rank);
     Local& local = state.locals[reduction.message];
     const bool on_time = local.bucket.Finish();
-    // A model that is kept has to be announced for each round, and what came meanwhile could not be announced before.
+    // A kept model must be announced for each round. A contribution that came during the round could not be announced
+    // before.
     if (local.bucket.HasUnannounced() || local.bucket.options().late == Late::kKeep) {
       MakeReportable(state, reduction.message);
       HaveNews(rank);

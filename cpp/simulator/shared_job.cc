@@ -19,7 +19,7 @@ SharedJobConfig Checked(SharedJobConfig config) {
 
 SharedJob::SharedJob(SharedJobConfig config)
     : config_(Checked(std::move(config))),
-      // What is taken back is confirmed in a later cycle.
+      // Cycles need different times: a grant that is taken back is confirmed in a later cycle.
       cycle_(std::max(FromSeconds(config_.cycle), Time(1))),
       ledger_(config_.ranks, config_.ranks * config_.passes) {
   for (Rank rank = 0; rank < config_.ranks; ++rank) workers_.push_back({OwnShare(rank, config_.passes)});
@@ -39,7 +39,7 @@ SharedJobResult SharedJob::Run() {
     for (int left = config_.ranks * config_.passes; left > 0;) {
       const Time negotiation = NextNegotiation();
       if (ends_.empty() && negotiation == kNever) throw std::logic_error("a micro-batch is granted to nobody");
-      // A cycle that begins now takes what ends now.
+      // If a cycle begins when a micro-batch ends, the end comes first, and the cycle hears of it.
       if (ends_.empty() || negotiation < ends_.top().first) {
         now_ = negotiation;
         Negotiate();
@@ -91,10 +91,11 @@ void SharedJob::Negotiate() {
     workers_[i].share.Hear(granted[i]);
     if (!workers_[i].computes) Begin(static_cast<Rank>(i));
   }
-  wanted_ = granted.empty() ? kNever : now_;  // ranks have begun what they were granted, or confirm that they hold less
+  wanted_ = granted.empty() ? kNever : now_;  // ranks report what they have begun, or confirm that they hold less
 }
 
-// When the update is, whose last micro-batch ends now. Nobody begins another one while its messages travel.
+// Returns when the update is reduced if its last micro-batch ends now. No rank begins another micro-batch while the
+// messages travel.
 Time SharedJob::Reduced() const {
   Time negotiated = start_ - cycle_;
   Time free = start_;

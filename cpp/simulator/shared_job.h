@@ -1,4 +1,4 @@
-// A job that shares its work, in simulated time: how long do its updates take?
+// A job with work sharing, in simulated time: how long do its updates take?
 #pragma once
 
 #include <functional>
@@ -13,38 +13,38 @@
 
 namespace horovod_partial {
 
-// What the ranks do in each update, and what that takes. Times are in seconds.
+// What the ranks do in each update, and how long that takes. Times are in seconds.
 struct SharedJobConfig {
-  // How much longer a micro-batch takes that is the `nth` one of a rank in an update.
+  // Returns how much longer a micro-batch takes. `nth` counts the micro-batches of this rank in this update, from 0.
   using Delay = std::function<double(int update, Rank rank, int nth, int micro_batch)>;
 
   int ranks = 1;
-  int passes = 1;  // micro-batches of an update, for each rank
+  int passes = 1;  // micro-batches of an update, divided by the number of ranks
   int updates = 1;
-  double compute = 0;  // of a micro-batch, without delay; above 0
+  double compute = 0;  // of a micro-batch, without its delay; above 0
   Delay delay;
-  std::vector<JobConfig::Message> messages;  // of an update; they are ready in the last micro-batch
+  std::vector<JobConfig::Message> messages;  // of an update; `ready` is a time in its last micro-batch
   LinearCost cost;                           // of a reduction
-  double cycle = 0;                          // from one negotiation to the next
+  double cycle = 0;                          // the least time from one negotiation to the next
 };
 
 struct SharedJobResult {
   std::vector<double> ends;  // [update]
-  std::vector<int> made;     // [update * ranks + rank]: micro-batches
+  std::vector<int> made;     // [update * ranks + rank]: micro-batches that the rank has made
 };
 
-// One job in one thread: the code that grants in a real job (Ledger, OwnShare), driven by events. A rank that holds a
-// grant begins it at once. Who has none waits for the next cycle in which the coordinator has one for it. A delay comes
-// before the compute of its micro-batch. A message of the update is ready when the micro-batch that ends last has made
-// it. As in Job, a negotiation takes no time.
+// One job in one thread. The code that grants in a real job (Ledger, OwnShare) runs here too, driven by events. A rank
+// that holds a grant begins it at once. A rank without one waits for the next cycle in which the coordinator has a
+// grant for it. A delay comes before the compute of its micro-batch. A message of the update is ready when the
+// micro-batch that ends last has made it. A negotiation takes no time, like in Job.
 //
-// In the first update of a real job each rank makes its own micro-batches. Here it is like all others.
+// In the first update of a real job each rank makes its own micro-batches. Here the first update is like all others.
 class SharedJob {
  public:
   // Throws std::invalid_argument if a number in `config` is out of range.
   explicit SharedJob(SharedJobConfig config);
 
-  // To the end. Call it once.
+  // Runs the job to its end. Call it once.
   SharedJobResult Run();
 
  private:
@@ -69,10 +69,10 @@ class SharedJob {
 
   int update_ = 0;
   Time now_{0};
-  Time start_{0};                                                    // of the update, and of a cycle
+  Time start_{0};                                                    // of the update; a cycle begins there too
   Time negotiated_{0};                                               // when the last cycle began
   Time wanted_{0};                                                   // since when a rank has news, or kNever
-  std::priority_queue<End, std::vector<End>, std::greater<>> ends_;  // of what ranks compute
+  std::priority_queue<End, std::vector<End>, std::greater<>> ends_;  // of the micro-batches that ranks compute
 };
 
 }  // namespace horovod_partial

@@ -1,5 +1,5 @@
-// Operations on one bucket. No thread waits: a kernel arrives, and whoever finishes the round calls TensorFlow back,
-// Horovod's background thread in general, as Horovod's own operations do.
+// Operations on one bucket. No thread waits in them: a kernel arrives, and the thread that finishes the round calls
+// TensorFlow back. In general that is Horovod's background thread, like with Horovod's own operations.
 #include <tensorflow/core/framework/op_kernel.h>
 #include <tensorflow/core/framework/resource_handle.h>
 
@@ -32,7 +32,7 @@ class ArriveOp final : public AsyncKernel {
 
  private:
   absl::Status Start(OpKernelContext* context, const DoneCallback& done) const override {
-    const int count = context->num_inputs() - 2;  // the bucket comes first, what the weight follows from last
+    const int count = context->num_inputs() - 2;  // the bucket is the first input, the work is the last
     std::vector<std::int64_t> elements;
     for (int i = 1; i <= count; ++i) elements.push_back(context->input(i).NumElements());
     std::shared_ptr<attach::Stream> stream = StreamOf(context);

@@ -1,4 +1,4 @@
-// A kernel that no thread waits in.
+// A kernel in which no thread waits.
 #pragma once
 
 #include <tensorflow/core/framework/op_kernel.h>
@@ -13,13 +13,13 @@ class AsyncKernel : public tensorflow::AsyncOpKernel {
 
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final {
     const absl::Status status = AsStatus([&] { return Start(context, done); });
-    if (status.ok()) return;  // and the context may be gone by now
+    if (status.ok()) return;  // the context may be gone by now
     context->SetStatus(status);
     done();
   }
 
  private:
-  // Where it succeeds `done` is called once, maybe before it returns; otherwise, or where it throws, never.
+  // If it succeeds, `done` is called once, maybe before it returns. If it fails or throws, it never calls `done`.
   virtual absl::Status Start(tensorflow::OpKernelContext* context, const DoneCallback& done) const = 0;
 };
 

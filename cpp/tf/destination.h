@@ -18,14 +18,16 @@ namespace horovod_partial::tf {
 // The process set and the specification of buckets, from the attributes of a kernel.
 class Destination {
  public:
-  // An error is the context's.
+  // Errors go to the context.
   explicit Destination(tensorflow::OpKernelConstruction* context);
 
-  // What the kernel's tensors travel by, where those of its device may; `name` is for an error.
+  // Gets the session of the process set. Fails if tensors on the stream's device are not taken, or if the number of
+  // ranks has changed; `name` is for the error's text.
   absl::Status GetSession(const std::string& name, const attach::Stream& stream,
                           std::shared_ptr<attach::Session>* session) const;
 
-  // Arrives. `on_done` is called once, with the tensors back, unless this fails; maybe before it returns.
+  // Arrives at a bucket. `on_done` is called once, when the results are in `tensors`, maybe before this returns; never
+  // if this fails.
   absl::Status Arrive(const std::shared_ptr<attach::Session>& session, const std::string& bucket, const Caller& caller,
                       const std::shared_ptr<const PackedTensors>& tensors, int work,
                       std::function<void(const Operation&)> on_done) const;

@@ -9,10 +9,11 @@
 
 namespace horovod_partial::tf {
 
-// TensorFlow's stream there, in whose order it makes a kernel's inputs and hands out memory.
+// Returns TensorFlow's stream on the kernel's device. TensorFlow makes a kernel's inputs, and hands out memory, in the
+// order of this stream.
 std::unique_ptr<attach::Stream> StreamOf(tensorflow::OpKernelContext* context);
 
-// Whether there are kernels for GPUs: where Horovod reduces what lies there.
+// Whether there are kernels for GPUs: only if Horovod reduces tensors that lie there.
 #if HOROVOD_PARTIAL_GPU_KERNELS
 inline constexpr bool kHasGpuKernels = true;
 #define HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel) \
@@ -22,7 +23,8 @@ inline constexpr bool kHasGpuKernels = false;
 #define HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel) static_assert(true)
 #endif
 
-// A kernel for every device. Handles of buckets, and what the host reads or writes, are `HostMemory` of the definition.
+// Registers a kernel for every device. Handles of buckets, and what the host reads or writes, must be `HostMemory` in
+// the definition.
 #define REGISTER_KERNELS(definition, Kernel)                                  \
   REGISTER_KERNEL_BUILDER(definition.Device(tensorflow::DEVICE_CPU), Kernel); \
   HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel)

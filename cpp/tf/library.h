@@ -8,7 +8,7 @@ namespace horovod_partial::tf {
 // The path of TensorFlow's Horovod: set once, when Python imports the operations.
 const std::string& LibraryPath();
 
-// Why tensors on GPUs are not taken; empty where they are.
+// Why tensors on GPUs are refused; empty if they are accepted.
 std::string GpuRefusal();
 
 }  // namespace horovod_partial::tf

@@ -1,4 +1,5 @@
-// A gradient in a message that the plan of the moment puts it into (fusion=hvd.MergedGradients). No thread waits.
+// Kernels of merged gradients (fusion=hvd.MergedGradients): each puts a gradient into its message of the present plan.
+// No thread waits.
 #include <tensorflow/core/framework/cancellation.h>
 #include <tensorflow/core/framework/op_kernel.h>
 
@@ -27,21 +28,21 @@ using tensorflow::TensorShape;
 
 double Seconds() { return std::chrono::duration<double>(Now()).count(); }
 
-// A kernel with its gradient.
+// A running kernel with its gradient.
 struct Member {
-  OpKernelContext* context;  // TensorFlow's, until it is told that the kernel is done
+  OpKernelContext* context;  // valid until `done` is called
   tensorflow::AsyncOpKernel::DoneCallback done;
   tensorflow::CancellationToken token;
-  bool given_up = false;  // its step; guarded by the lock of Fillings
+  bool given_up = false;  // the step was given up; guarded by the lock of Fillings
 
   void Finish(const absl::Status& status) const {
-    context->cancellation_manager()->TryDeregisterCallback(token);  // called too late, it finds nothing to do
+    context->cancellation_manager()->TryDeregisterCallback(token);  // a callback that comes later does nothing
     if (!status.ok()) context->SetStatus(status);
     done();
   }
 };
 
-// A message that is not complete.
+// A message that does not have all its gradients yet.
 struct Filling {
   Filling(std::shared_ptr<const attach::Stream> stream, tensorflow::DataType type,
           const std::vector<std::int64_t>& elements)
@@ -54,8 +55,8 @@ struct Filling {
   std::size_t missing;                           // gradients that are not in the message yet
 };
 
-// The messages that are being filled, by bucket. TensorFlow's threads; the lock is never held with another, nor while
-// TensorFlow is told of a kernel's end, nor while a gradient is copied.
+// The messages that are being filled, by bucket. Used by TensorFlow's threads. The lock is never held together with
+// another one, nor while TensorFlow is told of a kernel's end, nor while a gradient is copied.
 class Fillings {
  public:
   static Fillings& Instance() {
@@ -63,8 +64,8 @@ class Fillings {
     return *fillings;
   }
 
-  // The first member to come makes the message. As soon as one has joined, another thread may end its kernel; so it
-  // gets what it still needs.
+  // Adds a member to its message; the first one makes the message. As soon as a member has joined, another thread may
+  // end its kernel. So `filling` and `gradient` give the kernel what it still needs.
   absl::Status Join(const FusionSteps::Place& place, const std::shared_ptr<Member>& member,
                     const std::shared_ptr<const attach::Stream>& stream, std::shared_ptr<Filling>* filling,
                     Tensor* gradient) {
@@ -93,7 +94,7 @@ class Fillings {
     return absl::OkStatus();
   }
 
-  // A member's gradient is in the message. True for the last one: then the message is the caller's.
+  // A member's gradient is in the message now. Returns true for the last one: that caller sends the message.
   bool Complete(const std::string& bucket, const std::shared_ptr<Filling>& filling) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = fillings_.find(bucket);
@@ -102,8 +103,8 @@ class Fillings {
     return true;
   }
 
-  // A member's step is given up. If its message was being filled, the next step begins with an empty one; what has
-  // arrived at its bucket is not touched.
+  // A member's step is given up. If its message is still being filled, all its kernels end with `status`, and the next
+  // step begins with an empty message. A message that has arrived at its bucket is not touched.
   void Abandon(const FusionSteps::Place& place, Member& member, const absl::Status& status) {
     std::shared_ptr<Filling> filling;
     {
@@ -123,7 +124,7 @@ class Fillings {
   }
 
  private:
-  std::mutex mutex_;  // guards the map, and of each message that is in it all but the memory
+  std::mutex mutex_;  // guards the map and the messages in it, except for the messages' memory
   std::map<std::string, std::shared_ptr<Filling>> fillings_;
 };
 

@@ -7,29 +7,29 @@ namespace {
 
 using tensorflow::shape_inference::InferenceContext;
 
-// A bucket is a resource, so that tf.function keeps what arrives at one in order, and nothing else: without a resource
-// it would let all stateful operations of a graph wait for each other.
+// A bucket is a resource, so tf.function keeps the arrivals at one bucket in order, and no other ones. Without a
+// resource, all stateful operations of a graph would wait for each other.
 REGISTER_OP("HorovodPartialBucket")
     .Attr("bucket: string")
     .Output("handle: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// Where a message goes. `spec` is what Python's BucketSpec.encode has made: bytes that only the core reads.
+// Where a message goes. `spec` comes from Python's BucketSpec.encode: bytes that only the core reads.
 #define DESTINATION_ATTRIBUTES \
   Attr("T: {int32, int64, half, float, double}").Attr("process_set: int").Attr("size: int >= 1").Attr("spec: string")
 
-// What became of a round: RoundInfo.
+// A RoundInfo as three outputs.
 #define ROUND_OUTPUTS Output("info: int64").Output("members: int32").Output("member_work: int32")
 
-// The shapes of these, behind the results.
+// Sets the shapes of ROUND_OUTPUTS, which come after the results.
 void SetRoundShapes(InferenceContext* context, int first) {
   context->set_output(first, context->Vector(6));
   context->set_output(first + 1, context->Vector(InferenceContext::kUnknownDim));
   context->set_output(first + 2, context->Vector(InferenceContext::kUnknownDim));
 }
 
-// Stateful: TensorFlow must neither drop it, nor run it once for several, nor while it optimises the graph.
+// Stateful, because TensorFlow must not drop it, merge several equal ones, or run it while it optimises the graph.
 REGISTER_OP("HorovodPartialArrive")
     .DESTINATION_ATTRIBUTES.Attr("N: int >= 1")
     .Attr("bucket: string")
@@ -56,7 +56,7 @@ members: the ranks whose contributions are in the result.
 member_work: theirs, as they passed it.
 )doc");
 
-// Stateful, or equal ones would be one.
+// Stateful, because TensorFlow would merge equal ones.
 REGISTER_OP("HorovodPartialMemory")
     .Attr("T: {int32, int64, half, float, double}")
     .Attr("N: int >= 1")
@@ -68,7 +68,7 @@ REGISTER_OP("HorovodPartialMemory")
 Tensors of one bucket, side by side as they travel; what is in them is undefined.
 )doc");
 
-// The handles of all buckets keep these behind the arrivals of a step, and before those of the next.
+// Takes the handles of all its buckets: so it runs after the arrivals of a step, and before those of the next.
 REGISTER_OP("HorovodPartialTakeRound")
     .Attr("N: int >= 1")
     .Attr("buckets: list(string)")
@@ -106,8 +106,8 @@ REGISTER_OP("HorovodPartialHasRound")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// Merged gradients: a graph is traced before there is a plan, so each gradient is an operation of its own, whose kernel
-// looks up which message it belongs to. A resource for each gradient keeps its steps in order, and nothing else.
+// Merged gradients. A graph is traced before there is a plan. So each gradient is an operation of its own, whose kernel
+// looks up the gradient's message. Each gradient is also a resource, which keeps its steps in order, and nothing else.
 REGISTER_OP("HorovodPartialMember")
     .DESTINATION_ATTRIBUTES.Attr("steps: string")
     .Attr("gradient: int >= 0")
@@ -140,7 +140,7 @@ All results of a step are there.
 due: whether it is time to plan, on this rank and on all others.
 )doc");
 
-// Holds the gradients of the next step back until the plan is there.
+// Holds back the gradients of the next step until there is a plan.
 REGISTER_OP("HorovodPartialPlanned")
     .Attr("N: int >= 1")
     .Input("handles: N * resource")

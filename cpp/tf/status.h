@@ -1,4 +1,4 @@
-// Exceptions of ours as TensorFlow's statuses.
+// Turns our exceptions into TensorFlow's statuses.
 #pragma once
 
 #include <tensorflow/core/framework/op_kernel.h>
@@ -7,7 +7,7 @@
 
 namespace horovod_partial::tf {
 
-// What `body` returns, or the error that it throws.
+// Returns what `body` returns, or a status for the exception that it throws.
 absl::Status AsStatus(const std::function<absl::Status()>& body);
 
 }  // namespace horovod_partial::tf

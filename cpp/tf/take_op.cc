@@ -1,4 +1,5 @@
-// The kernels of families: rounds that have ended in all buckets are taken together. None of them waits.
+// The kernels of families: they take rounds that have ended in all buckets of a family together. None of them waits for
+// a round.
 #include <tensorflow/core/framework/op_kernel.h>
 
 #include <cstdint>
@@ -33,7 +34,7 @@ class MemoryOp final : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     std::vector<std::int64_t> elements;
     for (const TensorShape& shape : shapes_) elements.push_back(shape.num_elements());
-    // One alone travels as it is.
+    // A single tensor is not packed.
     const auto offsets = shapes_.size() == 1 ? std::vector<std::int64_t>{0, elements[0]}
                                              : PackedOffsets(elements, tensorflow::DataTypeSize(type_));
     Tensor packed;
@@ -72,9 +73,9 @@ class TakeRoundOp final : public tensorflow::OpKernel {
       if (session == nullptr) return;
       const auto stream = StreamOf(context);
       CheckDevices(*session, stream->device());
-      stream->Synchronize();  // earlier work may still use what the results come to
+      stream->Synchronize();  // earlier work may still use the memory for the results
       while (const auto taken = session->engine().TakeRound(family)) {
-        if (taken->gradients == 0) continue;  // no update
+        if (taken->gradients == 0) continue;  // a round without gradients is no update
         gradients->scalar<std::int32_t>()() = taken->gradients;
         return;
       }
@@ -86,7 +87,7 @@ class TakeRoundOp final : public tensorflow::OpKernel {
   }
 
  private:
-  // TensorFlow may place what takes a round elsewhere than what has arrived.
+  // Throws if TensorFlow has placed this kernel on another device than the arrivals.
   void CheckDevices(attach::Session& session, int device) const {
     for (const std::string& name : buckets_) {
       const auto bucket = session.engine().Find(name);
@@ -97,11 +98,11 @@ class TakeRoundOp final : public tensorflow::OpKernel {
     }
   }
 
-  // The tensors of a bucket lie side by side, and so does the result then; unless TensorFlow has copied them on their
-  // way, each by itself.
+  // The memory of a bucket's tensors is one piece, and the bucket's result goes there. Fails if TensorFlow has copied
+  // the tensors one by one, to another device.
   absl::Status UseInputs(OpKernelContext* context, const std::string& bucket, int first, int count, void** memory) {
     const int inputs = static_cast<int>(buckets_.size()) + first;
-    const Tensor* begin = nullptr;  // of those that have elements, the first
+    const Tensor* begin = nullptr;  // the first tensor with elements
     for (int i = count - 1; i >= 0; --i) {
       const Tensor& tensor = context->input(inputs + i);
       if (begin != nullptr && tensor.NumElements() > 0 && begin->NumElements() > 0 && !begin->SharesBufferWith(tensor))

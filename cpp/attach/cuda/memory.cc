@@ -23,7 +23,8 @@ void Check(cudaError_t error) {
 
 // --- Contexts
 
-// A function of the driver, which only machines with a GPU have. So nothing is linked to it, and the runtime finds it.
+// Returns a function of CUDA's driver. Only machines with a GPU have the driver. So we do not link to it, and CUDA's
+// runtime finds the function.
 template <class Function>
 Function* DriverFunction(const char* name) {
   void* address = nullptr;
@@ -41,7 +42,7 @@ void CheckDriver(CUresult result) {
   if (result != CUDA_SUCCESS) throw std::runtime_error("CUDA's driver: error " + std::to_string(result));
 }
 
-// The context that the runtime, and so every framework, uses on a device. It is kept.
+// Retains the context that the runtime, and so every framework, uses on a device. It is never released.
 CUcontext RetainContext(int device) {
   static auto* const retain = DriverFunction<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain");
   CUcontext context = nullptr;
@@ -49,14 +50,13 @@ CUcontext RetainContext(int device) {
   return context;
 }
 
-// Lets this thread work on a device until the guard goes. Horovod's and the application's threads have their own
-// choices, and many have made none. cudaSetDevice, to give such a thread its device 0 back, would make a context there,
-// which takes half a gigabyte of that GPU for each process. So the context is put before the thread's own, and taken
-// away again.
+// Lets this thread work on a device as long as the guard lives. A thread of Horovod or of the application may have
+// chosen a device, and many have chosen none. To give such a thread its device 0 back, cudaSetDevice would make a
+// context there, which takes half a gigabyte of that GPU for each process. So the guard pushes the context before the
+// thread's own, and pops it again.
 //
-// While the application captures a graph, CUDA refuses calls of all threads that might belong into the graph. Ours do
-// not, and say so by the mode `relaxed`. Otherwise a refused question whether a contribution is there would count as a
-// yes.
+// While the application captures a graph, CUDA refuses calls of any thread if they might belong to the graph. Ours do
+// not, and the capture mode `relaxed` says so. Otherwise Ready would be refused, and would take that for a yes.
 class ContextGuard {
  public:
   explicit ContextGuard(CUcontext context) {
@@ -74,10 +74,11 @@ class ContextGuard {
   }
 
  private:
-  cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;  // then the thread's own
+  cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;  // after construction, the thread's own mode
 };
 
-// From a destructor: when the process ends, the device's context may have gone before, and everything with it.
+// For destructors. It ignores errors: when the process ends, the device's context may be gone already, with everything
+// in it.
 template <class Operation>
 void GiveBack(CUcontext context, const Operation& operation) {
   try {
@@ -101,11 +102,11 @@ class OutOfMemory final : public std::bad_alloc {
   const std::string text_;
 };
 
-// One stream for all operations; each waits for its end. Operations of several threads may interleave on it.
+// Uses one stream for all operations, and each call waits until its own is done. Operations of several threads may
+// interleave on the stream.
 //
-// Storage comes from a pool of CUDA's, which keeps what was given back: cudaMalloc would wait, in the moment of need,
-// for all that is queued on the device. (The allocator of a framework is no choice: the background thread would wait
-// for the interpreter.)
+// Memory comes from a pool of CUDA's, which keeps what was freed. cudaMalloc would wait until everything that is queued
+// on the device is done. (A framework's allocator would make the background thread wait for the interpreter.)
 class CudaMemory final : public Memory {
  public:
   explicit CudaMemory(int device) : device_(device), context_(RetainContext(device)) {
@@ -130,8 +131,8 @@ class CudaMemory final : public Memory {
     void* data = nullptr;
     cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     if (error == cudaErrorMemoryAllocation) {
-      cudaGetLastError();           // it would stay as this thread's last error, and the next launch be blamed
-      cudaMemPoolTrimTo(pool_, 0);  // what is kept may be in pieces that are too small
+      cudaGetLastError();           // else it stays this thread's last error, and the next launch seems to fail
+      cudaMemPoolTrimTo(pool_, 0);  // frees what the pool keeps, which may be in pieces that are too small
       error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     }
     if (error == cudaErrorMemoryAllocation) {
@@ -139,10 +140,11 @@ class CudaMemory final : public Memory {
       throw OutOfMemory(device_, bytes);
     }
     Check(error);
-    Check(cudaStreamSynchronize(stream_));  // from here on it may be used on any stream
+    Check(cudaStreamSynchronize(stream_));  // so that it may be used on any stream
     return data;
   }
-  // Nothing on a device uses it any more: operations have ended, and so have reductions when they call back.
+  // Nothing on the device uses the memory any more: our operations have ended, and reductions have ended when they call
+  // back.
   void Free(void* data) override {
     if (data != nullptr) GiveBack(context_, [&] { cudaFreeAsync(data, stream_); });
   }
@@ -184,12 +186,12 @@ class CudaMemory final : public Memory {
   const CUcontext context_;
   cudaStream_t stream_{};
   cudaMemPool_t pool_{};
-  std::mutex found_mutex_;  // guards what AddIfFinite asks for: the number on the device, and where the host reads it
+  std::mutex found_mutex_;  // guards AddIfFinite's answer: found_ on the device, answer_ on the host
   int* found_ = nullptr;
   int* answer_ = nullptr;
 };
 
-// NCCL's kernels read and write pinned memory of the host as they do a device's.
+// Pinned memory of the host, which NCCL's kernels can read and write like that of a device.
 class PinnedMemory final : public HostAddressable {
  public:
   explicit PinnedMemory(int device) : device_(device), context_(RetainContext(device)) {}
@@ -224,7 +226,7 @@ Kind& OneOfEach(int device) {
 
 CudaMemory& CudaMemoryAt(int device) { return OneOfEach<CudaMemory>(device); }
 
-// A framework's.
+// A framework's stream on a CUDA device.
 class CudaStream final : public Stream {
  public:
   CudaStream(int device, std::uintptr_t handle)
@@ -285,11 +287,11 @@ CudaReadyEvent::~CudaReadyEvent() {
   GiveBack(context_, [&] { cudaEventDestroy(event_); });
 }
 
-// After an error on the device there is nothing to wait for: the reduction will meet it.
+// Returns true also after an error on the device: nothing is left to wait for, and the reduction will report the error.
 bool CudaReadyEvent::Ready() const {
   const ContextGuard guard(context_);
   const bool ready = cudaEventQuery(event_) != cudaErrorNotReady;
-  cudaGetLastError();  // "not ready" would stay as this thread's last error
+  cudaGetLastError();  // else "not ready" stays this thread's last error
   return ready;
 }
 

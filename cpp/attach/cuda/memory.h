@@ -1,4 +1,4 @@
-// Memory of CUDA devices, and events of their streams. Compiled where Horovod has CUDA.
+// Memory and streams of CUDA devices, and events of the streams. Compiled if Horovod has CUDA.
 #pragma once
 
 #include <cuda.h>
@@ -14,18 +14,18 @@
 
 namespace horovod_partial::attach {
 
-// How many devices this process sees. Makes no context.
+// Returns how many devices this process sees. Makes no CUDA context.
 int CudaDevices();
 
-// The one of a device; never destroyed. Throws std::runtime_error if CUDA refuses.
+// Returns the memory of a device, which is never destroyed. Throws std::runtime_error if CUDA refuses.
 Memory& CudaMemoryOf(int device);
 
-// As the functions of attach/device.h.
+// For SpareMemoryOf, CopyToHost and StreamOf of attach/device.h.
 Memory& PinnedMemoryOf(int device);
 void CopyFromCuda(int device, void* target, const void* source, std::size_t bytes);
 std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle);
 
-// Stands behind what is queued on `stream`, a cudaStream_t, now.
+// Happens when everything is done that is queued now on `stream`, a cudaStream_t.
 class CudaReadyEvent final : public ReadyEvent {
  public:
   CudaReadyEvent(int device, std::uintptr_t stream);
