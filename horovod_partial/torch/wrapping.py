@@ -339,7 +339,7 @@ MakeExchange = Callable[[torch.optim.Optimizer], Exchange]
 def wrap(
     optimizer: torch.optim.Optimizer, make_exchange: MakeExchange, backward_passes_per_step: int, **members: Any
 ) -> Any:
-    """Return an instance of a subclass of the optimizer's class that shares state and parameter groups, with `members`."""
+    """Return an instance of a subclass of the optimizer's class, with `members`. It shares state and groups."""
     exchange = make_exchange(optimizer)  # first, because it raises errors for wrong arguments
     base = type(optimizer)
     # Horovod's broadcast_optimizer_state takes steps, which must not reduce. It knows a wrapper by this module name.
