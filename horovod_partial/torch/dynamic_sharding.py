@@ -298,7 +298,7 @@ class _Batches:
         self._handed_out = sampler._handed_out if self._loader.num_workers > 0 else deque()
 
     def get(self, update: int, number: int) -> Any:
-        """Return a micro-batch's batch. Batches prefetched for earlier ones are dropped: other ranks have made those."""
+        """Return a micro-batch's batch. Batches prefetched for earlier ones are dropped: others have made those."""
         wanted = update, number
         while number in self._plan.own and self._handed_out and self._handed_out[0] <= wanted:
             found, batch = self._handed_out.popleft(), next(self._workers)
