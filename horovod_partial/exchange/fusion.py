@@ -84,7 +84,7 @@ class FusedTraining:
             self._use(self.name, self._default)
 
     def everybody_is_here(self, collectives: Collectives) -> bool:
-        """Wait for all ranks. Returns False if one has left: then the present plan stays, because none can be agreed on."""
+        """Wait for all ranks. Returns False if one has left: no new plan is possible then; the present one stays."""
         return collectives.everybody_is_here(self._planner.meeting)
 
     def replan(self, collectives: Collectives) -> bool:

@@ -357,7 +357,7 @@ def _applying(optimizer: Any, unscaled: bool) -> Apply:
 
 
 def _updating(optimizer: Any) -> Apply:
-    """The same if Keras accumulates gradients. Keras counts passes, so each round counts as the passes of one update."""
+    """The same if Keras accumulates gradients. It counts passes, so a round counts as all passes of one update."""
     reference = weakref.ref(optimizer)
 
     def apply(gradients: list[Any], variables: list[Any], steps: Any) -> None:

@@ -61,7 +61,7 @@ class GradientReducer(gradients.GradientReducer):
         if isinstance(groups, list):
             groups = [[native(variable) for variable in group] for group in groups]
         if self._owner is not None and not tf.executing_eagerly():
-            # Horovod names a reduction after its tensor, and Keras counts layers over the whole process. Without this scope
+            # Horovod names reductions after tensors, and Keras counts layers over the whole process. Without this scope
             # a rank that has made an additional model, for example to look at a checkpoint, would wait for ever.
             with tf.name_scope(f"{self.name}/"):
                 gradients = [
@@ -154,7 +154,7 @@ class GradientReducer(gradients.GradientReducer):
         messages = self._planned(wires, variables)
         described = [
             Gradient(
-                # Begins with the position: Keras counts layers over the whole process, so names may differ between ranks.
+                # Begins with the position: Keras counts layers over the whole process, so names differ between ranks.
                 name=f"{position}.{variable.name.removesuffix(':0')}",
                 kind=wire.dtype.name,
                 shape=tuple(wire.shape),
@@ -235,7 +235,7 @@ class Family(gradients.Family):
             with tf.device(None):  # let TensorFlow choose the device of updates
                 update = lambda: self._apply(results, self._variables, self.steps_of(count))
                 tf.cond(count > 0, lambda: _done(update), _nothing)
-            # TensorFlow orders side effects only within an iteration. This answer begins the next one, so it comes last.
+            # TensorFlow orders side effects only within an iteration. This answer begins the next, so it comes last.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [has_round(self.process_set, self._buckets), *memory]
