@@ -20,10 +20,10 @@ from horovod_partial.recording.steps import share_with_other_waits
 from horovod_partial.report import slowness
 from horovod_partial.report.slowness import Slowness
 
-# A policy with at least this share of the fastest rate is as good. Of these the one with the fewest late gradients is best.
+# A policy with at least this share of the best rate is as good. Of these take the one with the fewest late gradients.
 NEAR = 0.96
 _OFTEN = 0.5  # a share of the steps
-# By optimizer, the smallest quorum to recommend, as a share of the ranks. With smaller ones late gradients have cost models
+# By optimizer, the smallest quorum to recommend, as a share of the ranks. Below it late gradients have cost models
 # more than the speed has gained ("Which optimizer" in docs/policies.md).
 LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "adamw": 0.75, "muon": 0.75}
 
@@ -126,7 +126,7 @@ def _shares(slow: list[Slowness]) -> dict[int, float]:
 
 
 def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Regroup the times as under `hvd.BalancedBatchSampler`: each step gets times of similar length. Keeps the shape."""
+    """Regroup the times as under `hvd.BalancedBatchSampler`: each step gets times of similar length.."""
     steps = np.sort(compute, axis=None).reshape(compute.shape)
     return np.random.default_rng(0).permutation(steps)
 

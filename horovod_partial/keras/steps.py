@@ -137,7 +137,7 @@ def set_rate(optimizer: Any, rate: Any, factor: Any) -> None:
 
 
 def _velocities(optimizer: Any) -> Iterable[Any]:
-    """Return the variables that accumulate steps multiplied by the learning rate: SGD and RMSprop have them, Adam not."""
+    """Return the variables that accumulate steps times the learning rate: SGD and RMSprop have them, not Adam."""
     if not getattr(optimizer, "momentum", 0):
         return ()
     return [*getattr(optimizer, "momentums", ()), *getattr(optimizer, "_momentums", ())]
