@@ -1,7 +1,7 @@
-"""One model on all ranks: replicas are compared in each flush, and those that have parted get the values of one rank.
+"""Healing: replicas are compared after each flush, and those that differ get the values of one rank.
 
-All ranks of a flush come together again when it is over. What they tell each other travels in rounds of buckets of our own,
-where ranks that have ended or joined are left out. Each rank decides by the same facts, so all decide alike.
+After a flush its ranks meet again. Their messages travel in rounds of two buckets of this package, because rounds leave
+out ranks that have ended or joined. All ranks get the same facts, so all decide alike.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from horovod_partial import _attach, bucket_config, log
 from horovod_partial.policies import Quorum
 from horovod_partial.settings import settings
 
-_INT32 = 4  # Horovod's number
-_FAMILIES = 32  # in the table of one round
-_WORDS = 8  # of a rank, about one of them
-_CHUNK = 1 << 18  # values that travel in one round
-_LENGTH = 8  # bytes, before those that are sent
-_COLUMNS = 1024  # to which the words of a large tensor are added up, before they are hashed
+_INT32 = 4  # Horovod's number for this type
+_FAMILIES = 32  # families in the table of one round; more of them take more rounds
+_WORDS = 8  # 32-bit words for one rank and family in the table
+_CHUNK = 1 << 18  # 32-bit values that travel in one round
+_LENGTH = 8  # bytes that hold the length of the data sent, before the data
+_COLUMNS = 1024  # a large tensor is first reduced to this many sums of its words, and these are hashed
 
-PREFIX = "horovod_partial."  # of names of buckets, about which no user wants to know
+PREFIX = "horovod_partial."  # begins the names of internal buckets; statistics do not show them
 FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"  # kOfFlushes of cpp/core/message.h begins them
 
 Array = npt.NDArray[Any]
-Key = tuple[str, Any, str]  # a kind of value, what it belongs to, and what it is there
+Key = tuple[str, Any, str]  # kind of value ("parameter", "state", ...), its owner, and its name within the owner
 
 
 class Replica(Protocol):
-    """The values of one rank's model, and all that its optimizer keeps, which the ranks of a process set should have alike."""
+    """The values that should be equal on all ranks of a process set: a rank's model, and the state of its optimizer."""
 
     def arrays(self) -> dict[Key, Array]:
-        """The bytes of parameters and of the optimizer's state, each of one dimension."""
+        """Return the bytes of parameters and of the optimizer's tensors, each in one dimension."""
 
     def numbers(self) -> dict[Key, Any]:
-        """Learning rates and their kin: what can be pickled, and has one and the same `repr` where it is the same."""
+        """Return learning rates and other plain values. They can be pickled, and equal values have equal `repr`."""
 
     def is_finite(self) -> bool:
-        """Whether no parameter has an element that is not."""
+        """Whether all elements of all parameters are finite."""
 
     def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
-        """Let this replica have these values. Returns how far arrays that differed were apart."""
+        """Overwrite this replica with these values. Returns, for each array that differed, the largest difference."""
 
 
 class Trained(Protocol):
-    """Who applies the rounds of a replica.
+    """Applies the rounds of a replica.
 
     Attributes:
         family: the names of the buckets of its optimizer.
-        taken: rounds, those of flushes too.
-        lost: rounds since it was healed that it has not applied one by one.
+        taken: how many rounds it has taken, including rounds of flushes.
+        lost: how many rounds it has not applied one by one since it was last healed.
     """
 
     @property
@@ -69,21 +69,21 @@ class Trained(Protocol):
     def lost(self) -> int: ...
 
     def heal(self) -> None:
-        """The replica is one with the others from now on."""
+        """Note that the replica is equal to the others now: `lost` counts from 0 again."""
 
 
 class Facts(NamedTuple):
-    """What a rank says of one family."""
+    """What a rank tells the others about one family."""
 
-    name: int  # a hash of it
+    name: int  # hash of the name of its first bucket
     rounds: int
     lost: int
-    values: int
-    numbers: int
+    values: int  # hash of the arrays
+    numbers: int  # hash of the plain values
 
 
 def digest(arrays: Mapping[Key, Array]) -> int:
-    """A hash of 32 bits. Of large tensors it is taken from sums over their words, which costs a quarter of the time."""
+    """Return a hash of 32 bits. Large tensors are first summed over their words, which takes a quarter of the time."""
     state = _new_hash()
     for key in sorted(arrays, key=str):
         array = arrays[key]
@@ -108,13 +108,16 @@ def _number_of_hash(state: Any) -> int:
 
 
 def _facts_of(trained: Trained, replica: Replica) -> Facts:
-    """What this rank says of a replica."""
+    """Return what this rank tells the others about a replica."""
     numbers = _hash(repr(replica.numbers()))
     return Facts(_hash(trained.family[0]), trained.taken, trained.lost, digest(replica.arrays()), numbers)
 
 
 def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:
-    """The families whose replicas differ where as many rounds were taken: the facts of such ranks, by rank."""
+    """Return the families whose replicas differ between ranks that have taken equally many rounds.
+
+    Returns the facts of these ranks by rank, for each family by the hash of its name.
+    """
     groups: dict[tuple[int, int], dict[int, Facts]] = {}
     for rank, facts in sorted(by_rank.items()):
         for each in facts:
@@ -124,10 +127,11 @@ def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]
 
 
 def source_of(members: Mapping[int, Facts], finite: Mapping[int, bool]) -> int:
-    """Whose values all get: of those that lost the fewest rounds the largest class of equal ones, then the lowest rank.
+    """Return the rank whose values all others get.
 
-    Never of a rank with an element that is not finite, if another has none. Rank 0's, or the lowest one's, where only numbers
-    such as learning rates differ.
+    Candidates are the ranks whose parameters are all finite (or all ranks, if there is none). Of these it takes those
+    that lost the fewest rounds, then the largest class with equal values, then the lowest rank. If only plain values
+    such as learning rates differ, it takes the lowest rank.
     """
     if len({facts.values for facts in members.values()}) == 1:
         return min(members)
@@ -143,28 +147,28 @@ class _TooLateError(Exception):
 
 
 class Posted(NamedTuple):
-    """A sum that has been begun, in these integers."""
+    """A sum under way; its memory is `values`."""
 
     handle: _attach.Handle
     values: Array
 
 
-_in_flight: list[Posted] = []  # whose memory must stay, whatever ends the wait for them; guarded by what follows
+_in_flight: list[Posted] = []  # keeps their memory alive, even if an error ends the wait; guarded by _in_flight_lock
 _in_flight_lock = threading.Lock()
 
 
 class Meeting:
-    """The rounds of a process set in which its ranks compare their replicas. Of the thread that flushes.
+    """The exchange of messages in which the ranks of a process set compare their replicas.
 
-    Its buckets stay as long as the process set.
+    Only the thread that flushes uses it. Its two buckets exist as long as the process set.
 
     Args:
-        submit: `Runtime.submit` of the process set.
+        submit: `Runtime.submit` for the process set.
         wait: blocks until a result is there, and takes no rounds meanwhile.
-        claim: makes the calling thread a bringer of buckets.
-        clear: `Runtime.clear` of the process set.
-        rank: of this process in it.
-        size: of the process set.
+        claim: makes the calling thread the one that arrives at these buckets.
+        clear: `Runtime.clear` for the process set.
+        rank: the rank of this process in the process set.
+        size: the size of the process set.
     """
 
     def __init__(
@@ -184,21 +188,21 @@ class Meeting:
         self.size = size
 
     def open(self) -> None:
-        """Begin both buckets while no rank has ended yet. Nobody waits for it."""
+        """Declare both buckets by a first round, before any rank can end. Does not wait for the round."""
         for name, size in ((FACTS, self.size * _FAMILIES * _WORDS), (VALUES, _CHUNK)):
             self.post(name, np.zeros(size, np.int32))
 
     def come(self) -> None:
-        """Make the calling thread a bringer of both buckets: it is about to flush."""
+        """Make the calling thread the one that arrives at both buckets, because it is about to flush."""
         self._claim([FACTS, VALUES])
 
     def begin(self) -> None:
-        """Forget the rounds of a meeting that this rank has missed, as after an interrupt: it would come too late to this one."""
+        """Forget missed rounds of earlier meetings (after an interrupt), or this rank would be late for this one."""
         for name in (FACTS, VALUES):
             self._clear([name])
 
     def post(self, name: str, values: Array) -> Posted:
-        """Begin the sum of integers over all ranks."""
+        """Begin a sum of integers over all ranks, in place."""
         spec = bucket_config.arguments(
             sync=Quorum(1.0),
             size=self.size,
@@ -216,10 +220,10 @@ class Meeting:
         return posted
 
     def result(self, posted: Posted) -> tuple[Array, list[int]]:
-        """The sum, and the ranks that have brought something.
+        """Wait for a sum. Returns it, and the ranks that have contributed.
 
         Raises:
-            _TooLateError: the others have ended the round without this rank.
+            _TooLateError: the round closed without this rank.
         """
         handle, values = posted
         self._wait(handle)
@@ -229,7 +233,7 @@ class Meeting:
         return values, list(info.members)
 
     def tell(self, rows: Sequence[Sequence[int]]) -> dict[int, list[list[int]]]:
-        """Every rank's rows, by rank."""
+        """Send rows of integers to all ranks. Returns the rows of every rank, by rank."""
         everything: dict[int, list[list[int]]] = {}
         begin, may_have_more = 0, True
         while may_have_more:
@@ -245,10 +249,10 @@ class Meeting:
         return everything
 
     def send(self, data: bytes | None, source: int) -> bytes | None:
-        """One rank's bytes on all ranks; None where it did not bring them."""
+        """Send the bytes of rank `source` to all ranks. Returns them, or None if that rank did not come."""
         framed = None if data is None else len(data).to_bytes(_LENGTH, "little") + data
         received = bytearray()
-        size = _LENGTH  # until that is known
+        size = _LENGTH  # until the first round tells the length
         while len(received) < size:
             chunk = np.zeros(_CHUNK, np.int32)
             if framed is not None:
@@ -263,7 +267,7 @@ class Meeting:
 
 
 class Introduction:
-    """The comparison of the parameters with which the ranks begin, in a bucket of that name."""
+    """Compares the parameters with which the ranks begin, in a bucket named `name`."""
 
     def __init__(self, meeting: Meeting, name: str, parameters: Mapping[Key, Array]) -> None:
         mine = np.zeros(meeting.size, np.int32)
@@ -272,11 +276,14 @@ class Introduction:
         self._start: Posted | None = meeting.post(name, mine)
 
     def tell(self) -> None:
-        """Tell of a difference, once the ranks have compared. It never waits: a rank that had joined begins later than others."""
+        """Log a warning if the ranks began with different models. Does nothing before all hashes are there.
+
+        It never waits, because a rank that had joined may begin much later than the others.
+        """
         if self._start is None or not self._start.handle.poll():
             return
         start, self._start = self._start, None
-        self._meeting.come()  # in the thread that steps; a hook of backward, which began this, may run in another one
+        self._meeting.come()  # this thread steps; a hook in another thread may have posted
         try:
             digests, members = self._meeting.result(start)
         except _TooLateError:
@@ -292,10 +299,10 @@ class Introduction:
 
 
 def compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> None:
-    """Compare the replicas after a flush, and let those that have parted have one rank's values.
+    """Compare the replicas after a flush, and give those that have parted the values of one rank.
 
     Raises:
-        RuntimeError: some have parted, and `HOROVOD_PARTIAL_HEAL=raise`; on all their ranks.
+        RuntimeError: some have parted, and `HOROVOD_PARTIAL_HEAL=raise`. All ranks of the family raise it.
     """
     try:
         _compare(meeting, replicas)
@@ -317,7 +324,7 @@ def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> N
     found = []
     for name, facts in sorted(differing.items()):
         members = {rank: of_rank for rank, of_rank in facts.items() if (rank, name) in finite}
-        if len(members) < 2:  # the others have given their flush up
+        if len(members) < 2:  # the other ranks did not answer: their flush was interrupted
             continue
         source = source_of(members, {rank: finite[rank, name] for rank in members})
         data = None
@@ -345,7 +352,7 @@ class _Finding(NamedTuple):
     source: int
     members: dict[int, Facts]
     apart: dict[Key, float]  # how far this rank's values were from the source's, where they differed
-    keys: list[Key]  # of all
+    keys: list[Key]  # of all arrays
 
     @property
     def first(self) -> int:
@@ -360,7 +367,10 @@ def _take(trained: Trained, replica: Replica, sent: bytes) -> tuple[dict[Key, fl
 
 
 def _describe(finding: _Finding, seen: Mapping[int, Sequence[int]]) -> str:
-    """What has parted, how far, and what is likely to have parted it; from what each rank says of itself."""
+    """Return the message for the user: what differed, by how much, and the likely reason.
+
+    `seen` has a row of each rank: family, number of arrays that differed, index of the first, largest difference.
+    """
     members, source = finding.members, finding.source
     apart = {rank: row for rank, row in seen.items() if row[1] > 0}
     lost = {rank: facts.lost for rank, facts in members.items() if facts.lost}

@@ -31,12 +31,12 @@ __all__ = [
 
 
 class _Policy:
-    """What every policy can tell of itself."""
+    """Base of all policies."""
 
     def to_core(self, size: int) -> _core.Policy:
-        """The rule by which rounds of `size` ranks close, in the core's terms.
+        """Return the core's policy, which says when a round of `size` ranks closes.
 
-        Bounds on staleness, the grace period and the words for errors are added in `bucket_config`.
+        `bucket_config` adds bounds on staleness, the grace time, and texts for errors.
         """
         raise NotImplementedError
 
@@ -62,10 +62,10 @@ class Majority(_Policy):
     """A round closes when at least half of the ranks have arrived.
 
     Args:
-        initiator: None for the guarantee; `"random"` for the paper's statistical form (eager-SGD, PPoPP'20, section 4.2):
-            one rank is drawn for each round, and the round closes when that rank has arrived. On average half of the
-            ranks are then on time, but a single round may have one.
-        seed: of the draws, for `initiator="random"`; the same on every rank.
+        initiator: None guarantees half of the ranks in each round. `"random"` is the paper's statistical form
+            (eager-SGD, PPoPP'20, section 4.2): one rank is drawn for each round, and the round closes when that rank
+            has arrived. On average half of the ranks are then on time, but in a single round it may be only one.
+        seed: seed of the draws for `initiator="random"`, an int; the same on every rank.
     """
 
     initiator: str | None = None
@@ -87,12 +87,12 @@ class Quorum(_Policy):
     """A round closes when `ranks` ranks have arrived, or that share of them.
 
     Args:
-        ranks: a number of ranks, 1 or more (an int), or a share of all ranks, above 0 and up to 1 (a float). More ranks
-            than there are means all of them.
+        ranks: a number of ranks, 1 or more (an int), or a share of all ranks, above 0 and up to 1 (a float). An int
+            larger than the number of ranks means all ranks.
     """
 
     ranks: int | float
-    # 1 is one rank and 1.0 is all of them, although the numbers are equal.
+    # 1 means one rank and 1.0 all ranks, although the numbers are equal. So keep this field for comparisons.
     is_share: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -113,28 +113,28 @@ def _check_ranks(name: str, ranks: Any) -> None:
 
 
 def _count_of(ranks: float, size: int) -> int:
-    """A number of ranks, or a share of `size`, as a number."""
+    """Convert a number of ranks, or a share of `size`, to a number of ranks from 1 to `size`."""
     if isinstance(ranks, int):
         return min(ranks, size)
-    # 0.55 of 20 ranks is 11, although the product is a little more.
+    # Rounding: 0.55 of 20 ranks must be 11, although the floating-point product is a little more.
     return max(1, math.ceil(round(ranks * size, 9)))
 
 
 @dataclass(frozen=True)
 class Auto(_Policy):
-    """A quorum that begins with all ranks, and follows what their steps take.
+    """A quorum that begins with all ranks, then follows the measured step times.
 
-    It is the largest of all, 7/8, 3/4, 1/2 and 1/4 of the ranks and one, that is nearly as fast as the best of them: a
-    larger quorum makes fewer gradients late. Rank 0 of the process set decides, from the steps of the last 64 rounds, and
-    keeps a change only if the measured speed bears it out (`docs/policies.md`).
+    The candidates are all ranks, 7/8, 3/4, 1/2 and 1/4 of them, and one rank. It takes the largest that is nearly as
+    fast as the fastest, because a larger quorum makes fewer gradients late. Rank 0 of the process set decides, from the
+    steps of the last 64 rounds, and keeps a change only if the measured speed confirms it (`docs/policies.md`).
 
     Args:
-        min_quorum: as `ranks` of `hvd.Quorum`: at least so many ranks, or that share of them, are in each round. Raise it
-            where the learning rate bears no stale gradients.
+        min_quorum: the smallest allowed quorum, a number or a share same as `ranks` of `hvd.Quorum`. Raise it if
+            training does not tolerate stale gradients at this learning rate.
     """
 
     min_quorum: int | float = 1
-    # As in `Quorum`.
+    # Same as in `Quorum`.
     is_share: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -147,12 +147,13 @@ class Auto(_Policy):
 
 @dataclass(frozen=True)
 class WorkSharing(_Policy):
-    """The micro-batches of an update belong to all ranks, and whoever is free takes the next one.
+    """The micro-batches of an update belong to all ranks, and each free rank takes the next one.
 
-    For `hvd.DistributedOptimizer` in PyTorch, with `backward_passes_per_step` micro-batches for each rank, on average. An update
-    has the gradients of all of them, each of the weights of the update before, as with `hvd.Full()` and the same accumulation. No
-    gradient is late, and all ranks have the same model after every update. A slow rank makes fewer micro-batches, and the others
-    more. Scheduling theory calls this work sharing, or central self-scheduling (docs/policies.md).
+    Only for `hvd.DistributedOptimizer` in PyTorch. An update has `backward_passes_per_step` micro-batches for each
+    rank, on average. It contains the gradients of all of them, computed with the weights of the update before, same as
+    with `hvd.Full()` and this accumulation. No gradient is late, and all ranks have the same model after every update.
+    A slow rank makes fewer micro-batches, and the others make more. Scheduling theory calls this work sharing, or
+    central self-scheduling (docs/policies.md).
     """
 
     def to_core(self, size: int) -> _core.Policy:
@@ -161,11 +162,11 @@ class WorkSharing(_Policy):
 
 @dataclass(frozen=True)
 class SharedUpdates(_Policy):
-    """What the buckets of an optimizer under `WorkSharing` are declared with.
+    """The policy of the buckets of an optimizer under `WorkSharing`.
 
     Args:
-        passes: micro-batches of an update, for each rank on average.
-        grants: with this bucket the ranks tell what they have begun, and are told what they may begin.
+        passes: micro-batches in an update per rank, on average.
+        grants: whether this bucket also carries the messages about which micro-batches ranks have begun and may begin.
     """
 
     passes: int
@@ -185,11 +186,11 @@ class _Schedule:
     """Which ranks reduce together in a round."""
 
     def to_core(self, size: int) -> _core.Schedule:
-        """The schedule among `size` ranks, in the core's terms."""
+        """Return the core's schedule for `size` ranks."""
         raise NotImplementedError
 
     def groups(self, round: int, size: int) -> list[list[int]]:
-        """The groups of a round among `size` ranks, each a list of ranks."""
+        """Return the groups of a round among `size` ranks, each as a list of ranks."""
         return self.to_core(size).groups(round, size)
 
 
@@ -197,12 +198,12 @@ class _Schedule:
 class Butterfly(_Schedule):
     """Groups along a butterfly (WAGMA-SGD, IEEE TPDS 2021, section 3.2).
 
-    For powers of two every change has reached all ranks after log(ranks) / log(size) rounds; other numbers get groups
-    of at most `size`, which may differ in size. The paper's Algorithm 1 shifts its mask too far; its worked example, and
-    this class, do not.
+    If the numbers are powers of two, every change has reached all ranks after log(ranks) / log(size) rounds. For other
+    numbers groups have at most `size` ranks, and may differ in size. Algorithm 1 of the paper shifts its mask too far;
+    this class follows the paper's worked example instead.
 
     Args:
-        size: ranks in a group, 2 or more. More ranks than there are means all of them.
+        size: ranks in a group, 2 or more. If it is larger than the number of ranks, all ranks are one group.
     """
 
     size: int
@@ -219,9 +220,9 @@ class Schedule(_Schedule):
     """Groups of your own.
 
     Args:
-        function: called with a round and a rank, tells the rank's group: any hashable value, the same for ranks that
-            reduce together. It must be the same function on every rank.
-        rounds: it is asked for rounds 0 up to this number, 1 or more; then the groups come again from the start.
+        function: is called with a round and a rank, and returns the rank's group: any hashable value, equal for ranks
+            that reduce together. It must be the same function on every rank.
+        rounds: the period of the groups, 1 or more. `function` is called for the rounds from 0 to `rounds` - 1 only.
     """
 
     function: Callable[[int, int], Hashable]
@@ -264,13 +265,14 @@ def _check_overlap(overlap: Any) -> None:
 class SlowMomentum:
     """Momentum of the averages over all ranks (SlowMo, Wang et al., ICLR 2020, Algorithm 1).
 
-    With x the model after the last such average and a the plain average now, the momentum v becomes beta v + (x - a), and all
-    ranks go on from x - alpha v. It takes two more copies of the model. Parameters only are moved. The paper divides x - a by
-    the learning rate, and multiplies v by it again, so that v shrinks where a schedule lowers the rate; here it does not.
+    Let x be the model after the last such average, and a the plain average now. The momentum v becomes beta v + (x -
+    a), and all ranks go on from x - alpha v. It takes memory for two more copies of the model, and changes only
+    parameters. The paper divides x - a by the learning rate, and multiplies v by it again, so its v shrinks when a
+    schedule lowers the rate; here it does not.
 
     Args:
-        beta: of the momentum, 0 or more and below 1. With 0, and `alpha` 1, the average stays as it is.
-        alpha: the rate of the averages, above 0.
+        beta: the factor of the momentum, 0 or more and below 1. With `beta` 0 and `alpha` 1 this is the plain average.
+        alpha: the slow learning rate, above 0.
     """
 
     beta: float
@@ -292,7 +294,7 @@ class _ModelPolicy(_Policy):
     slow_momentum: SlowMomentum | None = None
 
     def bucket_options(self) -> dict[str, Any]:
-        """What becomes of models that are late, and how much each counts: fields of `_core.BucketSpec`."""
+        """Return fields of `_core.BucketSpec` that say what happens to late models, and how models are weighted."""
         return {"late": "discard"}
 
 
@@ -300,21 +302,23 @@ class _ModelPolicy(_Policy):
 class GroupAverage(_ModelPolicy):
     """Every rank takes its own step, then averages its model with its group, without waiting (WAGMA-SGD, IEEE TPDS 2021).
 
-    The first rank to arrive starts the round for all groups. A rank that is on time gets sum / S, one that is late
-    (sum + own) / (S + 1), where the sum has the model with which it last arrived. (The released code of the paper always
-    takes the second form, and averages before the step; Algorithm 2, and this class, do not.)
+    The first rank that arrives starts the round for all groups, of S ranks each. A rank that is on time gets sum / S. A
+    late rank gets (sum + own) / (S + 1), and the sum contains the model of its last arrival. (The released code of the
+    paper always takes the second form, and averages before the step. This class follows Algorithm 2.)
 
     Args:
-        size: ranks in a group, 2 or more; None takes the largest power of two that is not above the square root of the
+        size: ranks in a group, 2 or more. None takes the largest power of two that is not above the square root of the
             number of ranks, and at least 2.
-        period: every so many rounds one is an average over all ranks, for which all wait; None never.
+        period: number of rounds between two averages over all ranks, for which all ranks wait; 1 or more. None makes no
+            such averages.
         schedule: the groups, if not `hvd.Butterfly(size)`.
         average: what is averaged: `"parameters"`; `"buffers"`, floating-point ones such as BatchNorm's statistics (pass
             `named_buffers` to the optimizer); `"state"`, the optimizer's tensors of a parameter's shape, such as
-            momentum. What is not averaged stays the rank's own.
-        overlap: `step` does not wait for the average: the next forward pass of any module does, or `synchronize`. So it
-            runs beside loading data. Whoever reads parameters in between sees them before the average.
-        slow_momentum: of the averages over all ranks, every `period` rounds. For PyTorch.
+            momentum. Everything else stays each rank's own.
+        overlap: whether `step` returns before the average is there, so that data can be loaded meanwhile. Then the next
+            forward pass of any module waits, or `synchronize`. Until that, parameters hold the values before the
+            average.
+        slow_momentum: applied to the averages over all ranks, every `period` rounds. Only for PyTorch.
     """
 
     size: int | None = None
@@ -340,7 +344,7 @@ class GroupAverage(_ModelPolicy):
             raise ValueError("slow_momentum is of the averages over all ranks: give a period, after which there is one")
 
     def schedule_for(self, size: int) -> Butterfly | Schedule:
-        """The schedule among `size` ranks."""
+        """Return the schedule for `size` ranks."""
         if self.schedule is not None:
             return self.schedule
         return Butterfly(max(2, 2 ** int(math.log2(max(size, 1)) / 2)) if self.size is None else self.size)
@@ -357,13 +361,13 @@ class PartialReduce(_ModelPolicy):
     """Every rank takes its own step, then averages its model with the first ranks that are ready too (P-Reduce, SIGMOD'21).
 
     Args:
-        size: ranks in a group, 2 or more. More ranks than there are means all of them.
-        weights: `"constant"`: all models count alike, and their mean over all ranks is preserved. `"staleness"`: a model
-            counts less the more steps it is behind the newest of its group (an exponential moving average over the
-            steps); the steps of all members are then taken to be the newest's.
-        alpha: of the moving average, above 0 and at most 1; nearer to 0 punishes stale models harder.
-        average: as in `GroupAverage`.
-        overlap: as in `GroupAverage`.
+        size: ranks in a group, 2 or more. If it is larger than the number of ranks, all ranks are one group.
+        weights: `"constant"`: all models have equal weights, so their mean over all ranks is preserved. `"staleness"`:
+            the further a model is behind the newest of its group, in steps, the less it counts (an exponential moving
+            average over the steps). After the average all members count the steps of the newest.
+        alpha: factor of the moving average, above 0 and at most 1. The nearer to 0, the less stale models count.
+        average: same as in `GroupAverage`.
+        overlap: same as in `GroupAverage`.
     """
 
     size: int
@@ -381,7 +385,7 @@ class PartialReduce(_ModelPolicy):
         _check_overlap(self.overlap)
 
     def to_core(self, size: int) -> _core.Policy:
-        # So many groups, the last ones, shall connect all ranks, so that no cliques form.
+        # The last `window` groups together must connect all ranks, so that ranks form no separate cliques.
         return _core.Policy(rule="ready", group_size=min(self.size, size), window=2 * size)
 
     def bucket_options(self) -> dict[str, Any]:
@@ -392,19 +396,19 @@ class PartialReduce(_ModelPolicy):
 
 @dataclass(frozen=True)
 class WeightedAverage(_ModelPolicy):
-    """Ranks train by themselves, and now and then average their models by the work that each has done (WP-SGD).
+    """Ranks train separately, and periodically average their models, weighted by the steps of each (WP-SGD).
 
-    Each rank takes steps until the fastest has taken `period`; a slower one finishes its step first. A rank that has
-    taken T steps fewer than the fastest since the last average counts with contraction^T.
+    Each rank takes steps until the fastest has taken `period` of them; slower ranks finish their present step. A rank
+    that has taken T steps fewer than the fastest since the last average gets the weight contraction^T.
 
     Args:
         period: steps of the fastest rank between two averages, 1 or more.
-        contraction: by how much a step shrinks the distance to the solution: above 0 and at most 1. 1 is the plain average
-            of unequal work; for a loss with strong convexity lambda and a step eta at most 1 - lambda * eta.
+        contraction: factor by which a step shrinks the distance to the solution, above 0 and at most 1. 1 is the plain
+            average. For a loss with strong convexity lambda, and a learning rate eta, it is at most 1 - lambda * eta.
             `hvd.estimate_contraction` measures it.
-        average: as in `GroupAverage`.
-        overlap: as in `GroupAverage`.
-        slow_momentum: of all averages. For PyTorch.
+        average: same as in `GroupAverage`.
+        overlap: same as in `GroupAverage`.
+        slow_momentum: applied to all averages. Only for PyTorch.
     """
 
     period: int
@@ -433,9 +437,10 @@ Policy = GradientPolicy | ModelPolicy
 
 
 def parse(text: str) -> Policy:
-    """The policy that `text` names.
+    """Return the policy that a text names.
 
-    `full`, `solo`, `work-sharing`, `majority`, `majority:random`, `quorum:3`, `quorum:0.75`, `auto`, `auto:3`, `auto:0.25`,
+    Examples: `full`, `solo`, `work-sharing`, `majority`, `majority:random`, `quorum:3`, `quorum:0.75`, `auto`,
+        `auto:3`, `auto:0.25`,
     `group_average`, `group_average:4`, `partial_reduce:4`, `weighted_average:8:0.999`.
     """
     name, _, argument = text.strip().lower().partition(":")
@@ -472,10 +477,10 @@ def _number_of_ranks(text: str) -> int | float:
 
 
 def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bool = False) -> Policy:
-    """The policy that an argument stands for: a policy, a policy's text, or None for the default.
+    """Return the policy that an argument stands for: the policy itself, its text, or None for the default.
 
     Raises:
-        ValueError: it is none, or `WorkSharing` where there are no micro-batches to share.
+        ValueError: it is not a policy, or is `WorkSharing` and `shares_work` is False.
     """
     chosen = default if sync is None else sync
     if isinstance(chosen, str):
@@ -489,9 +494,9 @@ def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bo
 
 
 def describe(policy: Policy, size: int) -> str:
-    """A policy in words, which differ where two ranks mean different things."""
+    """Describe a policy by a text. Ranks compare these texts, so equal policies have equal texts on all ranks."""
     schedule = getattr(policy, "schedule", None)
-    if isinstance(schedule, Schedule):  # a function's own words tell its address
+    if isinstance(schedule, Schedule):  # the `repr` of its function contains an address, which differs between ranks
         digest = hashlib.sha256(repr(schedule.to_core(size).table).encode()).hexdigest()[:8]
         return repr(policy).replace(repr(schedule), f"Schedule(rounds={schedule.rounds}, groups {digest})")
     return repr(policy)

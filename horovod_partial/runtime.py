@@ -1,7 +1,7 @@
-"""Attaching to a framework's Horovod, and leaving it in good order.
+"""Attaches to a framework's Horovod, and ends in good order.
 
-One `Runtime` for each framework in the process. It knows the library, keeps the settings of the core, and owns the
-life cycle: the handshake after `init`, the flush before `shutdown`, and the exit handler.
+There is one `Runtime` for each framework in the process. It attaches the core to Horovod's library, and owns the life
+cycle: the handshake after `init`, the flush before `shutdown`, and the exit handler.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _REINSTALL = "reinstall it from its source: pip install --force-reinstall --no-d
 
 
 class Applier(healing.Trained, Protocol):
-    """Who applies the results of a family, that is of buckets whose rounds are taken together.
+    """Applies the results of a family (buckets whose rounds are taken together). In practice: an optimizer's exchange.
 
     Attributes:
         process_set: the ranks that take part.
         family: the names of the buckets in use; empty if there are none.
-        is_under_way: whether gradients are on their way to a step, so that nothing may be applied before it.
-        thread: the number of the thread that took the last step.
+        is_under_way: whether gradients wait for a step. A flush applies nothing then.
+        thread: the identifier of the thread that took the last step.
         applies_ahead: whether `apply_ahead` may be called now.
         is_ahead: whether `apply_ahead` has applied rounds that are not in the model yet.
-        replica: of the model, to be compared with those of other ranks after a flush; None if it is not to be.
-        shares_work: whether it is a `Sharer`.
+        replica: the values that a flush compares with other ranks; None compares nothing.
+        shares_work: whether this is a `Sharer`.
     """
 
     process_set: ProcessSet
@@ -70,36 +70,36 @@ class Applier(healing.Trained, Protocol):
         """Apply all rounds that this rank can take, oldest first."""
 
     def apply_ahead(self) -> None:
-        """The same, while the program waits for something else: its model stays until the next step or flush."""
+        """The same while the program waits for something else. The model changes only in the next step or flush."""
 
 
 class Sharer(Applier, Protocol):
-    """An applier whose ranks share their micro-batches."""
+    """The applier of an optimizer under `WorkSharing`."""
 
     def leave(self) -> None:
-        """Let others have the micro-batch that this rank has begun: its program is about to flush, to join or to end.
+        """Let other ranks make the begun micro-batch, because this rank is about to flush, to join or to end.
 
         Raises:
-            AssertionError: some of its gradients are made already.
+            AssertionError: some gradients of the micro-batch exist already.
         """
 
     def come_back(self) -> None:
-        """Begin one again."""
+        """Begin a micro-batch again, after `leave`."""
 
 
 class Runtime:
-    """A framework's Horovod with the hooks in it.
+    """A framework's Horovod with this package's hooks installed.
 
     Args:
         framework: `"torch"` or `"tensorflow"`.
         version: the framework's version.
-        mpi_ops: Horovod's module of that framework that has `init`, `shutdown`, `rank` and their kin.
+        mpi_ops: Horovod's module of that framework, with `init`, `shutdown`, `rank` and so on.
         library: path of the shared object with Horovod's core for that framework.
         waits_are_told: whether the front end calls `in_horovods_wait` and `asks_horovod`.
 
     Raises:
-        ImportError: the framework, Horovod or its features are not those that this package was built for, or the hooks
-            do not fit; then nothing has been changed.
+        ImportError: this package was built for another version of the framework or of Horovod, or for other features of
+            it, or the hooks do not fit. Nothing has been changed then.
     """
 
     def __init__(
@@ -108,19 +108,19 @@ class Runtime:
         _check_build(framework, version, mpi_ops)
         self._mpi_ops = mpi_ops
         self._library = library
-        self.healed: Counter[str] = Counter()  # how often the replicas of these buckets were
-        self._process_sets = {0}  # that may have been used; a graph uses those that were there when it was made
+        self.healed: Counter[str] = Counter()  # by bucket: how often its optimizer's replica was healed
+        self._process_sets = {0}  # numbers of process sets that may have been used
         self._begun = Tenure(self)
         self._recorded = Tenure(self)
-        self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by what follows
+        self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by _appliers_lock
         self._appliers_lock = threading.Lock()
-        self._monitor: _attach.Monitor | None = None  # of the ranks' signs of life
+        self._monitor: _attach.Monitor | None = None  # of the heartbeats
         self.records = False  # this rank has been recorded
-        self._meetings: dict[int, healing.Meeting] = {}  # of process sets, in this generation; guarded by what follows
-        self._has_met = Tenure(self)
+        self._meetings: dict[int, healing.Meeting] = {}  # by process set; guarded by _meetings_lock
+        self._has_met = Tenure(self)  # the generation of _meetings
         self._meetings_lock = threading.Lock()
-        self._thread = threading.local()  # .takes_no_rounds: it is in a join, or its program is over
-        self.failed = False  # an elastic job is about to restart, because a collective has failed
+        self._thread = threading.local()  # .takes_no_rounds: this thread is in a join, or the program is over
+        self.failed = False  # a collective has failed, and an elastic job is about to restart
         config = settings()
         log.start()
         _attach.attach(library, waits_are_told=waits_are_told)
@@ -130,29 +130,29 @@ class Runtime:
 
     @property
     def generation(self) -> int:
-        """Another number after each initialisation of Horovod, whoever has called `init`; 0 while Horovod is down."""
+        """The number of the generation. It differs after each initialisation of Horovod; 0 while Horovod is down."""
         return _attach.generation(self._library)
 
     # --- Life cycle ----------------------------------------------------------------------------------------------
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Horovod's `init`, then a handshake that proves on every rank that the hooks run, and a look at the settings.
+        """Call Horovod's `init`. Then prove by a handshake that the hooks run on every rank, and compare the settings.
 
         Raises:
             ImportError: the hooks do not run on every rank.
-            ValueError: the ranks' settings contradict each other, or signs of life were asked for and cannot be given; the
-                same error on every rank.
+            ValueError: the ranks' settings contradict each other, or heartbeats were asked for and are not possible.
+                Every rank raises the same error.
         """
         self._mpi_ops.init(*args, **kwargs)
         self._begin()
         self._guarded(_attach.require_process_set, self._library, 0)  # all ranks shake hands
         self._agree_on_settings()
         self._record_as_set()
-        self._monitor = None  # where Horovod was up already
+        self._monitor = None  # end an old monitor, if Horovod was up already
         self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
 
     def _rest(self) -> None:
-        """From now on this rank's waits are those of an end in good order."""
+        """Tell the heartbeat that this rank ends in good order from now on."""
         if self._monitor is not None:
             self._monitor.rest()
 
@@ -165,7 +165,7 @@ class Runtime:
             log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
 
     def _record_as_set(self) -> None:
-        """Records where the settings say so. A recording that cannot be made is no reason to end a training."""
+        """Start a recording if the settings ask for it. A failure is only logged, because training can go on."""
         config = settings()
         if not config.record or not self._recorded.enter():
             return
@@ -177,7 +177,7 @@ class Runtime:
             log.logger.error("this rank is not recorded: %s", error)
 
     def record(self, directory: str | os.PathLike[str], megabytes: float) -> None:
-        """Records from now on what this rank sees, until Horovod shuts down: see `docs/recording.md`.
+        """Record from now on what this rank sees, until Horovod shuts down: see `docs/recording.md`.
 
         Raises:
             HorovodInternalError: Horovod has shut down.
@@ -192,17 +192,17 @@ class Runtime:
         self.records = True
 
     def record_wait(self, begin: int, end: int) -> None:
-        """Records that the application was blocked for an operation of Horovod's own.
+        """Record that the application was blocked for an operation of Horovod's own.
 
-        Times are those of `time.monotonic_ns`.
+        `begin` and `end` are values of `time.monotonic_ns`, in nanoseconds.
         """
         _attach.record_wait(self._library, begin, end)
 
     def shutdown(self) -> None:
-        """Delivers what is pending, applies it, waits until every rank has come here, then shuts Horovod down.
+        """Deliver late contributions, apply missed rounds, wait for all ranks to call this, and shut Horovod down.
 
-        While an exception is being handled it does not wait: the other ranks fail at once, as they do with Horovod. An
-        exit with status 0 is none.
+        While an exception is being handled it does not wait, and the other ranks fail at once, same as with Horovod. An
+        exit with status 0 does not count as an exception.
         """
         self._rest()
         try:
@@ -213,8 +213,8 @@ class Runtime:
         self._monitor = None
 
     def restart(self) -> None:
-        """`shutdown`, whatever has become of the other ranks, then `init`: for elastic jobs."""
-        self._monitor = None  # each rank comes here in its own time, and some do not
+        """Shut down even if other ranks have failed, then call `init`. For elastic jobs."""
+        self._monitor = None  # ranks call this at different times, and some never do
         try:
             self._end_unless_failing()
         except HorovodInternalError as error:
@@ -230,11 +230,11 @@ class Runtime:
                 self._mpi_ops.shutdown()
 
     def join(self, *args: Any, **kwargs: Any) -> int:
-        """Delivers what this rank has pending, applies what it has missed, then joins as `horovod.torch.join` does."""
+        """Deliver this rank's late contributions, apply its missed rounds, then call Horovod's `join`."""
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
-        for process_set in list(self._process_sets):  # to which other threads may add
+        for process_set in list(self._process_sets):  # a copy, because other threads may add to the set
             appliers = self._appliers_of(process_set)
             self._guarded(_attach.deliver, self._library, process_set, [applier.family for applier in appliers])
             for applier in appliers:
@@ -251,24 +251,27 @@ class Runtime:
     def _end_unless_failing(self) -> set[str]:
         exception = sys.exc_info()[1]
         if exception is not None and failure.is_failure(exception):
-            if not isinstance(exception, HostsUpdatedInterrupt):  # by which an elastic job goes on
+            if not isinstance(exception, HostsUpdatedInterrupt):  # not a failure: the elastic job goes on
                 self._say_farewell(failure.describe(exception))
             return set()
         return set() if self.failed else self._end(applies=True)
 
     def _say_farewell(self, why: str) -> None:
-        """The other ranks are about to fail: let them tell their users why."""
+        """Tell the other ranks why this one fails. They are about to fail too, and name the reason in their errors."""
         _attach.say_farewell(self._library, why)
 
     def _end(self, *, applies: bool) -> set[str]:
-        """Waits for the others. Returns what is unsettled then; with nothing applied, also what was so before."""
+        """Flush all process sets with all ranks. Returns the buckets that are unsettled afterwards.
+
+        With `applies` False nothing is applied, and buckets that were unsettled before the flush are returned too.
+        """
         errors, unsettled = [], set()
         for process_set in sorted(self._process_sets, reverse=True) if self._mpi_ops.is_initialized() else ():
             try:
                 unsettled |= set() if applies else self.unsettled(process_set)
                 self._flush(process_set, self._appliers_of(process_set) if applies else [], ends=True)
                 unsettled |= self.unsettled(process_set)
-            except HorovodInternalError as error:  # of one process set, say a removed one; the others go on
+            except HorovodInternalError as error:  # of one process set, such as a removed one: go on with the others
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -295,7 +298,7 @@ class Runtime:
 
     def _deliver_at_exit(self) -> None:
         if (why := failure.of_process()) is not None:
-            self._say_farewell(why)  # and the others must not wait: Horovod's own handler shuts everybody down at once
+            self._say_farewell(why)  # then do not flush: Horovod's own exit handler ends all ranks at once
             return
         self._thread.takes_no_rounds = True
         try:
@@ -304,21 +307,21 @@ class Runtime:
             log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
     def _end_in_child(self) -> None:
-        """Lets a forked child end by itself: it has not the thread that runs Horovod's cycle, and would wait for that for ever."""
+        """Remove the exit handler in a forked child. It lacks Horovod's background thread, and would wait for ever."""
         atexit.unregister(self._at_exit)
 
     def use(self, process_set: int) -> None:
-        """A process set is about to be used: what is pending there is to be delivered at the end."""
-        if self._begin():  # `init` was Horovod's own
+        """Note that a process set is used, so that its late contributions are delivered at the end."""
+        if self._begin():  # True here only if the program called Horovod's own `init`
             self._record_as_set()
         self._process_sets.add(process_set)
 
     def _begin(self) -> bool:
-        """What each generation of Horovod needs, whoever has called `init`. Whether it is new."""
+        """Prepare a new generation: set the log's rank, and register the exit handler. Returns whether it is new."""
         is_new = self._begun.enter()
         if is_new:
             log.set_rank(self._mpi_ops.rank())
-            # Handlers run in reverse order, and ours must run before Horovod's, which its `init` has registered.
+            # Exit handlers run in reverse order. Ours must run before the one that Horovod's `init` has registered.
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
         return is_new
@@ -335,29 +338,30 @@ class Runtime:
         work: int,
         stream: int,
     ) -> HANDLE:
-        """Arrives at a bucket's open round with one gradient, or one model.
+        """Arrive at a bucket's open round with a contribution.
 
-        `source` and `target` are addresses of the bucket's size; `work` is what a model's weight follows from; `stream`
-        is the device's stream on which the source is being made, 0 on the host.
+        `source` and `target` are addresses of memory of the bucket's size. `work` decides a model's weight (steps, or
+        an iteration). `stream` is the CUDA stream that makes the source, 0 on the host.
         """
         self.use(process_set)
         return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
 
     def own(self, owner: _attach.Owner, process_set: int, names: Iterable[str]) -> None:
-        """Lets buckets end, on all ranks together, when what they are there for is gone on each: here, when `owner` is."""
+        """Tie buckets to an owner. They end on all ranks together, once every rank's owner is gone."""
         for name in names:
             self._guarded(owner.own, self._library, process_set, name)
 
     def declare(self, process_set: int, name: str, config: _attach.BucketConfig) -> None:
-        """Makes a bucket, before anything arrives in it."""
+        """Declare a bucket before its first arrival."""
         self.use(process_set)
         self._guarded(_attach.declare, self._library, process_set, name, config)
 
     def next_micro_batch(self, applier: Applier, *, begins: bool, waits: bool = True) -> tuple[int, int] | None:
-        """Blocks until this rank may begin a micro-batch of the update that is open, or there is a round to take before.
+        """Block until this rank may begin a micro-batch of the open update, or must take a round first.
 
-        Returns its number and that of the update, or None for a round. With `begins` it is begun. Without `waits` None stands
-        for a wait, too. The first bucket of the family keeps the grants.
+        Returns the numbers of the micro-batch and of the update; None if there is a round to take, or if `waits` is
+        False and it would have to wait. With `begins` the micro-batch has begun. The family's first bucket keeps the
+        grants.
         """
         with self._taking_rounds((applier,)) as meanwhile:
             while True:
@@ -376,11 +380,11 @@ class Runtime:
                 meanwhile.apply()
 
     def return_micro_batch(self, process_set: int, name: str) -> None:
-        """Lets others have what this rank has begun last, and has made no gradient of."""
+        """Let other ranks make the micro-batch that this rank has begun last. It must have made no gradient of it."""
         self._guarded(_attach.return_micro_batch, self._library, process_set, name)
 
     def wait(self, handle: HANDLE) -> None:
-        """Blocks until the arrival's result is there."""
+        """Block until the arrival's result is there. Rounds of this thread's optimizers are taken meanwhile."""
         if handle.poll():
             self._guarded(handle.wait, ())
             return
@@ -390,7 +394,11 @@ class Runtime:
 
     @contextmanager
     def in_horovods_wait(self, is_over: Callable[[], bool]) -> Iterator[None]:
-        """The calling thread waits for a collective of Horovod's. Rounds are taken first; then the body calls Horovod's wait."""
+        """Context for a wait of the calling thread for a collective of Horovod's; the body calls Horovod's wait.
+
+        Before the body runs, rounds are taken until `is_over` returns True (not at all if this thread has no
+        optimizer).
+        """
         with self._taking_rounds() as meanwhile:
             told = _attach.ForeignWait()
             try:
@@ -402,7 +410,7 @@ class Runtime:
                 del told
 
     def asks_horovod(self, *, over: bool) -> None:
-        """The calling thread has asked whether a collective of Horovod's is over."""
+        """Note that the calling thread has asked whether a collective of Horovod's is over. If not, take rounds."""
         _attach.polled(over)
         if over:
             return
@@ -411,7 +419,7 @@ class Runtime:
 
     @contextmanager
     def _taking_rounds(self, but: Sequence[Applier] = ()) -> Iterator[Meanwhile]:
-        """Take rounds while this thread waits; not those of the optimizers in `but`."""
+        """Context for a wait of this thread, in which it may take rounds of its optimizers, except those in `but`."""
         thread = threading.get_ident()
         with self._appliers_lock:
             appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
@@ -425,54 +433,57 @@ class Runtime:
             meanwhile.end()
 
     def collect(self, process_set: int, name: str, target: int, *, to_host: bool = False) -> HANDLE | None:
-        """The results that this rank has missed, without an arrival: where the bucket lies, or on the host."""
+        """Write the results that this rank has missed to `target`, without an arrival. None if it has missed nothing.
+
+        `target` is an address on the bucket's device, or on the host with `to_host`.
+        """
         collect = functools.partial(_attach.collect, to_host=to_host)
         return self._guarded(collect, self._library, process_set, name, target)
 
     def device_of_buckets(self) -> int:
-        """Horovod's number for the device on which this rank's buckets lie, -1 for the host."""
+        """Horovod's number of the device with this rank's buckets; -1 is the host."""
         return max(_attach.device_of_buckets(self._library, process_set) for process_set in list(self._process_sets))
 
     def lost(self, process_set: int, names: Sequence[str]) -> int:
-        """How many rounds of a family this rank has not got one by one: they were added up, forgotten, or left out in a join."""
+        """How many rounds of a family this rank has not got one by one: added up, forgotten, or missed in a join."""
         return self._guarded(_attach.lost, self._library, process_set, names)
 
     def taken(self, process_set: int, name: str) -> int:
-        """How many rounds of a bucket have ended on this rank and, of a family, have been taken."""
+        """How many rounds of a bucket have ended on this rank. With replay: how many it has taken."""
         return self._guarded(_attach.taken, self._library, process_set, name)
 
     def take_round(self, process_set: int, names: Sequence[str], addresses: Sequence[int]) -> int | None:
-        """Takes the oldest round that has ended in all buckets of a family; its results go to the addresses.
+        """Take the oldest round that has ended in all buckets of a family, and write its results to the addresses.
 
-        Returns how many gradients are in it; None if there is no such round.
+        Returns how many gradients it contains, summed over the buckets; None if there is no such round.
         """
         return self._guarded(_attach.take_round, self._library, process_set, names, addresses)
 
     def has_round(self, process_set: int, names: Sequence[str]) -> bool:
-        """Whether there is a round to take."""
+        """Whether `take_round` would find a round."""
         return self._guarded(_attach.has_round, self._library, process_set, names)
 
     def catch_up(self, process_set: int, name: str, iteration: int) -> int:
-        """Lets this rank's model in a bucket that weighs by staleness be of that iteration or a newer one; returns it."""
+        """In a bucket that weighs by staleness, raise this rank's iteration to at least `iteration`; returns it."""
         return self._guarded(_attach.catch_up, self._library, process_set, name, iteration)
 
     def enter(self, steps: _attach.SharedSteps, process_set: int) -> None:
-        """Begins the steps of merged gradients anew, unless Horovod has not been initialised since the last one."""
+        """Start the step count of merged gradients afresh, if this is another generation than at its last step."""
         self._guarded(steps.enter, self._library, process_set)
 
     def take_part_in_flushes(self, applier: Applier) -> None:
-        """From now on every flush of this thread applies what this one has missed."""
+        """Let each flush of the applier's thread apply the rounds that it has missed, from now on."""
         with self._appliers_lock:
             self._appliers.add(applier)
 
     def flush(self, process_set: int, *, compares: bool = True) -> None:
-        """Blocks until every rank is here, and everything pending has been delivered and applied; then compares replicas."""
+        """Block until every rank flushes and everything late is delivered and applied; then compare replicas."""
         self._flush(process_set, self._appliers_of(process_set), ends=False, compares=compares)
 
     def meet(self, process_set: ProcessSet) -> healing.Meeting | None:
-        """Where the ranks compare replicas in flushes; None where they do not.
+        """Return the meeting in which ranks compare replicas after a flush; None if they do not compare.
 
-        Called before the first step of an optimizer, on all ranks.
+        All ranks must call this before the first step of an optimizer.
         """
         if settings().heal == "0" or self.is_alone(process_set):
             return None
@@ -484,7 +495,7 @@ class Runtime:
             if meeting is None:
                 meeting = healing.Meeting(
                     functools.partial(self.submit, number),
-                    lambda handle: self._guarded(handle.wait, ()),  # rounds are taken in no meeting: it compares them
+                    lambda handle: self._guarded(handle.wait, ()),  # takes no rounds: that would change replicas
                     functools.partial(self._claim, number),
                     functools.partial(self.clear, number),
                     process_set.rank(),
@@ -499,16 +510,16 @@ class Runtime:
             return self._meetings.get(process_set) if self._has_met.is_current else None
 
     def add_process_set(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-        """Horovod's `add_process_set`, after a flush of every process set that this rank uses.
+        """Call Horovod's `add_process_set`, after a flush of every process set that this rank uses.
 
-        Horovod's function waits for all ranks, and takes part in no round meanwhile. Ranks that are ahead would wait there, and
-        the others in a round that needs them.
+        The flush avoids a deadlock: Horovod's function waits for all ranks and takes part in no round. Fast ranks would
+        wait in it, and slow ranks in a round that needs the fast ones.
         """
         self._flush_all()
         return process_sets.add_process_set(process_set)
 
     def remove_process_set(self, process_set: ProcessSet) -> bool:
-        """Horovod's `remove_process_set`, after the same flush, so that nothing that is pending there is lost."""
+        """Call Horovod's `remove_process_set`, after the same flush, so that no late contribution is lost."""
         self._flush_all()
         number = process_set.process_set_id
         removed = process_sets.remove_process_set(process_set)
@@ -534,7 +545,7 @@ class Runtime:
             flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
             try:
                 more = True
-                while more:  # others may go on training meanwhile, and wait for a rank that does not follow
+                while more:  # other ranks may go on training, and would wait if this rank did not apply their rounds
                     more = self._guarded(flush.wait, meanwhile.drainings)
                     meanwhile.apply()
                     for applier in appliers:
@@ -545,27 +556,27 @@ class Runtime:
         meets = meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0
         returning = [] if ends else sharers
         here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
-        # Nobody trains on before all have come to the comparison. So no update is made before all ranks have come back.
+        # No rank trains on before all have come to the comparison, so no update completes before all have come back.
         for sharer in here:
             sharer.come_back()
         if meeting is not None and meets:
             replicas = [(applier, applier.replica) for applier in appliers]
             healing.compare(meeting, [(each, replica) for each, replica in replicas if replica is not None])
         for sharer in returning:
-            if sharer not in here:  # these may wait for ranks that do not come to the comparison
+            if sharer not in here:  # of other process sets: they may wait for ranks that take no part in the comparison
                 sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:
         return [applier for applier in self._appliers_here() if applier.shares_work]  # type: ignore[misc]
 
     def _appliers_here(self) -> list[Applier]:
-        """Those whose last step this thread took, or one that is gone."""
+        """The appliers whose last step was taken by this thread, or by a thread that has ended."""
         others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
         with self._appliers_lock:
             return [applier for applier in self._appliers if applier.thread not in others]
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
-        """Those whose results this thread may take."""
+        """The appliers of a process set whose rounds this thread may apply now."""
         return [
             applier
             for applier in self._appliers_here()
@@ -573,18 +584,18 @@ class Runtime:
         ]
 
     def _claim(self, process_set: int, names: Sequence[str]) -> None:
-        """The calling thread is about to bring something to these buckets, whoever did before."""
+        """Make the calling thread the one that arrives at these buckets, in place of another thread."""
         self._guarded(_attach.claim, self._library, process_set, names)
 
     def clear(self, process_set: int, names: Sequence[str]) -> None:
-        """Forgets what this rank has pending and has missed in a bucket, or in those of a family."""
+        """Forget this rank's late contributions and missed rounds in a bucket, or in those of a family."""
         self._guarded(_attach.clear, self._library, process_set, names)
 
     def size_of(self, process_set: ProcessSet) -> int:
         """How many ranks are in a process set.
 
         Raises:
-            HorovodInternalError: Horovod has shut down, and its process sets with it; another rank has failed, say.
+            HorovodInternalError: Horovod has shut down, for example because another rank has failed.
             ValueError: there is no such process set, or Horovod has not been initialised.
         """
         try:
@@ -595,7 +606,7 @@ class Runtime:
             raise
 
     def is_alone(self, process_set: ProcessSet) -> bool:
-        """Whether this rank has nobody to exchange with; False in an elastic job, where others may come."""
+        """Whether this rank has no other rank to exchange with; False in an elastic job, because ranks may be added."""
         return self.size_of(process_set) == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
 
     def is_initialized(self) -> bool:
@@ -603,13 +614,13 @@ class Runtime:
         return self._mpi_ops.is_initialized()
 
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
-        """The raw statistics of every bucket of a process set, by name."""
+        """Return the raw statistics of every bucket of a process set, by name, without the buckets of flushes."""
         everything = self._guarded(_attach.statistics, self._library, process_set)
         named = {name: of for name, of in everything.items() if not name.startswith(healing.PREFIX)}
         return {name: of | {"healed": self.healed[name]} for name, of in named.items()}
 
     def unsettled(self, process_set: int) -> set[str]:
-        """The buckets of optimizers in which this rank has something pending, or has missed results."""
+        """Return the names of optimizers' buckets in which this rank has late contributions or missed rounds."""
         return {name for name, of in self.statistics(process_set).items() if of["unsettled"]}
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -620,9 +631,9 @@ class Runtime:
 
 
 class Meanwhile:
-    """What a thread does while it waits for something else: it takes rounds of the optimizers whose steps it takes.
+    """Takes rounds of a thread's optimizers while the thread waits for something else.
 
-    Otherwise they would have to be added up. It takes none before `replay_limit - 1` are untaken.
+    Without it the core would have to add missed rounds up. It takes none before `replay_limit - 1` have been missed.
     """
 
     def __init__(self, library: str, appliers: Sequence[Applier]) -> None:
@@ -633,23 +644,23 @@ class Meanwhile:
 
     @property
     def drainings(self) -> list[_attach.Draining]:
-        """What tells the core so; empty where there is nothing to take."""
+        """The objects that tell the core of this wait; empty if the thread has no optimizer that can take rounds."""
         return [draining for _, draining in self._appliers]
 
     def apply(self) -> None:
-        """Take what is due."""
+        """Take the rounds that are due, of each optimizer."""
         for applier, draining in self._appliers:
             if draining.is_due:
                 applier.apply_ahead()
 
     def end(self) -> None:
-        """What the thread has waited for is there."""
+        """Tell the core that the wait is over."""
         for draining in self.drainings:
             draining.end()
 
 
 class Tenure:
-    """Whether something belongs to the present generation of Horovod, or is of an earlier one, or of none yet."""
+    """Remembers which generation of Horovod something belongs to; to none before the first `enter`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -657,15 +668,15 @@ class Tenure:
 
     @property
     def is_current(self) -> bool:
-        """Whether it was entered since Horovod was last initialised; False while Horovod is down."""
+        """Whether `enter` was called in the present generation; False while Horovod is down."""
         return 0 != self._generation == self._runtime.generation
 
     def is_that_of(self, other: Tenure) -> bool:
-        """Whether both belong to one generation, which may have ended."""
+        """Whether both belong to the same generation, which may have ended."""
         return self._generation == other._generation
 
     def enter(self) -> bool:
-        """Belong to the present generation from now on. Whether that is new."""
+        """Belong to the present generation from now on. Returns whether it belonged to another one before."""
         before, self._generation = self._generation, self._runtime.generation
         return before != self._generation
 
@@ -695,5 +706,5 @@ def _check_build(framework: str, version: str, mpi_ops: ModuleType) -> None:
 
 
 def library_of(mpi_lib: ModuleType) -> str:
-    """The path of a framework's Horovod library, as the dynamic linker knows it."""
+    """Return the path of a framework's Horovod library, in the form that the dynamic linker knows."""
     return os.path.abspath(str(mpi_lib.__file__))

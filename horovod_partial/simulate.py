@@ -1,4 +1,4 @@
-"""How long would iterations take? Jobs on a model of a cluster, decided by the code that decides in a real one.
+"""How long would iterations take? Simulates jobs on a model of a cluster, with the code that closes rounds in real jobs.
 
 `simulate` runs a job in simulated time: ranks compute and are delayed, the coordinator closes rounds by a policy, and
 messages cost what a `Cluster` says. What is modelled, and what is not: `docs/simulator.md`.
@@ -31,12 +31,12 @@ class Cluster:
     """Links between ranks, and what reductions over them cost (MG-WFBP, IEEE TPDS 2021, section 2.5).
 
     Attributes:
-        latency: seconds of a message between two ranks; alpha.
-        seconds_per_byte: of a link, 0 or more; beta.
-        reduce_seconds_per_byte: for adding two numbers; gamma.
-        ranks_per_node: with `"hierarchical"`, how many ranks share a node and its link.
-        local_latency: with `"hierarchical"`, as `latency` within a node.
-        local_seconds_per_byte: with `"hierarchical"`, as `seconds_per_byte` within a node.
+        latency: seconds of an empty message between two ranks, 0 or more; alpha.
+        seconds_per_byte: seconds that a link takes for a byte, 0 or more; beta.
+        reduce_seconds_per_byte: seconds to add a byte of one tensor to another, 0 or more; gamma.
+        ranks_per_node: with `"hierarchical"`, how many ranks share a node and its link, 1 or more.
+        local_latency: with `"hierarchical"`, the `latency` within a node.
+        local_seconds_per_byte: with `"hierarchical"`, the `seconds_per_byte` within a node.
     """
 
     latency: float
@@ -67,9 +67,9 @@ class Cluster:
         """What an allreduce among `ranks` ranks costs. The formulas are the paper's table 2, with whole steps.
 
         Args:
-            algorithm: one of `ALGORITHMS`. `"hierarchical"`, which the paper has not: a ring within each node, and a ring
-                of nodes, whose ranks send their parts at the same time; groups fill nodes one after the other.
-            ranks: 1 or more; a rank alone costs nothing.
+            algorithm: one of `ALGORITHMS`. `"hierarchical"` is not in the paper: a ring within each node, and a ring of
+                nodes, in which the ranks of a node send their parts at the same time. Groups fill one node after another.
+            ranks: number of ranks, 1 or more; 1 costs nothing.
 
         Raises:
             ValueError: the algorithm is unknown.
@@ -108,7 +108,7 @@ def _double_binary_trees(cluster: Cluster, ranks: int) -> tuple[float, float]:
 
 
 def _doublings(ranks: int) -> int:
-    """Steps, whole ones, in which one rank becomes so many by doubling."""
+    """Return how often 1 must be doubled to reach this many ranks, as a whole number."""
     return (ranks - 1).bit_length()
 
 
@@ -134,7 +134,7 @@ ALGORITHMS = tuple(_COSTS)
 
 
 class Delays(Protocol):
-    """Who is delayed in which step, and for how long."""
+    """Says which ranks are delayed in which steps, and for how long."""
 
     def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
         """Seconds, of the shape (iterations, ranks). `compute`: seconds of a step without delay."""
@@ -178,7 +178,7 @@ class OneSlow:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Every rank is delayed in every step, by `median` seconds in half of them, and now and then by much more.
+    """Every rank is delayed in every step, by a log-normal time: in half of the steps by more than `median` seconds.
 
     Steps of ResNet-50 on a cloud (eager-SGD, PPoPP'20, figure 4: 399 to 1,892 ms, mean 454, standard deviation 116) are
     about 0.4 s and such a delay with a median of 0.024 s and a sigma of 1.3.
@@ -232,9 +232,9 @@ class Trace:
     """One step of a model on one rank.
 
     Attributes:
-        name: of the model.
-        forward: seconds before backward begins.
-        gradients: in the order in which backward makes them, at least one.
+        name: the name of the model.
+        forward: seconds before backward begins, 0 or more.
+        gradients: the gradients in the order of backward, at least one.
     """
 
     name: str
@@ -249,7 +249,7 @@ class Trace:
 
     @classmethod
     def even(cls, gradients: int, nbytes: int, forward: float, backward: float) -> Trace:
-        """A model whose gradients are alike: `nbytes` each, and `backward` seconds together."""
+        """Make a model with equal gradients: `nbytes` each, and `backward` seconds for all of them."""
         one = backward / gradients
         return cls("even", forward, tuple(Gradient(str(index), nbytes, one) for index in range(gradients)))
 

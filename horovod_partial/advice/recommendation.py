@@ -1,4 +1,4 @@
-"""Which of the predictions to choose, in words."""
+"""Chooses a policy from the predictions, and explains the choice in words."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from horovod_partial.recording.steps import share_with_other_waits
 from horovod_partial.report import slowness
 from horovod_partial.report.slowness import Slowness
 
-# What is so near to the fastest is as good, and the one of them with the fewest late gradients is better.
+# A policy with at least this share of the best rate is as good. Of these take the one with the fewest late gradients.
 NEAR = 0.96
 _OFTEN = 0.5  # a share of the steps
-# The smallest quorum to recommend, as a share of the ranks, by the optimizer: below it late gradients have cost a model more than
-# the speed has gained ("Which optimizer" in docs/policies.md).
+# By optimizer, the smallest quorum to recommend, as a share of the ranks. Below it late gradients have cost models
+# more than the speed has gained ("Which optimizer" in docs/policies.md).
 LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "adamw": 0.75, "muon": 0.75}
 
 
@@ -33,11 +33,11 @@ class Advice:
     """What a recorded job should do.
 
     Attributes:
-        title: what was recorded.
-        predictions: those of gradients, from `full` to `solo`, then those of models.
-        chosen: the policy to take, one of gradients.
-        shares: by rank, what part of its present batch it should have under `full`, if all have equal ones; empty where no rank
-            is slow persistently.
+        title: a title that says what was recorded.
+        predictions: the predictions for gradient policies, from `full` to `solo`, then for model policies.
+        chosen: the recommended policy, a gradient policy.
+        shares: by rank, the factor for its batch size under `full`, if all batches are equal now; empty if no rank is
+            persistently slow.
         text: the advice, in sentences.
         remarks: what is missing, in sentences.
     """
@@ -54,8 +54,8 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
     """Predict each policy's rate from a recording, and recommend one.
 
     Args:
-        recording: of a job.
-        optimizer: what takes the job's steps, a key of `LEAST_QUORUM`; None if that is not known.
+        recording: the recording of a job.
+        optimizer: the job's optimizer, a key of `LEAST_QUORUM`; None if it is unknown.
 
     Raises:
         ValueError: there are too few steps, or ranks are missing; or the ranks averaged models every few steps, whose compute
@@ -112,12 +112,12 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
 
 
 def _short(policy: str) -> str:
-    """A policy without the options of its buckets."""
+    """Return the text of a policy without the options of its buckets."""
     return policy.partition(" op=")[0]
 
 
 def _shares(slow: list[Slowness]) -> dict[int, float]:
-    """What part of its batch each rank should have so that those that are always slow take as long as the others."""
+    """Return a factor for each rank's batch size, so that persistently slow ranks take as long as the others."""
     if all(rank.kind != "persistent" for rank in slow):
         return {}
     speeds = np.array([1 / rank.factor if rank.kind == "persistent" else 1.0 for rank in slow])
@@ -126,7 +126,7 @@ def _shares(slow: list[Slowness]) -> dict[int, float]:
 
 
 def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same times, where neighbours by length are a step, as under `hvd.BalancedBatchSampler`; of the same shape."""
+    """Regroup the times as under `hvd.BalancedBatchSampler`: each step gets times of similar length.."""
     steps = np.sort(compute, axis=None).reshape(compute.shape)
     return np.random.default_rng(0).permutation(steps)
 

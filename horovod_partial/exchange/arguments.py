@@ -1,4 +1,4 @@
-"""Checks of what users say: the same, with the same words, in every framework."""
+"""Checks of the users' arguments, with the same messages in every framework."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from horovod_partial.settings import settings
 
 
 def is_average(op: int, average: int, total: int) -> bool:
-    """Whether a partial collective divides.
+    """Return whether a partial collective averages; otherwise it sums.
 
     Args:
-        op: what the user asked for.
+        op: the operation that the user asked for.
         average: the number of the framework's `hvd.Average`.
-        total: that of its `hvd.Sum`.
+        total: the number of the framework's `hvd.Sum`.
 
     Raises:
-        ValueError: it is another operation.
+        ValueError: `op` is neither of them.
     """
     if op not in (average, total):
         raise ValueError(
@@ -34,11 +34,11 @@ def is_average(op: int, average: int, total: int) -> bool:
 
 
 def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> tuple[GradientPolicy, str]:
-    """The policy of a single allreduce, and what a late rank gets.
+    """Return the policy of a single allreduce, and `missed`: "sum" or "latest".
 
     Args:
-        sync: as the user gave it.
-        arguments: all others.
+        sync: the user's argument.
+        arguments: all other arguments of the user.
 
     Raises:
         ValueError: `sync` averages models, or an argument is wrong.
@@ -59,7 +59,7 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> tup
     return policy, missed
 
 
-# What says how rounds close and what a late rank gets, by its default.
+# Arguments about rounds, with their defaults.
 _ABOUT_ROUNDS = {
     "max_staleness": None,
     "grace_ms": None,
@@ -69,12 +69,14 @@ _ABOUT_ROUNDS = {
 
 
 def check_about_rounds(sync: Policy | str | None, policy: GradientPolicy, arguments: Mapping[str, Any]) -> None:
-    """Check what users say of rounds, also where the policy has none. To be called by what the user calls.
+    """Check arguments about rounds, and warn if they have no effect.
+
+    Must be called directly by the function that the user calls, because the warning names the caller's caller.
 
     Args:
-        sync: as the user gave it.
-        policy: what it stands for.
-        arguments: with `max_staleness` and `grace_ms`, and `replay_limit` where there is one.
+        sync: the user's argument.
+        policy: the policy that `sync` stands for.
+        arguments: contains `max_staleness` and `grace_ms`, and may contain `replay_limit`.
 
     Raises:
         ValueError: an argument is wrong.
@@ -92,7 +94,10 @@ def check_about_rounds(sync: Policy | str | None, policy: GradientPolicy, argume
 
 
 def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
-    """Say that late gradients may cost this optimizer more than not waiting gains. To be called by what the user calls."""
+    """Warn if late gradients may cost this optimizer more than it gains by not waiting.
+
+    Must be called directly by the function that the user calls.
+    """
     kinds = {kind.__name__ for kind in type(optimizer).__mro__} & {"Adam", "AdamW", "Muon"}
     if kinds and (isinstance(policy, Solo) or policy == Auto()):
         warnings.warn(
@@ -104,10 +109,10 @@ def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
 
 
 def check_compression(compression: Any) -> None:
-    """Refuse what cannot compress.
+    """Check a compression.
 
     Raises:
-        ValueError: it has not the methods of Horovod's compressions.
+        ValueError: it lacks `compress` or `decompress`.
     """
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
         raise ValueError(
@@ -116,7 +121,7 @@ def check_compression(compression: Any) -> None:
 
 
 def warn_of_float32() -> None:
-    """Say that gradients which were to be compressed to float16 are not."""
+    """Warn that gradients travel as float32, although float16 was asked for."""
     warnings.warn(
         "gradients travel as float32 although compression asks for float16: under a partial policy they travel without the loss "
         "scale, and small ones would be 0",
@@ -134,7 +139,7 @@ _FACTOR = (is_number, "a number")
 _FLAG = (is_flag, "True or False")
 _TEXT = (lambda value: value is None or isinstance(value, str), "a text")
 
-# Whether an argument is of the right kind, and what is: by its name, which means the same wherever it is.
+# By name of an argument: a check of its value, and words for allowed values. A name means the same in all functions.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "average_aggregated_gradients": _FLAG,
     "backward_passes_per_step": (lambda value: is_int(value) and value >= 1, "an int, 1 or more"),
@@ -146,7 +151,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": _TEXT,
     "named_buffers": (lambda value: value is None or isinstance(value, Iterable), "model.named_buffers()"),
     "named_parameters": (lambda value: value is None or isinstance(value, Iterable), "model.named_parameters()"),
-    # Numbers of Horovod's, of which a front end may lack some.
+    # The numbers of Horovod's operations; a front end may lack some of them.
     "op": (lambda value: is_int(value) and 0 <= value < 6, "hvd.Average, or another of Horovod's operations"),
     "postscale_factor": _FACTOR,
     "prescale_factor": _FACTOR,
@@ -158,10 +163,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_kinds(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of a wrong kind, among them a policy that is not named, and so lands in another's place.
+    """Check the kinds of arguments. It also finds a policy that was passed by position, as another argument.
 
     Raises:
-        ValueError: there is one.
+        ValueError: an argument is of a wrong kind.
     """
     for name, value in arguments.items():
         fits, allowed = _KINDS.get(name, (None, ""))
@@ -173,10 +178,10 @@ def check_kinds(arguments: Mapping[str, Any]) -> None:
 
 
 def check_fusion(fusion: Any, groups: Any) -> None:
-    """Refuse what is no `MergedGradients`, or goes with groups.
+    """Check `fusion`; None is allowed.
 
     Raises:
-        ValueError: it is.
+        ValueError: it is not a `MergedGradients`, or `groups` is given too.
     """
     if fusion is None:
         return
@@ -186,10 +191,12 @@ def check_fusion(fusion: Any, groups: Any) -> None:
 
 
 def with_num_groups(groups: Any, num_groups: int) -> Any:
-    """`groups`, where Horovod's deprecated argument may stand for it. To be called by what the user calls.
+    """Return `groups`, or the deprecated `num_groups` if only that is given; warns of the latter.
+
+    Must be called directly by the function that the user calls.
 
     Raises:
-        ValueError: it is no number of groups.
+        ValueError: `num_groups` is not an int of 0 or more.
     """
     require(is_int(num_groups) and num_groups >= 0, "num_groups", "an int, 0 or more", num_groups)
     if num_groups == 0:
@@ -203,14 +210,14 @@ def with_num_groups(groups: Any, num_groups: int) -> Any:
 
 
 def check_gradient_arguments(policy: Policy, arguments: dict[str, Any], *, replays: bool) -> None:
-    """Horovod's checks of the arguments of an optimizer of Keras or a tape, with its messages; settles `missed`.
+    """Check the arguments of an optimizer of Keras or a tape, with Horovod's messages; sets `arguments["missed"]`.
 
-    Warns where missed results are added up although nobody has asked for it.
+    Warns if missed results are added up although the user has not asked for it.
 
     Args:
-        policy: of the user's choice.
-        arguments: as the user gave them.
-        replays: missed rounds can be applied one by one, which is the default then.
+        policy: the user's policy.
+        arguments: the user's arguments.
+        replays: whether missed rounds can be applied one by one. If so, that is the default.
 
     Raises:
         ValueError: an argument is wrong.
@@ -241,11 +248,11 @@ def check_gradient_arguments(policy: Policy, arguments: dict[str, Any], *, repla
 
 
 def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, uncompressed: Any, average: int) -> None:
-    """Refuse arguments that mean nothing to a policy of models.
+    """Refuse arguments that have no meaning under a policy of models.
 
     Args:
-        policy: has rounds that may be missed, or held open, only if it is `GroupAverage`.
-        arguments: of an optimizer, as the user gave them; those that a framework does not have may be left out.
+        policy: the policy. Only `GroupAverage` takes `max_staleness` and `grace_ms`.
+        arguments: the user's arguments of an optimizer. Those that a framework lacks may be left out.
         uncompressed: the framework's `hvd.Compression.none`.
         average: the number of the framework's `hvd.Average`.
 
@@ -264,10 +271,10 @@ def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, un
 
 
 def refuse_about_late_gradients(arguments: dict[str, Any]) -> None:
-    """Refuse arguments that mean nothing where work is shared.
+    """Refuse arguments that have no meaning under `WorkSharing`.
 
     Args:
-        arguments: of an optimizer, as the user gave them.
+        arguments: the user's arguments of an optimizer.
 
     Raises:
         ValueError: there are such arguments.
@@ -281,7 +288,7 @@ def _refuse(arguments: dict[str, Any], left_alone: dict[str, Any], policy: str) 
         raise ValueError(f"{', '.join(given)} cannot be used with {policy}")
 
 
-# Arguments by name, as they are where nobody gives them.
+# Defaults of arguments, by name.
 _OF_MISSED_ROUNDS: dict[str, Any] = {
     "fusion": None,
     "missed": None,

@@ -1,4 +1,4 @@
-"""Which gradients travel together where nothing has been measured: the same for every framework."""
+"""Plans which gradients travel together without measurements: the same for every framework."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Hashable, Iterable, Sequence
 def plan(
     kinds: Sequence[Hashable], sizes: Sequence[int], groups: Iterable[Iterable[int]], bucket_bytes: float
 ) -> list[list[int]]:
-    """Buckets of gradients of one kind, in reverse order, as backward makes them.
+    """Pack gradients into buckets in reverse order of the model, which is the order of backward.
 
     Args:
-        kinds: of each gradient, in the order of the model: what those in one bucket have in common, such as the dtype.
-        sizes: of each gradient, in bytes.
-        groups: buckets asked for by the user, as positions; what they leave out is packed by size.
-        bucket_bytes: a bucket is closed when it has reached this size.
+        kinds: the kind of each gradient, such as its dtype, in the order of the model. A bucket has one kind.
+        sizes: the size of each gradient, in bytes.
+        groups: buckets that the user has asked for, as positions. A group of several kinds becomes several buckets. The
+            remaining gradients are packed by size.
+        bucket_bytes: a bucket takes no further gradient once it has reached this size, in bytes.
 
     Returns:
-        The positions in each bucket.
+        The positions of the gradients in each bucket.
     """
     remaining = list(range(len(kinds)))
     buckets: list[list[int]] = []

@@ -9,13 +9,14 @@ from horovod_partial.settings import settings
 
 
 def gpu_refusal(tensors: str, advice: str, horovod: ModuleType, *, experimental: bool = False) -> str:
-    """Why it cannot; empty where it can.
+    """Return why this process cannot reduce tensors on a GPU; an empty text if it can.
 
     Args:
-        tensors: what is refused, in words.
-        advice: what to do instead.
-        horovod: Horovod's module of the framework that knows what was built.
-        experimental: whether the framework has never run on a GPU with this package, so that the user has to ask for it.
+        tensors: words for the refused tensors, for the message.
+        advice: what the user should do instead, for the message.
+        horovod: Horovod's module of the framework, with `cuda_built` and `nccl_built`.
+        experimental: whether this framework has never been tried on a GPU with this package. Then a setting must allow
+            it.
     """
     if experimental and not settings().experimental_gpu:
         return (

@@ -1,4 +1,4 @@
-"""Elastic jobs: what partial collectives need when ranks come and go, in every framework."""
+"""Elastic jobs, in which ranks come and go: the part that all frameworks share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod_partial.runtime import Runtime
 
 
 def run(func: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
-    """Horovod's `elastic.run` of a function, which restarts a framework's Horovod by our own `init` and `shutdown`."""
+    """Wrap a function with Horovod's `elastic.run`, but restart Horovod by this package's `init` and `shutdown`."""
 
     @functools.wraps(func)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -23,14 +23,14 @@ def run(func: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
             runtime.failed = True
             raise
         except HostsUpdatedInterrupt:
-            # Replicas may differ by what a rank has missed, so the state is broadcast also where ranks only go.
+            # Replicas may differ by missed rounds, so broadcast the state even if no rank has been added.
             raise HostsUpdatedInterrupt(skip_sync=False) from None
 
     return run_fn(watched, runtime.restart)
 
 
 class Functions(NamedTuple):
-    """What a state needs of a framework's Horovod."""
+    """The functions of a framework's Horovod that a state calls."""
 
     broadcast_variables: Callable[..., Any]
     broadcast_object: Callable[..., Any]
@@ -38,7 +38,7 @@ class Functions(NamedTuple):
 
 
 class VariablesState(ObjectState):  # type: ignore[misc]
-    """Variables, and further properties, that all ranks have in common. Each framework has a subclass with `functions`."""
+    """Variables and further properties that all ranks share. Each framework has a subclass with `functions`."""
 
     functions: Functions
 
@@ -48,18 +48,18 @@ class VariablesState(ObjectState):  # type: ignore[misc]
         super().__init__(bcast_object=self.functions.broadcast_object, get_rank=self.functions.rank, **kwargs)
 
     def save(self) -> None:
-        """Commit what there is now."""
+        """Keep the present values, for `restore`."""
         self._save_variables()
         super().save()
 
     def restore(self) -> None:
-        """Go back to the last commit."""
+        """Go back to the values of the last `save` or `sync`."""
         for variable, value in zip(self.variables, self._values, strict=True):
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
-        """Take what rank 0 has."""
+        """Take the values of rank 0."""
         self.functions.broadcast_variables(self.variables, root_rank=0)
         self._save_variables()
         super().sync()
@@ -78,11 +78,11 @@ class KerasState(VariablesState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         if self.optimizer is None:
             raise ValueError("pass the optimizer, or compile the model first")
-        if not self.optimizer.built:  # a rank that joins later has to have the same variables as the others
+        if not self.optimizer.built:  # a rank that is added later must have the same variables
             self.optimizer.build(model.trainable_variables)
         variables = getattr(self.optimizer, "all_variables", self.optimizer.variables)
         super().__init__([*model.weights, *variables], **kwargs)
 
     def reset(self) -> None:
-        """Ranks have changed."""
-        self.model.train_function = None  # Keras makes another in the next `fit`
+        """Called when the ranks have changed."""
+        self.model.train_function = None  # the next `fit` makes a new one

@@ -1,4 +1,4 @@
-"""Trainings whose gradients travel by measured plans, in every framework: `fusion=hvd.MergedGradients`."""
+"""Gradients that travel by a measured plan (`fusion=hvd.MergedGradients`): the part that all frameworks share."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from horovod_partial.runtime import Runtime
 
 
 class FusedTraining:
-    """The gradients of one optimizer or tape that travel by a plan, which may be replaced between two steps.
+    """The gradients of one optimizer or tape, and the plan that they travel by. A new plan may come between two steps.
 
-    Steps are counted, and their times kept, in C++ (`cpp/core/fusion_steps.h`): a graph runs without Python until it is time
-    to plan. Each framework has a subclass with `runtime`.
+    C++ counts the steps and keeps their times (`cpp/core/fusion_steps.h`), because a graph runs without Python until
+    the next plan is due. Each framework has a subclass with `runtime`.
 
     Args:
         name: prefix of the buckets' names; the same on every rank.
-        options: the user's.
+        options: the user's options.
         process_set: the ranks that take part.
-        gradients: what a plan has to know of each.
-        messages: which gradients travel together before there is a plan, as positions.
+        gradients: name, shape and type of each gradient.
+        messages: which gradients travel together before there is a plan, as positions in `gradients`.
     """
 
     runtime: Runtime
@@ -45,15 +45,15 @@ class FusedTraining:
         self._planner = Planner(options, gradients, name)
         elements = [math.prod(gradient.shape) for gradient in gradients]
         self._steps = _attach.SharedSteps(name, elements, messages, self._planner.first_due, options.warmup_steps)
-        self._plans = 0  # since Horovod was initialised
-        self._rounds_before = 0  # in buckets that a plan has replaced
+        self._plans = 0  # plans made in this generation
+        self._rounds_before = 0  # rounds in buckets of earlier plans
         self._use(name, messages)
 
     def _use(self, prefix: str, messages: list[list[int]]) -> None:
         self.messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}  # by bucket
         owner = _attach.Owner()
         self._own(owner, [*self.messages, self._planner.meeting])
-        self._owner = owner  # with the one before, the buckets of the plan before end, but not the meeting
+        self._owner = owner  # replaces the owner before, whose buckets end now; only the meeting is kept
 
     def _own(self, owner: _attach.Owner, names: Iterable[str]) -> None:
         self.runtime.own(owner, self.process_set.process_set_id, names)
@@ -71,24 +71,24 @@ class FusedTraining:
 
     @property
     def rounds(self) -> int:
-        """Rounds that all buckets have ended on this rank."""
+        """How many rounds have ended on this rank in all buckets."""
         self.forget_an_old_plan()
         process_set = self.process_set.process_set_id
         return self._rounds_before + min(self.runtime.taken(process_set, name) for name in self.messages)
 
     def forget_an_old_plan(self) -> None:
-        """Where Horovod has been initialised anew since it was made: ranks that are new in an elastic job know none."""
+        """Drop a plan of an earlier generation, because ranks that are new in an elastic job do not know it."""
         if self._steps.plans < self._plans:
             self._planner.restart()
             self._plans = self._rounds_before = 0
             self._use(self.name, self._default)
 
     def everybody_is_here(self, collectives: Collectives) -> bool:
-        """Wait for all ranks; False if one has left. Then no plan can be agreed to, and the one in use stays for good."""
+        """Wait for all ranks. Returns False if one has left: no new plan is possible then; the present one stays."""
         return collectives.everybody_is_here(self._planner.meeting)
 
     def replan(self, collectives: Collectives) -> bool:
-        """Make a new plan, between two steps, after all ranks have flushed. Whether `messages` are others now."""
+        """Make a new plan, between two steps, after all ranks have flushed. Returns whether `messages` have changed."""
         current = [[self._names[i] for i in message] for message in self.messages.values()]
         probes = _attach.Owner()
         self._own(probes, self._planner.probes)

@@ -1,4 +1,4 @@
-"""Gradients of a step, combined over the ranks: what is the same for all optimizers and tapes that are handed gradients."""
+"""Combines the gradients of a step over the ranks: the part that optimizers and tapes of all frameworks share."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from horovod_partial.settings import settings
 
 
 class Numbers:
-    """Numbers that tell variables from all others of a process set, the same on every rank of it.
+    """Numbers the variables of a process set, the same on every rank of it.
 
-    They follow the order in which variables are first used there. A rank that is in several process sets counts in each of them
-    by itself, since the other ranks do not know its other variables. Each generation of Horovod counts anew: ranks that are
-    new in an elastic job count from the start, and so do the others then.
+    A variable gets the next number when it is first used in a process set. Each process set counts separately, because
+    its ranks may not know the variables of other process sets. Each generation counts from 0 again, because ranks that
+    are new in an elastic job start from 0.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -38,7 +38,7 @@ class Numbers:
         self._counters: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
     def of(self, variable: Any, process_set: ProcessSet) -> int:
-        """The number of a variable."""
+        """Return the number of a variable."""
         if self._tenure.enter():
             self._counters.clear()
             self._numbers.clear()
@@ -50,23 +50,23 @@ class Numbers:
         return self._numbers[key]
 
 
-# Of gradients that are combined already: these, their variables, and how many steps of all ranks they amount to.
+# Applies combined gradients. Arguments: the gradients, their variables, and how many steps of all ranks they count for.
 Apply = Callable[[list[Any], list[Any], Any], None]
 
 
 class Family(ABC):
-    """The buckets that the gradients of one step travel in, whose results are taken and applied as whole rounds.
+    """The buckets of the gradients of one step. Their results are taken and applied as whole rounds.
 
-    It takes part in flushes for as long as its optimizer is there: see `horovod_partial.runtime.Applier`.
+    A family takes part in flushes as long as its optimizer exists: see `horovod_partial.runtime.Applier`.
 
     Args:
-        reducer: whose family it is.
-        names: of the buckets.
-        variables: in the order of the gradients.
+        reducer: the reducer that the family belongs to.
+        names: the names of the buckets.
+        variables: the variables, in the order of the gradients.
         apply: applies the gradients of a round.
     """
 
-    is_under_way = False  # a flush comes between steps, and a step of a graph has no thread
+    is_under_way = False  # always: a flush comes between steps, and a step of a graph has no thread
     applies_ahead = False
     is_ahead = False
     shares_work = False
@@ -89,7 +89,7 @@ class Family(ABC):
         return None if reducer is None or reducer.replica_of is None else reducer.replica_of(self._variables)
 
     def steps_of(self, count: Any) -> Any:
-        """How many steps of all ranks so many gradients amount to, in all buckets together."""
+        """Convert a number of gradients, summed over all buckets, to a number of steps of all ranks."""
         return count / (len(self._names) * self._size)
 
     @property
@@ -109,12 +109,12 @@ class Family(ABC):
 
     @property
     def family(self) -> list[str]:
-        """The names of the buckets; none when the optimizer is gone, before the collector has found what is left of it."""
+        """The names of the buckets; empty once the optimizer is gone."""
         return self._names if self._reducer() is not None else []
 
     @abstractmethod
     def apply_arrived(self, arrived: Any) -> None:
-        """Apply all rounds that have ended when a step has arrived and waited, oldest first."""
+        """Apply all rounds that have ended, oldest first, after a step has arrived and waited."""
 
     @abstractmethod
     def apply_rounds(self) -> None:
@@ -128,23 +128,23 @@ class GradientReducer(ABC):
     """Combines the gradients of a step under a gradient policy.
 
     Under `Full` this is Horovod's own path, tensor by tensor. Under a partial policy gradients are packed into buckets, in
-    reverse order of the variables and of one type each. With `fusion` a measured plan packs them; under `Full` their rounds
-    are then those of a quorum of all ranks.
+    reverse order of the variables; a bucket has one type. With `fusion` a measured plan packs them, and under `Full`
+    their rounds then close at a quorum of all ranks.
 
     Args:
         name: prefix of the names of tensors and buckets.
         sync: the policy.
         arguments: those of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`,
             `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `fusion`, `max_staleness`, `missed`,
-            `grace_ms` and, where rounds may be replayed, `replay_limit`.
-        skips_nonfinite: rounds whose gradients are not finite are skipped by whoever applies them, on every rank. So late
-            ones travel.
-            Under a partial policy gradients come without the loss scale then.
-        owner: of the buckets, which end when it is gone; None where they are there for whoever has these variables.
-        replica_of: what flushes compare with other ranks, where these variables are trained; None compares nothing.
+            `grace_ms` and, if rounds may be replayed, `replay_limit`.
+        skips_nonfinite: whether every rank skips rounds with gradients that are not finite. Then late ones that are not
+            finite travel too, and under a partial policy gradients come without the loss scale.
+        owner: the buckets end when this object is gone. None keeps them for any user of the same variables.
+        replica_of: returns the values that flushes compare with other ranks, for the trained variables. None compares
+            nothing.
     """
 
-    average: int  # the numbers of Horovod's operations
+    average: int  # Horovod's numbers for Average and Sum
     total: int
     runtime: Runtime
 
@@ -193,7 +193,7 @@ class GradientReducer(ABC):
     @staticmethod
     @abstractmethod
     def number_of(variable: Any, process_set: ProcessSet) -> int:
-        """The number of a variable, of the framework's own or of Keras's, in a process set."""
+        """Return the number of a variable of the framework, or of Keras, in a process set."""
 
     def _number(self, variable: Any) -> int:
         return self.number_of(variable, self.process_set)
@@ -212,21 +212,22 @@ class GradientReducer(ABC):
     def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, Any, list[Any]]:
         """Arrive with all gradients of a step in the buckets of a family, and wait.
 
-        Returns what the names of the buckets begin with, the buckets as the family takes them, and what became of each.
+        Returns the prefix of the buckets' names, the buckets in the form that the family needs, and what became of
+        each.
         """
 
     @abstractmethod
     def _family_of(self, arrived: Any, variables: list[Any], apply: Apply) -> Family:
-        """The family whose buckets these are."""
+        """Make the family of these buckets."""
 
     @abstractmethod
     def _apply_first(self, arrived: Any, apply: Callable[[list[Any], Any], None]) -> None:
-        """Take and apply the oldest round that has ended, if there is one: its results, and how many gradients are in it."""
+        """Take the oldest round that has ended, if there is one, and apply its results and its number of gradients."""
 
     @staticmethod
     @abstractmethod
     def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
-        """Apply what has come, unless nothing has: what was missed may have had no gradient."""
+        """Apply the results, unless there are none. (Missed rounds may have had no gradient.)"""
 
     @abstractmethod
     def _bucket_names(self) -> Iterable[str]: ...
@@ -235,7 +236,7 @@ class GradientReducer(ABC):
     def _missed(self) -> list[tuple[Any, Any]]: ...
 
     def register_local(self, variable: Any) -> None:
-        """Leave this variable's gradient to this rank; it is divided by the number of ranks, as the others' are."""
+        """Keep this variable's gradient on this rank; `scale_local_gradients` divides it by the number of ranks."""
         self._local.add(self._number(variable))
 
     def is_local(self, variable: Any) -> bool:
@@ -243,7 +244,7 @@ class GradientReducer(ABC):
         return self._number(variable) in self._local
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The combined gradients, None where there was none; and what became of each bucket, in no order."""
+        """Return the combined gradients (None stays None), and what became of each bucket, in no order."""
         shared = [i for i, each in enumerate(variables) if gradients[i] is not None and not self.is_local(each)]
         combined = self._scaled_local(gradients, shared)
         if not shared or not self.process_set.included():
@@ -254,14 +255,14 @@ class GradientReducer(ABC):
         return combined, infos
 
     def apply_combined(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Apply) -> None:
-        """Combine the gradients of a step, and apply them: each round that has ended, oldest first.
+        """Combine the gradients of a step, and apply each round that has ended, oldest first.
 
-        A rank that is on time applies one round. What stays on this rank is applied with the first.
+        A rank that is on time applies one round. Gradients that stay on this rank are applied with the first round.
 
         Args:
-            gradients: of this rank.
-            variables: theirs.
-            apply: called for each round, as on the other ranks.
+            gradients: the gradients of this rank; None where there is none.
+            variables: the variables of these gradients.
+            apply: is called for each round, on every rank.
         """
         everything = list(variables)
         shared = [i for i, each in enumerate(everything) if gradients[i] is not None and not self.is_local(each)]
@@ -320,15 +321,15 @@ class GradientReducer(ABC):
         )
 
     def _step_name(self, variables: Sequence[Any], dtypes: Sequence[Any]) -> str:
-        """What the names of a step's buckets begin with: another where variables or the types that travel differ."""
+        """Return the prefix of the names of a step's buckets. It depends on the variables and the types that travel."""
         numbers = [self._number(variable) for variable in variables]
         members = f"{self.process_set.process_set_id} {numbers} {[str(dtype) for dtype in dtypes]}"
         return f"{self.name}.{hashlib.sha256(members.encode()).hexdigest()[:8]}"
 
     @staticmethod
     def _members(variables: Sequence[Any]) -> tuple[str, ...]:
-        """What lies in a bucket, in the order of the model: a bucket is in that of backward."""
-        # Without the numbers of Keras, which counts layers through the process.
+        """Describe the variables of a bucket, in the model's order. The bucket itself has the order of backward."""
+        # Remove the numbers in names of Keras, because Keras counts layers over the whole process.
         names = [
             re.sub(r"_\d+(?=/|$)", "", getattr(each, "path", each.name).removesuffix(":0"))
             for each in reversed(variables)
@@ -343,7 +344,7 @@ class GradientReducer(ABC):
         sizes: Sequence[int],
         bucket_bytes: float | None = None,
     ) -> list[list[int]]:
-        """Which gradients travel together, as positions: see `bucket_plan.plan`; None stands for the setting."""
+        """Plan which gradients travel together: see `bucket_plan.plan`. `bucket_bytes` None takes the setting."""
         size = settings().bucket_mb * 1e6 if bucket_bytes is None else bucket_bytes
         return bucket_plan.plan(kinds, sizes, self._groups([self._number(v) for v in variables]), size)
 
@@ -358,9 +359,10 @@ class GradientReducer(ABC):
         return [[positions[number] for number in group if number in positions] for group in wanted]
 
     def flush(self) -> list[tuple[Any, Any]]:
-        """Deliver what any rank has pending, and apply the rounds that this rank has missed; every rank must come.
+        """Deliver all late contributions, and apply the rounds that this rank has missed. Every rank must call this.
 
-        Returns the gradients that this rank has missed as a sum, with their variables. In eager code.
+        Without replay nothing is applied: it returns the sums of the missed gradients, with their variables. Call it in
+        eager code.
         """
         if self._full:
             return []
@@ -371,7 +373,7 @@ class GradientReducer(ABC):
 
     @property
     def is_settled(self) -> bool:
-        """Whether this rank has nothing pending in these buckets, and has missed nothing. In eager code."""
+        """Whether this rank has no late contributions and no missed rounds in these buckets. In eager code."""
         if self._full or self.runtime.is_alone(self.process_set):
             return True
         names = self.runtime.unsettled(self.process_set.process_set_id)
@@ -379,11 +381,11 @@ class GradientReducer(ABC):
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
-        """Of the gradients that were reduced last; None without `fusion`, and before it has been measured."""
+        """The plan of the gradients that were reduced last; None without `fusion`, and before the measurements."""
         return None
 
     @property
     def rounds(self) -> int:
-        """Rounds that all buckets have ended on this rank; 0 before the first step. In eager code."""
+        """How many rounds have ended on this rank in all buckets; 0 before the first step. In eager code."""
         process_set = self.process_set.process_set_id
         return min((self.runtime.taken(process_set, name) for name in self._bucket_names()), default=0)

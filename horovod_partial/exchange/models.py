@@ -1,4 +1,4 @@
-"""Averages of models: what is the same for the optimizers of every framework under a policy of models."""
+"""Averages of models: the part that optimizers of all frameworks share under a policy of models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from horovod_partial.runtime import Runtime
 
 
 def takes_late(policy: ModelPolicy | Quorum) -> bool:
-    """Whether a rank takes the result of a round that it was too late for.
+    """Return whether a rank takes the result of a round that it was too late for.
 
-    Where groups average, that is the sum of others' newest models, and goes with the rank's own. An average over all ranks
-    was made while the rank was out of training: it is of older models, and would undo what the rank has done since.
+    With groups it does: the result is the sum of other ranks' newest models, and is averaged with the rank's own. It
+    does not take an average over all ranks. Such a round closed without it only because it was out of training, so the
+    models in it are older, and would undo the rank's steps since.
     """
     return isinstance(policy, GroupAverage | PartialReduce)
 
@@ -31,10 +32,10 @@ class ModelAverager(ABC):
     or variables, in the same order on every rank.
 
     Args:
-        policy: what to average with whom.
+        policy: says what is averaged, and which ranks average.
         process_set: the ranks that take part.
-        max_staleness: rounds; None for the setting. For `GroupAverage` only.
-        grace_ms: milliseconds, or `"auto"`; None for the setting.
+        max_staleness: in rounds; None takes the setting. Only for `GroupAverage`.
+        grace_ms: in milliseconds, or `"auto"`; None takes the setting.
     """
 
     runtime: Runtime
@@ -46,22 +47,22 @@ class ModelAverager(ABC):
         max_staleness: int | None,
         grace_ms: float | str | None,
     ) -> None:
-        bucket_config.check_rounds(max_staleness, grace_ms)  # what is wrong fails here, not in the first step
-        self.name = self.signal_name = ""  # before it has been used
+        bucket_config.check_rounds(max_staleness, grace_ms)  # wrong settings fail here, not in the first step
+        self.name = self.signal_name = ""  # empty before the first use
         self.policy = policy
         self.process_set = process_set
         by_work = isinstance(policy, WeightedAverage)
         self._options: dict[str, Any] = {"max_staleness": FOR_EVER if by_work else max_staleness, "grace_ms": grace_ms}
-        self._taken = 0  # rounds whose results this rank has, or will not get any more
+        self._taken = 0  # rounds whose results this rank has got, or will never get
 
     def use_name(self, name: str) -> None:
-        """Use buckets whose names begin with that; in each generation of Horovod before all else."""
+        """Set the prefix of the buckets' names. Must be called first in each generation of Horovod."""
         self.name = f"{name}.model"
         self.signal_name = f"{self.name}.period"
         self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
         if isinstance(self.policy, WeightedAverage):
             self._periods = Periods(self.policy.period)
-        # A flush has another bucket after the first average, if there is state then that is averaged too.
+        # If the optimizer's state is averaged too: flushes have another, larger bucket after the first average.
         self._flush_name, self._flush_name_with_state = f"{self.name}.flush", f"{self.name}.flush.state"
         if self.is_needed:
             names = self.name, self.signal_name, self._flush_name, self._flush_name_with_state
@@ -73,22 +74,22 @@ class ModelAverager(ABC):
 
     @abstractmethod
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
-        """Average a model at once, in eager code, and return the work of those that took part."""
+        """Average a model and wait, in eager code. Returns the work of each rank that took part."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are other ranks to average with, or may be some time."""
+        """Whether there are other ranks to average with, or may be later (in an elastic job)."""
         return self.process_set.included() and not self.runtime.is_alone(self.process_set)
 
     @property
     def rounds(self) -> int:
-        """Averages that have been made."""
+        """How many averages have been made."""
         return self.runtime.taken(self.process_set.process_set_id, self.name)
 
     def averages_all(self) -> bool:
-        """Whether the average that this rank comes to now is one over all ranks, for which all wait.
+        """Return whether the next average of this rank is one over all ranks, for which all wait.
 
-        One that has missed rounds does not come to one: it gets those first, and its model stands in for it.
+        It is not if this rank has missed rounds under `GroupAverage`: its next arrival gets their results first.
         """
         if isinstance(self.policy, WeightedAverage):
             return True
@@ -98,7 +99,7 @@ class ModelAverager(ABC):
         return round == 0 or (round == self._taken and (round + 1) % self.policy.period == 0)
 
     def steps_to_average(self) -> int | None:
-        """Whether to average after a step that has just been taken: None, or the steps that weigh this rank's model."""
+        """Count a step. Returns None if no average is due, otherwise the steps that weigh this rank's model."""
         if not isinstance(self.policy, WeightedAverage):
             return 0
         self._periods.take_step()
@@ -107,10 +108,10 @@ class ModelAverager(ABC):
         return self._periods.begin_next() if self._periods.is_over(self._signalled()) else None
 
     def flush(self, model: Sequence[Any]) -> None:
-        """Average a model over all ranks, which all must come: then the models are equal, and equally new.
+        """Average a model over all ranks; all must call this. Afterwards the models are equal.
 
-        Under `WeightedAverage` models weigh by the work of the present period, as in WP-SGD's last average (Algorithm 1,
-        line 14), and a new period begins. Other policies average plainly.
+        Under `WeightedAverage` models are weighted by the steps of the present period, same as in WP-SGD's last average
+        (Algorithm 1, line 14), and a new period begins. Other policies average with equal weights.
         """
         if not self.is_needed:
             return
@@ -120,13 +121,13 @@ class ModelAverager(ABC):
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
             work = self._periods.work()
-            # Before anybody can go on: the flush has left the signal at the same round on every rank.
+            # Now, before any rank goes on: after the flush the signal is at the same round on every rank.
             self._periods.begin_anew(self._signalled())
             self.runtime.clear(process_set, [self.name])  # an average that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
         else:
             if isinstance(self.policy, GroupAverage):
-                # Older models, which would stand in for ranks that are late, and sums of them; so the next round is a full one.
+                # Forget old models, which would stand in for late ranks, and their sums. So the next round is full.
                 self.runtime.clear(process_set, [self.name])
             iteration = self.runtime.catch_up(process_set, self.name, 0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)

@@ -10,11 +10,11 @@ from horovod_partial.runtime import Runtime, Tenure
 
 
 class InstanceNames:
-    """Names of optimizers, which never repeat while Horovod is up, and count anew when it is initialised anew.
+    """Names of optimizers. They never repeat within a generation, and count from 1 again in the next.
 
-    Ranks that are new in an elastic job count from the start, and so do the others then. Optimizers that are alike are told
-    apart by the order in which names are asked for, which must be the same on every rank; others may come in any order.
-    Any thread may ask.
+    (Ranks that are new in an elastic job count from 1, so the others must too.) Optimizers that are alike get numbers
+    in the order of their calls of `new`, which must be the same on every rank. Optimizers that differ may come in any
+    order. Any thread may call.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -23,11 +23,11 @@ class InstanceNames:
         self._instances: Counter[tuple[str, str]] = Counter()
 
     def new(self, prefix: str, alike: str) -> str:
-        """A name that no other has.
+        """Return a new name.
 
         Args:
-            prefix: of the name.
-            alike: what makes optimizers alike; the same text on every rank.
+            prefix: the first part of the name.
+            alike: a text, the same on every rank. Optimizers with the same text are numbered.
         """
         digest = hashlib.sha256(alike.encode()).hexdigest()[:8]
         with self._lock:

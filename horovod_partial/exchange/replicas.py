@@ -1,4 +1,4 @@
-"""Whether all ranks have the same model: its values, bit for bit, or at least its variables."""
+"""Checks that all ranks have the same model: the same values, bit for bit, or at least the same variables."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 
 def digest(data: Any) -> str:
-    """A hash of anything with a buffer."""
+    """Return a hash of anything with a buffer, as hexadecimal digits."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]) -> None:
-    """Compare every rank's tensors with those of the first; to be called on all of them.
+    """Compare every rank's tensors with those of the first rank. All ranks must call this.
 
     Args:
-        hashes: of this rank's tensors, by name, in an order to report them in.
-        gather: every rank's bytes, in the order of `ranks`.
-        ranks: who takes part.
+        hashes: the hash of each tensor of this rank, by name. The first name that differs is reported.
+        gather: collects the bytes of all ranks, in the order of `ranks`.
+        ranks: the ranks that take part.
 
     Raises:
-        AssertionError: they differ; on every rank, with the first tensor that does, and whose it is.
+        AssertionError: tensors differ. Every rank raises it, with the first such tensor and the ranks where it differs.
     """
     by_rank = _of_all_ranks(hashes, gather, ranks)
     differing = _differing(by_rank)
@@ -37,17 +37,17 @@ def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[by
 
 
 def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]) -> None:
-    """Compare the kinds of variables that are about to be given one rank's values; to be called on all ranks.
+    """Compare dtypes and shapes of variables over the ranks, before a broadcast. All ranks must call this.
 
-    Without it a rank that has one variable more would wait for the others for ever.
+    Without this check a rank with an additional variable would wait for the other ranks for ever.
 
     Args:
         kinds: dtype and shape of each variable.
-        gather: as in `check_equal`.
-        ranks: as in `check_equal`.
+        gather: same as in `check_equal`.
+        ranks: same as in `check_equal`.
 
     Raises:
-        ValueError: they differ; on every rank, with the first variable that does, and whose it is.
+        ValueError: variables differ. Every rank raises it, with the first such variable and the ranks where it differs.
     """
     by_rank = _of_all_ranks({str(index): kind for index, kind in enumerate(kinds)}, gather, ranks)
     differing = _differing(by_rank)
@@ -69,7 +69,7 @@ def _of_all_ranks(
 
 
 def _differing(by_rank: Mapping[int, Mapping[str, str]]) -> dict[str, list[int]]:
-    """What is not the same on all ranks, with the ranks that have it differently from the first."""
+    """Return the names whose values differ, each with the ranks whose value differs from the first rank's."""
     reference = next(iter(by_rank.values()))
     names = dict.fromkeys(name for of_rank in by_rank.values() for name in of_rank)
     others = {

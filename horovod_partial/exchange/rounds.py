@@ -1,4 +1,4 @@
-"""What a rank is told of its rounds."""
+"""What a rank learns about its rounds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ class RoundInfo:
     """What became of an arrival.
 
     Attributes:
-        round: the round whose result the caller got; of several missed ones the newest. -1 under `Full`, which has none.
-        late: the contribution was too late for that round, and travels with the next.
-        fresh: ranks whose contribution was on time for that round (in the caller's group, if it has groups); -1 under
-            `Full`: all of them.
-        gradients: contributions in the sum that the caller got, earlier late ones included; -1 under `Full`.
-        staleness: rounds whose results the caller had missed before it arrived.
-        members: the ranks, within the process set, whose contributions are in that sum; empty under `Full`.
-        work: what each member's weight followed from, if there were weights: steps, or an iteration.
+        round: number of the round whose result the caller got, or of the newest if it had missed several. -1 under
+            `Full`, which has no rounds.
+        late: whether the contribution was too late for that round, and so travels with the next.
+        fresh: number of ranks whose contribution was on time for that round (in the caller's group, if the policy has
+            groups). -1 under `Full`.
+        gradients: number of contributions in the sum that the caller got, including late ones; -1 under `Full`.
+        staleness: number of rounds that the caller had missed when it arrived.
+        members: ranks, numbered within the process set, whose contributions are in that sum; empty under `Full`.
+        work: the steps, or the iteration, that gave each member its weight; empty if the policy has no weights.
     """
 
     round: int

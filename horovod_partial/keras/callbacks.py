@@ -21,15 +21,15 @@ from horovod_partial.round_stats import Progress
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Let all ranks begin with one rank's weights and optimizer state, whatever they were initialised or restored to.
+    """Broadcast one rank's weights and optimizer state to all ranks, whatever they were initialised or restored to.
 
-    Before the first step, or, where the model is built by its first batch, after that. State of random generators stays
-    each rank's own, as do metrics.
+    This happens before the first step, or after the first batch if that builds the model. Metrics and the state of random
+    generators stay each rank's own.
 
     Args:
-        root_rank: whose they are.
-        device: as in Horovod; refused on PyTorch.
-        local_variables: a variable, or several, to be left alone.
+        root_rank: the rank that sends its values.
+        device: same as in Horovod; refused on PyTorch.
+        local_variables: a variable, or several, that are not broadcast.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:

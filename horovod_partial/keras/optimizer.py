@@ -45,10 +45,10 @@ class _Methods:
     _horovod: _State
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        """As the wrapped optimizer's, with gradients combined over the ranks before, or models averaged after."""
+        """Call the wrapped optimizer's `apply`; combine gradients over the ranks before, or average models after it."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
         if len(grads) == 0 or len(grads) != len(variables):
-            return self._base.apply(self, grads, trainable_variables)  # which refuses what is wrong
+            return self._base.apply(self, grads, trainable_variables)  # raises Keras's errors
         if not self.built:  # type: ignore[has-type]
             with keras.name_scope(self.name):  # type: ignore[attr-defined]
                 self.build(variables)  # type: ignore[attr-defined]
@@ -62,8 +62,8 @@ class _Methods:
             )
         return self._horovod.apply(self, list(grads), list(variables))
 
-    # Where Keras accumulates gradients, an update is where their sum is: the passes before have not travelled. What belongs
-    # to an update is done there, for each round.
+    # If Keras accumulates, only the result of all passes travels, in `_backend_update_step`. Clipping and weight
+    # decay then happen there too, once for each round, so these methods must leave them out.
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return grads if self._horovod.accumulates(self) else self._base._clip_gradients(self, grads)
@@ -81,7 +81,8 @@ class _Methods:
             self._base._backend_update_step(self, grads, trainable_variables, learning_rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A LossScaleOptimizer resets it in what it wraps. It would then decide on each rank alone whether to step.
+        # A LossScaleOptimizer sets this on the optimizer that it wraps. Around this one, each rank would decide alone
+        # whether to step.
         if name == "loss_scale_factor":
             raise ValueError(
                 "wrap the outermost optimizer: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). "
@@ -91,60 +92,62 @@ class _Methods:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Another one of this kind, wrapped with the same arguments."""
+        """Make an optimizer from a configuration of Keras, wrapped with the same arguments as this class."""
         custom = {} if custom_objects is None else {"custom_objects": custom_objects}
         return DistributedOptimizer(cls._base.from_config(config, **custom), **cls._horovod_arguments)  # type: ignore[attr-defined]
 
     def register_local_var(self, var: Any) -> None:
-        """Leave this variable's gradient to this rank, as Horovod's PartialDistributedOptimizer does."""
+        """Keep this variable's gradient on this rank, same as Horovod's PartialDistributedOptimizer."""
         require(isinstance(backend.native(var), backend.Variable), "var", "a variable", var)
         self._horovod.register_local(var)
 
     @property
     def all_variables(self) -> list[Any]:
-        """Its `variables`, and how many steps its rounds are, which a file of Keras's holds beside these.
+        """The optimizer's `variables`, and the variables that count the steps of its rounds. Keras saves both.
 
-        Broadcast them all where one rank alone has loaded the optimizer (`hvd.callbacks.BroadcastGlobalVariablesCallback` does).
+        If only one rank has loaded the optimizer, broadcast all of them
+        (`hvd.callbacks.BroadcastGlobalVariablesCallback` does).
         """
         return [*self.variables, *self._horovod_steps.variables]  # type: ignore[attr-defined]
 
     @property
     def rounds(self) -> int:
-        """Rounds that all buckets have completed: the clock that the ranks share, for schedules and for stopping. In eager code.
+        """Rounds that have ended in all buckets: use it for schedules and to decide when to stop. In eager code.
 
-        Under `hvd.Full()`, and on one rank alone, the steps taken; with a policy of models the averages that have been made.
+        Under `hvd.Full()`, and on a single rank, this is the number of steps. With a policy of models it is the number
+        of averages.
         """
         return self._horovod.rounds(self)
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
-        """Which gradients travel together, and why; None without `fusion`, and before it has been measured."""
+        """Which gradients travel together, and why; None without `fusion`, and before costs have been measured."""
         return self._horovod.fusion_plan
 
     def flush(self) -> None:
-        """Deliver everything late, and apply what this rank has missed; or make the models equal. In eager code.
+        """Deliver late contributions and apply missed rounds; with a policy of models, make the models equal.
 
-        Waits until every rank flushes. Call it on every rank before an evaluation or a checkpoint, and at the end of training
-        (`hvd.FlushCallback`). Under `hvd.Full()` without `fusion` it does nothing.
+        It waits until every rank flushes. Call it in eager code, on every rank before an evaluation or a checkpoint,
+        and at the end of training (`hvd.FlushCallback` does). Under `hvd.Full()` without `fusion` it does nothing.
         """
         self._horovod.flush(self)
 
     def flushed(self) -> bool:
-        """Whether this rank has nothing pending and has missed nothing, or has not stepped since it was flushed.
+        """Whether this rank has no late contributions and no missed rounds, or has not stepped since its last flush.
 
-        With a policy of models: whether it has not stepped since. A model that is saved where this is false, with its optimizer,
-        warns once. In eager code.
+        With a policy of models: whether it has not stepped since its last flush. If this is False, saving the model
+        with its optimizer warns once (not with a policy of models). Call it in eager code.
         """
         return self._horovod.is_flushed(self)
 
     def save_own_variables(self, store: Any) -> None:
-        """As the wrapped optimizer's; warns once where this rank's model is not that of the others: see `flushed`."""
+        """Save the wrapped optimizer's variables; warns once if `flushed` is False, because ranks may differ then."""
         self._horovod.before_saving(self)
         self._base.save_own_variables(self, store)
 
 
 class _Progress:
-    """How far an optimizer has come, and how far it was when it was last flushed; lives on when that is gone."""
+    """An optimizer's number of steps, now and at its last flush. It outlives the optimizer."""
 
     def __init__(self, iterations: Any) -> None:
         self._iterations = iterations
@@ -161,7 +164,7 @@ class _Progress:
             return int(keras.ops.convert_to_numpy(self._iterations))
 
     def follows(self, variables: Sequence[Any]) -> bool:
-        """Let variables be those that this optimizer trains; whether another one that did was flushed before."""
+        """Note that this optimizer trains these variables. Returns False if an earlier one did and was not flushed."""
         before = [getattr(variable, "_horovod_progress", self) for variable in variables]
         for variable in variables:
             variable._horovod_progress = self
@@ -169,7 +172,7 @@ class _Progress:
 
 
 class _State:
-    """What the wrapper of one optimizer knows."""
+    """The state of one optimizer's wrapper."""
 
     def __init__(
         self, name: str, policy: Policy, arguments: dict[str, Any], averages: bool, rates: Rates | None
@@ -178,11 +181,11 @@ class _State:
         self._name = name
         self._policy = policy
         self._arguments = arguments
-        self._averages = averages  # of the gradients of several passes, which are summed otherwise
+        self._averages = averages  # whether gradients of several passes are averaged; otherwise they are summed
         self._local: list[Any] = []
         self._made: GradientReducer | ModelAverager | None = None
-        self._tenure = Tenure(backend.runtime)  # of that
-        self._progress: _Progress | None = None  # none before the first step
+        self._tenure = Tenure(backend.runtime)  # the generation of _made
+        self._progress: _Progress | None = None  # None before the first step
         self._has_warned = False
 
     @property
@@ -201,15 +204,15 @@ class _State:
             self._made.register_local(variable)
 
     def _current(self) -> GradientReducer | ModelAverager | None:
-        """What the policy exchanges; None before the first step, also before the first since Horovod was initialised anew."""
+        """The object that exchanges gradients or models; None before the first step of this generation."""
         return self._made if self._tenure.is_current else None
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def _exchange(self, optimizer: Any) -> GradientReducer | ModelAverager:
-        """The same; made in the first step, because names follow from the variables."""
+        """Return the same object; made in the first step, because its name depends on the variables."""
         made = self._current()
         if made is None:
-            follow_steps(optimizer)  # also those that a MultiOptimizer has chosen since it was wrapped
+            follow_steps(optimizer)  # again, because a MultiOptimizer may have chosen further optimizers since
             process_set = self._arguments["process_set"]
             trained = [backend.number_of(variable, process_set) for variable in optimizer._trainable_variables]
             name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
@@ -259,14 +262,14 @@ class _State:
             return result
         if optimizer.gradient_accumulation_steps:
             return optimizer._base.apply(optimizer, gradients, variables)
-        if exchange.unscaled:  # what is late meets another scale; scales are powers of two
+        if exchange.unscaled:  # because the scale may change before a late one is applied; exact for powers of 2
             scale = optimizer.dynamic_scale
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
         exchange.apply_combined(gradients, variables, _applying(optimizer, exchange.unscaled))
         return None
 
     def accumulates(self, optimizer: Any) -> bool:
-        """Whether gradients of several passes travel as one."""
+        """Whether Keras accumulates gradients of several passes, and only the result travels."""
         return bool(optimizer.gradient_accumulation_steps) and not isinstance(self._policy, ModelPolicy)
 
     def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
@@ -335,12 +338,12 @@ class _State:
 
 
 def _applying(optimizer: Any, unscaled: bool) -> Apply:
-    """What applies the gradients of a round, which are combined already, and may have come without the loss scale."""
+    """Return the function that applies the combined gradients of a round. If `unscaled` they lack the loss scale."""
     reference = weakref.ref(optimizer)
 
     def apply(gradients: list[Any], variables: list[Any], steps: Any) -> None:
         own: Any = reference()
-        if own is None:  # what was left is for nobody
+        if own is None:  # the optimizer is gone
             return
         if unscaled:
             scale = own.dynamic_scale
@@ -348,13 +351,13 @@ def _applying(optimizer: Any, unscaled: bool) -> Apply:
         own._horovod.before_round(own)
         before = inner(own)._iterations + 0
         own._base.apply(own, gradients, variables)
-        own._horovod.after_round(own, inner(own)._iterations - before, steps)  # none, where an overflow is skipped
+        own._horovod.after_round(own, inner(own)._iterations - before, steps)  # 0 iterations if an overflow is skipped
 
     return apply
 
 
 def _updating(optimizer: Any) -> Apply:
-    """The same where gradients are accumulated, whose passes Keras counts: a round is as many as belong to an update."""
+    """The same if Keras accumulates gradients. It counts passes, so a round counts as all passes of one update."""
     reference = weakref.ref(optimizer)
 
     def apply(gradients: list[Any], variables: list[Any], steps: Any) -> None:
@@ -363,7 +366,7 @@ def _updating(optimizer: Any) -> Apply:
             return
         passes = own.gradient_accumulation_steps
         phase = own._iterations % passes
-        own._iterations.assign_add(passes - 1 - phase)  # an update comes with the last pass, on every rank
+        own._iterations.assign_add(passes - 1 - phase)  # Keras updates in the last pass only, so pretend it is that one
         own._horovod.before_round(own)
         clipped = own._base._clip_gradients(own, gradients)
         own._base._apply_weight_decay(own, variables)
@@ -406,9 +409,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Wrap an optimizer of Keras 3 so that gradients are combined over the ranks before they are applied, or models after.
 
-    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer` (which reduces nothing on
-    Keras 3, in silence), in the order of `horovod.keras.DistributedOptimizer`, which has fewer. It works in `model.fit`, with `run_eagerly`, and in loops of your own through `apply`; on
-    TensorFlow not with `jit_compile=True`, which raises. Saved models hold the optimizer itself: `hvd.load_model` wraps it again.
+    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer` (on Keras 3 that silently
+    reduces nothing), in the order of `horovod.keras.DistributedOptimizer`, which has fewer. It works in `model.fit`,
+    with `run_eagerly`, and in your own loops that call `apply`. On TensorFlow `jit_compile=True` raises an error. Saved
+    models contain the unwrapped optimizer: `hvd.load_model` wraps it again.
 
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
     gradients, then averages its model with others; arguments about gradients do not apply. Let all ranks start from the
@@ -416,41 +420,42 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     (`hvd.FlushCallback`).
 
     Args:
-        optimizer: any optimizer of Keras 3; its state is shared with the wrapper. Wrap the outermost one: a
-            `LossScaleOptimizer` is made for you where the global dtype policy is `mixed_float16`.
+        optimizer: any optimizer of Keras 3. The wrapper shares its state. Wrap the outermost optimizer; if the global
+            dtype policy is `mixed_float16`, a `LossScaleOptimizer` is added for you.
         name: prefix of the names of tensors and buckets.
-        device_dense: as in Horovod, under `hvd.Full()`; refused on PyTorch, as is the next.
-        device_sparse: as in Horovod, under `hvd.Full()`.
-        compression: as in Horovod. What is pending and missed is kept compressed.
-        sparse_as_dense: as in Horovod; a partial policy, and Keras on PyTorch, needs it where gradients are sparse.
-        gradient_predivide_factor: as in Horovod.
-        op: as in Horovod; a partial policy takes `hvd.Average` and `hvd.Sum`.
-        backward_passes_per_step: as in Horovod: gradients of so many steps are summed before they travel, by Keras's own
-            `gradient_accumulation_steps`.
-        average_aggregated_gradients: as in Horovod: their average instead.
-        num_groups: as in Horovod (deprecated there).
-        groups: as in Horovod; under a partial policy each group is a bucket.
-        process_set: as in Horovod.
-        scale_local_gradients: as in Horovod.
+        device_dense: same as in Horovod, only under `hvd.Full()`; refused on PyTorch.
+        device_sparse: same as in Horovod, only under `hvd.Full()`; refused on PyTorch.
+        compression: same as in Horovod. Late contributions and missed results are kept compressed.
+        sparse_as_dense: same as in Horovod; a partial policy, and Keras on PyTorch, needs it if gradients are sparse.
+        gradient_predivide_factor: same as in Horovod.
+        op: same as in Horovod; a partial policy takes only `hvd.Average` and `hvd.Sum`.
+        backward_passes_per_step: same as in Horovod: the gradients of this many passes are summed before they travel,
+            by Keras's own `gradient_accumulation_steps`.
+        average_aggregated_gradients: same as in Horovod: average these gradients instead of summing them.
+        num_groups: same as in Horovod (deprecated there).
+        groups: same as in Horovod; under a partial policy each group is a bucket.
+        process_set: same as in Horovod.
+        scale_local_gradients: same as in Horovod.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
             policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
-        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`optimizer.fusion_plan` tells which), under
-            `Full()` with `hvd.Average` and `hvd.Sum` only; None leaves that to Horovod under `Full()`, and packs by size
+        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.fusion_plan`), under `Full()`
+            only with `hvd.Average` and `hvd.Sum`. None leaves packing to Horovod under `Full()`, and packs by size
             (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
-        missed: what a late rank gets of the results that it missed: `"replay"`, the default: each is applied by itself, as on
-            the other ranks, so that after a flush weights and the optimizer's variables are equal bit for bit, `iterations`
-            counts rounds, clipping follows them, and a schedule the steps that they are; `"sum"`, the default with `fusion` on
-            TensorFlow; or `"latest"`, which loses updates.
+        missed: what a late rank does with the results that it missed. `"replay"`, the default, applies each separately,
+            same as the other ranks. After a flush weights and the optimizer's variables are then equal bit for bit.
+            `iterations` counts rounds, each round is clipped, and a schedule follows the steps that rounds count for.
+            `"sum"`, the default with `fusion` on TensorFlow, adds them up. `"latest"` applies only the newest, which
+            loses updates.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
-        replay_limit: as in `horovod_partial.torch.DistributedOptimizer`.
+        replay_limit: same as in `horovod_partial.torch.DistributedOptimizer`.
 
     Returns:
-        An instance of the optimizer's class with the methods `flush`, `register_local_var`, and `rounds`, `all_variables`,
-        `fusion_plan`.
+        An instance of the optimizer's class with the methods `flush`, `flushed`, `register_local_var`, and the
+        properties `rounds`, `all_variables`, `fusion_plan`.
 
     Raises:
-        ValueError: an argument is wrong, or does not go with the policy.
+        ValueError: an argument is wrong, or does not suit the policy.
     """
     policy = policies.resolve(sync, settings().sync)
     if getattr(optimizer, "is_horovod_partial", False):
@@ -500,10 +505,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     prefix = name or f"Distributed{type(optimizer).__name__}"
     if isinstance(policy, ModelPolicy):
-        ModelAverager(policy, arguments)  # what does not fit fails here, not in the first step
+        ModelAverager(policy, arguments)  # wrong arguments fail here, not in the first step
     else:
         backend.GradientReducer(prefix, policy, arguments)
-    _accumulate(optimizer, backward_passes_per_step)  # which changes it: last, when all else fits
+    _accumulate(optimizer, backward_passes_per_step)  # comes last, because it changes the user's optimizer
     follow_steps(optimizer)
     base = type(optimizer)
     # A slot is not in the `__dict__` that all wrappers of one optimizer share.
@@ -550,22 +555,22 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     It has nothing to do with partial collectives.
 
     Args:
-        optimizer: as in `DistributedOptimizer`, as the other arguments.
-        name: as there.
-        device_dense: as there.
-        device_sparse: as there.
-        compression: as there.
-        sparse_as_dense: as there.
-        gradient_predivide_factor: as there.
-        op: as there.
-        groups: as there.
-        process_set: as there.
-        local_layers: a layer, or several, that have been built.
-        scale_local_gradients: as there.
-        more: its other arguments, `sync` among them.
+        optimizer: same as in `DistributedOptimizer`.
+        name: same as there.
+        device_dense: same as there.
+        device_sparse: same as there.
+        compression: same as there.
+        sparse_as_dense: same as there.
+        gradient_predivide_factor: same as there.
+        op: same as there.
+        groups: same as there.
+        process_set: same as there.
+        local_layers: a built layer, or several. Their gradients stay on each rank.
+        scale_local_gradients: same as there.
+        more: the other arguments of `DistributedOptimizer`, such as `sync`.
 
     Raises:
-        ValueError: `local_layers` holds something else.
+        ValueError: `local_layers` contains something that is not a layer.
     """
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, Iterable) else [layers]

@@ -1,4 +1,4 @@
-"""How many steps of all ranks the rounds of an optimizer of Keras are, and learning rates by that."""
+"""Counts the steps of all ranks in the rounds of an optimizer of Keras, and sets learning rates by them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from horovod_partial.keras.backend import backend
 
 
 class Steps(keras.metrics.Metric):  # type: ignore[misc]
-    """How many steps the iterations of an optimizer are, which count rounds.
+    """Converts the iterations of an optimizer, which count rounds, to steps.
 
-    A round is as much of a step as it has gradients, over the number of ranks. This is a metric, because Keras asks those for
-    what they save; where a file has more, or less, it loads the rest.
+    A round counts as a part of a step: its number of gradients over the number of ranks. This class is a metric,
+    because Keras lets metrics save their own variables. A file that lacks them, or has more, can still be loaded.
     """
 
     def __init__(self) -> None:
@@ -25,13 +25,13 @@ class Steps(keras.metrics.Metric):  # type: ignore[misc]
         self._ahead = self.add_variable((), "zeros", self.dtype, name="iterations_ahead")
 
     def update_state(self, iterations: Any, steps: Any) -> None:
-        """Count iterations, each of which was so much of a step."""
+        """Count further iterations. `steps` is how much of a step each of them was."""
         self._ahead.assign_add(keras.ops.cast(iterations, self.dtype) * (1.0 - steps))
 
     def result(self, iterations: Any) -> Any:
-        """The whole steps in so many iterations, as a number of the same type."""
+        """Return the number of whole steps in this many iterations, in the same type."""
         steps = keras.ops.cast(iterations, self.dtype) - self._ahead
-        return keras.ops.cast(keras.ops.floor(steps + 1e-6), iterations.dtype)  # parts have been added up, and rounded
+        return keras.ops.cast(keras.ops.floor(steps + 1e-6), iterations.dtype)  # 1e-6 for rounding
 
     def save_own_variables(self, store: Any) -> None:
         store["0"] = keras.ops.convert_to_numpy(self._ahead)
@@ -41,15 +41,15 @@ class Steps(keras.metrics.Metric):  # type: ignore[misc]
 
 
 def follow_steps(optimizer: Any) -> None:
-    """Let Keras's schedules in an optimizer, and in those within it, follow steps."""
+    """Let Keras's schedules in an optimizer, and in optimizers within it, follow steps instead of rounds."""
     if not hasattr(optimizer, "_horovod_steps"):
         optimizer._horovod_steps = Steps()
-    for one in _innermost(optimizer):  # without a reference to it: its buckets end when it is gone
+    for one in _innermost(optimizer):  # keep no reference to the optimizer: its buckets end when it is gone
         one._get_current_learning_rate = partial(_learning_rate, vars(one), optimizer._horovod_steps)
 
 
 def _learning_rate(attributes: dict[str, Any], steps: Steps) -> Any:
-    """As Keras's, but for schedules."""
+    """Return the learning rate. Same as Keras's method, except that schedules follow steps."""
     rate = attributes["_learning_rate"]
     if _is_schedule(rate):
         return rate(steps.result(attributes["_iterations"]))
@@ -57,7 +57,7 @@ def _learning_rate(attributes: dict[str, Any], steps: Steps) -> Any:
 
 
 def has_schedule(optimizer: Any) -> bool:
-    """Whether a schedule of Keras sets the rate of an optimizer, or of one within it."""
+    """Return whether a schedule of Keras sets the rate of an optimizer, or of an optimizer within it."""
     return any(_is_schedule(one._learning_rate) for one in _innermost(optimizer))
 
 
@@ -71,12 +71,12 @@ def _innermost(optimizer: Any) -> list[Any]:
 
 
 def inner(optimizer: Any) -> Any:
-    """The optimizer within one that scales the loss; else the optimizer itself."""
+    """Return the optimizer within a `LossScaleOptimizer`; otherwise the optimizer itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def steps_of(optimizer: Any) -> int:
-    """How many steps an optimizer has applied. In eager code."""
+    """Return how many steps an optimizer has applied. In eager code."""
     passes = optimizer.gradient_accumulation_steps or 1
     return int(optimizer._horovod_steps.result(inner(optimizer)._iterations // passes * passes))
 
@@ -89,18 +89,18 @@ class Rates:
         self._are_set = keras.Variable(False, dtype="bool", trainable=False)  # a graph does without Python where not
 
     def add(self, callback: Any) -> None:
-        """Ask a callback from now on; those of a training that was broken off no more."""
+        """Ask this callback from now on, and no longer the callbacks of a training that was interrupted."""
         others = [one for one in self._callbacks if one is not callback and one.params is callback.params]
         self._callbacks = [*others, callback]
         self._are_set.assign(True)
 
     def remove(self, callback: Any) -> None:
-        """Ask this callback no more."""
+        """Stop asking this callback."""
         self._callbacks.remove(callback)
         self._are_set.assign(bool(self._callbacks))
 
     def set(self, optimizer: Any) -> None:
-        """Set the rate for the round that comes next, in eager code or in a graph."""
+        """Set the learning rate for the next round, in eager code or in a graph."""
         own = inner(optimizer)
         if isinstance(own, keras.optimizers.MultiOptimizer) or not isinstance(own._learning_rate, keras.Variable):
             return  # callbacks cannot set it
@@ -124,7 +124,7 @@ class Rates:
 
 
 def set_rate(optimizer: Any, rate: Any, factor: Any) -> None:
-    """Set the learning rate of an optimizer, and multiply the velocities that have the one before in them."""
+    """Set the learning rate of an optimizer. Multiply velocities by `factor`, because they contain the old rate."""
     optimizer.learning_rate = rate
     factor = keras.ops.cast(factor, keras.config.floatx())
 
@@ -137,7 +137,7 @@ def set_rate(optimizer: Any, rate: Any, factor: Any) -> None:
 
 
 def _velocities(optimizer: Any) -> Iterable[Any]:
-    """The variables that accumulate steps, learning rate and all: those of SGD and RMSprop, not those of Adam."""
+    """Return the variables that accumulate steps times the learning rate: SGD and RMSprop have them, not Adam."""
     if not getattr(optimizer, "momentum", 0):
         return ()
     return [*getattr(optimizer, "momentums", ()), *getattr(optimizer, "_momentums", ())]

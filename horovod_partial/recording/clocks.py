@@ -1,8 +1,8 @@
-"""One clock for all ranks: that of rank 0.
+"""Converts the times of all ranks to one clock: that of rank 0.
 
-The hosts' clocks are compared by reductions of all ranks. These end at nearly the same moment everywhere, so for each of
-them the difference of a host's end and rank 0's host's is the difference of their clocks, but for ends that are seen late.
-A line through these differences says by how much a clock is off, and how fast it drifts.
+The clocks of hosts are compared by reductions of all ranks, because these end at nearly the same moment everywhere. The
+difference between the recorded ends on a host and on rank 0's host is the difference of the clocks, unless a host saw
+the end late. A line through these differences gives the offset of a clock, and its drift.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class HostClock:
     """A host's monotonic clock, seen from that of rank 0's host.
 
     Attributes:
-        host: its name, or one of its names.
-        source: `"reductions"` that all ranks ended together, or the `"wall"` clocks where there are too few of them;
-            `"reference"` for the host of rank 0.
-        offset: seconds by which it is ahead at `origin`.
+        host: the name of the host, or one of its names.
+        source: what it was compared by: `"reductions"` of all ranks, or the `"wall"` clocks if there are too few of
+            these; `"reference"` for the host of rank 0.
+        offset: how far it is ahead at `origin`, in seconds.
         drift: seconds by which it gets further ahead in a second.
         origin: seconds of the reference's monotonic clock.
         reductions: that were compared.
@@ -51,11 +51,11 @@ class HostClock:
     residual_95: float = float("nan")
 
     def reference(self, seconds: Floats) -> Floats:
-        """What the reference's clock showed when this one showed `seconds`."""
+        """Return the time on the reference clock when this clock showed `seconds`."""
         return self.origin + (seconds - self.origin - self.offset) / (1 + self.drift)
 
     def __str__(self) -> str:
-        """How good the fit is, in a sentence."""
+        """Return a sentence about the quality of the comparison."""
         if self.source == "reference":
             return f"Host {self.host} has the clock that all times are on."
         if self.source == "wall":
@@ -75,9 +75,9 @@ class Clocks:
     """The clocks of a job's hosts.
 
     Attributes:
-        rank: whose clock all times are on: rank 0, or the lowest one that was recorded.
-        zero: its time 0, in seconds of its host's monotonic clock.
-        hosts: by the text of their clock.
+        rank: the reference rank, whose clock all times are on: the lowest recorded rank.
+        zero: time 0 of this rank, in seconds of its host's monotonic clock.
+        hosts: the clocks of hosts, by the text that names a clock.
     """
 
     rank: int
@@ -103,18 +103,21 @@ class Clocks:
         return cls(first.rank, first.steady * _MICRO, hosts)
 
     def seconds(self, rank: RankRecording, times: NDArray[np.int64]) -> Floats:
-        """Times of a rank, in seconds since time 0 of the reference rank, on its clock."""
+        """Convert times of a rank to seconds since time 0 of the reference rank, on the clock of the latter."""
         own: Floats = times.astype(np.float64) * _MICRO + rank.steady * _MICRO
         return self.hosts[rank.clock].reference(own) - self.zero
 
 
 def _start(rank: RankRecording) -> float:
-    """What the monotonic clock of a host showed at Unix time 0 of its wall clock."""
+    """Return the time on a host's monotonic clock, in seconds, at Unix time 0 of its wall clock."""
     return rank.steady * _MICRO - rank.wall
 
 
 def _ends(ranks: Iterable[RankRecording]) -> tuple[NDArray[np.int64], Floats]:
-    """Sequence numbers of reductions of all ranks, and when each ended on a host: an end may be seen late, not early."""
+    """Return sequence numbers of reductions of all ranks, and when each ended on a host, in seconds.
+
+    Ranks may see an end late, but never early, so the earliest time counts.
+    """
     sequences, ends = [], []
     for rank in ranks:
         table = rank.tables["reductions"]
@@ -143,10 +146,10 @@ def _compare(
 
 
 def _line(x: Floats, y: Floats) -> tuple[float, float]:
-    """Offset and slope of a line through points some of which lie far off.
+    """Return offset and slope of a line through points with outliers.
 
-    The median of windows takes single points out, and the median of the slopes between all windows (Theil and Sen) takes
-    out windows.
+    Medians of windows remove single outliers. The median of the slopes between all windows (Theil and Sen) removes
+    outlying windows.
     """
     if len(x) >= 4 * _WINDOWS:
         x = np.array([np.median(window) for window in np.array_split(x, _WINDOWS)])

@@ -18,13 +18,13 @@ _FILE = re.compile(r"rank-(\d+)\.(\d+)\.jsonl")
 
 @dataclass(frozen=True)
 class Bucket:
-    """What a rank has recorded under a number.
+    """A bucket in the recording of a rank.
 
     Attributes:
-        name: the same on all ranks; numbers are not.
-        policy: its text.
-        process_set: 0 for all ranks.
-        nbytes: of a contribution.
+        name: the name, the same on all ranks. (The numbers of buckets differ between ranks.)
+        policy: the text of its policy.
+        process_set: the number of its process set; 0 is that of all ranks.
+        nbytes: the size of a contribution, in bytes.
     """
 
     name: str
@@ -35,16 +35,16 @@ class Bucket:
 
 @dataclass(frozen=True)
 class RankRecording:
-    """What one rank has written.
+    """The recording of one rank.
 
     Attributes:
-        rank: its number.
-        host: its name.
-        clock: ranks with the same text share the clock of `steady`.
+        rank: the rank.
+        host: the name of its host.
+        clock: names the clock of `steady`: ranks with the same text share it.
         wall: Unix time at time 0 of the rank, in seconds, by the host's clock.
         steady: the host's monotonic clock at time 0 of the rank, in microseconds.
-        ended: Horovod was shut down in good order.
-        buckets: by their number on this rank.
+        ended: whether Horovod was shut down in good order.
+        buckets: the buckets, by their number on this rank.
         tables: by name; a column is an array of the shape (rows,), of int64 or of objects. Times are microseconds since
             time 0 of the rank.
     """
@@ -64,10 +64,10 @@ class Recording:
     """One run of a job.
 
     Attributes:
-        run: its name, which is the time in UTC at which it began.
-        size: ranks of the job, recorded or not.
-        ranks: those that there are files of, by number, at least one.
-        remarks: what is missing, in sentences.
+        run: the name of the run: the time in UTC at which it began.
+        size: the number of ranks in the job, recorded or not.
+        ranks: the ranks with files, by number; at least one.
+        remarks: sentences about missing data.
     """
 
     run: str
@@ -77,7 +77,7 @@ class Recording:
 
 
 def runs(folder: str | PathLike[str]) -> dict[str, Path]:
-    """The folders of the runs in a folder, or the folder itself if it is one of a run; by name, the oldest first."""
+    """Return the folders of all runs in a folder by name, oldest first; or the folder itself if it is that of a run."""
     path = Path(folder)
     if not path.is_dir():
         raise ValueError(f"there is no folder {path}")
@@ -89,11 +89,11 @@ def runs(folder: str | PathLike[str]) -> dict[str, Path]:
 def load(folder: str | PathLike[str], run: str | None = None) -> Recording:
     """Read a run.
 
-    A last line that is cut off is dropped. What else is missing (ranks, segments, the end) is told in `remarks`.
+    It drops a last line that is cut off. `remarks` tells about other missing data: ranks, segments, the end.
 
     Args:
-        folder: holds runs, or is one.
-        run: its name; None is the newest.
+        folder: a folder of runs, or of one run.
+        run: the name of the run; None takes the newest.
 
     Raises:
         ValueError: there is no such run; or a file of it is damaged, or of another format or version.
@@ -135,7 +135,7 @@ def load(folder: str | PathLike[str], run: str | None = None) -> Recording:
 
 
 def _files(folder: Path) -> dict[int, dict[int, Path]]:
-    """The segments of each rank, by number, in order."""
+    """Return the files of each rank, by number of the segment, in order."""
     found = sorted(
         (int(match[1]), int(match[2]), path) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))
     )
@@ -146,8 +146,8 @@ def _files(folder: Path) -> dict[int, dict[int, Path]]:
 
 
 def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> tuple[RankRecording, Header] | None:
-    """One rank, or nothing if none of its files has a whole first line."""
-    # The k-th arrival at a bucket has its k-th result, which holds only behind the last segment that is missing.
+    """Read one rank. Returns None if none of its files has a complete first line."""
+    # Arrivals and results are matched by counting, so use only the segments after the last one that is missing.
     newest = max(files)
     oldest = next(number for number in range(newest, -2, -1) if number not in files) + 1
     if oldest > 0:
@@ -184,7 +184,7 @@ def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> tuple[RankRe
 
 
 def _segment(path: Path, lines: dict[str, list[Table]]) -> Header | None:
-    """Add a file's lines to those of their tables. Returns its header, if it has a whole one."""
+    """Add the lines of a file to their tables. Returns the file's header, or None if it has no complete one."""
     header: Header | None = None
     raw = path.read_bytes().splitlines()
     for number, text in enumerate(raw, 1):

@@ -1,22 +1,22 @@
-"""The steps of a training, from the events of its ranks.
+"""Finds the steps of a training in the recorded events of its ranks.
 
-With rounds (a partial policy), from `arrivals`, `results` and `waits`:
+With rounds (a partial policy), it uses `arrivals`, `results` and `waits`:
 
-* *handed*: the latest arrival of the step; here the rank's compute ends.
+* *handed*: the latest arrival of the step. The rank's compute ends here.
 * *result*: the latest result of the step. A late contribution has its result at once.
 * *begin*: when the application went on after the step before: its result, or the end of the last wait for it.
 
-Without (`Full()`), from `handed` and `reductions`:
+Without rounds (`Full()`), it uses `handed` and `reductions`:
 
 * *result*: the end of the last reduction of the step.
 * *handed*: when Horovod's cycle last saw new tensors before that reduction began.
 * *begin*: the result of the step before.
 
-*Compute* is the time from begin to handed, without that for which the application was blocked meanwhile: for a metric that is
-averaged in each step, say, and for gradients before it. (Under TensorFlow that is not known.) What of the rest overlaps with
-reductions on this rank is *reduce*; what remains is *wait*. With NCCL a
-reduction ends, for the recording, when the device has been told of it, so its time on the device counts as wait. The first step
-that was recorded is left out, since nothing tells when it began, and so is one that was not over.
+*Compute* is the time from begin to handed, minus the time that the application was blocked, for example in the average
+of a metric. (Under TensorFlow blocked times are unknown.) The rest of a step is *reduce* while reductions run on this
+rank, and otherwise *wait*. With NCCL a reduction ends in the recording when it has been queued on the device, so its
+time on the device counts as wait. The first recorded step is left out, because its begin is unknown; so is a step that
+was not over.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from horovod_partial.recording.reading import RankRecording, Recording
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-_LEAST_WORK = 2e-4  # seconds; an optimizer goes from one of its gradients to the next in less
-Intervals = tuple[Floats, Floats]  # begins and ends in seconds, in order, of intervals that do not overlap
+_LEAST_WORK = 2e-4  # seconds; an optimizer takes less from one of its gradients to the next
+Intervals = tuple[Floats, Floats]  # begins and ends, in seconds, of intervals in order that do not overlap
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class RankSteps:
         begin: float64.
         handed: float64.
         result: float64.
-        round: int64, the newest round whose result the step had; -1 for none.
+        round: int64, the newest round whose result the step had; -1 if it had none.
         late: bool, whether a contribution of the step came too late for its round.
-        staleness: int64, rounds that the rank had missed before the step, at most of its buckets.
+        staleness: int64, rounds that the rank had missed before the step; the maximum over its buckets.
         compute: float64, seconds.
         reduce: float64, seconds.
         wait: float64, seconds.
@@ -68,7 +68,7 @@ class RankSteps:
     wait: Floats
 
     def take(self, rows: NDArray[np.bool_]) -> RankSteps:
-        """Some of the steps."""
+        """Return the steps of these rows."""
         arrays = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "rank"}
         return RankSteps(self.rank, **arrays)
 
@@ -78,10 +78,10 @@ class JobSteps:
     """The steps of all recorded ranks.
 
     Attributes:
-        policy: the text of the policy that carries the training; `full` without rounds.
-        rounds: whether rounds carry it, and not Horovod's own operations.
-        ranks: in order; they may have other numbers of steps.
-        remarks: what is missing, in sentences.
+        policy: the text of the policy that most of the training's bytes travel under; `full` without rounds.
+        rounds: whether the training reduces by rounds, not by Horovod's own operations.
+        ranks: the steps of each rank, in order of rank. Ranks may have different numbers of steps.
+        remarks: sentences about missing data.
     """
 
     policy: str
@@ -91,11 +91,11 @@ class JobSteps:
 
     @classmethod
     def of(cls, recording: Recording, clocks: Clocks) -> JobSteps:
-        """Find the steps of a recording. Rounds carry the training if more bytes arrived for them than Horovod reduced.
+        """Find the steps of a recording. It has rounds if more bytes arrived in buckets than Horovod itself reduced.
 
         Raises:
-            ValueError: no rank has recorded two steps, so nothing tells how long one takes; or the ranks shared work, and none has
-                steps of its own.
+            ValueError: no rank has recorded two steps, so the length of a step is unknown; or the run used
+                `WorkSharing`, where ranks make different numbers of micro-batches.
         """
         arrived: Counter[str] = Counter()
         reduced = 0

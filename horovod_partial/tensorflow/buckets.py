@@ -1,4 +1,4 @@
-"""What lies in a bucket of gradients, and what a rank has missed of it."""
+"""The members of a bucket of gradients, and how its rounds and missed results are taken."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Member(NamedTuple):
     """A gradient in a bucket.
 
     Attributes:
-        dtype: that travels.
-        shape: of the gradient.
-        restore: makes a gradient of what has travelled.
+        dtype: the type that travels.
+        shape: the shape of the gradient.
+        restore: makes the gradient from the tensor that has travelled.
     """
 
     dtype: tf.DType
@@ -32,11 +32,11 @@ class Arrived(NamedTuple):
     """A bucket of a family at which a step has arrived.
 
     Attributes:
-        name: of the bucket.
-        positions: of its gradients within the step.
+        name: the name of the bucket.
+        positions: the positions of its gradients within the step.
         members: these gradients.
-        results: what came out of the arrival, in whose memory the next result may be.
-        device: on which the bucket lies, as TensorFlow names it; empty where that is TensorFlow's choice.
+        results: the results of the arrival. A later result may reuse their memory.
+        device: TensorFlow's name of the bucket's device; empty if TensorFlow chooses it.
     """
 
     name: str
@@ -47,20 +47,21 @@ class Arrived(NamedTuple):
 
 
 def on_device_of(family: Sequence[Arrived]) -> AbstractContextManager[None]:
-    """Where the rounds of a family are taken, whatever device is chosen around: where its buckets lie.
+    """Context that places operations on the device of a family's buckets, whatever device the user has chosen.
 
-    That holds for all between an arrival and the taking: a copy of the results would not be what the arrival has lent.
+    Everything between an arrival and the taking of its round must run there: TensorFlow would otherwise copy the
+    results, and the copy is not the memory that the arrival has lent.
     """
     return tf.device(family[0].device or None)
 
 
 def memory_of(family: Sequence[Arrived]) -> list[tf.Tensor]:
-    """The memory of the arrivals' own results, which nobody else uses."""
+    """Return the tensors with the results of the arrivals. Nothing else uses their memory."""
     return [result for bucket in family for result in bucket.results]
 
 
 def new_memory(family: Sequence[Arrived]) -> list[tf.Tensor]:
-    """Memory of the same kind."""
+    """Allocate tensors of the same types and shapes as `memory_of` returns."""
     with on_device_of(family):
         return [
             tensor
@@ -77,10 +78,11 @@ def take_round(
     Args:
         process_set: the ranks that take part.
         family: the buckets.
-        memory: where the results come to, of `memory_of` or `new_memory`.
+        memory: the tensors that results are written to, from `memory_of` or `new_memory`.
 
     Returns:
-        The results in the order of the step; and how many gradients are in them: where there are none, results are undefined.
+        The results in the order of the step, and the number of gradients in them. If that is 0 the results are
+        undefined.
     """
     names, counts = [bucket.name for bucket in family], [len(bucket.members) for bucket in family]
     with on_device_of(family):
@@ -93,13 +95,13 @@ def take_round(
 
 
 def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
-    """Whether there is a round to take."""
+    """Return whether `take_round` would find a round, as a tensor."""
     with on_device_of(family):
         return round_is_there(process_set, [bucket.name for bucket in family])
 
 
 def collect(process_set: ProcessSet, name: str, members: Sequence[Member]) -> list[tf.Tensor]:
-    """The gradients that this rank has missed; none at all if there is nothing. In eager code."""
+    """Return the results that this rank has missed in a bucket; an empty list if there are none. In eager code."""
     dtype = members[0].dtype.as_numpy_dtype
     offsets = _core.packed_offsets([member.shape.num_elements() for member in members], np.dtype(dtype).itemsize)
     flat = np.zeros(offsets[-1], dtype)

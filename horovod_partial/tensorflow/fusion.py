@@ -1,4 +1,4 @@
-"""Gradients whose messages a measured plan makes, in eager code and in graphs: `fusion=hvd.MergedGradients`."""
+"""Gradients that travel by a measured plan, in eager code and in graphs: `fusion=hvd.MergedGradients`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from horovod_partial.tensorflow.buckets import Member, collect
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, arrive_merged, planned, runtime, step_ended
 from horovod_partial.tensorflow.operations import average
 
-_made: weakref.WeakValueDictionary[str, Fusion] = weakref.WeakValueDictionary()  # by name: a graph knows but that
-_of_tapes: dict[str, Fusion] = {}  # of these, those that live on: a tape is made anew in each step
+_made: weakref.WeakValueDictionary[str, Fusion] = weakref.WeakValueDictionary()  # by name: graphs know only that
+_of_tapes: dict[str, Fusion] = {}  # keeps those of tapes alive, because programs make a new tape in each step
 
 
 def fusion_of(name: str, options: MergedGradients, *arguments: Any, lives_on: bool) -> Fusion:
-    """The `Fusion` of that name, made where there is none, or one of an earlier generation.
+    """Return the `Fusion` of that name. Makes it if there is none, or only one of an earlier generation.
 
     Args:
-        name: as in `Fusion`.
-        options: the user's.
-        arguments: the others of `Fusion`.
-        lives_on: also when the caller has dropped it.
+        name: same as in `Fusion`.
+        options: the user's options.
+        arguments: the other arguments of `Fusion`.
+        lives_on: whether it stays alive after the caller has dropped it.
 
     Raises:
-        ValueError: there is one with other options.
+        ValueError: there is one of this name with other options.
     """
     made = _made.get(name)
     if made is None or not made.tenure.is_current:
@@ -63,15 +63,15 @@ def fusion_plans() -> dict[str, FusionPlan | None]:
 class Fusion(FusedTraining):
     """The gradients of one tape or optimizer that travel by a plan.
 
-    When it is time to plan, `_plan` runs in the graph's thread, or in the application's in eager code; never twice at the
-    same time, since steps follow each other.
+    When a plan is due, `_plan` runs in the graph's thread, or in eager code in the application's thread. It never runs
+    twice at the same time, because steps follow each other.
 
     Args:
-        name: of the buckets; the same on every rank, and of nothing else.
-        options: the user's.
+        name: prefix of the buckets' names; the same on every rank, and not used by anything else.
+        options: the user's options.
         process_set: the ranks that take part.
-        gradients: what a plan has to know of each.
-        messages: which travel together before there is a plan, as positions.
+        gradients: name, shape and type of each gradient.
+        messages: which gradients travel together before there is a plan, as positions in `gradients`.
     """
 
     runtime = runtime
@@ -84,14 +84,14 @@ class Fusion(FusedTraining):
         gradients: Sequence[Gradient],
         messages: list[list[int]],
     ) -> None:
-        self.tenure = Tenure(runtime)  # in a new generation of Horovod names are counted anew
+        self.tenure = Tenure(runtime)  # the generation, because names are counted from the start in the next one
         self.tenure.enter()
-        self._members: Sequence[Member] = ()  # of the last step in eager code, or the last graph
-        self._spec = _core.BucketSpec()  # of the buckets of that step or graph
+        self._members: Sequence[Member] = ()  # members of the last eager step, or of the last graph
+        self._spec = _core.BucketSpec()  # declaration of the buckets of that step or graph
         super().__init__(name, options, process_set, gradients, messages)
 
     def collect(self) -> list[tuple[int, tf.Tensor]]:
-        """What this rank has missed: gradients with their positions. In eager code, after a flush."""
+        """Return the gradients that this rank has missed, with their positions. In eager code, after a flush."""
         self.forget_an_old_plan()
         missed: list[tuple[int, tf.Tensor]] = []
         for name, message in self.messages.items():

@@ -39,7 +39,7 @@ class GradientReducer(gradients.GradientReducer):
 
     def __init__(self, name: str, sync: Policy, arguments: dict[str, Any], **options: Any) -> None:
         super().__init__(name, sync, arguments, **options)
-        self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # by name, with the variables; or, with fusion:
+        self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # by name; empty with fusion
         self._merged: dict[str, tuple[Fusion, list[Any]]] = {}
 
     @staticmethod
@@ -61,13 +61,13 @@ class GradientReducer(gradients.GradientReducer):
         if isinstance(groups, list):
             groups = [[native(variable) for variable in group] for group in groups]
         if self._owner is not None and not tf.executing_eagerly():
-            # Horovod would name a reduction after its tensor, and Keras numbers its layers through the process: a rank that
-            # has made one model more than the others, to look at a checkpoint, would wait for ever.
+            # Horovod names reductions after tensors, and Keras counts layers over the whole process. Without this scope
+            # a rank that has made an additional model, for example to look at a checkpoint, would wait for ever.
             with tf.name_scope(f"{self.name}/"):
                 gradients = [
                     tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients
                 ]
-        # Another one in eager code than in a graph; Horovod keeps both.
+        # Horovod caches the function: one for eager code, one for graphs.
         reduce = _make_allreduce_grads_fn(
             self.name,
             arguments["device_dense"],
@@ -154,7 +154,7 @@ class GradientReducer(gradients.GradientReducer):
         messages = self._planned(wires, variables)
         described = [
             Gradient(
-                # By position: Keras numbers its layers through the process.
+                # Begins with the position: Keras counts layers over the whole process, so names differ between ranks.
                 name=f"{position}.{variable.name.removesuffix(':0')}",
                 kind=wire.dtype.name,
                 shape=tuple(wire.shape),
@@ -203,10 +203,11 @@ class GradientReducer(gradients.GradientReducer):
 
 
 class Family(gradients.Family):
-    """A family of buckets; what applies its rounds is one function, for training and for flushes.
+    """A family of buckets. Training and flushes apply its rounds by the same function.
 
-    TensorFlow optimizes what is in a graph, so that an update in one and the same update in eager code may differ in the last
-    bit. It also optimizes a function by how it is called, so a flush calls it as a training does: within another one.
+    TensorFlow optimizes graphs, so an update in a graph and the same update in eager code may differ in the last bit.
+    It also optimizes a function depending on its caller. So a flush calls the function same as training does: from
+    within another function.
     """
 
     def __init__(
@@ -231,10 +232,10 @@ class Family(gradients.Family):
     def _apply_all(self, memory: list[tf.Tensor]) -> None:
         def another(_: tf.Tensor, *memory: tf.Tensor) -> list[tf.Tensor]:
             results, count = take_round(self.process_set, self._buckets, memory)
-            with tf.device(None):  # where TensorFlow places updates
+            with tf.device(None):  # let TensorFlow choose the device of updates
                 update = lambda: self._apply(results, self._variables, self.steps_of(count))
                 tf.cond(count > 0, lambda: _done(update), _nothing)
-            # TensorFlow keeps side effects in order within an iteration only, and the next one begins with this answer.
+            # TensorFlow orders side effects only within an iteration. This answer begins the next, so it comes last.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [has_round(self.process_set, self._buckets), *memory]
@@ -244,12 +245,12 @@ class Family(gradients.Family):
 
 
 def _nothing() -> tf.Tensor:
-    """The branch in which nothing is applied."""
+    """The branch of `tf.cond` that applies nothing."""
     return tf.constant(0)
 
 
 def _done(apply: Callable[[], None]) -> tf.Tensor:
-    """The one in which something is."""
+    """The branch of `tf.cond` that applies a round."""
     apply()
     return tf.constant(1)
 

@@ -34,12 +34,12 @@ class _Methods:
     _reducer: GradientReducer
 
     def register_local_source(self, source: Any) -> None:
-        """Leave this variable's gradient to this rank; it is divided by the number of ranks, unless that is off."""
+        """Keep this variable's gradient on this rank. `scale_local_gradients` divides it by the number of ranks."""
         self._reducer.register_local(source)
 
     def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
-        """As `tf.GradientTape.gradient`, combined over the ranks."""
-        del use_generic_names  # Horovod's: names are stable here in any case
+        """Return the gradients of `tf.GradientTape.gradient`, combined over the ranks."""
+        del use_generic_names  # an argument of Horovod's; names are always stable here
         flat = tf.nest.flatten(sources)
         local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
         gradients, _ = self._reducer(local, flat)
@@ -48,7 +48,7 @@ class _Methods:
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """As Horovod's: pairs of source and gradient, those of local sources first."""
+        """Return two lists of (source, gradient), local sources in the first one; same as Horovod's method."""
         pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
         return (
             [pair for pair in pairs if self._reducer.is_local(pair[0])],
@@ -77,35 +77,35 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 ) -> tf.GradientTape:
     """Wrap a tape so that its gradients are combined over the ranks, in eager code or in a `tf.function`.
 
-    The arguments before `sync` are those of `horovod.tensorflow.DistributedGradientTape`, whose methods are there too.
+    The arguments before `sync`, and the methods, are the same as in `horovod.tensorflow.DistributedGradientTape`.
     Variables may be TensorFlow's or Keras's.
 
     Args:
-        gradtape: the tape; it may be in use already, and shares what it has recorded.
-        device_dense: as in Horovod, under `hvd.Full()`.
-        device_sparse: as in Horovod, under `hvd.Full()`.
-        compression: as in Horovod. What is pending and missed is kept compressed.
-        sparse_as_dense: as in Horovod; a partial policy needs it where gradients are sparse.
-        op: as in Horovod; a partial policy takes `hvd.Average` and `hvd.Sum`.
-        gradient_predivide_factor: as in Horovod.
-        num_groups: as in Horovod (deprecated there).
-        groups: as in Horovod; under a partial policy each group is a bucket.
-        process_set: as in Horovod.
-        scale_local_gradients: as in Horovod.
+        gradtape: the tape. It may be in use already; the wrapper shares what it has recorded.
+        device_dense: same as in Horovod, only under `hvd.Full()`.
+        device_sparse: same as in Horovod, only under `hvd.Full()`.
+        compression: same as in Horovod. Late contributions and missed results are kept compressed.
+        sparse_as_dense: same as in Horovod; a partial policy needs it if gradients are sparse.
+        op: same as in Horovod; a partial policy takes only `hvd.Average` and `hvd.Sum`.
+        gradient_predivide_factor: same as in Horovod.
+        num_groups: same as in Horovod (deprecated there).
+        groups: same as in Horovod; under a partial policy each group is a bucket.
+        process_set: same as in Horovod.
+        scale_local_gradients: same as in Horovod.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, or the policy's name;
             None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own reduction. Policies that average
             models need an optimizer: `hvd.DistributedOptimizer`.
-        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`hvd.fusion_plans()` tells which), under `Full()`
-            with `hvd.Average` and `hvd.Sum` only; None leaves that to Horovod under `Full()`, and packs by size
+        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (see `hvd.fusion_plans()`), under `Full()`
+            only with `hvd.Average` and `hvd.Sum`. None leaves packing to Horovod under `Full()`, and packs by size
             (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
         missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
-            updates. One step with a sum is not many steps: for one model bit for bit, wrap the optimizer
-            (`hvd.DistributedOptimizer`) and leave the tape as it is. Where nothing is given, a warning says so.
+            updates. One step with a sum differs from several steps, so models part. To keep models equal bit for bit,
+            wrap the optimizer (`hvd.DistributedOptimizer`), not the tape. Without this argument a warning says so.
         grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
 
     Raises:
-        ValueError: an argument is wrong, or does not go with the policy.
+        ValueError: an argument is wrong, or does not suit the policy.
     """
     policy = policies.resolve(sync, settings().sync)
     if isinstance(policy, ModelPolicy):
@@ -135,6 +135,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     # A slot is not in the `__dict__` that all wrappers of one tape share.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_reducer",)))
     tape.__dict__ = gradtape.__dict__
-    # A tape is made anew in each step, so the name says nothing of it: its variables tell one use from another.
+    # Programs make a new tape in each step, so all tapes have one name. The variables distinguish their uses.
     tape._reducer = GradientReducer("DistributedGradientTape", policy, arguments)
     return tape

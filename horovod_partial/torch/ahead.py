@@ -1,4 +1,4 @@
-"""The parameters of an optimizer that has taken rounds while the program waits, and does not expect its model to change."""
+"""Copies of an optimizer's parameters: rounds are applied to them while the model must not change."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class _Ahead(NamedTuple):
-    before: torch.Tensor  # what the parameter was when the first round was taken
-    values: torch.Tensor  # after the rounds that were
+    before: torch.Tensor  # the parameter before the first round ahead
+    values: torch.Tensor  # the parameter after all rounds ahead
 
 
 class ParametersAhead:
     """Copies of an optimizer's parameters, to which rounds are applied between two of its steps.
 
-    The model must stay as it is for as long as the program waits: autograd may have saved its parameters for a backward pass,
-    or the program may be evaluating or saving it. The optimizer's state goes ahead with the copies, since nothing else reads
-    it. Only the thread that takes the optimizer's steps uses this.
+    The model must not change while the program waits: autograd may have saved its parameters for a backward pass, or
+    the program may be evaluating or saving it. The optimizer's state changes at once, because nothing else reads it.
+    Only the thread that takes the optimizer's steps uses this object.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class ParametersAhead:
 
     @contextmanager
     def in_place_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """Within this context these parameters are the copies; autograd sees no change."""
-        # What is made here outlives the context in which the program waits, such as that of a validation.
+        """Let the parameters hold the values of the copies within this context; autograd sees no change."""
+        # The program may wait in inference mode, no_grad or autocast. The copies outlive that, so leave all three.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -53,17 +53,18 @@ class ParametersAhead:
 
     @torch.no_grad()
     def become_the_model(self) -> bool:
-        """Let the model have what its copies have become. False if somebody has written it since: what was added to the copies is
-        added to that, which is the same up to rounding.
+        """Copy the values of the copies to the model. Returns False if the program has written the model since.
+
+        In that case the change of each copy is added to the program's values, and the result depends on rounding.
         """
         ahead, self._ahead = self._ahead, {}
-        same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())  # what is not a number, too
+        same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())  # NaN equals NaN by bits
         for p, a in ahead.items():
             p.copy_(a.values if same else p + (a.values - a.before))
         return same
 
     def forget(self) -> None:
-        """Leave the model as it is."""
+        """Drop the copies and leave the model unchanged."""
         self._ahead = {}
 
 

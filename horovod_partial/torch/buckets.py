@@ -1,4 +1,4 @@
-"""Buckets of gradients: what travels together, in one round."""
+"""Buckets of gradients: a bucket's gradients travel together, in one round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_partial.torch.operations import PartialHandle, poll, runtime, synch
 
 
 class Widened:
-    """Compression's counterpart for what travels as float32, such as bfloat16, which Horovod 0.28.1 cannot reduce."""
+    """A "compression" that widens to float32, for types that cannot travel, such as bfloat16 with Horovod 0.28.1."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
@@ -28,15 +28,17 @@ class Widened:
 class GradientBucket:
     """Gradients of parameters with one dtype, flat in one tensor, in the order in which backward makes them.
 
-    After `take` a parameter's `grad` is a view of the flat tensor: a round's result needs no copy back. Backward makes
-    new gradients when `grad` is None, so `take` copies then, as Horovod's fusion buffer does.
+    After `take` a parameter's `grad` is a view of the flat tensor, so a round's result needs no copy back. If `grad`
+    was None before backward, backward has made a new tensor, and `take` copies it.
 
     Args:
-        name: of the bucket.
-        parameters: whose gradients these are.
-        compression: as in `hvd.DistributedOptimizer`.
-        members: what ranks compare in round 0, and errors name: see `bucket_config.member`.
-        unscaled: the gradients travel without their loss scale. In float16 small ones would be 0, so none travels so.
+        name: the name of the bucket.
+        parameters: the parameters, all on one device, in the order of backward.
+        compression: same as in `hvd.DistributedOptimizer`.
+        members: descriptions of the parameters (see `bucket_config.member`). Ranks compare them in round 0, and errors
+            name them.
+        unscaled: whether gradients travel without their loss scale. They travel in float32 then where they would travel
+            in float16, because small ones would become 0.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class GradientBucket:
         self.members = tuple(members)
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         self.views = self.views_of(self.flat)
-        # What travels has this type and shape; asking the compressor with a tensor of no elements costs nothing.
+        # An empty tensor shows which type the compression makes, at no cost.
         self.compression = Widened if first.dtype == torch.bfloat16 else compression
         self.wire_dtype = wire_dtype(self.compression.compress(self.flat[:0])[0].dtype)
         if unscaled and self.wire_dtype == torch.float16:
@@ -69,24 +71,24 @@ class GradientBucket:
             self.compression, self.wire_dtype = Widened, torch.float32
         self.missing = set(self.parameters)
         self.handle: PartialHandle | int | None = None
-        self.empty = False  # there was no result: what was missed had no gradient
+        self.empty = False  # no result: the rounds had no gradient
         self.wire = self.flat  # the tensor that travels
         self._sparse: set[torch.nn.Parameter] = set()
-        self._streams: set[torch.cuda.Stream] = set()  # of a device, on which the gradients were taken
+        self._streams: set[torch.cuda.Stream] = set()  # CUDA streams on which gradients were taken
         self._context: Any = None
-        self._version = 0  # of the flat tensor, when it began to travel
+        self._version = 0  # version of the flat tensor when it began to travel
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
-        """The parts of a flat tensor that belong to each parameter."""
+        """Return each parameter's part of a flat tensor."""
         views, offset = {}, 0
         for parameter in self.parameters:
-            # With the parameter's own strides: fused optimizers walk parameter and gradient side by side in memory.
+            # Keep the parameter's strides: fused optimizers read parameter and gradient in the same memory order.
             views[parameter] = flat.as_strided(parameter.size(), parameter.stride(), offset)
             offset += parameter.numel()
         return views
 
     def put(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
-        """Copy a parameter's gradient into the bucket, zeros for None; not where it is there already."""
+        """Copy a parameter's gradient into the bucket, unless it lies there already. None counts as zeros."""
         view = self.views[parameter]
         if view.is_cuda:
             self._streams.add(torch.cuda.current_stream(view.device))
@@ -95,10 +97,10 @@ class GradientBucket:
         elif gradient.is_sparse:
             view.copy_(gradient.detach().to_dense())
         elif gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient.detach())  # with `create_graph=True` it has a history, which the view must not get
+            view.copy_(gradient.detach())  # with `create_graph=True` it has a graph, and the view must not get that
 
     def take(self, parameter: torch.nn.Parameter) -> bool:
-        """Take a parameter's `grad` into the bucket; zeros if it has none. True if the bucket is complete now."""
+        """Take a parameter's `grad` into the bucket, zeros if it has none. Returns whether the bucket is complete."""
         gradient = parameter.grad
         self.put(parameter, gradient)
         if gradient is not None and gradient.is_sparse:
@@ -108,7 +110,7 @@ class GradientBucket:
         return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle | int], scale: float) -> None:
-        """Start the reduction of the gradients divided by `scale`, in place in the tensor that travels."""
+        """Divide the gradients by `scale`, and start their reduction in place, in the tensor that travels."""
         for stream in self._streams:  # hooks run on the streams of the forward pass
             torch.cuda.current_stream(self.flat.device).wait_stream(stream)
         self._streams.clear()
@@ -124,9 +126,9 @@ class GradientBucket:
         self.handle = start(wire)
 
     def wait(self) -> bool:
-        """Wait for the round. The result is in the tensor that travels, unless it is to be taken with others.
+        """Wait for the round. Its result is in the tensor that travels, or with replay in the core, for `take_round`.
 
-        Returns whether the gradients are those that have arrived: the application may have changed them meanwhile.
+        Returns whether the gradients are unchanged since the arrival. (The application may have changed them.)
         """
         assert self.handle is not None
         synchronize(self.handle)
@@ -136,42 +138,42 @@ class GradientBucket:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the gradients are those that have arrived: the application may have changed them since."""
+        """Whether the gradients are unchanged since the arrival. (The application may have changed them.)"""
         return self.flat._version == self._version
 
     def unpack(self) -> None:
-        """Let the views have what has come back."""
+        """Copy the result from the tensor that travels to the views, if they are not the same memory."""
         if self.wire.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(self.compression.decompress(self.wire, self._context))
 
     def show(self, frozen: Collection[torch.nn.Parameter]) -> None:
-        """Let the parameters' `grad` be the views; None where there is no result, and of those that are frozen."""
+        """Set each parameter's `grad` to its view; to None if there is no result, or the parameter is frozen."""
         for parameter, view in self.views.items():
             gradient = None if self.empty or parameter in frozen else view
             parameter.grad = view.to_sparse() if gradient is not None and parameter in self._sparse else gradient
 
     def is_shown(self) -> bool:
-        """Whether the parameters' `grad` are still what `show` has put there; sparse ones may be others."""
+        """Whether each parameter's `grad` is still the tensor that `show` has set; sparse gradients are not checked."""
         return all(p.grad is None or p.grad is view or p.grad.is_sparse for p, view in self.views.items())
 
     def holds(self, seen: torch.Tensor) -> bool:
-        """Whether a copy that was made has the same bits still: what is not a number never equals itself."""
+        """Whether the bucket still has the same bits as an earlier copy. Bits, because NaN never equals itself."""
         return torch.equal(self.flat.view(torch.uint8), seen.view(torch.uint8))
 
     @property
     def is_begun(self) -> bool:
-        """Whether gradients of a step have been taken, but not all of them yet."""
+        """Whether some gradients of this step have been taken."""
         return len(self.missing) < len(self.parameters)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether Horovod may read and write the tensor: an arrival has neither ended, nor failed with Horovod."""
+        """Whether Horovod may still read and write the tensor: there is an arrival that has not ended."""
         return self.handle is not None and runtime.is_initialized() and not poll(self.handle)
 
     def abandon(self) -> None:
-        """Forget an arrival that has failed, or whose Horovod is gone or about to go."""
+        """Forget an arrival that has failed, or will fail because Horovod has shut down or is about to."""
         if self.is_under_way:
-            # Horovod may go on with the old one until it shuts down; the handle keeps that alive.
+            # Horovod may use the old tensor until it shuts down; the handle keeps that tensor alive.
             self.flat = torch.zeros_like(self.flat)
             self.wire = self.flat if self.wire_dtype == self.flat.dtype else self.flat.to(self.wire_dtype)
             self.views = self.views_of(self.flat)
@@ -179,28 +181,31 @@ class GradientBucket:
         self.reset()
 
     def collect(self, process_set: int) -> None:
-        """Let the views have the sum of what this rank has missed, without an arrival; `empty` if that is nothing."""
+        """Write the results that this rank has missed to the tensor that travels, without an arrival.
+
+        Sets `empty` if this rank has missed no round with a gradient.
+        """
         handle = runtime.collect(process_set, self.name, self.wire_address())
         self.empty = handle is None or handle.info().empty
 
     def wire_address(self) -> int:
-        """Where a result may be written, on the host's time."""
-        if self.wire.is_cuda:  # what is queued may still use its memory, and the core does not know of that
+        """Return the address of the tensor that travels, once the core may write to it."""
+        if self.wire.is_cuda:  # queued kernels may still use this memory, and the core does not know of them
             torch.cuda.current_stream(self.wire.device).synchronize()
         return self.wire.data_ptr()
 
     def reset(self) -> None:
-        """Be ready for the next step's gradients."""
+        """Expect the gradients of the next step."""
         self.missing = set(self.parameters)
 
 
 def take_round(buckets: Sequence[GradientBucket], process_set: int) -> int:
-    """Let the views have the oldest round of a family that this rank has not taken.
+    """Write the oldest round of a family that this rank has not taken to the views.
 
-    Returns how many gradients are in it, in all its buckets together; 0 if there is none.
+    Returns how many gradients it contains, summed over its buckets; 0 if there is no round to take.
 
-    A round without any gradient, as a flush may have, is passed over: a step with zeros would move weights by momentum and
-    decay. A bucket without a result of its own counts as zeros, on every rank.
+    A round without any gradient is skipped (a flush may make one), because a step with zeros would move weights by
+    momentum and decay. If only some buckets have gradients, the others count as zeros, on every rank.
     """
     names = [bucket.name for bucket in buckets]
     addresses = [bucket.wire_address() for bucket in buckets]
@@ -227,19 +232,19 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
-    """What tensors in one bucket have in common."""
+    """Return what all tensors of one bucket must have in common."""
     return tensor.dtype, tensor.device
 
 
 def plan(
     parameters: Iterable[torch.nn.Parameter], groups: Sequence[Sequence[torch.nn.Parameter]] | None, bucket_bytes: float
 ) -> list[list[torch.nn.Parameter]]:
-    """Which gradients travel together: see `horovod_partial.exchange.bucket_plan`.
+    """Plan which gradients travel together: see `horovod_partial.exchange.bucket_plan`.
 
     Args:
-        parameters: those that need gradients, in the order of the model.
-        groups: buckets asked for by the user; what they leave out is packed by size.
-        bucket_bytes: a bucket is closed when it has reached this size.
+        parameters: the parameters that need gradients, in the order of the model.
+        groups: buckets that the user has asked for. The remaining parameters are packed by size.
+        bucket_bytes: a bucket takes no further gradient once it has reached this size, in bytes.
     """
     listed = list(parameters)
     positions = {parameter: index for index, parameter in enumerate(listed)}

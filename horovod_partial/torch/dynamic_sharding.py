@@ -1,4 +1,4 @@
-"""Data for `hvd.WorkSharing`: the samples of each micro-batch are planned, and whoever makes it loads them."""
+"""Data for `hvd.WorkSharing`: each micro-batch has planned samples, and the rank that makes it loads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from horovod_partial.torch.work_sharing import WorkSharingExchange
 
 
 class _Place(NamedTuple):
-    """A place in the data: an epoch, how many updates of it have been made, and how many samples they have used."""
+    """A place in the data: an epoch, how many of its updates have been made, and how many samples these have used."""
 
     epoch: int
     update: int = 0
@@ -30,12 +30,12 @@ class _Place(NamedTuple):
 
 
 class _Plan:
-    """Which samples each micro-batch has, from a place in the data to the end of its epoch.
+    """The samples of each micro-batch, from a place in the data to the end of its epoch.
 
     Attributes:
-        place: where it begins.
-        size: ranks for which it was made.
-        updates: until the epoch ends.
+        place: where the plan begins.
+        size: the number of ranks that it was made for.
+        updates: how many updates it has until the epoch ends.
         own: the numbers of this rank's micro-batches in each update.
     """
 
@@ -44,7 +44,7 @@ class _Plan:
         self.size = size
         self._batch_size = sampler.batch_size
         self._passes = sampler.backward_passes_per_step
-        self._samples = sampler.batch_size * self._passes * size  # of an update
+        self._samples = sampler.batch_size * self._passes * size  # samples of an update
         left = max(0, sampler.samples - place.samples)
         self.updates = left // self._samples if sampler.drop_last else math.ceil(left / self._samples)
         first = self._passes * sampler.process_set.rank()
@@ -56,12 +56,12 @@ class _Plan:
             self._order = torch.arange(sampler.samples, device="cpu")
 
     def after(self, updates: int) -> _Place:
-        """The place where so many updates of this plan have been made."""
+        """Return the place after this many updates of the plan."""
         epoch, update, samples = self.place
         return _Place(epoch, update + updates, samples + updates * self._samples)
 
     def indices(self, update: int, number: int) -> list[int]:
-        """The samples of a micro-batch."""
+        """Return the samples of a micro-batch."""
         number_of_update = update - self.place.update
         if not (0 <= number_of_update < self.updates and 0 <= number < self._passes * self.size):
             raise IndexError(f"this epoch has no micro-batch {number} of update {update} now")
@@ -75,35 +75,37 @@ class _Plan:
 class DynamicShardingSampler(Sampler[list[int]]):
     """The samples of this rank's own micro-batches under `hvd.WorkSharing()`: a `batch_sampler` for a `DataLoader`.
 
-    An update has `backward_passes_per_step` micro-batches for each rank, and each has `batch_size` samples. Which these are
-    follows from the seed, the epoch, the update and the number of the micro-batch, and not from the rank that makes it. So an
-    update has exactly the samples of synchronous training: micro-batch i of rank r's own is what `DistributedSampler` with the
-    same seed, and a `DataLoader` with the same batch size, give to rank r as batch i of the update. Wrap the `DataLoader` into
-    an `hvd.DynamicShardingLoader`, which loads the samples of other ranks' micro-batches too, when this one takes them over.
+    An update has `backward_passes_per_step` micro-batches for each rank, and each has `batch_size` samples. The seed,
+    the epoch, the update and the number of the micro-batch decide which samples these are; the rank that makes it does
+    not matter. So an update has exactly the samples of synchronous training: micro-batch i of rank r has the samples
+    that `DistributedSampler` with the same seed, and a `DataLoader` with the same batch size, give to rank r as batch i
+    of the update. Wrap the `DataLoader` into an `hvd.DynamicShardingLoader`: it also loads the samples of micro-batches
+    that this rank takes over from other ranks.
 
-    The last update of an epoch is as large as the others: it begins again with the first samples of the epoch, as
-    `DistributedSampler` does, or is left out with `drop_last`.
+    The last update of an epoch is as large as the others. It is filled with the first samples of the epoch, same as in
+    `DistributedSampler`, or is left out with `drop_last`.
 
-    The sampler may be saved within an epoch, with the model: between two steps, or in a round hook. It goes on with the first
-    update that has not been applied. Do not flush before, which would close the update that is open. With another number of ranks
-    then, as in an elastic job, updates are larger or smaller from there on; each sample still comes once, but the samples of an
-    update are not those that it would have had. `hvd.elastic.TorchState(..., sampler=sampler)` commits and restores it.
+    The sampler may be saved within an epoch, together with the model: between two steps, or in a round hook. It goes on
+    with the first update that has not been applied. Do not flush before, because a flush closes the open update. If the
+    number of ranks changes, for example in an elastic job, updates are larger or smaller from there on. Each sample
+    still comes once, but updates consist of other samples than they would have. `hvd.elastic.TorchState(...,
+    sampler=sampler)` commits and restores it.
 
     Args:
-        dataset: a map-style dataset, or how many samples it has.
-        batch_size: samples of a micro-batch.
-        backward_passes_per_step: as that of the optimizer: micro-batches of an update, for each rank.
+        dataset: a map-style dataset, or its number of samples.
+        batch_size: samples in a micro-batch, 1 or more.
+        backward_passes_per_step: micro-batches in an update for each rank, the same number as in the optimizer.
         shuffle: whether the samples come in another order in each epoch.
-        seed: of that order; the same on all ranks.
-        drop_last: leave an incomplete last update out.
-        process_set: as that of the optimizer.
+        seed: decides the order; the same on all ranks.
+        drop_last: whether to leave out an incomplete last update.
+        process_set: the same process set as in the optimizer.
 
     Attributes:
-        epoch: that is under way, or comes next. A loop that was left early leaves the rest of its epoch under way.
-        update: updates of this epoch that this rank has applied.
+        epoch: the epoch that is under way, or comes next. After a loop was left early its epoch is still under way.
+        update: how many updates of this epoch this rank has applied.
 
     Raises:
-        ValueError: an argument is wrong, or with `drop_last` there is no update.
+        ValueError: an argument is wrong, or with `drop_last` no update is left.
     """
 
     def __init__(
@@ -136,10 +138,10 @@ class DynamicShardingSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         self.process_set = process_set
         self._next_epoch = 0
-        self._place = _Place(0)  # where the next loop begins, unless a pass says more
+        self._place = _Place(0)  # where the next loop begins; only used if _pass is None
         self._cached: _Plan | None = None
-        self._pass: _Pass | None = None  # the last one that a loop has served
-        self._handed_out: deque[tuple[int, int]] = deque()  # updates and numbers, by the last iteration
+        self._pass: _Pass | None = None  # the pass that a loop served last
+        self._handed_out: deque[tuple[int, int]] = deque()  # (update, number) of what the last iteration has yielded
         if self._plan.updates == 0:
             raise ValueError(
                 f"an update has {batch_size * backward_passes_per_step * self._plan.size} samples, and the dataset only "
@@ -168,9 +170,9 @@ class DynamicShardingSampler(Sampler[list[int]]):
         return self._now().update
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop be of that epoch; call it on all ranks. Without it the next loop is of the same epoch again.
+        """Set the epoch of the next loop; call it on all ranks. Without this call the next loop repeats the same epoch.
 
-        The epoch of a state that was loaded goes on where it was saved.
+        If a loaded state is within this epoch, the loop goes on where the state was saved.
         """
         require(is_int(epoch) and epoch >= 0, "epoch", "an int, 0 or more", epoch)
         self._next_epoch = epoch
@@ -179,19 +181,19 @@ class DynamicShardingSampler(Sampler[list[int]]):
             self._place, self._pass = _Place(epoch), None
 
     def indices(self, update: int, number: int) -> list[int]:
-        """The samples of a micro-batch of this epoch.
+        """Return the samples of a micro-batch of this epoch.
 
         Args:
-            update: within the epoch, from 0 on.
-            number: of the micro-batch in the update. Those of rank 0 come first, then those of rank 1.
+            update: number of the update within the epoch, from 0 on.
+            number: number of the micro-batch within the update. Those of rank 0 come first, then those of rank 1.
 
         Raises:
-            IndexError: there is none; or the epoch was loaded, and this update had been made before.
+            IndexError: there is no such micro-batch, or its update had been made before the sampler's state was saved.
         """
         return self._plan.indices(update, number)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's own micro-batches, in order, without those of updates that have been made already."""
+        """Yield the samples of this rank's own micro-batches in order; skips updates that have been made already."""
         plan = self._plan
         handed_out = self._handed_out = deque()
         update = self.update
@@ -202,21 +204,21 @@ class DynamicShardingSampler(Sampler[list[int]]):
             update = max(update + 1, self.update)
 
     def __len__(self) -> int:
-        """Micro-batches of the loop that is under way, or else of the next one, for each rank on average."""
+        """Micro-batches per rank, on average, of the loop that is under way, or else of the next one."""
         has_ended = self._pass is not None and not self._pass.is_under_way
         plan = self._plan_from(_Place(self._next_epoch)) if has_ended else self._plan
         return self.backward_passes_per_step * plan.updates
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, how many updates of it this rank has applied, and how many samples they have used."""
+        """Return the epoch, how many of its updates this rank has applied, and how many samples these have used."""
         return self._now()._asdict()
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on where the state was saved, on all ranks.
+        """Go on where the state was saved. Call it on all ranks.
 
         Raises:
-            RuntimeError: an epoch is under way, of which others may make micro-batches now.
-            ValueError: this is not such a state.
+            RuntimeError: an epoch is under way, and other ranks may be making its micro-batches.
+            ValueError: this is not a state of a `DynamicShardingSampler`.
         """
         fits = isinstance(state_dict, dict) and all(is_int(state_dict.get(name)) for name in _Place._fields)
         require(fits, "state_dict", "one of a DynamicShardingSampler", state_dict)
@@ -229,12 +231,12 @@ class DynamicShardingSampler(Sampler[list[int]]):
 
 
 class _Pass:
-    """An epoch, or the rest of one, that a loop has begun. The optimizer makes it in consecutive updates.
+    """An epoch, or the rest of one, that a loop has begun. It consists of consecutive updates of the optimizer.
 
     Attributes:
-        plan: of its samples.
+        plan: the samples of its micro-batches.
         first: the optimizer's `rounds` before its first update.
-        end: and after its last one.
+        end: the optimizer's `rounds` after its last update.
     """
 
     def __init__(self, loader: DataLoader[Any], optimizer: Any, first: int) -> None:
@@ -247,17 +249,17 @@ class _Pass:
         self._optimizer = weakref.ref(optimizer)
         self._tenure = Tenure(runtime)
         self._tenure.enter()
-        self._made = 0  # as far as was seen
+        self._made = 0  # the largest value of `made` so far
         sampler._pass = sampler._pass or self
 
     @property
     def is_current(self) -> bool:
-        """Whether its updates can still be made: Horovod has not been initialised anew, and the optimizer is there."""
+        """Whether its updates can still be made: the generation is the same, and the optimizer still exists."""
         return self._tenure.is_current and self._optimizer() is not None
 
     @property
     def made(self) -> int:
-        """Updates that this rank has applied."""
+        """How many of its updates this rank has applied."""
         optimizer = self._optimizer()
         rounds = None if optimizer is None else optimizer._exchange.rounds_of(self._tenure)
         if rounds is not None:
@@ -277,7 +279,7 @@ class _Pass:
         return self.plan.after(self.made)
 
     def serve(self) -> None:
-        """From now on the sampler's place is in this pass."""
+        """Let the sampler take its place in the data from this pass."""
         self._sampler._pass = self
 
     @property
@@ -286,7 +288,7 @@ class _Pass:
 
 
 class _Batches:
-    """The batches of a pass. This rank's own ones, in order, come from the loader's workers; others are loaded here."""
+    """The batches of a pass. The loader's workers load this rank's own ones, in order; this process loads others."""
 
     def __init__(self, current: _Pass) -> None:
         self._plan = current.plan
@@ -296,7 +298,7 @@ class _Batches:
         self._handed_out = sampler._handed_out if self._loader.num_workers > 0 else deque()
 
     def get(self, update: int, number: int) -> Any:
-        """The batch of a micro-batch. What was prefetched for earlier ones is thrown away: others have made them."""
+        """Return a micro-batch's batch. Batches prefetched for earlier ones are dropped: others have made those."""
         wanted = update, number
         while number in self._plan.own and self._handed_out and self._handed_out[0] <= wanted:
             found, batch = self._handed_out.popleft(), next(self._workers)
@@ -306,28 +308,28 @@ class _Batches:
 
     def _load(self, indices: Sequence[int]) -> Any:
         loader, dataset = self._loader, self._loader.dataset
-        fetch = getattr(dataset, "__getitems__", None)  # as a DataLoader's workers do
+        fetch = getattr(dataset, "__getitems__", None)  # same as in the workers of a DataLoader
         batch = loader.collate_fn(fetch(indices) if fetch else [dataset[index] for index in indices])
         pins = loader.pin_memory and torch.cuda.is_available()
         return pin_memory(batch) if pins else batch  # type: ignore[no-untyped-call]
 
 
 class _Timeline:
-    """Which passes the updates of an optimizer belong to. It is the same on all ranks, without a word between them.
+    """Says which pass each update of an optimizer belongs to. It is the same on all ranks without any message.
 
     Attributes:
-        passes: that have begun and are not over, oldest first.
-        loop: the newest one.
+        passes: the passes that have begun and are not over, oldest first.
+        loop: a token of the newest loop.
     """
 
     def __init__(self) -> None:
         self.passes: deque[_Pass] = deque()
         self.loop: object = None
-        self._end = 0  # of the last pass
+        self._end = 0  # `end` of the last pass
         self._tenure = Tenure(runtime)
 
     def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
-        """A loop over a loader begins a pass, which follows those before."""
+        """Begin a pass after all earlier ones. Returns the token of its loop."""
         if self._tenure.enter():
             self.passes.clear()
             self._end = optimizer.rounds
@@ -343,25 +345,28 @@ _timelines: weakref.WeakKeyDictionary[Any, _Timeline] = weakref.WeakKeyDictionar
 class DynamicShardingLoader:
     """The batches that this rank makes under `hvd.WorkSharing()`: `for batch in loader`, with one backward and one step each.
 
-    A micro-batch begins when its batch is given, or in the `step` before if that has applied no update: then nobody else takes it
-    over. This rank's own micro-batches come from the loader's workers, which prefetch them in order; what was prefetched for
-    those that others have taken over is thrown away. A micro-batch of another rank is loaded in this process when it has begun,
-    by the dataset and the `collate_fn` of the loader, so the dataset must work here too.
+    A micro-batch begins when the loop yields its batch, or already in the `step` before, if that step has applied no
+    update. From then on no other rank takes it over. The loader's workers load this rank's own micro-batches, and
+    prefetch them in order. Batches prefetched for micro-batches that others have taken over are dropped. A micro-batch
+    of another rank is loaded in this process once it has begun, by the dataset and the `collate_fn` of the loader. So
+    the dataset must work in this process too.
 
-    A loop ends when all updates of the epoch have been applied, on every rank at the same `optimizer.rounds`. How many batches it
-    gives differs between ranks: stop, evaluate and save by `optimizer.rounds`, after `step()`, and not by batches. (In an elastic
-    job `optimizer.rounds` begins again when ranks come or go: go by `sampler.epoch` and `sampler.update`.) All ranks begin
-    the same loops in the same order. If a loop is left early, even on one rank only, no sample is lost: the rest of its epoch comes
-    first in the next loop. But a flush closes the update that is open with the micro-batches that it has.
+    A loop ends when all updates of the epoch have been applied, on every rank at the same `optimizer.rounds`. Ranks get
+    different numbers of batches: stop, evaluate and save by `optimizer.rounds`, after `step()`, not by batches. (In an
+    elastic job `optimizer.rounds` starts at 0 again when ranks come or go: use `sampler.epoch` and `sampler.update`.)
+    All ranks must begin the same loops in the same order. If a loop is left early, even on one rank only, no sample is
+    lost: the rest of its epoch comes first in the next loop. But a flush closes the open update with the micro-batches
+    made so far.
 
-    An optimizer takes all its steps in such loops. It may have several loaders, whose loops come one after the other.
+    An optimizer must take all its steps in such loops. It may have several loaders, if their loops run one after the
+    other.
 
     Args:
-        loader: a `DataLoader` with `batch_sampler=hvd.DynamicShardingSampler(...)`; with any number of workers.
-        optimizer: of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`, which has taken no step.
+        loader: a `DataLoader` with `batch_sampler=hvd.DynamicShardingSampler(...)` and any number of workers.
+        optimizer: the result of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`; it must have taken no step.
 
     Raises:
-        ValueError: the loader, the sampler and the optimizer do not go together.
+        ValueError: the loader, the sampler and the optimizer do not fit together.
     """
 
     def __init__(self, loader: DataLoader[Any], optimizer: torch.optim.Optimizer) -> None:
@@ -397,7 +402,7 @@ class DynamicShardingLoader:
         self._timeline = _timelines[wrapped]
 
     def __len__(self) -> int:
-        """Batches of the loop that is under way, or else of the next one, for each rank on average."""
+        """Batches per rank, on average, of the loop that is under way, or else of the next one."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -409,14 +414,14 @@ class DynamicShardingLoader:
                 yield from self._batches(timeline.passes[0])
                 timeline.passes.popleft()
         finally:
-            if timeline.loop is loop:  # this generator may be closed late
+            if timeline.loop is loop:  # False if this generator is closed after a newer loop has begun
                 self._optimizer._exchange.give_back()
 
     def _batches(self, current: _Pass) -> Iterator[Any]:
         optimizer = self._optimizer
         batches = _Batches(current)
         while True:
-            exchange = optimizer._exchange  # which is another one after add_param_group
+            exchange = optimizer._exchange  # look it up each time: add_param_group replaces it
             number = exchange.begin_before(exchange.rounds + current.end - optimizer.rounds)
             if number is None:
                 return
@@ -431,22 +436,22 @@ class DynamicShardingLoader:
 
 
 def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
-    """A seed for the micro-batch that has begun, the same whichever rank makes it: for dropout, and for augmenting batches.
+    """Return a seed for the begun micro-batch, the same whichever rank makes it: for dropout and augmentation.
 
-    Call it before the forward pass: `torch.manual_seed(hvd.micro_batch_seed(optimizer))`. It follows from `base`, the number of
-    updates before (`optimizer.rounds`) and the number of the micro-batch. Workers of a `DataLoader` load ahead, and cannot call
-    it: what a dataset draws should follow from the index of the sample.
+    Call it before the forward pass: `torch.manual_seed(hvd.micro_batch_seed(optimizer))`. The seed depends on `base`,
+    the number of updates before (`optimizer.rounds`) and the number of the micro-batch. Workers of a `DataLoader` load
+    ahead and cannot call it, so random choices of a dataset should depend on the index of the sample.
 
     Args:
-        optimizer: of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`.
-        base: an int of 64 bits. Pass another one where training goes on in a new process, or after an elastic restart: updates
-            count from 0 again there.
+        optimizer: the result of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`.
+        base: a signed int of 64 bits. Pass another one if training goes on in a new process, or after an elastic
+            restart, because updates count from 0 again there.
 
     Returns:
-        An int from 0 to 2**32 - 1, which PyTorch, NumPy and Python take.
+        An int from 0 to 2**32 - 1. PyTorch, NumPy and Python accept it as a seed.
 
     Raises:
-        RuntimeError: no micro-batch has begun, as after the last batch of an `hvd.DynamicShardingLoader`.
+        RuntimeError: no micro-batch has begun, for example after the last batch of an `hvd.DynamicShardingLoader`.
         ValueError: an argument is wrong.
     """
     exchange = _exchange_of("micro_batch_seed", optimizer)

@@ -1,6 +1,6 @@
-"""Gradients that are packed into buckets and reduced over ranks before an optimizer's step.
+"""Packs gradients into buckets and reduces them over the ranks before an optimizer's step.
 
-For the partial policies (eager-SGD, PPoPP'20, section 4), and for merged gradients under every policy (MG-WFBP).
+Used by the partial policies (eager-SGD, PPoPP'20, section 4), and for merged gradients under every policy (MG-WFBP).
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from horovod_partial.torch.wrapping import Exchange, Name
 
 
 class GradientExchange(Exchange):
-    """The exchange of an optimizer under a policy of gradients, and of merged gradients under every policy.
+    """The exchange of an optimizer under a policy of gradients, and for merged gradients under every policy.
 
-    Hooks run in the threads of autograd, everything else in the application's; backward has ended before the
-    application goes on, so they never run at the same time, and nothing here needs a lock.
+    Hooks run in the threads of autograd, everything else runs in the application's threads. The application goes on
+    only after backward has ended. So the two never run at the same time, and nothing here needs a lock.
 
     Args:
-        optimizer: whose gradients are reduced.
-        names: of its parameters.
-        compression: as in `hvd.DistributedOptimizer`, as the others but for the last two.
-        round_steps: what is done with each round's result.
+        optimizer: the optimizer. Its gradients are reduced.
+        names: the name of each of its parameters.
+        compression: same as in `hvd.DistributedOptimizer`. So are all arguments from here to `fusion`.
+        round_steps: changes the gradients of each round, and calls the user's hooks after it.
         bucket_options: arguments of `make_config`, and `gradient_predivide_factor`.
 
     Raises:
-        ValueError: an argument does not fit.
+        ValueError: an argument is wrong, or does not suit the optimizer.
     """
 
     bucket_class = GradientBucket
@@ -85,36 +85,36 @@ class GradientExchange(Exchange):
         self.overflows: list[bool] = []
         self._passes = backward_passes_per_step
         self._sparse_as_dense = sparse_as_dense
-        self._tenure = Tenure(runtime)  # of the buckets
+        self._tenure = Tenure(runtime)  # the generation that the buckets belong to
         self._grad_scaler = grad_scaler
         self._scale = 1.0
-        self.thread = 0  # no step has been taken
+        self.thread = 0  # 0: no step has been taken
         self._local_steps = 0
-        self._flushed_at = 0  # of these steps
+        self._flushed_at = 0  # the value of _local_steps at the last flush
         self._has_warned = False
-        self._has_result = False  # that of a round is in the gradients, and has not been applied
-        self._steps_in_round = 1.0  # of a rank, on average: how many gradients that result has
-        self._shown: list[int] = []  # versions of the buckets when the user saw that result
-        self._missed_more = False  # and there was another round then
-        self._seen: list[torch.Tensor] = []  # what was in the buckets, if so
+        self._has_result = False  # the gradients hold the result of a round, and it has not been applied
+        self._steps_in_round = 1.0  # steps per rank, on average, whose gradients this result contains
+        self._shown: list[int] = []  # versions of the buckets when the user saw this result
+        self._missed_more = False  # this rank had missed another round at that time
+        self._seen: list[torch.Tensor] = []  # copies of the buckets from that time, if _missed_more
         self._changes_by_hand = False
         self._has_warned_of_changes = False
-        self._has_told = False  # that gradients were made again, and so were changed while they travel
+        self._has_told = False  # an error has told of a second backward pass, which changes travelling gradients
         self._hooks: list[Any] = []
         self._ahead = ParametersAhead()
-        self._introduction: healing.Introduction | None = None  # of this replica to those of other ranks
-        self._lost_before = 0  # rounds, when this replica was last healed
+        self._introduction: healing.Introduction | None = None  # compares the first parameters of all ranks
+        self._lost_before = 0  # rounds lost until this replica was last healed
         self._rounds_ahead = 0
-        self._disturbed = 0  # rounds that were taken ahead of parameters that somebody wrote
-        self._is_applying = False  # rounds, or waits for its own: none can be taken ahead then
-        self._is_ahead_of_step = False  # by the round in which this step's gradients have arrived, too
+        self._disturbed = 0  # rounds ahead whose parameters the program wrote before they reached the model
+        self._is_applying = False  # applies a round, or waits for its own round: no round can be applied ahead then
+        self._is_ahead_of_step = False  # the round of this step's own gradients has been taken ahead too
 
         self._compression = compression
         self._bucket_options = dict(bucket_options)
         scales = grad_scaler is not None and grad_scaler.is_enabled()
         self._full = isinstance(bucket_options["sync"], Full)
         travels = process_set.included() and not runtime.is_alone(process_set)
-        self.unscales = travels and scales and not self._full  # contributions travel without the scaler's scale
+        self.unscales = travels and scales and not self._full  # contributions travel divided by the scaler's scale
         agreed = {"grad_scaler": "a scaler" if scales else None} | round_steps.agreed
         self._agreed = tuple(f"{name}={value}" for name, value in agreed.items() if value is not None)
         self._replays = not self._full and self._bucket_options["missed"] == "replay"
@@ -125,8 +125,8 @@ class GradientExchange(Exchange):
         planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
         self._planned = planned
         self._names = {parameter: names[parameter] for parameter in parameters}
-        self._all_names = names  # those of frozen parameters too
-        self._frozen: set[torch.nn.Parameter] = set()  # since the optimizer was wrapped, as of the last step
+        self._all_names = names  # includes frozen parameters
+        self._frozen: set[torch.nn.Parameter] = set()  # frozen after the optimizer was wrapped; updated in each step
         self._use_buckets({str(index): members for index, members in enumerate(planned)})
         self._fusion_options = fusion
         self._fusion: Fusion | None = None
@@ -144,20 +144,20 @@ class GradientExchange(Exchange):
         ]
         if not self._full:
             for bucket in self.buckets:
-                # Wrong settings fail here, not in the first backward.
+                # Wrong settings shall fail here, not in the first backward pass.
                 self._config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
 
     def _described(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
-        """What lies in a bucket, in the order of the model: a bucket is in that of backward."""
+        """Describe the parameters of a bucket, in the model's order. The bucket itself has the order of backward."""
         return [bucket_config.member(self._names[parameter], parameter.shape) for parameter in reversed(parameters)]
 
     def _enter(self) -> None:
-        """Begin anew in each generation of Horovod, as ranks that are new in it do."""
+        """Start afresh in each generation of Horovod, because ranks that are new in it start afresh too."""
         if not self._tenure.enter():
             return
         self._lost_before = self._disturbed = 0
-        self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
+        self._owner = _attach.Owner()  # the buckets end when this object is gone on every rank
         self._fusion = None
         name = self._name.current()
         buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
@@ -170,7 +170,7 @@ class GradientExchange(Exchange):
                 self._planned,
                 self._wire_bytes,
             )
-            self._use_buckets(buckets)  # a plan may have been in use
+            self._use_buckets(buckets)  # buckets of a measured plan may have been in use
         for bucket, named in zip(self.buckets, buckets, strict=True):
             bucket.name = named
         if not self._full:
@@ -182,7 +182,7 @@ class GradientExchange(Exchange):
                     self._introduction = healing.Introduction(meeting, start, replica.parameters())
 
     def _config(self, wire: torch.Tensor, **options: Any) -> Any:
-        # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
+        # Called in each step, because the size of an elastic job may change. make_config caches its results.
         return make_config(
             dtype=wire.dtype,
             shape=tuple(wire.shape),
@@ -190,14 +190,14 @@ class GradientExchange(Exchange):
             size=runtime.size_of(self.process_set),
             prescale_factor=1.0 / self._predivide,
             postscale_factor=self._predivide,
-            # With a scaler they travel: the round is skipped, and the scale lowered, on every rank.
+            # With a scaler, gradients that are not finite travel: every rank then skips the round and lowers the scale.
             drop_nonfinite=not self.unscales,
             agreed=self._agreed,
             **(self._bucket_options | options),
         )
 
     def _register_hooks(self) -> None:
-        # The parameters hold the hooks, and must not hold the exchange with them.
+        # The parameters hold the hooks. A weak reference keeps them from holding the exchange too.
         reference = weakref.ref(self)
 
         def gradient_is_there(parameter: torch.nn.Parameter) -> None:
@@ -218,7 +218,7 @@ class GradientExchange(Exchange):
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                 "backward_passes_per_step to accumulate gradients locally."
             )
-        self.synchronized = False  # of an earlier step, which a GradScaler has skipped
+        self.synchronized = False  # may be True from an earlier step, if a GradScaler skipped that step
         self._passes_left[parameter] -= 1
         if self._passes_left[parameter] > 0:
             return
@@ -268,10 +268,10 @@ class GradientExchange(Exchange):
         collectives = Collectives(self.process_set, self._reduce_probe, self.buckets[0].flat.device)
         if not self._fusion.everybody_is_here(collectives):
             return
-        self.flush_optimizer(optimizer)  # what is pending or missed in the old buckets belongs to them
+        self.flush_optimizer(optimizer)  # nothing pending or missed can move from the old buckets to new ones
         if self._fusion.replan(collectives):
             self._use_buckets(self._fusion.buckets)
-            self._lost_before = self._disturbed = 0  # the core counts for each bucket
+            self._lost_before = self._disturbed = 0  # the core counts per bucket, so new buckets start at 0
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
@@ -284,12 +284,15 @@ class GradientExchange(Exchange):
             return
         self._synchronize()
         if self._replays and self._hooks:
-            # Not every way to change a tensor is counted.
+            # PyTorch's version counter does not see every change of a tensor, so compare with a copy.
             misses_more = runtime.has_round(self.process_set.process_set_id, self.family)
             self._remember_shown([bucket.flat.clone() for bucket in self.buckets] if misses_more else [])
 
     def _remember_shown(self, seen: list[torch.Tensor]) -> None:
-        """The user sees the gradients of a round from now on; they are those, if this rank has missed other rounds."""
+        """Remember which gradients the user sees from now on.
+
+        `seen` holds a copy of each bucket if this rank has missed further rounds; otherwise it is empty.
+        """
         self._shown = [bucket.flat._version for bucket in self.buckets]
         self._missed_more = bool(seen)
         self._seen = seen
@@ -311,7 +314,10 @@ class GradientExchange(Exchange):
         self.synchronized = True
 
     def _wait_for_buckets(self) -> None:
-        """Let the gradients be the result of the round in which they have arrived, or the oldest that this rank has missed."""
+        """Wait until this step's round has ended, then put a result into the gradients.
+
+        With replay that is the oldest round that this rank has not taken, otherwise the result of the arrival.
+        """
         with self._applying():
             unchanged = [bucket.wait() for bucket in self.buckets]
         if self._fusion is not None:
@@ -331,7 +337,10 @@ class GradientExchange(Exchange):
         self._has_told = False
 
     def _take_results(self, *, steps: float) -> bool:
-        """Whether any bucket has a result, which is in the gradients then, and counts as so many steps."""
+        """Put the results of the buckets into the gradients. Returns whether any bucket had a result.
+
+        `steps` says how many steps per rank, on average, these results count for.
+        """
         self._steps_in_round = steps
         for bucket in self.buckets:
             bucket.unpack()
@@ -339,7 +348,7 @@ class GradientExchange(Exchange):
         return any(not bucket.empty for bucket in self.buckets) or not self.buckets
 
     def _take_round(self) -> bool:
-        """Let the gradients be the oldest round's that this rank has not taken; False if there is none."""
+        """Put the oldest round that this rank has not taken into the gradients. Returns False if there is none."""
         gradients = buckets.take_round(self.buckets, self.process_set.process_set_id)
         if gradients == 0:
             return False
@@ -380,10 +389,10 @@ class GradientExchange(Exchange):
         return loss
 
     def _check_layers(self, optimizer: Any) -> None:
-        """Notice layers that were frozen or unfrozen.
+        """Note which parameters have been frozen since the optimizer was wrapped.
 
         Raises:
-            RuntimeError: gradients of one would not be reduced.
+            RuntimeError: a parameter needs gradients now but is in no bucket, so its gradient would not be reduced.
         """
         new = [
             p
@@ -399,10 +408,11 @@ class GradientExchange(Exchange):
         self._frozen = {parameter for parameter in self._bucket_of if not parameter.requires_grad}
 
     def _notice_changes(self) -> bool:
-        """Whether the gradients were changed by hand after `synchronize`: as other rounds then cannot be.
+        """Return whether the user changed the gradients by hand after `synchronize`.
 
         Raises:
-            RuntimeError: there are such rounds, which this rank has missed.
+            RuntimeError: they were changed, and this rank has missed further rounds, which the user cannot change
+                alike.
         """
         shown, self._shown = self._shown, []
         seen, self._seen = self._seen, []
@@ -417,10 +427,10 @@ class GradientExchange(Exchange):
         return True
 
     def _leave_round_out(self) -> None:
-        """The user has seen the result of a round, and has taken no step with it.
+        """Forget the result of a round that the user has seen but has taken no step with.
 
         Raises:
-            RuntimeError: this rank has missed others, which the user would perhaps have left out too.
+            RuntimeError: this rank has missed further rounds. The user cannot decide whether to leave those out too.
         """
         left_out = self._shown and self._has_result
         self._shown, self._seen, self._has_result = [], [], False
@@ -431,7 +441,7 @@ class GradientExchange(Exchange):
             raise RuntimeError(_LEFT_OUT)
 
     def _apply_round(self, optimizer: Any) -> None:
-        """One step with the gradients that are there."""
+        """Take one step of the user's optimizer with the gradients of a round."""
         with self._applying():
             self._apply(optimizer)
 
@@ -445,16 +455,16 @@ class GradientExchange(Exchange):
         optimizer._base.step(optimizer)
         self.round_steps.after(optimizer)
 
-    # --- Families, which flushes know too: see `horovod_partial.runtime.Applier`
+    # --- The family, for flushes: see `horovod_partial.runtime.Applier`
 
     @property
     def family(self) -> list[str]:
-        """The names of the buckets whose results are taken together; none where none is in use."""
+        """The names of the buckets whose results are taken together; empty before their first use."""
         return [bucket.name for bucket in self.buckets] if self._tenure.is_current else []
 
     @property
     def is_under_way(self) -> bool:
-        """Whether gradients are there that have not been applied: of a backward pass, or the result of a round."""
+        """Whether gradients wait for a step: those of a backward pass, or the result of a round."""
         taken = self._has_result or self._is_ahead_of_step
         return taken or any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
 
@@ -481,7 +491,7 @@ class GradientExchange(Exchange):
         _remove(self._hooks)
 
     def apply_rounds(self) -> None:
-        """Apply all rounds that this rank can take, oldest first, between two steps."""
+        """Apply all rounds that this rank can take, oldest first. Called between two steps."""
         optimizer = self.wrapped()
         if not self._replays or not self.family or not self._hooks or optimizer is None:
             return
@@ -493,12 +503,16 @@ class GradientExchange(Exchange):
 
     @property
     def applies_ahead(self) -> bool:
-        """Whether rounds can be applied now to a copy of the model: not in backward, and not while a result is shown."""
+        """Whether rounds can be applied to a copy of the model now.
+
+        They cannot while backward runs, while the user sees the result of a round, or on a CUDA stream other than the
+        default one.
+        """
         if not self._replays or not self._hooks or self._has_result or self._is_applying:
             return False
         if (
             self.synchronized and not self._is_ahead_of_step and self._shown
-        ):  # the user sees gradients, and may change them
+        ):  # the user sees gradients now, and may change them
             return False
         if torch._C._current_graph_task_id() != -1:
             return False
@@ -519,13 +533,14 @@ class GradientExchange(Exchange):
 
     @property
     def _has_arrived(self) -> bool:
-        """Whether this step's gradients have, in all buckets."""
+        """Whether this step's gradients have arrived in all buckets; always False with a measured plan (fusion)."""
         return self._fusion is None and all(bucket.handle is not None for bucket in self.buckets)
 
     def apply_ahead(self) -> None:
-        """Apply all rounds that this rank can take to a copy of the model, which becomes the model in the next step or flush.
+        """Apply all rounds that this rank can take to a copy of the model. The next step or flush copies it back.
 
-        If this step's gradients have arrived, their round is among them; the program goes on to see its gradients.
+        Once this step's gradients have arrived, this applies nothing until their round has ended, and includes that
+        round. The program's gradients are then the result that `synchronize` would show.
         """
         optimizer = self.wrapped()
         with self._ahead.in_place_of(self._trained):
@@ -551,7 +566,7 @@ class GradientExchange(Exchange):
                 self._remember_shown(shown)
 
     def _leave_the_wait(self) -> None:
-        """Let the model have the rounds that were taken while the program waited."""
+        """Copy the rounds that were applied while the program waited to the model."""
         rounds, self._rounds_ahead = self._rounds_ahead, 0
         if not self._ahead.become_the_model():
             self._disturbed += rounds
@@ -565,7 +580,7 @@ class GradientExchange(Exchange):
             self._is_applying = before
 
     def _apply_all(self, optimizer: Any) -> int:
-        """Returns how many rounds that were."""
+        """Apply all rounds that this rank can take, oldest first. Returns how many."""
         rounds = 0
         while self._replays and self._hooks and self._take_round():
             if self._changes_by_hand and not self._has_warned_of_changes:
@@ -577,7 +592,7 @@ class GradientExchange(Exchange):
 
     @contextmanager
     def _gradients_kept(self) -> Iterator[None]:
-        """Leave the gradients as they are: the next backward pass adds to them, or others have been accumulated in them."""
+        """Restore the gradients at the end of this context, because backward passes accumulate in them."""
         gradients = {p: None if p.grad is None else p.grad.clone() for p in self._bucket_of}
         try:
             yield
@@ -598,7 +613,7 @@ class GradientExchange(Exchange):
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
         self._leave_round_out()
-        # A backward that failed half way leaves nothing behind.
+        # Forget the gradients of a backward pass that failed half way.
         self._restart()
 
     def _restart(self) -> None:
@@ -638,11 +653,11 @@ class GradientExchange(Exchange):
         if self._replays:
             self.thread = threading.get_ident()
         runtime.flush(process_set)
-        if not self._replays and self._tenure.is_current:  # used, and since Horovod was initialised anew
+        if not self._replays and self._tenure.is_current:  # the buckets have been used in this generation
             for bucket in self.buckets:
                 bucket.collect(process_set)
             with self._gradients_kept():
-                if self._take_results(steps=0.0):  # this rank's own have been counted
+                if self._take_results(steps=0.0):  # the steps were counted when they were taken
                     self._apply_round(optimizer)
         self._flushed_at = self._local_steps
 

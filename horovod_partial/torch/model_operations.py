@@ -1,4 +1,4 @@
-"""Averages of models: of groups, of the ranks that are ready first, and by the work behind each."""
+"""Averages of models: in groups, over the ranks that are ready first, and weighted by the steps of each rank."""
 
 from __future__ import annotations
 
@@ -47,29 +47,30 @@ def group_allreduce_async_(
 ) -> PartialHandle:
     """Average a model with the group that this round gives the rank; in place, and without waiting for slow ranks.
 
-    The first rank that arrives starts the round for all groups, each of which reduces by itself (WAGMA-SGD, IEEE TPDS
-    2021, section 3.1). A rank that is too late gets the sum of its group's last round at once; in the rounds that close
-    without it its last model stands in for it. The first round of a name is of all ranks together.
+    The first rank that arrives starts the round for all groups, and each group reduces by itself (WAGMA-SGD, IEEE TPDS
+    2021, section 3.1). A rank that is too late gets the sum of its group's last round at once. In the rounds that it
+    has missed, its last model stands in for it. The first round of a name averages over all ranks together.
 
     Args:
-        tensor: the model: contiguous, of the types that `hvd.partial_allreduce` takes. Holds the result afterwards.
-        name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
-        op: `hvd.Average`: sum / n of the n models of the group, or (sum + own) / (n + 1) where this rank was late.
-            `hvd.Sum`: the sum as it is, own model included if `hvd.round_info(handle).late` is False.
-        schedule: `hvd.Butterfly(size)` or `hvd.Schedule(function, rounds)`, the same on every rank; None
-            takes a butterfly of the largest power of two that is not above the square root of the number of ranks.
-        period: every so many rounds one is of all ranks together, and all wait for it; None never.
+        tensor: the model, and afterwards the result; contiguous, of the types that `hvd.partial_allreduce` takes.
+        name: name of the bucket, the same on every rank and in every round. Required.
+        op: `hvd.Average`: sum / n of the n models of the group, or (sum + own) / (n + 1) if this rank was late.
+            `hvd.Sum`: the plain sum. It contains this rank's model if `hvd.round_info(handle).late` is False.
+        schedule: `hvd.Butterfly(size)` or `hvd.Schedule(function, rounds)`, the same on every rank. None takes a
+            butterfly with groups of the largest power of two that is not above the square root of the number of ranks.
+        period: number of rounds between two averages over all ranks, for which all ranks wait. None makes no such
+            averages.
         process_set: the ranks that take part.
-        max_staleness: as in `hvd.DistributedOptimizer`.
-        grace_ms: as in `hvd.DistributedOptimizer`.
+        max_staleness: same as in `hvd.DistributedOptimizer`.
+        grace_ms: same as in `hvd.DistributedOptimizer`.
 
     Returns:
         A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`, which names the members of the group.
 
     Raises:
-        ValueError: an argument is wrong, or the name is bound to another shape, dtype or schedule, or in use.
+        ValueError: an argument is wrong, or the name is in use, or is bound to another shape, dtype or schedule.
         HorovodInternalError: Horovod has failed or was shut down; or the ranks disagree about the bucket; or Horovod reduces
-            with an operation that knows no groups (hierarchical, torus, oneCCL), which the text names.
+            with an operation without groups (hierarchical, torus, oneCCL). The message names the operation.
     """
     return _group_allreduce(tensor, tensor, name, op, schedule, period, process_set, max_staleness, grace_ms)
 
@@ -85,18 +86,18 @@ def group_allreduce_async(
     max_staleness: int | None = None,
     grace_ms: float | str | None = None,
 ) -> PartialHandle:
-    """As `group_allreduce_async_`, with the result in a new tensor."""
+    """Same as `group_allreduce_async_`, but the result is a new tensor."""
     output = empty_like(tensor)
     return _group_allreduce(tensor, output, name, op, schedule, period, process_set, max_staleness, grace_ms)
 
 
 def group_allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As `group_allreduce_async_`, and waits for the result."""
+    """Same as `group_allreduce_async_`, but waits for the result and returns it."""
     return synchronize(group_allreduce_async_(tensor, *args, **kwargs))
 
 
 def group_allreduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As `group_allreduce_async`, and waits for the result."""
+    """Same as `group_allreduce_async`, but waits for the result and returns it."""
     return synchronize(group_allreduce_async(tensor, *args, **kwargs))
 
 
@@ -110,24 +111,24 @@ def partial_reduce_async_(
 ) -> PartialHandle:
     """Average a model with the first ranks that are ready; in place (P-Reduce, SIGMOD'21).
 
-    As soon as `size` ranks have arrived they average among themselves, and go on; the others are not disturbed. The
-    groups of one round are disjoint and run side by side; a group that is ready while a round runs is in the next. The
-    first round of a name is of all ranks together. If fewer than `size` ranks are left, because others have ended, joined
-    or wait elsewhere, those average.
+    As soon as `size` ranks have arrived, they average among themselves and go on, without the others. The groups of one
+    round are disjoint and run side by side. A group that becomes ready while a round runs is in the next round. The
+    first round of a name averages over all ranks together. If fewer than `size` ranks are left, because others have
+    ended, joined or wait in other operations, those left average.
 
     Args:
         tensor: the model: contiguous, float16, float32, float64 or bfloat16, which travels as float32.
-        name: names the bucket; the same on every rank and every time.
-        size: ranks in a group, 2 or more. More ranks than there are means all of them.
-        weights: as in `hvd.PartialReduce`; the iteration of a rank is how often it has called this with `name`, taken to
-            the group's newest after each average.
-        alpha: as in `hvd.PartialReduce`.
+        name: name of the bucket, the same on every rank and in every call.
+        size: ranks in a group, 2 or more. If it is larger than the number of ranks, all ranks are one group.
+        weights: same as in `hvd.PartialReduce`. The iteration of a rank is how often it has called this with `name`;
+            after each average it rises to the largest iteration of the group.
+        alpha: same as in `hvd.PartialReduce`.
         process_set: the ranks that take part.
 
     Returns:
         A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`, which names the members of the group.
 
-    It raises what `hvd.group_allreduce_async_` raises.
+    The errors are those of `hvd.group_allreduce_async_`.
     """
     policy = PartialReduce(size, weights, alpha)
     return average_async(tensor, tensor, name, policy, process_set)
@@ -141,18 +142,18 @@ def partial_reduce_async(
     alpha: float = 0.9,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
-    """As `partial_reduce_async_`, with the result in a new tensor."""
+    """Same as `partial_reduce_async_`, but the result is a new tensor."""
     policy = PartialReduce(size, weights, alpha)
     return average_async(tensor, empty_like(tensor), name, policy, process_set)
 
 
 def partial_reduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As `partial_reduce_async_`, and waits for the result."""
+    """Same as `partial_reduce_async_`, but waits for the result and returns it."""
     return synchronize(partial_reduce_async_(tensor, *args, **kwargs))
 
 
 def partial_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As `partial_reduce_async`, and waits for the result."""
+    """Same as `partial_reduce_async`, but waits for the result and returns it."""
     return synchronize(partial_reduce_async(tensor, *args, **kwargs))
 
 
@@ -163,22 +164,24 @@ def weighted_average_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
-    """Average a model over all ranks, weighted by the steps behind it; in place (WP-SGD, equation 6).
+    """Average a model over all ranks, weighted by the steps of each rank; in place (WP-SGD, equation 6).
 
-    Waits for every rank. A rank that has taken T steps fewer than the fastest counts with contraction^T. (The paper counts
-    T over the whole run, where a slow rank's weight vanishes in time; pass the steps since the last average.)
+    The average waits for every rank. A rank that has taken T steps fewer than the fastest gets the weight
+    contraction^T, before all weights are divided by their sum. (The paper counts T over the whole run, so the weight of
+    a slow rank tends to 0. Here pass the steps since the last average.)
 
     Args:
         tensor: the model: contiguous, float16, float32, float64 or bfloat16, which travels as float32.
-        steps: that this rank has taken since the last average, 0 or more.
-        contraction: above 0 and at most 1, the same on every rank.
-        name: names the bucket; the same on every rank and every time.
+        steps: how many steps this rank has taken since the last average, 0 or more.
+        contraction: the factor per missing step, above 0 and at most 1; the same on every rank.
+        name: name of the bucket, the same on every rank and in every call.
         process_set: the ranks that take part.
 
     Returns:
-        A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`, whose `work` has the steps of all ranks.
+        A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`. The `work` of the latter has the steps of all
+        ranks.
 
-    It raises what `hvd.group_allreduce_async_` raises.
+    The errors are those of `hvd.group_allreduce_async_`.
     """
     return average_async(tensor, tensor, name, WeightedAverage(1, contraction), process_set, steps)
 
@@ -190,17 +193,17 @@ def weighted_average_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
-    """As `weighted_average_async_`, with the result in a new tensor."""
+    """Same as `weighted_average_async_`, but the result is a new tensor."""
     return average_async(tensor, empty_like(tensor), name, WeightedAverage(1, contraction), process_set, steps)
 
 
 def weighted_average_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As `weighted_average_async_`, and waits for the result."""
+    """Same as `weighted_average_async_`, but waits for the result and returns it."""
     return synchronize(weighted_average_async_(tensor, *args, **kwargs))
 
 
 def weighted_average(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As `weighted_average_async`, and waits for the result."""
+    """Same as `weighted_average_async`, but waits for the result and returns it."""
     return synchronize(weighted_average_async(tensor, *args, **kwargs))
 
 
@@ -236,7 +239,7 @@ def average_async(
     grace_ms: float | str | None = None,
     members: Sequence[str] = (),
 ) -> PartialHandle:
-    """Arrive with a model at a policy's bucket."""
+    """Hand a model over to the bucket of a policy."""
     name = check_arguments(tensor, name, process_set)
     require_count("steps", steps, 0)
     if not tensor.dtype.is_floating_point:
@@ -246,15 +249,15 @@ def average_async(
 
 
 def average_over_all_(model: torch.Tensor, name: str, process_set: ProcessSet) -> PartialHandle:
-    """Average a model over all ranks in place; ranks out of training are left out, and do not count."""
+    """Average a model in place over all ranks that are not out of training."""
     handle = submit(model, model, name, process_set, _config(model, Quorum(1.0), process_set, Average, None, None))
     handle.synchronize()
     return handle
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Tell in a round that some rank has come here; waits for nobody, but for all in the first round."""
-    nothing = torch.zeros(1, device="cpu")  # as the declaration says, whatever the default device is
+    """Tell the other ranks that some rank has come here, by a round. Only the first round waits, for all ranks."""
+    nothing = torch.zeros(1, device="cpu")  # the declaration says CPU, whatever the default device is
     config = make_config(
         dtype=nothing.dtype, shape=tuple(nothing.shape), size=runtime.size_of(process_set), **bucket_config.of_signals()
     )

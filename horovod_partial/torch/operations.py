@@ -29,10 +29,11 @@ _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, t
 
 
 class _InFlight:
-    """Operations whose tensors must live, also when their handles do not. Some are never synchronized, as after a failed backward.
+    """Keeps the tensors of operations alive until these have ended, even if the program drops the handles.
 
-    Whenever twice as many are there as the last look has left, the next one looks which have ended. So each operation is
-    looked at a few times, however many are in flight. Any thread may call.
+    Some handles are never synchronized, for example after a failed backward pass. `add` removes operations that have
+    ended, but only when the set has grown to twice its size after the last removal, so the cost per operation stays
+    small. Any thread may call.
     """
 
     def __init__(self) -> None:
@@ -53,11 +54,11 @@ _in_flight = _InFlight()
 
 
 class PartialHandle:
-    """An operation in flight."""
+    """A partial collective in flight. It keeps the tensors alive that the core reads and writes."""
 
     def __init__(self, handle: Any, source: torch.Tensor, work: torch.Tensor, output: torch.Tensor) -> None:
         self.handle = handle
-        self.source = source  # read until the round has run
+        self.source = source  # the core reads it until the round has run
         self.work = work
         self.output = output
         _in_flight.add(self)
@@ -69,7 +70,7 @@ class PartialHandle:
         try:
             runtime.wait(self.handle)
         finally:
-            if self.handle.poll():  # not if an interrupt has ended the wait
+            if self.handle.poll():  # False if an interrupt has ended the wait
                 _in_flight.discard(self)
         if self.work is not self.output:
             self.output.copy_(self.work)
@@ -86,8 +87,8 @@ def init(*args: Any, **kwargs: Any) -> None:
     """`horovod.torch.init`, then a handshake that proves on every rank that partial collectives work there.
 
     Raises:
-        ImportError: they do not: a hook does not run.
-        ValueError: settings contradict each other; the same on every rank.
+        ImportError: partial collectives do not work on some rank, because a hook does not run.
+        ValueError: settings contradict each other. Every rank raises the same error.
     """
     runtime.init(*args, **kwargs)
     make_config.cache_clear()  # rank 0 may have other settings
@@ -95,20 +96,20 @@ def init(*args: Any, **kwargs: Any) -> None:
 
 
 def shutdown() -> None:
-    """`horovod.torch.shutdown`, after everything pending has been delivered and every rank has come here.
+    """`horovod.torch.shutdown`, after all late contributions have been delivered and every rank has called this.
 
-    While an exception is being handled it does not wait, unless that is an exit with status 0. A program that ends without it
-    does the same at exit.
+    It does not wait while an exception is being handled, unless the exception is an exit with status 0. A program that
+    never calls it waits and delivers at exit.
     """
     runtime.shutdown()
 
 
 def join(device: int | None = None) -> int:
-    """`horovod.torch.join`, after what this rank has pending has been delivered.
+    """`horovod.torch.join`, after this rank's late contributions have been delivered.
 
     Args:
-        device: of the zeros by which this rank takes part from then on, -1 for the CPU. Without it, where this rank's partial
-            collectives are, as Horovod wants it.
+        device: number of the GPU that holds the zeros which this rank contributes from then on; -1 is the CPU. None,
+            the default, takes the device of this rank's partial collectives, because Horovod wants the same device.
 
     Returns:
         The rank that joined last.
@@ -119,9 +120,9 @@ def join(device: int | None = None) -> int:
 def flush(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank flushes, and all late contributions have been delivered.
 
-    What this rank has missed of the rounds of its thread's optimizers is applied. Other results wait for the next operation of
-    their name. Ranks that have joined need not come. One that has used no partial collective in this process set need not come
-    either, and does not wait.
+    It applies the rounds that this rank has missed, for the optimizers of the calling thread. The results of other
+    missed rounds come with the next operation of the same name. Ranks that have joined need not call it. A rank that
+    has used no partial collective in this process set need not call it either, and does not wait if it does.
     """
     check_kinds({"process_set": process_set})
     check_initialized()
@@ -135,7 +136,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set: a `hvd.ProcessSet`, or the ranks of a new one.
 
     Raises:
-        ValueError: there is one of these ranks already.
+        ValueError: a process set of these ranks exists already.
     """
     return runtime.add_process_set(process_set)
 
@@ -144,7 +145,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """`horovod.torch.remove_process_set`, after a flush of every process set in use; all ranks come, as with Horovod.
 
     Returns:
-        Whether there was such a process set. The one of all ranks stays.
+        Whether the process set existed and was removed. The process set of all ranks is never removed.
     """
     return runtime.remove_process_set(process_set)
 
@@ -158,12 +159,12 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
 def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
     """Record from now on what this rank sees: who is slow, and what for. `horovod-partial report` reads it.
 
-    As `HOROVOD_PARTIAL_RECORD`, from the begin of the program on. Call it on every rank, at the same place. It ends with
-    Horovod. Nothing is sent; a thread writes once a second.
+    `HOROVOD_PARTIAL_RECORD` does the same from `init` on. Call this on every rank, at the same place in the program.
+    The recording ends when Horovod shuts down. Nothing is sent; a thread writes the files once a second.
 
     Args:
-        directory: made where it is not there; each run has a folder of its own in it.
-        megabytes: size of this rank's files, 1 or more; of more than that the oldest is dropped.
+        directory: is created if it does not exist. Each run gets its own folder in it.
+        megabytes: bound on the size of this rank's files, 1 or more. Beyond it the oldest records are dropped.
 
     Raises:
         RuntimeError: the files cannot be made, or this rank is being recorded already.
@@ -177,7 +178,7 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
 def make_config(
     *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any
 ) -> _attach.BucketConfig:
-    """What the core is told of a bucket, after checking it. `dtype` is that of the wire."""
+    """Check the arguments of a bucket, and build its declaration for the core. `dtype` is the type that travels."""
     spec = bucket_config.arguments(
         average=is_average(op, Average, Sum), is_integer=not dtype.is_floating_point, **arguments
     )
@@ -212,18 +213,18 @@ def partial_allreduce_async_(
 ) -> PartialHandle | int:
     """Sum or average a tensor over the ranks that are there in time; in place, without waiting for the result.
 
-    A rank that comes too late for a round gets that round's result (several missed ones are added up) at once, and its
-    own contribution travels with the next round (eager-SGD, PPoPP'20, section 4). Over all rounds, and after `flush`,
-    every contribution has been delivered exactly once. The result has no gradient.
+    A rank that comes too late for a round gets the result of that round at once (the sum, if it has missed several).
+    Its own contribution travels with the next round (eager-SGD, PPoPP'20, section 4). Over all rounds, and after
+    `flush`, every contribution has been delivered exactly once. The result has no gradient.
 
     Args:
-        tensor: what to reduce: contiguous, on the host, int32, int64, float16, float32, float64, or bfloat16, which
-            travels as float32 at twice its bytes. Leave it alone until `hvd.synchronize`; it holds the result afterwards.
-            One that requires a gradient is refused under a partial policy, except in `torch.no_grad()`: pass
-            `tensor.detach()`.
-        name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
-        op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`. Integers need `hvd.Sum`: each round
-            of an average would cut their fraction off.
+        tensor: the contribution, and afterwards the result; contiguous, on the CPU or a GPU that Horovod reduces on;
+            int32, int64, float16, float32, float64, or bfloat16, which travels as float32 at twice its bytes. Do not
+            touch it before `hvd.synchronize`. Under a partial policy a tensor that requires a gradient is refused
+            outside of `torch.no_grad()`: pass `tensor.detach()`.
+        name: name of the bucket, the same on every rank and in every round. A partial policy needs it.
+        op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`. Integers need `hvd.Sum`,
+            because an average would cut off their fraction in each round.
         sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce_async_`.
         prescale_factor: multiplies the tensor before the sum.
         postscale_factor: multiplies the result.
@@ -265,7 +266,7 @@ def partial_allreduce_async(
     grace_ms: float | str | None = None,
     missed: str | None = None,
 ) -> PartialHandle | int:
-    """As `partial_allreduce_async_`, with the result in a new tensor."""
+    """Same as `partial_allreduce_async_`, but the result is a new tensor."""
     output = empty_like(tensor)
     return _submit(
         tensor,
@@ -281,17 +282,17 @@ def partial_allreduce_async(
 
 
 def partial_allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As `partial_allreduce_async_`, and waits for the result."""
+    """Same as `partial_allreduce_async_`, but waits for the result and returns it."""
     return synchronize(partial_allreduce_async_(tensor, *args, **kwargs))
 
 
 def partial_allreduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As `partial_allreduce_async`, and waits for the result."""
+    """Same as `partial_allreduce_async`, but waits for the result and returns it."""
     return synchronize(partial_allreduce_async(tensor, *args, **kwargs))
 
 
 def check_initialized() -> None:
-    """Raise ValueError where Horovod is not up."""
+    """Raise ValueError if Horovod is not initialised."""
     if not mpi_ops.is_initialized():
         raise ValueError("Horovod has not been initialized; use hvd.init().")
 
@@ -317,7 +318,7 @@ def _submit(
     if not isinstance(process_set, ProcessSet):
         check_kinds({"process_set": process_set})
     size = runtime.size_of(process_set) if mpi_ops.is_initialized() else None
-    # Under a mode, as torch.set_default_device enters one, each look at a tensor would run Python.
+    # torch.set_default_device and the like enter a mode in which each access to a tensor runs slow Python code.
     with torch.DisableTorchFunction():
         what = (
             tensor.dtype,
@@ -332,7 +333,7 @@ def _submit(
         )
         try:
             config = _config_of(*what)
-        except TypeError:  # an argument has no hash, and so is a wrong one
+        except TypeError:  # an argument cannot be hashed, so it is wrong: the checks say why
             config = _config_of.__wrapped__(*what)
         if config is not None:
             return submit(tensor, output, _check_call(tensor, name), process_set, config)
@@ -353,7 +354,7 @@ def _config_of(
     postscale_factor: float,
     options: _Options,
 ) -> _attach.BucketConfig | None:
-    """What the core is told of a tensor, after checking it; None under `Full()`."""
+    """Check the arguments of an operation, and build the bucket's declaration for the core; None under `Full()`."""
     arguments = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     policy, missed = of_allreduce(sync, arguments | options._asdict())
     if isinstance(policy, Full):
@@ -376,18 +377,18 @@ def _config_of(
 
 
 def require_tensor(tensor: Any) -> None:
-    """Refuse what is no tensor."""
+    """Raise ValueError if this is not a tensor."""
     require(isinstance(tensor, torch.Tensor), "tensor", "a torch.Tensor", tensor)
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Where the result of a tensor goes that is not to be changed."""
+    """Return a new tensor for the result, so that the argument stays unchanged."""
     require_tensor(tensor)
     return torch.empty_like(tensor)
 
 
 def check_arguments(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> str:
-    """Refuse what no partial collective takes; returns the name."""
+    """Check the arguments that all partial collectives have in common, and return the name."""
     check_kinds({"name": name, "process_set": process_set})
     require_tensor(tensor)
     check_initialized()
@@ -396,7 +397,7 @@ def check_arguments(tensor: torch.Tensor, name: str | None, process_set: Process
 
 
 def _check_call(tensor: torch.Tensor, name: str | None) -> str:
-    """The part of `check_arguments` that another call with such a tensor does not spare."""
+    """The checks that every call needs; the others are cached by the tensor's type and shape."""
     if not isinstance(name, str) or not name:
         check_kinds({"name": name})
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")
@@ -415,7 +416,10 @@ def submit(
     config: _attach.BucketConfig,
     work: int = 0,
 ) -> PartialHandle:
-    """Arrive at a bucket's open round with a contiguous tensor, widened if its type does not travel."""
+    """Arrive at a bucket's open round with a contiguous tensor. It is widened if Horovod cannot reduce its type.
+
+    `work` is the number of steps behind a model, for an average by work.
+    """
     wire = wire_dtype(tensor.dtype)
     source = tensor if wire == tensor.dtype else tensor.to(wire)
     target = output if wire == output.dtype else torch.empty_like(source)
@@ -431,7 +435,7 @@ def _require_handle(handle: Any) -> None:
 
 
 def synchronize(handle: PartialHandle | int) -> torch.Tensor:
-    """Wait for an operation of either kind, and return its result."""
+    """Wait for a partial collective or an operation of Horovod's, and return its result."""
     if isinstance(handle, PartialHandle):
         return handle.synchronize()
     _require_handle(handle)
@@ -439,7 +443,7 @@ def synchronize(handle: PartialHandle | int) -> torch.Tensor:
 
 
 def poll(handle: PartialHandle | int) -> bool:
-    """Whether an operation of either kind has finished, so that `synchronize` would not block."""
+    """Whether a partial collective or an operation of Horovod's has ended, so that `synchronize` would not block."""
     if isinstance(handle, PartialHandle):
         return handle.poll()
     _require_handle(handle)
@@ -447,10 +451,10 @@ def poll(handle: PartialHandle | int) -> bool:
 
 
 def round_info(handle: PartialHandle | int) -> RoundInfo:
-    """What became of a finished operation. Under `hvd.Full()` there are no rounds: numbers are -1.
+    """Return what became of a finished operation. Under `hvd.Full()` there are no rounds, and the numbers are -1.
 
     Raises:
-        ValueError: it has not finished; synchronize it first.
+        ValueError: the operation has not finished; synchronize it first.
     """
     if isinstance(handle, PartialHandle):
         return handle.info()

@@ -60,56 +60,58 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> torch.optim.Optimizer:
     """Wrap an optimizer so that gradients are combined over the ranks before they are applied, or models after.
 
-    The arguments before `sync` are those of `horovod.torch.DistributedOptimizer`. So are the methods `synchronize`,
-    `skip_synchronize`, `set_backward_passes_per_step` and the errors. With a partial policy gradients are packed into
-    buckets, each of which arrives at its open round as soon as backward has made its gradients (docs/protocol.md).
+    The arguments before `sync`, the methods `synchronize`, `skip_synchronize`, `set_backward_passes_per_step` and the
+    errors are the same as in `horovod.torch.DistributedOptimizer`. With a partial policy gradients are packed into
+    buckets. A bucket arrives at its open round as soon as backward has made its gradients (docs/protocol.md).
 
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
     gradients, then averages its model with others. Arguments about gradients do not apply; `max_staleness` and `grace_ms`
-    do with `GroupAverage`. Let all ranks start from the same model (`hvd.broadcast_parameters`), and call `flush` on all
-    of them before an evaluation or a checkpoint. The learning rate is that of one rank, not multiplied by their number.
+    apply only with `GroupAverage`. Let all ranks start from the same model (`hvd.broadcast_parameters`), and call
+    `flush` on all ranks before an evaluation or a checkpoint. Use the learning rate of one rank, not multiplied by the
+    number of ranks.
 
     Args:
-        optimizer: any optimizer of PyTorch whose step needs no repeated closure; its state and parameter groups are
-            shared with the wrapper.
-        named_parameters: as in Horovod.
-        compression: as in Horovod. What is pending and missed is kept compressed.
-        backward_passes_per_step: as in Horovod.
-        op: as in Horovod; a partial policy takes `hvd.Average` and `hvd.Sum`.
-        gradient_predivide_factor: as in Horovod.
-        num_groups: as in Horovod (deprecated there).
-        groups: as in Horovod; under a partial policy each group is a bucket, and what they leave out is packed by size.
-        sparse_as_dense: as in Horovod; a partial policy needs it where gradients are sparse.
-        process_set: as in Horovod.
+        optimizer: any optimizer of PyTorch whose step needs no repeated closure. The wrapper shares its state and
+            parameter groups.
+        named_parameters: same as in Horovod.
+        compression: same as in Horovod. Late contributions and missed results are kept compressed.
+        backward_passes_per_step: same as in Horovod.
+        op: same as in Horovod; a partial policy takes only `hvd.Average` and `hvd.Sum`.
+        gradient_predivide_factor: same as in Horovod.
+        num_groups: same as in Horovod (deprecated there).
+        groups: same as in Horovod. Under a partial policy each group is a bucket; other gradients are packed by size.
+        sparse_as_dense: same as in Horovod; a partial policy needs it if gradients are sparse.
+        process_set: same as in Horovod.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
             policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
-        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (`optimizer.fusion_plan` tells which); None
-            leaves that to Horovod under `Full()`, and packs by size (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
+        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.fusion_plan`). None leaves
+            packing to Horovod under `Full()`, and packs by size (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
         max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
-        missed: what a late rank gets of the results that it missed. `"replay"`, the default: each is applied in a step of its
-            own, as on the other ranks, so that after a flush models and optimizer states are equal bit for bit; `"sum"`:
-            added up, which is the same for SGD without momentum only, and up to rounding; `"latest"`: only the newest, as in
-            eager-SGD, which loses updates. `"auto"` is `"replay"`.
-        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds; `"auto"`, the
+        missed: what a late rank does with the results that it missed. `"replay"`, the default, applies each in its own
+            step, same as the other ranks, so that after a flush models and optimizer states are equal bit for bit.
+            `"sum"` adds them up, which gives the same model only for SGD without momentum, and up to rounding.
+            `"latest"` applies only the newest (eager-SGD), which loses updates. `"auto"` is `"replay"`.
+        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds. `"auto"`, the
             default, learns it from recent arrivals, and never exceeds 5 % of the median step.
-        replay_limit: missed results that a rank keeps, each as large as the gradients (default 8). The others wait for a rank
-            that has as many. Where they cannot, as while it is blocked in a collective of Horovod's, the two oldest are added
-            up (`summed` in `hvd.partial_stats()`).
-        max_grad_norm: clip the gradients of each round together to this norm, as `torch.nn.utils.clip_grad_norm_` does.
-        max_grad_value: clip each element of them to this value, as `torch.nn.utils.clip_grad_value_` does.
-        grad_transform: called with the list of each round's gradients, which it changes in place, before they are clipped.
-        grad_scaler: the GradScaler that the training uses, if any. Under a partial policy contributions travel unscaled, since
-            late ones would meet another scale; a round whose result is not finite is skipped by every rank, and the scale
-            moves by rounds. The `step` of a GradScaler that was not passed raises RuntimeError.
-        named_buffers: `model.named_buffers()`, for a model policy that averages them.
+        replay_limit: how many missed results a rank keeps, each as large as the gradients (default 8). The others wait
+            for a rank that keeps this many. If they cannot wait, for example because this rank is blocked in a
+            collective of Horovod's, its two oldest results are added up (`summed` in `hvd.partial_stats()`).
+        max_grad_norm: clip the gradients of each round together to this norm, by `torch.nn.utils.clip_grad_norm_`.
+        max_grad_value: clip each element of them to this value, by `torch.nn.utils.clip_grad_value_`.
+        grad_transform: a function that changes the list of each round's gradients in place, before they are clipped.
+        grad_scaler: the GradScaler of the training, if it uses one. Under a partial policy contributions travel
+            unscaled, because the scale may change before a late one is applied. If the result of a round is not finite
+            every rank skips it, and the scale moves by rounds. The `step` of a GradScaler that was not passed raises
+            RuntimeError.
+        named_buffers: `model.named_buffers()`, for a model policy that averages buffers.
 
     Returns:
-        An instance of the optimizer's class, which shares its state and pickles as the bare optimizer, with the methods above
-        and `flush()`, `flushed()`, `rounds`, `register_round_hook()`. A schedule of the learning rate follows rounds by
-        `hvd.follow_rounds`.
+        An instance of the optimizer's class with the methods above and `flush()`, `flushed()`, `rounds`,
+        `register_round_hook()`. It shares the optimizer's state, and pickles as an instance of the original class. Use
+        `hvd.follow_rounds` to let a learning rate schedule follow rounds.
 
     Raises:
-        ValueError: an argument is wrong, or does not go with the policy.
+        ValueError: an argument is wrong, or does not suit the policy.
     """
     policy = policies.resolve(sync, settings().sync, shares_work=True)
     fits = isinstance(getattr(optimizer, "param_groups", None), list)
@@ -209,7 +211,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             },
         )
 
-    # A fused step would unscale by itself, before the reduction and for this rank only.
+    # A fused optimizer's step would unscale by itself, before the reduction and on this rank only.
     takes_scaler: Any = False
     if grad_scaler is None and not isinstance(policy, Full):
         takes_scaler = property(_refuse_unknown_scaler)
@@ -222,7 +224,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _refuse_unknown_scaler(_: torch.optim.Optimizer) -> bool:
-    """What `GradScaler.step` asks first."""
+    """Stands in for `_step_supports_amp_scaling`, which `GradScaler.step` reads first."""
     raise RuntimeError(
         "a GradScaler steps an optimizer that was wrapped without it: late gradients would be applied with their scale. "
         "Pass it: hvd.DistributedOptimizer(..., grad_scaler=scaler)"

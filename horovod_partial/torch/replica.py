@@ -1,4 +1,4 @@
-"""What all ranks of a training should have alike: an optimizer's parameters, and all that it keeps beside them."""
+"""A replica as plain values, for comparison: an optimizer's parameters, its state, and what follows its rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN = (bool, int, float, complex, str, type(None))
 
 
 class _Tensor(NamedTuple):
-    """What stands for a tensor, whose bytes travel by themselves."""
+    """Stands for a tensor among plain values. Its bytes travel separately, under `key`."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -26,12 +26,12 @@ class _Own(NamedTuple):
 
 
 class ReplicaState:
-    """The values of one replica, by what they are: see `horovod_partial.healing.Replica`.
+    """The values of one replica by keys: see `horovod_partial.healing.Replica`.
 
     Args:
-        optimizer: whose parameters, state and parameter groups these are.
-        names: of the parameters that belong to the replica.
-        followers: what follows the optimizer's rounds: has `state_dict` and `load_state_dict`.
+        optimizer: the optimizer; its state and parameter groups belong to the replica.
+        names: the parameters that belong to the replica, with their names.
+        followers: objects that change with the optimizer's rounds. They have `state_dict` and `load_state_dict`.
     """
 
     def __init__(
@@ -42,29 +42,29 @@ class ReplicaState:
         self._followers = followers
 
     def parameters(self) -> dict[Key, Array]:
-        """The bytes of the parameters alone."""
+        """Return the bytes of the parameters only."""
         return {key: bytes_of(parameter) for key, parameter in self._of_parameters()}
 
     def arrays(self) -> dict[Key, Array]:
-        """The bytes of all tensors, those within lists and dictionaries too."""
+        """Return the bytes of all tensors, including tensors within lists and dictionaries."""
         arrays: dict[Key, Array] = {}
         for key, value in self._values():
             _take_apart(value, key, arrays)
         return arrays
 
     def numbers(self) -> dict[Key, Any]:
-        """All values, where something else stands for tensors."""
+        """Return all values, with a `_Tensor` in place of each tensor, and an `_Own` for what cannot be compared."""
         return {
             key: _take_apart(value, key, {}) for key, value in sorted(self._values(), key=lambda item: str(item[0]))
         }
 
     def is_finite(self) -> bool:
-        """Whether no parameter has an element that is not."""
+        """Whether all elements of all parameters are finite."""
         return all(bool(torch.isfinite(parameter).all()) for parameter in self._parameters.values())
 
     @torch.no_grad()
     def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
-        """Let this replica have these values; returns how far tensors that differed were apart, by what they are."""
+        """Overwrite this replica with these values. Returns, for each tensor that differed, the largest difference."""
         mine = self.arrays()
         apart = {
             key: _distance(mine.get(key), data, numbers, key)
@@ -110,13 +110,13 @@ class ReplicaState:
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
-    """The bytes of a tensor in one dimension, on the host; not a copy where it lies there in order."""
+    """Return the bytes of a tensor in one dimension, on the host. No copy if the tensor is contiguous there already."""
     dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
     return dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _take_apart(value: Any, key: Key, arrays: dict[Key, Array]) -> Any:
-    """What stands for a value; the bytes of its tensors go to `arrays`."""
+    """Return a plain value that stands for `value`, and put the bytes of its tensors into `arrays`."""
     kind, name, what = key
     if torch.is_tensor(value):
         arrays[key] = bytes_of(value)
@@ -144,7 +144,10 @@ def _put_together(value: Any, arrays: Mapping[Key, Array], own: Any) -> Any:
 
 
 def _put(owner: dict[str, Any], key: str, value: Any, device: torch.device) -> None:
-    """Into the tensor that is there, if there is one like it: others may hold it. PyTorch keeps single numbers on the host."""
+    """Set a value. A tensor of the same shape and dtype is overwritten in place, because other objects may hold it.
+
+    A new tensor goes to `device`, except for a single number: PyTorch keeps those on the host.
+    """
     old = owner.get(key)
     if not torch.is_tensor(value) or value is old:
         owner[key] = value
@@ -155,7 +158,7 @@ def _put(owner: dict[str, Any], key: str, value: Any, device: torch.device) -> N
 
 
 def _distance(old: Array | None, new: Array, numbers: Mapping[Key, Any], key: Key) -> float:
-    """The largest difference of two elements of a tensor; infinite where there is none to be told."""
+    """Return the largest absolute difference between two tensors; infinite if they cannot be compared."""
     kind = numbers.get(key)
     if not isinstance(kind, _Tensor) or old is None or old.size != new.size or new.size == 0:
         return float("inf")

@@ -1,4 +1,4 @@
-"""One model on all ranks: the check, the checkpoint, and what Horovod leaves different."""
+"""Functions that check, save and equalise replicas: comparison, checkpoints, averages of buffers, broadcasts."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import bytes_of
 
-# Keys by which the state of a learning rate schedule, or of a scaler, is known. Both follow rounds.
+# Keys that identify the state of a learning rate schedule, or of a scaler. Rounds change both.
 _MOVED_BY_ROUNDS = ({"last_epoch", "_step_count"}, {"scale", "growth_factor", "_growth_tracker"})
 
 
 def assert_replicas_equal(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Compare parameters, and the optimizer's state, over all ranks, bit for bit; every rank must come.
+    """Compare parameters, and the optimizer's state, over all ranks, bit for bit; every rank must call this.
 
-    Costs a hash of each tensor and one small collective. Call `optimizer.flush()` before. Buffers, as BatchNorm's, are each
-    rank's own, and are left out.
+    It costs a hash of each tensor and one small collective. Call `optimizer.flush()` before. Buffers, such as those of
+    BatchNorm, are not compared, because each rank has its own.
 
     Args:
-        model: whose parameters are compared.
-        optimizer: whose state is compared too; None leaves it out.
+        model: its parameters are compared.
+        optimizer: its state is compared too; None compares no state.
         process_set: the ranks that take part.
 
     Raises:
         ValueError: an argument is wrong.
-        AssertionError: replicas differ; on every rank, with the first tensor that does, and the ranks.
+        AssertionError: replicas differ. Every rank raises it, and the message names the first such tensor and the
+            ranks.
     """
     check_kinds({"process_set": process_set})
     require(isinstance(model, torch.nn.Module), "model", "a torch.nn.Module", model)
@@ -53,24 +54,25 @@ def assert_replicas_equal(
 
 
 def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Any, **more: Any) -> None:
-    """Flush the optimizer, then write a checkpoint on the first rank of its process set; every rank must come.
+    """Flush the optimizer, then write a checkpoint on the first rank of its process set; every rank must call this.
 
-    Under `hvd.WorkSharing()` it does not flush, since a rank's model is that of its newest update between any two steps. Call it
-    in a round hook there, which sees each update once: `optimizer.register_round_hook`.
+    Under `hvd.WorkSharing()` it does not flush, because between two steps a rank's model is always that of its newest
+    update. Call it from a round hook there (`optimizer.register_round_hook`): a hook sees each update once.
 
-    The file appears whole or not at all. `torch.load` gives a dictionary with `model` and `optimizer`, which are state
-    dictionaries, and `more`. Buffers are those of the rank that writes: call `hvd.average_buffers` before if that matters.
+    The file appears whole or not at all. `torch.load` returns a dictionary with the state dictionaries `model` and
+    `optimizer`, and the entries of `more`. Buffers are those of the rank that writes: if that matters, call
+    `hvd.average_buffers` before.
 
     Args:
-        path: of the file.
+        path: path of the file.
         model: the model.
         optimizer: a `hvd.DistributedOptimizer`.
-        more: further entries, such as an epoch. Of a learning rate schedule, a scaler or anything else that has a `state_dict`
-            method, its state is saved: give the object itself, since the flush may move it.
+        more: further entries, such as an epoch. If an entry has a `state_dict` method (a learning rate schedule, a
+            scaler), its state is saved. Pass the object, not its state, because the flush may change it.
 
     Raises:
-        ValueError: the optimizer is not wrapped, or another argument is wrong; the state of a schedule or a scaler is given in
-            place of the object.
+        ValueError: the optimizer is not wrapped, or an argument is wrong, such as the state of a schedule or a scaler
+            instead of the object.
         AssertionError: gradients are under way; call it after `step`.
     """
     require(isinstance(path, str | os.PathLike), "path", "that of a file", path)
@@ -95,13 +97,14 @@ def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimi
 
 
 def average_buffers(model: torch.nn.Module, process_set: ProcessSet = global_process_set) -> None:
-    """Let a model's floating-point buffers be their average over all ranks, in place; every rank must come.
+    """Average a model's floating-point buffers over all ranks, in place; every rank must call this.
 
-    Running statistics, as BatchNorm's, are of each rank's own batches, as with Horovod. Call this on every rank after
-    `optimizer.flush()`, before an evaluation or a checkpoint. Counters and other integers stay each rank's own.
+    Running statistics, such as those of BatchNorm, come from each rank's own batches, same as with Horovod. Call this
+    on every rank after `optimizer.flush()`, before an evaluation or a checkpoint. Counters and other integers are not
+    changed.
 
     Args:
-        model: whose buffers are averaged.
+        model: its buffers are averaged.
         process_set: the ranks that take part.
 
     Raises:
@@ -119,13 +122,16 @@ def average_buffers(model: torch.nn.Module, process_set: ProcessSet = global_pro
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """`horovod.torch.broadcast_parameters`, after a flush: what is late belongs to the model before. All ranks come."""
+    """`horovod.torch.broadcast_parameters`, after a flush, because late gradients belong to the old model.
+
+    All ranks must call this.
+    """
     _flush()
     functions.broadcast_parameters(params, root_rank)
 
 
 def _flush() -> None:
-    """Replicas may have parted: they are about to get one rank's values."""
+    """Flush without a comparison: replicas may differ, and are about to get the values of one rank."""
     if runtime.is_initialized():
         runtime.flush(global_process_set.process_set_id, compares=False)
 
@@ -135,7 +141,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """`horovod.torch.broadcast_optimizer_state` after a flush, also for an optimizer without state, such as plain SGD.
 
-    Horovod sends nothing then, so a learning rate that one rank has resumed would be its own. All ranks come.
+    For such an optimizer Horovod sends nothing, so a resumed learning rate would stay on one rank. All ranks must call
+    this.
     """
     _flush()
     functions.broadcast_optimizer_state(optimizer, root_rank, model)
@@ -148,7 +155,7 @@ def broadcast_optimizer_state(
 
 
 def gather_bytes(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:
-    """The bytes of every rank, of any length, by rank."""
+    """Return the bytes of every rank, ordered by rank. Lengths may differ."""
     sizes = mpi_ops.allgather(torch.tensor([len(data)]), name=f"{name}.sizes", process_set=process_set)
     tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     everything = mpi_ops.allgather(tensor, name=name, process_set=process_set)

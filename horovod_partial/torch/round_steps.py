@@ -1,4 +1,4 @@
-"""What is done with the result of each round besides the optimizer's own step, on every rank alike."""
+"""Clipping, transforms and hooks that every rank applies to each round, around the optimizer's own step."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ RoundHook = Callable[[torch.optim.Optimizer], None]
 class RoundSteps:
     """Clips and transforms the gradients of a round before the optimizer's own step, and calls hooks after it.
 
-    A rank that was late applies several rounds in one call of `step`, each as the other ranks did. What is done by hand
-    around `step` is done once, and for the newest round only; what is done here is done for each.
+    A late rank applies several rounds in one call of `step`, and every rank must treat a round alike. Code that the
+    user puts around `step` runs only once per call. What is given here runs for each round.
 
     Args:
-        max_grad_norm: as `max_norm` of `torch.nn.utils.clip_grad_norm_`, of all gradients of the optimizer together.
-        max_grad_value: as `clip_value` of `torch.nn.utils.clip_grad_value_`.
-        grad_transform: changes the gradients in place; called before they are clipped.
+        max_grad_norm: `max_norm` of `torch.nn.utils.clip_grad_norm_`, over all gradients of the optimizer together;
+            above 0. None does not clip.
+        max_grad_value: `clip_value` of `torch.nn.utils.clip_grad_value_`, above 0. None does not clip.
+        grad_transform: changes the list of gradients in place, before they are clipped.
 
     Attributes:
-        steps: of a rank, on average, that the newest round brought.
+        steps: steps per rank, on average, whose gradients the newest round contains.
 
     Raises:
         ValueError: an argument is out of its range, or of another type.
@@ -54,12 +55,12 @@ class RoundSteps:
 
     @property
     def changes_gradients(self) -> bool:
-        """Whether anything was asked for that changes gradients."""
+        """Whether a transform or clipping was asked for."""
         return not (self._transform is None and self._max_norm is None and self._max_value is None)
 
     @property
     def agreed(self) -> dict[str, Any]:
-        """What all ranks must have asked for alike, by the names of the arguments."""
+        """The values that must be the same on all ranks, by the names of the arguments; None if not given."""
         return {
             "max_grad_norm": None if self._max_norm is None else float(self._max_norm),
             "max_grad_value": None if self._max_value is None else float(self._max_value),
@@ -67,13 +68,16 @@ class RoundSteps:
         }
 
     def before(self, optimizer: torch.optim.Optimizer, steps: float = 1.0) -> None:
-        """Change the gradients of a round, which are the optimizer's; they are of so many steps of a rank, on average."""
+        """Transform and clip the gradients of a round, which lie in the optimizer's parameters.
+
+        `steps` is how many steps per rank, on average, the round contains.
+        """
         self.steps = steps
         if not self.changes_gradients:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         for parameter in parameters:
-            if parameter.grad is not None and parameter.grad.is_sparse:  # of which no norm is taken
+            if parameter.grad is not None and parameter.grad.is_sparse:  # PyTorch cannot clip sparse gradients
                 parameter.grad = parameter.grad.to_dense()
         if self._transform is not None:
             with torch.no_grad():
@@ -84,17 +88,17 @@ class RoundSteps:
             torch.nn.utils.clip_grad_value_(parameters, self._max_value)
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
-        """A round has been applied."""
+        """Call the hooks, after a round has been applied."""
         for hook in list(self._hooks.values()):
             hook(optimizer)
 
     @property
     def followers(self) -> list[Any]:
-        """What the hooks were registered with, as their state."""
+        """The states that hooks were registered with, such as moving averages and schedules."""
         return list(self._states.values())
 
     def register(self, hook: RoundHook, state: Any = None) -> RemovableHandle:
-        """Call a hook after each round, in the order in which hooks were registered."""
+        """Register a hook. Hooks are called after each round, in the order of registration."""
         require(callable(hook), "hook", "a function of an optimizer", hook)
         fits = state is None or all(callable(getattr(state, name, None)) for name in ("state_dict", "load_state_dict"))
         require(fits, "state", "something with state_dict and load_state_dict", state)
@@ -108,25 +112,25 @@ class RoundSteps:
 def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
     """Let a learning rate schedule move with the rounds that its optimizer applies, instead of the steps of this rank.
 
-    Under a partial policy a rank that is late applies several rounds in one step, and each with the rate that it had on the
-    other ranks. There are more rounds than steps then, since a round does not have the gradients of all ranks. So each round
-    moves the schedule by as much of a step as it has gradients, over the number of ranks (`optimizer.steps_in_round`): at
-    the end of a training the schedule has made as many steps as a rank, under every policy. Under `hvd.Full()`, and where
-    models are averaged, it moves with this rank's steps; so it does with `missed="sum"` and `"latest"`, where no rank
-    applies each round.
+    Under a partial policy a late rank applies several rounds in one step, and each must have the rate that it had on
+    the other ranks. There are more rounds than steps, because a round may lack the gradients of some ranks. So each
+    round moves the schedule by a part of a step: its number of gradients over the number of ranks
+    (`optimizer.steps_in_round`). At the end of a training the schedule has made as many steps as a rank, under every
+    policy. Under `hvd.Full()`, and where models are averaged, the schedule moves with this rank's steps. With
+    `missed="sum"` and `"latest"` it does too, because there no rank applies each round.
 
     Args:
-        scheduler: made with the `hvd.DistributedOptimizer` itself. From now on calls of its `step` without an argument do
-            nothing, so that loops that call it may stay as they are.
-        every: steps for each step of the schedule; a schedule by epochs has `every=steps_per_epoch`. Ranks that take
-            unequally many steps count by their mean.
+        scheduler: made with the `hvd.DistributedOptimizer` itself. From now on its `step` without an argument does
+            nothing, so existing training loops need no change.
+        every: steps of training for each step of the schedule, 1 or more. A schedule by epochs needs
+            `every=steps_per_epoch`. If ranks take different numbers of steps, their mean counts.
 
     Returns:
-        The schedule.
+        The same schedule.
 
     Raises:
-        ValueError: the schedule is that of another optimizer, is a `ReduceLROnPlateau`, or follows rounds already, or `every` is
-            no positive number.
+        ValueError: the schedule belongs to another optimizer, is a `ReduceLROnPlateau`, or follows rounds already, or
+            `every` is not a positive integer.
     """
     require(isinstance(scheduler, LRScheduler), "scheduler", "a schedule of torch.optim.lr_scheduler", scheduler)
     optimizer: Any = scheduler.optimizer
@@ -154,7 +158,7 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
         for _ in range(before, _whole(follower._steps / every)):
             base.step(follower)
 
-    # A class of its own: what lies in the schedule itself is in its state_dict, where a function has no place.
+    # `step` is replaced in a subclass: an attribute would be in the schedule's state_dict, where no function may be.
     follower: Any = scheduler
     follower.__class__ = type(base.__name__, (base,), {"step": step, "_follows_rounds": True})
     follower._steps = 0.0  # saved and loaded with the schedule
@@ -163,5 +167,5 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
 
 
 def _whole(steps: float) -> int:
-    """How many are complete, where parts of a step have been added up, and rounded."""
+    """Return the number of complete steps; 1e-6 makes up for rounding in the sum of parts of steps."""
     return math.floor(steps + 1e-6)

@@ -1,4 +1,4 @@
-"""Updates whose micro-batches belong to all ranks (docs/protocol.md, rule 17)."""
+"""Work sharing: any free rank computes the next micro-batch of an update (docs/protocol.md, rule 17)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,22 @@ from horovod_partial.torch.wrapping import Exchange
 
 
 class MicroBatchBucket(GradientBucket):
-    """Gradients of all micro-batches that this rank has made in an update, added up; they travel in memory of their own."""
+    """The sum of the gradients of all micro-batches that this rank has made in the open update.
+
+    If they travel in another type, the tensor that travels stays the same for all updates.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.made = 0  # micro-batches of the open update that are in it
+        self.made = 0  # micro-batches of the open update that the sum contains
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
     def add(self, parameter: torch.nn.Parameter, scale: float) -> bool:
-        """Add a parameter's `grad`, over a loss scale; None is zeros. True if the bucket has this micro-batch now."""
+        """Add a parameter's `grad`, divided by `scale`; None counts as zeros.
+
+        Returns whether the bucket has all gradients of this micro-batch now.
+        """
         gradient, view = parameter.grad, self.views[parameter]
         if view.is_cuda:
             self._streams.add(torch.cuda.current_stream(view.device))
@@ -43,16 +49,16 @@ class MicroBatchBucket(GradientBucket):
         return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle | int], scale: float) -> None:
-        """Arrive, or tell of another micro-batch."""
+        """Arrive with the first micro-batch of an update, or with the sum after a further one."""
         if self.handle is not None and poll(self.handle):
-            synchronize(self.handle)  # it has failed: no update is complete without this micro-batch
+            synchronize(self.handle)  # raises, since it has failed: no update completes without this micro-batch
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)
         self.wire = wire
         self.made += 1
 
     def begin_update(self) -> None:
-        """The update has been taken."""
+        """Start with an empty sum, after the result of an update has been taken."""
         self.handle = None
         self.made = 0
 
@@ -70,10 +76,10 @@ def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
 class WorkSharingExchange(GradientExchange):
     """The exchange of an optimizer under `hvd.WorkSharing`: each backward pass and step is a micro-batch.
 
-    The threads are those of `GradientExchange`.
+    It runs in the same threads as `GradientExchange`.
 
     Attributes:
-        updated: updates that have been applied from the end of the step before to that of the last: none, one, or several.
+        updated: how many updates were applied between the ends of the last two steps; 0, 1 or more.
     """
 
     bucket_class = MicroBatchBucket
@@ -81,15 +87,15 @@ class WorkSharingExchange(GradientExchange):
     synchronized = property(lambda _: True, lambda *_: None)  # there is nothing to wait for between backward and step
     buckets: list[MicroBatchBucket]  # type: ignore[assignment]
     _bucket_of: dict[torch.nn.Parameter, MicroBatchBucket]  # type: ignore[assignment]
-    _active: Callable[[], WorkSharingExchange | None] = staticmethod(lambda: None)  # the one that has grants
+    _active: Callable[[], WorkSharingExchange | None] = staticmethod(lambda: None)  # gets micro-batches now
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, backward_passes_per_step: int, **arguments: Any) -> None:
         self.updated = 0
-        self._applied = self._told = 0  # updates, and those of them that the last step has told
+        self._applied = self._told = 0  # updates applied in all, and until the end of the last step
         self._updates = 0
-        self.begins_in_step = True  # also the first of an update; otherwise whoever loads its data begins it
-        self._number: int | None = None  # of the micro-batch that has begun, in its update
-        self._micro_batches = 0  # of the open update, where this rank is alone
+        self.begins_in_step = True  # False: the loader begins the first one of each update, when it loads its data
+        self._number: int | None = None  # number of the begun micro-batch within its update; None: none has begun
+        self._micro_batches = 0  # made in the open update, if this rank is alone
         self._passes_in_update = backward_passes_per_step
         super().__init__(optimizer, backward_passes_per_step=backward_passes_per_step, **arguments)
         self._is_alone = not self._hooks
@@ -98,7 +104,7 @@ class WorkSharingExchange(GradientExchange):
             self.unscales = self._grad_scaler is not None and self._grad_scaler.is_enabled()
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
-        # Backward ends with what is the first then, and keeps the grants.
+        # The first bucket keeps the grants of micro-batches, so it must be the one that backward completes last.
         super()._use_buckets(dict(reversed(list(planned.items()))))
 
     def _config(self, wire: torch.Tensor, *, grants: bool = False, **options: Any) -> Any:
@@ -111,20 +117,20 @@ class WorkSharingExchange(GradientExchange):
         if self._tenure.is_current:
             return
         self._updates = 0
-        self._number = None  # what has begun in an earlier generation is lost with it
+        self._number = None  # a micro-batch that was begun in an earlier generation is lost
         super()._enter()
         for bucket in self.buckets:
-            bucket.abandon()  # what is left of an earlier generation
+            bucket.abandon()  # gradients of an earlier generation
             runtime.declare(self.process_set.process_set_id, bucket.name, self._own_config(bucket))
 
     def _own_config(self, bucket: GradientBucket) -> Any:
         return self._config(bucket.wire, grants=bucket is self.buckets[0], members=bucket.members)
 
     def _become_active(self) -> None:
-        """Let this be the optimizer that has grants: a later one takes over, and none comes back.
+        """Make this the optimizer that gets micro-batches. A later optimizer takes over, and no earlier one comes back.
 
         Raises:
-            ValueError: this one has been used before the one that is active.
+            ValueError: a later optimizer has taken over from this one.
         """
         active = WorkSharingExchange._active()
         if active is self:
@@ -159,7 +165,7 @@ class WorkSharingExchange(GradientExchange):
             self._arrive(bucket)
 
     def _begin_in_backward(self) -> None:
-        """Begin a micro-batch whose forward pass is over: with the weights that it had."""
+        """Begin a micro-batch after its forward pass, if no update has changed the weights in the meantime."""
         if not self.begins_in_step:
             raise RuntimeError(_NOT_BEGUN)
         if self._is_alone:
@@ -171,7 +177,7 @@ class WorkSharingExchange(GradientExchange):
             )
 
     def _note(self, begun: tuple[int, int] | None) -> bool:
-        """Note what has begun, if anything has."""
+        """Note the numbers of a micro-batch that has begun. Returns False for None."""
         if begun is not None:
             self._number, self._updates = begun
         return begun is not None
@@ -184,10 +190,10 @@ class WorkSharingExchange(GradientExchange):
         bucket.arrive(lambda wire: submit(wire, wire, bucket.name, self.process_set, config), 1.0)
 
     def begin(self) -> tuple[int, int]:
-        """Begin a micro-batch, unless one has begun; with the weights of the newest update, which may change for it.
+        """Begin a micro-batch, unless one has begun. First apply updates, which changes the weights.
 
-        Returns the number of its update, and its own within that: those of rank 0 come first, then those of rank 1. A rank
-        may make those of another one.
+        Returns the number of its update, and its own number within the update: the micro-batches of rank 0 come first,
+        then those of rank 1. A rank may make micro-batches of another rank.
         """
         self._enter()
         self.thread = threading.get_ident()
@@ -196,7 +202,7 @@ class WorkSharingExchange(GradientExchange):
         return self.rounds, self._number
 
     def begin_before(self, rounds: int) -> int | None:
-        """Begin a micro-batch, unless one has begun; None when so many updates have been applied. Returns its number."""
+        """Begin a micro-batch, unless one has begun. Returns its number, or None after `rounds` applied updates."""
         self._enter()
         self.thread = threading.get_ident()
         while self.rounds < rounds:
@@ -207,7 +213,7 @@ class WorkSharingExchange(GradientExchange):
         return None
 
     def _begin_or_apply(self) -> None:
-        """Begin a micro-batch, or apply the updates that have been made before."""
+        """Begin a micro-batch, or if this rank has updates to apply, apply those."""
         if self._is_alone:
             self._number = self._micro_batches
         elif not self._note(runtime.next_micro_batch(self, begins=True)):
@@ -215,18 +221,22 @@ class WorkSharingExchange(GradientExchange):
 
     @property
     def begun(self) -> int | None:
-        """The number of the micro-batch that has begun here, and whose step has not been taken; None if there is none."""
+        """The number of the micro-batch that has begun here and has had no step yet; None if there is none."""
         return self._number
 
     def require_begun(self) -> int:
-        """Begin a micro-batch, unless one has begun, or should have where its data were loaded. Returns its number."""
+        """Begin a micro-batch, unless one has begun. Returns its number.
+
+        Raises:
+            RuntimeError: none has begun, and a loader should have begun it when it loaded the data.
+        """
         if not self.begins_in_step and self._number is None:
             raise RuntimeError(_NOT_BEGUN)
         return self.begin()[1]
 
     @property
     def is_under_way(self) -> bool:
-        """Whether gradients of a micro-batch are there, and its step has not been taken."""
+        """Whether gradients of a micro-batch wait for its step."""
         return any(bucket.is_begun or not bucket.missing for bucket in self.buckets)
 
     # --- Step
@@ -258,7 +268,7 @@ class WorkSharingExchange(GradientExchange):
 
     def _complete_micro_batch(self) -> None:
         self.require_begun()
-        for bucket in reversed(self.buckets):  # what keeps the grants comes last, as in backward
+        for bucket in reversed(self.buckets):  # the bucket that keeps the grants comes last, same as in backward
             for parameter in list(bucket.missing):
                 if bucket.add(parameter, self._scale):
                     self._arrive(bucket)
@@ -292,7 +302,7 @@ class WorkSharingExchange(GradientExchange):
         taken = super()._take_round()
         if taken:
             self._updates += 1
-            self._steps_in_round = 1.0  # of a schedule, as of the optimizer
+            self._steps_in_round = 1.0  # an update counts as one step, for schedules too
             for bucket in self.buckets:
                 bucket.begin_update()
         return taken
@@ -307,7 +317,7 @@ class WorkSharingExchange(GradientExchange):
     def _apply_round(self, optimizer: Any) -> None:
         try:
             super()._apply_round(optimizer)
-        finally:  # also where a round hook fails: what was applied is in no further micro-batch
+        finally:  # even if a round hook fails: gradients of an applied update must not enter the next micro-batch
             self._applied += 1
             for parameter in self._bucket_of:
                 parameter.grad = None
@@ -322,7 +332,7 @@ class WorkSharingExchange(GradientExchange):
         self.give_back()
 
     def give_back(self) -> None:
-        """Let others make the micro-batch that has begun here, unless some of its gradients are made already."""
+        """Let other ranks make the micro-batch that has begun here, unless some of its gradients exist already."""
         if self.is_under_way:
             return
         if self._number is not None and not self._is_alone and self._tenure.is_current:
@@ -340,7 +350,7 @@ class WorkSharingExchange(GradientExchange):
 
     @property
     def applies_ahead(self) -> bool:
-        return False  # an update is made without this rank only while it has begun no micro-batch, as in a flush
+        return False  # while this rank has begun a micro-batch, no update completes that it could apply
 
     def synchronize(self) -> None:
         raise RuntimeError(
@@ -370,18 +380,18 @@ class WorkSharingExchange(GradientExchange):
 
     @property
     def rounds(self) -> int:
-        """Updates; the rounds of a flush that delivered nothing are none.
+        """How many updates have been made. Rounds of a flush without any gradient do not count.
 
-        Those that were made while this rank had joined count since it has begun a micro-batch again.
+        Updates from the time in which this rank had joined count from its next micro-batch on.
         """
         return self._updates if self._is_alone or self._tenure.is_current else 0
 
     def rounds_of(self, generation: Tenure) -> int | None:
-        """As `rounds`, of a generation of Horovod that may have ended; None if this exchange has begun a later one."""
+        """Return `rounds` of a generation that may have ended; None if this exchange has entered another one since."""
         return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None
 
     def before_state_dict(self) -> None:
-        """Nothing is pending between two steps, or in a round hook: the state is that of the newest update here."""
+        """Do not warn: between two steps, and in a round hook, the state is that of the newest update on this rank."""
 
 
 _NOT_BEGUN = (

@@ -24,17 +24,19 @@ _names = InstanceNames(runtime)
 
 
 class Exchange:
-    """What a wrapped optimizer exchanges with other ranks: gradients before its own step, or its model after it.
+    """Exchanges gradients with other ranks before an optimizer's own step, or the model after it.
+
+    "The wrapped optimizer" is the object that `wrap` returns; it holds the exchange.
 
     Attributes:
         process_set: the ranks that take part.
-        synchronized: the results of this step are there already.
-        synchronizes_in_step: `step` waits for them.
-        last_round: as in the wrapped optimizer.
-        last_average: as in the wrapped optimizer.
-        updated: as in the wrapped optimizer.
-        round_steps: what is done with the result of each round.
-        wrapped: the wrapped optimizer; None when that is gone.
+        synchronized: whether the results of this step have been waited for.
+        synchronizes_in_step: whether `step` waits for them.
+        last_round: same as in the wrapped optimizer.
+        last_average: same as in the wrapped optimizer.
+        updated: same as in the wrapped optimizer.
+        round_steps: changes the gradients of each round, and calls the user's hooks after it.
+        wrapped: a weak reference to the wrapped optimizer; returns None when that is gone.
     """
 
     process_set: ProcessSet
@@ -63,47 +65,47 @@ class Exchange:
         raise NotImplementedError
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
-        """The optimizer's own step, `optimizer._base.step`, and the exchange; returns the closure's result."""
+        """Exchange, and take the user's own step, `optimizer._base.step`. Returns the closure's result."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Wait for what is under way."""
+        """Wait until the results of this step are there."""
         raise NotImplementedError
 
     @property
     def is_under_way(self) -> bool:
-        """Whether gradients are there that have not been applied."""
+        """Whether gradients wait for a step."""
         return False
 
     def stop_reducing(self) -> None:
-        """Leave the gradients of later backward passes to another wrapper."""
+        """Do not reduce the gradients of later backward passes: another wrapper does."""
 
     def flush_optimizer(self, optimizer: Any) -> None:
-        """Deliver what is pending, and apply what this rank has missed; or make all models equal."""
+        """Deliver late contributions and apply missed rounds; with a policy of models, make all models equal."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Forget what is pending or missed; raise AssertionError while gradients are under way."""
+        """Forget late contributions and missed rounds; raises AssertionError while gradients are under way."""
         raise NotImplementedError
 
     def set_passes(self, passes: int) -> None:
-        """So many backward passes accumulate before a step."""
+        """Set how many backward passes accumulate before a step."""
 
     def succeed(self, before: Exchange) -> None:
-        """Go on where the exchange of fewer parameters has ended, after a flush."""
+        """Take over from `before`, which had fewer parameters and has been flushed."""
 
     def before_zero_grad(self) -> None:
         """Raise AssertionError while gradients are under way."""
 
     def before_state_dict(self) -> None:
-        """Let parameters and state be those after the last step."""
+        """Prepare for saving: make parameters and state those after the last step, or warn if they are not."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is saved beside the state of the user's optimizer."""
+        """Return entries to save beside the state of the user's optimizer."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `state_dict` has added to that of the user's optimizer, if it is there."""
+        """Load the entries that `state_dict` adds, if they are there."""
 
 
 class _Methods(torch.optim.Optimizer):
@@ -113,15 +115,16 @@ class _Methods(torch.optim.Optimizer):
     _base: Any
     _exchange: Exchange
     _make_exchange: MakeExchange
-    gives_way = False  # to a later wrapper of the same parameters
-    _rounds_before = (0, 0)  # a generation of Horovod, and the rounds of earlier exchanges in it
+    gives_way = False  # whether a later wrapper of the same parameters takes over
+    _rounds_before = (0, 0)  # a generation, and how many rounds earlier exchanges of this optimizer took in it
     backward_passes_per_step: int
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The wrapped optimizer's step, after gradients have been combined over the ranks, or before models are averaged.
+        """Take the wrapped optimizer's step, after gradients have been reduced, or before models are averaged.
 
-        With gradients this synchronizes, and applies each round that has ended since the last step, oldest first: one, if
-        this rank was on time. A round without any gradient is no step. `closure` is evaluated once, before the reduction.
+        Under a gradient policy this synchronizes, then applies each round that has ended since the last step, oldest
+        first. If this rank was on time that is one round. A round without any gradient causes no step. `closure` is
+        evaluated once, before the reduction.
 
         Raises:
             RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
@@ -130,14 +133,14 @@ class _Methods(torch.optim.Optimizer):
         return self._exchange.step(self, closure)
 
     def synchronize(self) -> None:
-        """Wait until every bucket has its result; the parameters' `grad` hold it then, or the parameters their average.
+        """Wait until every bucket has its result. Each `grad` holds it then, or the parameters hold their average.
 
-        Gradients that backward did not make count as zeros, as in Horovod. Of several rounds that this rank has missed the
-        oldest is there. If it is changed by hand then, `step` raises RuntimeError, because the others would not be: pass
-        `max_grad_norm`, `max_grad_value` or `grad_transform` to `hvd.DistributedOptimizer`.
+        Gradients that backward did not make count as zeros, same as in Horovod. If this rank has missed rounds, `grad`
+        holds the oldest of them. Do not change it by hand then: the other missed rounds would not be changed, so `step`
+        raises RuntimeError. Pass `max_grad_norm`, `max_grad_value` or `grad_transform` to `hvd.DistributedOptimizer`.
 
         Raises:
-            RuntimeError: as `step`.
+            RuntimeError: for the same reasons as `step`.
         """
         require_ownership(self)
         self._exchange.synchronize()
@@ -145,11 +148,11 @@ class _Methods(torch.optim.Optimizer):
     def register_round_hook(self, hook: RoundHook, state: Any = None) -> RemovableHandle:
         """Call `hook(optimizer)` after each round that is applied, on every rank alike: for moving averages and projections.
 
-        A rank that was late applies several rounds in one step. Under `hvd.Full()`, and where models are averaged, each step
-        counts as a round. Returns a handle whose `remove()` takes the hook away.
+        A late rank applies several rounds in one step, and calls the hook after each. Under `hvd.Full()`, and where
+        models are averaged, each step counts as a round. Returns a handle; its `remove()` removes the hook.
 
-        `state` is what the hook moves, such as a moving average: a module, or anything else with `load_state_dict` and a
-        `state_dict` of tensors and plain values. A flush compares it as it compares the model.
+        `state` is what the hook changes, such as a moving average: a module, or anything else with `load_state_dict`
+        and a `state_dict` of tensors and plain values. A flush compares it over the ranks together with the model.
         """
         return self._exchange.round_steps.register(hook, state)
 
@@ -163,13 +166,13 @@ class _Methods(torch.optim.Optimizer):
             self._exchange.synchronizes_in_step = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """As Horovod's: how many backward passes accumulate before a step."""
+        """Set how many backward passes accumulate before a step, same as in Horovod."""
         require_count("passes", passes, 1)
         self.backward_passes_per_step = passes
         self._exchange.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's.
+        """Clear the gradients, same as in the wrapped optimizer.
 
         Raises:
             AssertionError: gradients are under way; call it after `step` or `synchronize`.
@@ -178,9 +181,9 @@ class _Methods(torch.optim.Optimizer):
         self._base.zero_grad(self, set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the wrapped optimizer's, on every rank, between two steps: it flushes first.
+        """Flush, then add a parameter group. Call it on every rank, between two steps.
 
-        From then on all parameters travel together, in new buckets; the new ones are named by their positions.
+        All parameters get new buckets. The names of the added parameters are their positions in the parameter groups.
 
         Raises:
             AssertionError: gradients are under way; call it after `step`.
@@ -201,11 +204,11 @@ class _Methods(torch.optim.Optimizer):
         take_over(self, exchange.process_set)
 
     def is_under_way(self) -> bool:
-        """Whether gradients are there that have not been applied."""
+        """Whether gradients wait for a step."""
         return self._exchange.is_under_way
 
     def stop_reducing(self) -> None:
-        """Leave the gradients of later backward passes to another wrapper; what is pending is still delivered."""
+        """Do not reduce the gradients of later backward passes; late contributions are still delivered."""
         self._exchange.stop_reducing()
 
     @property
@@ -215,19 +218,20 @@ class _Methods(torch.optim.Optimizer):
 
     @property
     def rounds(self) -> int:
-        """Rounds whose results this rank has taken: the clock that the ranks share, for stopping; equal after a flush.
+        """Rounds whose results this rank has taken. All ranks have the same number after a flush, so use it to stop.
 
-        Under `hvd.Full()`, and on one rank alone, the steps taken; with a policy of models the averages that have been made.
+        Under `hvd.Full()`, and on a single rank, this is the number of steps. With a policy of models it is the number
+        of averages.
         """
         generation, before = self._rounds_before
         return self._exchange.rounds + (before if generation == runtime.generation else 0)
 
     def begin_micro_batch(self) -> tuple[int, int]:
-        """Under `hvd.WorkSharing()`: the number of the open update, and that of this rank's next micro-batch within it.
+        """Under `hvd.WorkSharing()`, return the number of the open update and of this rank's micro-batch within it.
 
-        Of as many micro-batches for each rank those of rank 0 come first, then those of rank 1; a rank makes its own, and then
-        those of slower ranks. `step` begins the next micro-batch before it returns, so that this only tells which one it is.
-        After a flush it may have to wait until there is one for this rank.
+        An update has `backward_passes_per_step` micro-batches for each rank: those of rank 0 come first, then those of
+        rank 1. A rank makes its own ones first, then those of slower ranks. `step` usually begins the next micro-batch,
+        and this only returns its numbers. After a flush this may wait until there is a micro-batch for this rank.
 
         Raises:
             ValueError: the policy is another one.
@@ -236,50 +240,51 @@ class _Methods(torch.optim.Optimizer):
 
     @property
     def updated(self) -> int:
-        """Updates that have been applied since the `step` before the last, under `hvd.WorkSharing()`: none, one, or more; else 1.
+        """Under `hvd.WorkSharing()`, how many updates were applied between the ends of the last two calls of `step`.
 
-        More than one where other ranks have made updates without this one.
+        It may be 0, and is more than 1 if other ranks made updates without this one. Under other policies it is 1.
         """
         return self._exchange.updated
 
     @property
     def steps_in_round(self) -> float:
-        """Steps of a rank, on average, that the newest applied round brought: its gradients over the number of ranks.
+        """Steps per rank, on average, in the newest applied round: its number of gradients over the number of ranks.
 
-        1 where each step counts as a round. They add up to the steps that a rank has taken, on average, when all is flushed:
-        what a schedule follows (`hvd.follow_rounds`), or the decay of a moving average in a round hook.
+        It is 1 where each step counts as a round. After a flush the sum over all rounds is the mean number of steps
+        that a rank has taken. Use it for a schedule (`hvd.follow_rounds`), or for the decay of a moving average in a
+        round hook.
         """
         return self._exchange.round_steps.steps
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
-        """Which gradients travel together, and why; None without `fusion`, and before it has been measured."""
+        """Which gradients travel together, and why; None without `fusion`, and before costs have been measured."""
         return self._exchange.fusion_plan
 
     @property
     def last_round(self) -> RoundInfo | None:
-        """What became of the last average of models; None before it, and with gradients."""
+        """What became of the last average of models; None before the first one, and under gradient policies."""
         return self._exchange.last_round
 
     @property
     def last_average(self) -> Any:
-        """What the last average by `hvd.WeightedAverage` was made of; None before it, and under other policies.
+        """What the last average by `hvd.WeightedAverage` consisted of; None before it, and under other policies.
 
-        It has `steps` and `weights`, by rank, and whether the average is `useful` and `converges`.
+        It has `steps` and `weights` by rank, and says whether the average is `useful` and `converges`.
         """
         return self._exchange.last_average
 
     def flush(self) -> None:
-        """Wait until every rank flushes, deliver everything pending, and apply what this rank has missed.
+        """Wait until every rank flushes, deliver late contributions, and apply what this rank has missed.
 
-        A rank that waits goes on applying rounds that others make. Afterwards models and optimizer states are equal bit for
-        bit. Under `hvd.Full()` it does nothing. Any flush (`hvd.flush()`, `hvd.shutdown()`, that of another optimizer) does so
-        for all optimizers of its thread.
+        While a rank waits it applies the rounds of other ranks. Afterwards models and optimizer states are equal bit
+        for bit. Under `hvd.Full()` it does nothing. Any flush (`hvd.flush()`, `hvd.shutdown()`, the flush of another
+        optimizer) does this for all optimizers of its thread.
 
-        With a policy of models all ranks average what the policy averages (`hvd.WeightedAverage` by their work in the present
-        period), so that the models are equal. Call it on every rank before an evaluation or a checkpoint, and at the end of
-        training; ranks that have ended or joined need not come. (To the first flush of a policy of models all come but those
-        that have joined.)
+        With a policy of models all ranks average what the policy averages (`hvd.WeightedAverage` by their work in the
+        present period), so the models become equal. Call it on every rank before an evaluation or a checkpoint, and at
+        the end of training. Ranks that have ended or joined need not call it. (The first flush of a policy of models
+        needs all ranks that have not joined.)
 
         Raises:
             AssertionError: gradients are under way; call it after `step`.
@@ -287,28 +292,28 @@ class _Methods(torch.optim.Optimizer):
         self._exchange.flush_optimizer(self)
 
     def flushed(self) -> bool:
-        """Whether this rank has nothing pending and has missed nothing, or has not stepped since it was flushed.
+        """Whether this rank has no late contributions and no missed rounds, or has not stepped since its last flush.
 
-        With a policy of models: whether it has not stepped since. `state_dict()` warns once where this is false under a partial
-        policy, and so does the log at the end of the job.
+        With a policy of models: whether it has not stepped since its last flush. Under a partial policy `state_dict()`
+        warns once if this is False, and the log warns at the end of the job.
         """
         return self._exchange.is_flushed
 
     def state_dict(self) -> dict[str, Any]:
-        """As the wrapped optimizer's; warns once where this rank's model is not that of the others: see `flushed`."""
+        """Return the wrapped optimizer's state; warns once if `flushed` is False, because ranks may differ then."""
         self._exchange.before_state_dict()
         return {**self._base.state_dict(self), **self._exchange.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; what this rank has pending, has missed, or lets stand in for it is forgotten.
+        """Load the wrapped optimizer's state. Forget late contributions, missed rounds and stand-in models here.
 
-        The next round of each bucket is of all ranks.
+        The next round of each bucket waits for all ranks.
 
         Raises:
             AssertionError: gradients are under way; call it after `step`. (After a failure it may be called at any time.)
         """
         self._exchange.forget()
-        state, groups = self.state, self.param_groups  # which the user's optimizer and its schedulers share
+        state, groups = self.state, self.param_groups  # the user's optimizer and its schedulers hold these objects too
         self._base.load_state_dict(self, state_dict)
         state.clear()
         state.update(self.state)
@@ -324,7 +329,7 @@ class _Methods(torch.optim.Optimizer):
         return self._exchange.synchronized
 
 
-# PyTorch wraps the step of every class that has not this mark, and would run the step's hooks twice.
+# PyTorch wraps the `step` of every class without this mark, and would run the step's hooks twice.
 _Methods.step.hooked = True  # type: ignore[attr-defined]
 
 
@@ -334,13 +339,13 @@ MakeExchange = Callable[[torch.optim.Optimizer], Exchange]
 def wrap(
     optimizer: torch.optim.Optimizer, make_exchange: MakeExchange, backward_passes_per_step: int, **members: Any
 ) -> Any:
-    """An instance of a subclass of the optimizer's class, with `members`, that shares its state and parameter groups."""
-    exchange = make_exchange(optimizer)  # which refuses what does not fit
+    """Return an instance of a subclass of the optimizer's class, with `members`. It shares state and groups."""
+    exchange = make_exchange(optimizer)  # first, because it raises errors for wrong arguments
     base = type(optimizer)
-    # Horovod's broadcast_optimizer_state knows a wrapper, whose step would reduce, by this module's name.
+    # Horovod's broadcast_optimizer_state takes steps, which must not reduce. It knows a wrapper by this module name.
     body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
     instance: Any = object.__new__(type(base.__name__, (base,), body))
-    # A scheduler that was made before has put its own `step` on the instance, and would go on calling the bare one.
+    # A scheduler that was made before has put a `step` on the instance, which would call the unwrapped one.
     instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     instance._exchange = exchange
     instance._make_exchange = make_exchange
@@ -351,15 +356,15 @@ def wrap(
 
 
 class Name:
-    """What the names of an optimizer's buckets begin with.
+    """The prefix of the names of an optimizer's buckets, the same on every rank.
 
-    It is taken when the optimizer is wrapped: threads, and experts that a router chooses, use theirs in any order. Where
-    Horovod is not up then, and in each later generation of it, it is taken when first used, as ranks that are new in that
-    generation wrap anew.
+    The name is chosen when the optimizer is wrapped, because ranks wrap in one order but may use their optimizers in
+    any order (threads, or experts that a router chooses). If Horovod is not up then, and in each later generation, the
+    name is chosen at the first use.
 
     Args:
         process_set: the ranks that take part.
-        members: what is exchanged; optimizers with the same process set and members are alike.
+        members: what is exchanged. Optimizers with the same process set and members are numbered in their order.
     """
 
     def __init__(self, process_set: ProcessSet, members: Any) -> None:
@@ -372,14 +377,14 @@ class Name:
     def current(self) -> str:
         """The name in the present generation of Horovod."""
         if self._tenure.enter():
-            # By its ranks: the number of a process set that was removed is given to a new one of other ranks.
+            # Use the ranks, not the number: a new process set of other ranks may get the number of a removed one.
             alike = f"{self._process_set.ranks} {self._members}"
             self._name = _names.new("DistributedOptimizer", alike)
         return self._name
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
-    """For `__reduce__`: the optimizer as an instance of its own class; hooks and handles do not travel."""
+    """For `__reduce__`: pickle the optimizer as an instance of the user's class, without hooks and handles."""
     state = {"defaults": optimizer.defaults, "state": optimizer.state, "param_groups": optimizer.param_groups}
     return base.__new__, (base,), state
 
@@ -387,7 +392,7 @@ def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
 def with_positions(
     optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str]
 ) -> dict[torch.nn.Parameter, str]:
-    """The names of all parameters that the optimizer has now; of those that were added later, by position."""
+    """Return the names of all parameters that the optimizer has now. Parameters added later are named by position."""
     positions = {
         parameter: f"param_groups.{number}.{position}"
         for number, group in enumerate(optimizer.param_groups)
@@ -399,7 +404,7 @@ def with_positions(
 def check_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> dict[torch.nn.Parameter, str]:
-    """Horovod's checks of `named_parameters`, with its messages. Returns the names, which may be positions."""
+    """Check `named_parameters` with Horovod's messages. Returns the names; without `named_parameters`, positions."""
     if named_parameters is None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         return {parameter: str(index) for index, parameter in enumerate(parameters)}
