@@ -260,9 +260,8 @@ class Trainer:
         return torch.cat([p.grad.flatten() for p in self._parameters if p.grad is not None])
 
     def _apply(self, model: Vector, gradient: Vector) -> None:
-        vector_to_parameters(
-            model.clone(), self._parameters
-        )  # they are views of it, and a late gradient needs it as it is
+        # The parameters become views of this copy: a late gradient still needs the model as it is.
+        vector_to_parameters(model.clone(), self._parameters)
         begin = 0
         for parameter in self._parameters:
             parameter.grad = gradient[begin : begin + parameter.numel()].view_as(parameter).clone()

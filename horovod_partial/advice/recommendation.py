@@ -126,7 +126,7 @@ def _shares(slow: list[Slowness]) -> dict[int, float]:
 
 
 def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Regroup the times as under `hvd.BalancedBatchSampler`: each step gets times of similar length.."""
+    """Regroup the times as under `hvd.BalancedBatchSampler`: each step gets times of similar length."""
     steps = np.sort(compute, axis=None).reshape(compute.shape)
     return np.random.default_rng(0).permutation(steps)
 
