@@ -51,16 +51,15 @@ class Replica(Protocol):
 
 
 class Trained(Protocol):
-    """Applies the rounds of a replica.
+    """The rounds that a replica was trained with.
 
     Attributes:
-        family: the names of the buckets of its optimizer.
-        taken: how many rounds it has taken, including rounds of flushes.
-        lost: how many rounds it has not applied one by one since it was last healed.
+        names: the names of its optimizer's buckets.
+        taken: how many rounds this rank has taken, including rounds of flushes.
+        lost: how many rounds it has not applied one by one since the replica was last healed.
     """
 
-    @property
-    def family(self) -> list[str]: ...
+    names: list[str]
 
     @property
     def taken(self) -> int: ...
@@ -110,7 +109,7 @@ def _number_of_hash(state: Any) -> int:
 def _facts_of(trained: Trained, replica: Replica) -> Facts:
     """Return what this rank tells the others about a replica."""
     numbers = _hash(repr(replica.numbers()))
-    return Facts(_hash(trained.family[0]), trained.taken, trained.lost, digest(replica.arrays()), numbers)
+    return Facts(_hash(trained.names[0]), trained.taken, trained.lost, digest(replica.arrays()), numbers)
 
 
 def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:
@@ -312,7 +311,7 @@ def compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> No
 
 def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> None:
     meeting.begin()
-    in_order = sorted(replicas, key=lambda pair: pair[0].family[0])
+    in_order = sorted(replicas, key=lambda pair: pair[0].names[0])
     mine = [(_facts_of(trained, replica), trained, replica) for trained, replica in in_order]
     told = meeting.tell([facts for facts, _, _ in mine])
     differing = parted({rank: [Facts(*row[: len(Facts._fields)]) for row in rows] for rank, rows in told.items()})
@@ -396,7 +395,7 @@ def _describe(finding: _Finding, seen: Mapping[int, Sequence[int]]) -> str:
         )
     else:
         why = "let a schedule follow rounds (hvd.follow_rounds), or set such numbers on every rank"
-    return f"replicas of {finding.trained.family[0]} had parted: {what}. Ranks have the values of rank {source} now. Likely: {why}"
+    return f"replicas of {finding.trained.names[0]} had parted: {what}. Ranks have the values of rank {source} now. Likely: {why}"
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -36,12 +36,12 @@ _POLL_SECONDS = 1e-3  # as Horovod's own wait
 _REINSTALL = "reinstall it from its source: pip install --force-reinstall --no-deps"
 
 
-class Applier(healing.Trained, Protocol):
+class Applier(Protocol):
     """Applies the results of a family (buckets whose rounds are taken together). In practice: an optimizer's exchange.
 
     Attributes:
         process_set: the ranks that take part.
-        family: the names of the buckets in use; empty if there are none.
+        family: the buckets in use; None if there are none.
         is_under_way: whether gradients wait for a step. A flush applies nothing then.
         thread: the identifier of the thread that took the last step.
         applies_ahead: whether `apply_ahead` may be called now.
@@ -53,6 +53,9 @@ class Applier(healing.Trained, Protocol):
     process_set: ProcessSet
     thread: int
     shares_work: bool
+
+    @property
+    def family(self) -> healing.Trained | None: ...
 
     @property
     def applies_ahead(self) -> bool: ...
@@ -236,7 +239,7 @@ class Runtime:
             sharer.leave()
         for process_set in list(self._process_sets):  # a copy, because other threads may add to the set
             appliers = self._appliers_of(process_set)
-            self._guarded(_attach.deliver, self._library, process_set, [applier.family for applier in appliers])
+            self._guarded(_attach.deliver, self._library, process_set, _names_of(appliers))
             for applier in appliers:
                 applier.apply_rounds()
         self._thread.takes_no_rounds = True
@@ -276,8 +279,8 @@ class Runtime:
         if errors:
             raise errors[0]
         with self._appliers_lock:
-            ahead = {name for applier in self._appliers if applier.is_ahead for name in applier.family}
-        return unsettled | ahead
+            ahead = _names_of(applier for applier in self._appliers if applier.is_ahead)
+        return unsettled.union(*ahead)
 
     def _warn_of_unsettled(self, unsettled: set[str]) -> None:
         if unsettled:
@@ -363,19 +366,20 @@ class Runtime:
         False and it would have to wait. With `begins` the micro-batch has begun. The family's first bucket keeps the
         grants.
         """
+        (names,) = _names_of((applier,))
+        process_set = applier.process_set.process_set_id
         with self._taking_rounds((applier,)) as meanwhile:
             while True:
-                process_set = applier.process_set.process_set_id
                 found: tuple[int, int] | None = self._guarded(
                     _attach.next_micro_batch,
                     self._library,
                     process_set,
-                    applier.family,
+                    names,
                     begins,
                     waits,
                     meanwhile.drainings,
                 )
-                if found is not None or not waits or self.has_round(process_set, applier.family):
+                if found is not None or not waits or self.has_round(process_set, names):
                     return found
                 meanwhile.apply()
 
@@ -537,7 +541,7 @@ class Runtime:
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
-        families = [applier.family for applier in appliers]
+        families = _names_of(appliers)
         meeting = self._meeting_of(process_set) if compares else None
         if meeting is not None:
             meeting.come()
@@ -560,8 +564,8 @@ class Runtime:
         for sharer in here:
             sharer.come_back()
         if meeting is not None and meets:
-            replicas = [(applier, applier.replica) for applier in appliers]
-            healing.compare(meeting, [(each, replica) for each, replica in replicas if replica is not None])
+            replicas = [(applier.family, applier.replica) for applier in appliers]
+            healing.compare(meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None])
         for sharer in returning:
             if sharer not in here:  # of other process sets: they may wait for ranks that take no part in the comparison
                 sharer.come_back()
@@ -638,8 +642,8 @@ class Meanwhile:
 
     def __init__(self, library: str, appliers: Sequence[Applier]) -> None:
         self._appliers = [
-            (applier, _attach.Draining(library, applier.process_set.process_set_id, applier.family))
-            for applier in appliers
+            (applier, _attach.Draining(library, applier.process_set.process_set_id, names))
+            for applier, names in zip(appliers, _names_of(appliers), strict=True)
         ]
 
     @property
@@ -657,6 +661,12 @@ class Meanwhile:
         """Tell the core that the wait is over."""
         for draining in self.drainings:
             draining.end()
+
+
+def _names_of(appliers: Iterable[Applier]) -> list[list[str]]:
+    """Return the names of the buckets of each applier."""
+    families = (applier.family for applier in appliers)
+    return [[] if family is None else family.names for family in families]
 
 
 class Tenure:

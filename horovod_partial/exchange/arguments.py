@@ -28,7 +28,7 @@ def is_average(op: int, average: int, total: int) -> bool:
     """
     if op not in (average, total):
         raise ValueError(
-            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
+            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() without fusion for the others"
         )
     return op == average
 

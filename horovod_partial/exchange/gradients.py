@@ -18,6 +18,7 @@ from horovod.common.util import split_list
 from horovod_partial import _attach, _core, bucket_config, healing
 from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
+from horovod_partial.exchange.family import Family
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import Full, Policy, Quorum
 from horovod_partial.runtime import Runtime, Tenure
@@ -54,14 +55,14 @@ class Numbers:
 Apply = Callable[[list[Any], list[Any], Any], None]
 
 
-class Family(ABC):
-    """The buckets of the gradients of one step. Their results are taken and applied as whole rounds.
+class StepApplier(ABC):
+    """Applies the rounds of the gradients of one step, as `horovod_partial.runtime.Applier`.
 
-    A family takes part in flushes as long as its optimizer exists: see `horovod_partial.runtime.Applier`.
+    It takes part in flushes as long as its reducer exists.
 
     Args:
-        reducer: the reducer that the family belongs to.
-        names: the names of the buckets.
+        reducer: the reducer that combines the gradients.
+        family: their buckets.
         variables: the variables, in the order of the gradients.
         apply: applies the gradients of a round.
     """
@@ -71,16 +72,13 @@ class Family(ABC):
     is_ahead = False
     shares_work = False
 
-    def __init__(self, reducer: GradientReducer, names: Sequence[str], variables: list[Any], apply: Apply) -> None:
+    def __init__(self, reducer: GradientReducer, family: Family, variables: list[Any], apply: Apply) -> None:
         self.process_set = reducer.process_set
         self.thread = threading.get_ident()
         self._reducer = weakref.ref(reducer)
-        self._runtime = reducer.runtime
-        self._size = reducer.runtime.size_of(reducer.process_set)
-        self._names = list(names)
+        self._family = family
         self._variables = variables
         self._apply = apply
-        self._lost_before = 0
 
     @property
     def replica(self) -> healing.Replica | None:
@@ -88,29 +86,14 @@ class Family(ABC):
         reducer = self._reducer()
         return None if reducer is None or reducer.replica_of is None else reducer.replica_of(self._variables)
 
-    def steps_of(self, count: Any) -> Any:
-        """Convert a number of gradients, summed over all buckets, to a number of steps of all ranks."""
-        return count / (len(self._names) * self._size)
-
     @property
-    def taken(self) -> int:
-        """How many rounds this rank has taken."""
-        return min(self._runtime.taken(self.process_set.process_set_id, name) for name in self._names)
+    def family(self) -> Family | None:
+        """The buckets; None once the reducer is gone."""
+        return None if self._reducer() is None else self._family
 
-    @property
-    def lost(self) -> int:
-        """See `horovod_partial.healing.Trained`."""
-        return self._runtime.lost(self.process_set.process_set_id, self._names) - self._lost_before
-
-    def heal(self) -> None:
-        """See `horovod_partial.healing.Trained`."""
-        self._lost_before += self.lost
-        self._runtime.healed.update(self._names)
-
-    @property
-    def family(self) -> list[str]:
-        """The names of the buckets; empty once the optimizer is gone."""
-        return self._names if self._reducer() is not None else []
+    def steps_of(self, gradients: Any) -> Any:
+        """Convert a number of gradients, summed over the buckets, to a number of steps per rank on average."""
+        return self._family.steps_of(gradients)
 
     @abstractmethod
     def apply_arrived(self, arrived: Any) -> None:
@@ -173,8 +156,6 @@ class GradientReducer(ABC):
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         if self._full:
             return
-        if isinstance(sync, Full) and arguments["op"] not in (self.average, self.total):
-            raise ValueError("merged gradients reduce with op=hvd.Average or hvd.Sum; leave fusion out for the others")
         self._average = is_average(arguments["op"], self.average, self.total)
         self._options = {
             "prescale_factor": 1.0 / predivide,
@@ -187,7 +168,7 @@ class GradientReducer(ABC):
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
         self.replays = arguments["missed"] == "replay"
-        self._families: dict[str, Family] = {}  # by what the names of their buckets begin with
+        self._appliers: dict[str, StepApplier] = {}  # by what the names of their buckets begin with
         self._bucket_spec()  # wrong settings fail here, not in the first step
 
     @staticmethod
@@ -212,13 +193,13 @@ class GradientReducer(ABC):
     def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, Any, list[Any]]:
         """Arrive with all gradients of a step in the buckets of a family, and wait.
 
-        Returns the prefix of the buckets' names, the buckets in the form that the family needs, and what became of
+        Returns the prefix of the buckets' names, the buckets in the form that the applier needs, and what became of
         each.
         """
 
     @abstractmethod
-    def _family_of(self, arrived: Any, variables: list[Any], apply: Apply) -> Family:
-        """Make the family of these buckets."""
+    def _applier_of(self, arrived: Any, variables: list[Any], apply: Apply) -> StepApplier:
+        """Make the applier of these buckets."""
 
     @abstractmethod
     def _apply_first(self, arrived: Any, apply: Callable[[list[Any], Any], None]) -> None:
@@ -277,20 +258,20 @@ class GradientReducer(ABC):
         trained = [everything[i] for i in shared]
 
         name, arrived, _ = self._arrive([gradients[i] for i in shared], trained)
-        family = self._families.get(name)
-        if family is None:
-            family = self._families[name] = self._family_of(arrived, trained, apply)
-            self.runtime.take_part_in_flushes(family)
-        family.thread = threading.get_ident()
+        applier = self._appliers.get(name)
+        if applier is None:
+            applier = self._appliers[name] = self._applier_of(arrived, trained, apply)
+            self.runtime.take_part_in_flushes(applier)
+        applier.thread = threading.get_ident()
 
         def with_local_ones(results: list[Any], count: Any) -> None:
             for i, result in zip(shared, results, strict=True):
                 combined[i] = result
-            apply(combined, everything, family.steps_of(count))
+            apply(combined, everything, applier.steps_of(count))
 
         if len(shared) < len(everything):
             self._apply_first(arrived, with_local_ones)
-        family.apply_arrived(arrived)
+        applier.apply_arrived(arrived)
 
     def _scaled_local(self, gradients: Sequence[Any], shared: list[int]) -> list[Any]:
         combined = list(gradients)
@@ -366,8 +347,8 @@ class GradientReducer(ABC):
         """
         if self._full:
             return []
-        for family in self._families.values():
-            family.thread = threading.get_ident()
+        for applier in self._appliers.values():
+            applier.thread = threading.get_ident()
         self.runtime.flush(self.process_set.process_set_id)
         return [] if self.replays else self._missed()
 

@@ -19,13 +19,13 @@ from horovod_partial.exchange.replicas import check_alike
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, Policy, Quorum
 from horovod_partial.torch import model_operations, operations
-from horovod_partial.torch.buckets import GradientBucket, kind, take_round
-from horovod_partial.torch.devices import device_number
+from horovod_partial.torch.buckets import GradientBucket, kind
 from horovod_partial.torch.elastic import run
+from horovod_partial.torch.family import GradientFamily
 from horovod_partial.torch.full_optimizer import widening
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import signal
-from horovod_partial.torch.operations import PartialHandle, make_config, runtime, submit
+from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replicas import gather_bytes
 
 __all__ = [
@@ -83,36 +83,30 @@ def number_of(variable: Any, process_set: ProcessSet) -> int:
     return _numbers.of(native(variable), process_set)
 
 
-class _Arrived(NamedTuple):
-    """A family at which a step has arrived."""
+class _Step(NamedTuple):
+    """The buckets of a step, and what they hold."""
 
-    buckets: list[GradientBucket]
+    family: GradientFamily
     parameters: list[torch.nn.Parameter]  # in the order of the gradients
+    variables: list[Any]  # of Keras, in the same order
 
     def results(self) -> list[torch.Tensor]:
-        """What is in the buckets."""
-        views = {parameter: view for bucket in self.buckets for parameter, view in bucket.views.items()}
+        """Return what is in the buckets, in the order of the gradients."""
+        views = {parameter: view for bucket in self.family.buckets for parameter, view in bucket.views.items()}
         return [views[parameter] for parameter in self.parameters]
 
-    def take(self, process_set: ProcessSet) -> int:
-        """Let the results be those of the oldest round that this rank has not taken; how many gradients are in them."""
-        return take_round(self.buckets, process_set.process_set_id)
 
+class _StepApplier(gradients.StepApplier):
+    def __init__(self, reducer: gradients.GradientReducer, step: _Step, apply: gradients.Apply) -> None:
+        super().__init__(reducer, step.family, step.variables, apply)
+        self._step = step
 
-class _Family(gradients.Family):
-    def __init__(
-        self, reducer: gradients.GradientReducer, arrived: _Arrived, variables: list[Any], apply: gradients.Apply
-    ) -> None:
-        super().__init__(reducer, [bucket.name for bucket in arrived.buckets], variables, apply)
-        self._arrived = arrived
-
-    def apply_arrived(self, arrived: _Arrived) -> None:
-        self._arrived = arrived
+    def apply_arrived(self, arrived: _Step) -> None:
         self.apply_rounds()
 
     def apply_rounds(self) -> None:
-        while count := self._arrived.take(self.process_set):
-            self._apply(self._arrived.results(), self._variables, self.steps_of(count))
+        while count := self._step.family.take_round():
+            self._apply(self._step.results(), self._variables, self.steps_of(count))
 
 
 class GradientReducer(gradients.GradientReducer):
@@ -133,8 +127,7 @@ class GradientReducer(gradients.GradientReducer):
                 "then nothing is left to win by a plan"
             )
         super().__init__(name, sync, arguments, **options)
-        # By what their names begin with. With the variables that they hold, in the order of the parameters.
-        self._buckets: dict[str, list[tuple[GradientBucket, list[Any]]]] = {}
+        self._steps: dict[str, _Step] = {}  # by what the names of their buckets begin with
 
     @staticmethod
     def _divided(gradient: Any, divisor: int) -> Any:
@@ -179,46 +172,54 @@ class GradientReducer(gradients.GradientReducer):
     # --- Partial
 
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
-        _, arrived, infos = self._arrive(gradients, variables)
-        for bucket in arrived.buckets:
-            bucket.unpack()
-        return arrived.results(), infos
+        _, step, infos = self._arrive(gradients, variables)
+        step.family.take_results()
+        return step.results(), infos
 
-    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, _Arrived, list[Any]]:
+    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, _Step, list[Any]]:
         dense = [self._dense(gradient) for gradient in gradients]
-        parameters = [native(variable) for variable in variables]
-        name = self._step_name(variables, [parameter.dtype for parameter in parameters])
+        name = self._step_name(variables, [native(variable).dtype for variable in variables])
+        step = self._step_of(name, variables)
+        by_parameter = dict(zip(step.parameters, dense, strict=True))
         try:
-            buckets = [bucket for bucket, _ in self._buckets_of(name, variables)]
-            infos = self._exchange(name, dict(zip(parameters, dense, strict=True)))
+            for bucket in step.family.buckets:
+                for parameter in bucket.parameters:
+                    bucket.put(parameter, by_parameter[parameter])
+                step.family.arrive(bucket)
+            handles: list[Any] = [bucket.handle for bucket in step.family.buckets]
+            step.family.wait()
         except BaseException:
-            # What is under way may go on reading and writing them; the handles keep their memory alive.
-            self._buckets.pop(name, None)
+            step.family.abandon()
             raise
-        return name, _Arrived(buckets, parameters), infos
+        return name, step, [handle.handle.info() for handle in handles]
 
-    def _buckets_of(self, name: str, variables: list[Any]) -> list[tuple[GradientBucket, list[Any]]]:
-        if name not in self._buckets:
+    def _step_of(self, name: str, variables: list[Any]) -> _Step:
+        if name not in self._steps:
             parameters = [native(variable) for variable in variables]
             sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-            compression = self._arguments["compression"]
-            self._buckets[name] = []
-            for index, planned in enumerate(self._plan(variables, list(map(kind, parameters)), sizes)):
-                own = [variables[i] for i in planned]
-                members = self._members(own)
-                packed = [parameters[i] for i in planned]
-                bucket = GradientBucket(f"{name}.{index}", packed, compression, members, unscaled=self.unscaled)
-                self._buckets[name].append((bucket, own))
-            self._own(bucket.name for bucket, _ in self._buckets[name])
-        return self._buckets[name]
+            buckets = [
+                GradientBucket(
+                    f"{name}.{index}",
+                    [parameters[i] for i in planned],
+                    self._arguments["compression"],
+                    self._members([variables[i] for i in planned]),
+                    unscaled=self.unscaled,
+                )
+                for index, planned in enumerate(self._plan(variables, list(map(kind, parameters)), sizes))
+            ]
+            options = self._options | {"sync": self._sync, "op": self._arguments["op"]}
+            family = GradientFamily(self.process_set, buckets, options)
+            self._own(family.names)
+            self._steps[name] = _Step(family, parameters, variables)
+        return self._steps[name]
 
-    # --- Families
+    # --- Rounds
 
-    def _family_of(self, arrived: _Arrived, variables: list[Any], apply: gradients.Apply) -> gradients.Family:
-        return _Family(self, arrived, variables, apply)
+    def _applier_of(self, arrived: _Step, variables: list[Any], apply: gradients.Apply) -> gradients.StepApplier:
+        return _StepApplier(self, arrived, apply)
 
-    def _apply_first(self, arrived: _Arrived, apply: Callable[[list[Any], Any], None]) -> None:
-        count = arrived.take(self.process_set)
+    def _apply_first(self, arrived: _Step, apply: Callable[[list[Any], Any], None]) -> None:
+        count = arrived.family.take_round()
         if count:
             apply(arrived.results(), count)
 
@@ -227,47 +228,16 @@ class GradientReducer(gradients.GradientReducer):
         if not infos or not all(info.empty for info in infos):
             apply()
 
-    def _exchange(self, name: str, gradients: dict[torch.nn.Parameter, torch.Tensor]) -> list[Any]:
-        for bucket, _ in self._buckets[name]:
-            for parameter in bucket.parameters:
-                bucket.put(parameter, gradients[parameter])
-            bucket.arrive(partial(self._start, bucket.name, bucket.members), 1.0)
-        infos = []
-        for bucket, _ in self._buckets[name]:
-            handle: Any = bucket.handle
-            bucket.wait()
-            bucket.handle = None
-            infos.append(handle.handle.info())
-        return infos
-
-    def _start(self, name: str, members: tuple[str, ...], wire: torch.Tensor) -> PartialHandle:
-        # Asked for anew in each step: an elastic job may have another size by then. Made once for each size.
-        config = make_config(
-            dtype=wire.dtype,
-            shape=tuple(wire.shape),
-            device=device_number(wire.device),
-            sync=self._sync,
-            size=self.runtime.size_of(self.process_set),
-            op=self._arguments["op"],
-            members=members,
-            **self._options,
-        )
-        return submit(wire, wire, name, self.process_set, config)
-
     def _bucket_names(self) -> Iterable[str]:
-        return [bucket.name for buckets in self._buckets.values() for bucket, _ in buckets]
-
-    # --- Rounds
+        return [name for step in self._steps.values() for name in step.family.names]
 
     def _missed(self) -> list[tuple[Any, torch.Tensor]]:
-        process_set = self.process_set.process_set_id
         missed: list[tuple[Any, torch.Tensor]] = []
-        for buckets in self._buckets.values():
-            for bucket, variables in buckets:
-                bucket.collect(process_set)
-                bucket.unpack()
-                if not bucket.empty:
-                    missed += zip(variables, bucket.views.values(), strict=True)
+        for step in self._steps.values():
+            step.family.collect()
+            filled = {p for bucket in step.family.buckets if not bucket.empty for p in bucket.parameters}
+            results = zip(step.parameters, step.variables, step.results(), strict=True)
+            missed += [(variable, result) for parameter, variable, result in results if parameter in filled]
         return missed
 
 

@@ -13,6 +13,7 @@ from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial.exchange import gradients
 from horovod_partial.exchange.arguments import warn_of_float32
+from horovod_partial.exchange.family import Family
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.fusion.planner import Gradient
 from horovod_partial.policies import Policy
@@ -126,10 +127,10 @@ class GradientReducer(gradients.GradientReducer):
             infos.append(info)
         return name, arrived, infos
 
-    # --- Families
+    # --- Rounds, one by one
 
-    def _family_of(self, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply) -> Family:
-        return Family(self, arrived, variables, apply)
+    def _applier_of(self, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply) -> StepApplier:
+        return StepApplier(self, arrived, variables, apply)
 
     def _apply_first(self, arrived: list[Arrived], apply: Callable[[list[Any], Any], None]) -> None:
         results, count = take_round(self.process_set, arrived, memory_of(arrived))
@@ -202,8 +203,8 @@ class GradientReducer(gradients.GradientReducer):
         return next((merged.plan for merged, _ in reversed(self._merged.values())), None)
 
 
-class Family(gradients.Family):
-    """A family of buckets. Training and flushes apply its rounds by the same function.
+class StepApplier(gradients.StepApplier):
+    """Applies the rounds of a step. Training and flushes apply them by the same function.
 
     TensorFlow optimizes graphs, so an update in a graph and the same update in eager code may differ in the last bit.
     It also optimizes a function depending on its caller. So a flush calls the function same as training does: from
@@ -213,7 +214,8 @@ class Family(gradients.Family):
     def __init__(
         self, reducer: gradients.GradientReducer, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply
     ) -> None:
-        super().__init__(reducer, [bucket.name for bucket in arrived], variables, apply)
+        family = Family(runtime, reducer.process_set, [bucket.name for bucket in arrived])
+        super().__init__(reducer, family, variables, apply)
         self._buckets = [bucket._replace(results=[]) for bucket in arrived]
         self._in_training = self._in_flush = self._apply_all
         if not tf.executing_eagerly():

@@ -21,9 +21,13 @@ class ParametersAhead:
     The model must not change while the program waits: autograd may have saved its parameters for a backward pass, or
     the program may be evaluating or saving it. The optimizer's state changes at once, because nothing else reads it.
     Only the thread that takes the optimizer's steps uses this object.
+
+    Attributes:
+        rounds: how many rounds have been applied to the copies, and are not in the model.
     """
 
     def __init__(self) -> None:
+        self.rounds = 0
         self._ahead: dict[torch.nn.Parameter, _Ahead] = {}
 
     def __bool__(self) -> bool:
@@ -52,20 +56,22 @@ class ParametersAhead:
                     p.data = values
 
     @torch.no_grad()
-    def become_the_model(self) -> bool:
-        """Copy the values of the copies to the model. Returns False if the program has written the model since.
+    def become_the_model(self) -> int:
+        """Copy the values of the copies to the model. Returns 0, or `rounds` if the program has written the model since.
 
         In that case the change of each copy is added to the program's values, and the result depends on rounding.
         """
-        ahead, self._ahead = self._ahead, {}
+        ahead, rounds = self._ahead, self.rounds
+        self.forget()
         same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())  # NaN equals NaN by bits
         for p, a in ahead.items():
             p.copy_(a.values if same else p + (a.values - a.before))
-        return same
+        return 0 if same else rounds
 
     def forget(self) -> None:
         """Drop the copies and leave the model unchanged."""
         self._ahead = {}
+        self.rounds = 0
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import warn_of_float32
 from horovod_partial.torch.devices import check_device
-from horovod_partial.torch.operations import PartialHandle, poll, runtime, synchronize, wire_dtype
+from horovod_partial.torch.operations import PartialHandle, runtime, wire_dtype
 
 
 class Widened:
@@ -70,7 +70,7 @@ class GradientBucket:
             warn_of_float32()
             self.compression, self.wire_dtype = Widened, torch.float32
         self.missing = set(self.parameters)
-        self.handle: PartialHandle | int | None = None
+        self.handle: PartialHandle | None = None
         self.empty = False  # no result: the rounds had no gradient
         self.wire = self.flat  # the tensor that travels
         self._sparse: set[torch.nn.Parameter] = set()
@@ -109,7 +109,7 @@ class GradientBucket:
         self.missing.discard(parameter)
         return not self.missing
 
-    def arrive(self, start: Callable[[torch.Tensor], PartialHandle | int], scale: float) -> None:
+    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
         """Divide the gradients by `scale`, and start their reduction in place, in the tensor that travels."""
         for stream in self._streams:  # hooks run on the streams of the forward pass
             torch.cuda.current_stream(self.flat.device).wait_stream(stream)
@@ -131,9 +131,8 @@ class GradientBucket:
         Returns whether the gradients are unchanged since the arrival. (The application may have changed them.)
         """
         assert self.handle is not None
-        synchronize(self.handle)
-        if isinstance(self.handle, PartialHandle):
-            self.empty = self.handle.handle.info().empty
+        self.handle.synchronize()
+        self.empty = self.handle.handle.info().empty
         return self.is_unchanged
 
     @property
@@ -168,7 +167,7 @@ class GradientBucket:
     @property
     def is_under_way(self) -> bool:
         """Whether Horovod may still read and write the tensor: there is an arrival that has not ended."""
-        return self.handle is not None and runtime.is_initialized() and not poll(self.handle)
+        return self.handle is not None and runtime.is_initialized() and not self.handle.poll()
 
     def abandon(self) -> None:
         """Forget an arrival that has failed, or will fail because Horovod has shut down or is about to."""
@@ -197,25 +196,6 @@ class GradientBucket:
     def reset(self) -> None:
         """Expect the gradients of the next step."""
         self.missing = set(self.parameters)
-
-
-def take_round(buckets: Sequence[GradientBucket], process_set: int) -> int:
-    """Write the oldest round of a family that this rank has not taken to the views.
-
-    Returns how many gradients it contains, summed over its buckets; 0 if there is no round to take.
-
-    A round without any gradient is skipped (a flush may make one), because a step with zeros would move weights by
-    momentum and decay. If only some buckets have gradients, the others count as zeros, on every rank.
-    """
-    names = [bucket.name for bucket in buckets]
-    addresses = [bucket.wire_address() for bucket in buckets]
-    while (gradients := runtime.take_round(process_set, names, addresses)) is not None:
-        if gradients > 0:
-            for bucket in buckets:
-                bucket.empty = False
-                bucket.unpack()
-            return gradients
-    return 0
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

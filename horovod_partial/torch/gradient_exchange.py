@@ -1,6 +1,6 @@
 """Packs gradients into buckets and reduces them over the ranks before an optimizer's step.
 
-Used by the partial policies (eager-SGD, PPoPP'20, section 4), and for merged gradients under every policy (MG-WFBP).
+Used by the partial policies (eager-SGD, PPoPP'20, section 4), and for merged gradients (MG-WFBP).
 """
 
 from __future__ import annotations
@@ -15,33 +15,26 @@ from typing import Any
 import torch
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
-from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import _attach, bucket_config, healing
 from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.policies import Full
 from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.ahead import ParametersAhead
 from horovod_partial.torch.buckets import GradientBucket
-from horovod_partial.torch.devices import device_number
+from horovod_partial.torch.family import GradientFamily
 from horovod_partial.torch.fusion import Collectives, Fusion
-from horovod_partial.torch.operations import (
-    PartialHandle,
-    make_config,
-    runtime,
-    submit,
-    synchronize,
-)
+from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import ReplicaState
 from horovod_partial.torch.round_steps import RoundSteps
+from horovod_partial.torch.shown_result import ShownResult
 from horovod_partial.torch.wrapping import Exchange, Name
 
 
 class GradientExchange(Exchange):
-    """The exchange of an optimizer under a policy of gradients, and for merged gradients under every policy.
+    """The exchange of an optimizer under a policy of gradients.
 
     Hooks run in the threads of autograd, everything else runs in the application's threads. The application goes on
     only after backward has ended. So the two never run at the same time, and nothing here needs a lock.
@@ -79,59 +72,55 @@ class GradientExchange(Exchange):
             raise ValueError(
                 "LBFGS evaluates its closure several times a step, which buckets cannot follow; use Full() without fusion"
             )
+        predivide = bucket_options.pop("gradient_predivide_factor")
+        if predivide != 1.0 and bucket_options["op"] != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        travels = process_set.included() and not runtime.is_alone(process_set)
+        scales = grad_scaler is not None and grad_scaler.is_enabled()
+        agreed = {"grad_scaler": "a scaler" if scales else None} | round_steps.agreed
         self.process_set = process_set
         self.round_steps = round_steps
         self.synchronized = False
         self.overflows: list[bool] = []
-        self._passes = backward_passes_per_step
-        self._sparse_as_dense = sparse_as_dense
-        self._tenure = Tenure(runtime)  # the generation that the buckets belong to
+        self.thread = 0  # 0: no step has been taken
+        self.unscales = travels and scales  # contributions travel divided by the scaler's scale
         self._grad_scaler = grad_scaler
         self._scale = 1.0
-        self.thread = 0  # 0: no step has been taken
+        self._passes = backward_passes_per_step
+        self._sparse_as_dense = sparse_as_dense
+        self._compression = compression
+        self._replays = bucket_options["missed"] == "replay"
+        self._bucket_options = bucket_options | {
+            "prescale_factor": 1.0 / predivide,
+            "postscale_factor": predivide,
+            # With a scaler, gradients that are not finite travel: every rank then skips the round and lowers the scale.
+            "drop_nonfinite": not self.unscales,
+            "agreed": tuple(f"{name}={value}" for name, value in agreed.items() if value is not None),
+        }
+        self._tenure = Tenure(runtime)  # the generation that the buckets belong to
+        self._introduction: healing.Introduction | None = None  # compares the first parameters of all ranks
+        self._hooks: list[Any] = []
+
         self._local_steps = 0
         self._flushed_at = 0  # the value of _local_steps at the last flush
-        self._has_warned = False
         self._has_result = False  # the gradients hold the result of a round, and it has not been applied
-        self._steps_in_round = 1.0  # steps per rank, on average, whose gradients this result contains
-        self._shown: list[int] = []  # versions of the buckets when the user saw this result
-        self._missed_more = False  # this rank had missed another round at that time
-        self._seen: list[torch.Tensor] = []  # copies of the buckets from that time, if _missed_more
-        self._changes_by_hand = False
-        self._has_warned_of_changes = False
-        self._has_told = False  # an error has told of a second backward pass, which changes travelling gradients
-        self._hooks: list[Any] = []
+        self._shown = ShownResult()
         self._ahead = ParametersAhead()
-        self._introduction: healing.Introduction | None = None  # compares the first parameters of all ranks
-        self._lost_before = 0  # rounds lost until this replica was last healed
-        self._rounds_ahead = 0
-        self._disturbed = 0  # rounds ahead whose parameters the program wrote before they reached the model
         self._is_applying = False  # applies a round, or waits for its own round: no round can be applied ahead then
         self._is_ahead_of_step = False  # the round of this step's own gradients has been taken ahead too
+        self._has_told = False  # an error has told of a second backward pass, which changes travelling gradients
+        self._has_warned = False  # a warning has told of a state_dict before a flush
 
-        self._compression = compression
-        self._bucket_options = dict(bucket_options)
-        scales = grad_scaler is not None and grad_scaler.is_enabled()
-        self._full = isinstance(bucket_options["sync"], Full)
-        travels = process_set.included() and not runtime.is_alone(process_set)
-        self.unscales = travels and scales and not self._full  # contributions travel divided by the scaler's scale
-        agreed = {"grad_scaler": "a scaler" if scales else None} | round_steps.agreed
-        self._agreed = tuple(f"{name}={value}" for name, value in agreed.items() if value is not None)
-        self._replays = not self._full and self._bucket_options["missed"] == "replay"
-        self._predivide = self._bucket_options.pop("gradient_predivide_factor")
-        if self._predivide != 1.0 and self._bucket_options["op"] != Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
-        self._planned = planned
+        self._planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
         self._names = {parameter: names[parameter] for parameter in parameters}
         self._all_names = names  # includes frozen parameters
         self._frozen: set[torch.nn.Parameter] = set()  # frozen after the optimizer was wrapped; updated in each step
-        self._use_buckets({str(index): members for index, members in enumerate(planned)})
+        self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
         self._fusion_options = fusion
         self._fusion: Fusion | None = None
-        self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
-        self._name = Name(process_set, [[names[p] for p in members] for members in planned])
+        self._use_buckets({str(index): members for index, members in enumerate(self._planned)})
+        self._name = Name(process_set, [[names[p] for p in members] for members in self._planned])
         if travels:
             self._register_hooks()
             if self._replays:
@@ -142,11 +131,8 @@ class GradientExchange(Exchange):
             self.bucket_class(name, parameters, self._compression, self._described(parameters), unscaled=self.unscales)
             for name, parameters in planned.items()
         ]
-        if not self._full:
-            for bucket in self.buckets:
-                # Wrong settings shall fail here, not in the first backward pass.
-                self._config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self._family = GradientFamily(self.process_set, self.buckets, self._bucket_options)
 
     def _described(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
         """Describe the parameters of a bucket, in the model's order. The bucket itself has the order of backward."""
@@ -156,7 +142,6 @@ class GradientExchange(Exchange):
         """Start afresh in each generation of Horovod, because ranks that are new in it start afresh too."""
         if not self._tenure.enter():
             return
-        self._lost_before = self._disturbed = 0
         self._owner = _attach.Owner()  # the buckets end when this object is gone on every rank
         self._fusion = None
         name = self._name.current()
@@ -173,28 +158,13 @@ class GradientExchange(Exchange):
             self._use_buckets(buckets)  # buckets of a measured plan may have been in use
         for bucket, named in zip(self.buckets, buckets, strict=True):
             bucket.name = named
-        if not self._full:
-            start = f"{healing.PREFIX}start.{name}"
-            runtime.own(self._owner, self.process_set.process_set_id, [*buckets, start])
-            if self._replays:
-                meeting, replica = runtime.meet(self.process_set), self.replica
-                if meeting is not None and replica is not None:
-                    self._introduction = healing.Introduction(meeting, start, replica.parameters())
-
-    def _config(self, wire: torch.Tensor, **options: Any) -> Any:
-        # Called in each step, because the size of an elastic job may change. make_config caches its results.
-        return make_config(
-            dtype=wire.dtype,
-            shape=tuple(wire.shape),
-            device=device_number(wire.device),
-            size=runtime.size_of(self.process_set),
-            prescale_factor=1.0 / self._predivide,
-            postscale_factor=self._predivide,
-            # With a scaler, gradients that are not finite travel: every rank then skips the round and lowers the scale.
-            drop_nonfinite=not self.unscales,
-            agreed=self._agreed,
-            **(self._bucket_options | options),
-        )
+        self._family = GradientFamily(self.process_set, self.buckets, self._bucket_options)
+        start = f"{healing.PREFIX}start.{name}"
+        runtime.own(self._owner, self.process_set.process_set_id, [*buckets, start])
+        if self._replays:
+            meeting, replica = runtime.meet(self.process_set), self.replica
+            if meeting is not None and replica is not None:
+                self._introduction = healing.Introduction(meeting, start, replica.parameters())
 
     def _register_hooks(self) -> None:
         # The parameters hold the hooks. A weak reference keeps them from holding the exchange too.
@@ -237,27 +207,14 @@ class GradientExchange(Exchange):
         if self.unscales:
             assert self._grad_scaler is not None
             self._scale = self._grad_scaler.get_scale()
-        bucket.arrive(lambda wire: self._reduce(bucket.name, wire, members=bucket.members), self._scale)
-
-    def _reduce(self, name: str, wire: torch.Tensor, **options: Any) -> PartialHandle | int:
-        """Start a reduction in place."""
-        if self._full:
-            return mpi_ops.allreduce_async_(
-                wire,
-                name=name,
-                op=self._bucket_options["op"],
-                prescale_factor=1.0 / self._predivide,
-                postscale_factor=self._predivide,
-                process_set=self.process_set,
-            )
-        return submit(wire, wire, name, self.process_set, self._config(wire, **options))
+        self._family.arrive(bucket, self._scale)
 
     # --- Fusion --------------------------------------------------------------------------------------------------
 
     def _reduce_probe(self, name: str, tensor: torch.Tensor) -> bool:
-        handle = self._reduce(name, tensor, missed="sum")
-        synchronize(handle)
-        return isinstance(handle, int) or not handle.info().late
+        handle = self._family.submit(name, tensor, missed="sum")
+        handle.synchronize()
+        return not handle.info().late
 
     def _wire_bytes(self, parameter: torch.nn.Parameter) -> int:
         return parameter.numel() * self._bucket_of[parameter].wire_dtype.itemsize
@@ -271,7 +228,6 @@ class GradientExchange(Exchange):
         self.flush_optimizer(optimizer)  # nothing pending or missed can move from the old buckets to new ones
         if self._fusion.replan(collectives):
             self._use_buckets(self._fusion.buckets)
-            self._lost_before = self._disturbed = 0  # the core counts per bucket, so new buckets start at 0
 
     @property
     def fusion_plan(self) -> FusionPlan | None:
@@ -284,18 +240,7 @@ class GradientExchange(Exchange):
             return
         self._synchronize()
         if self._replays and self._hooks:
-            # PyTorch's version counter does not see every change of a tensor, so compare with a copy.
-            misses_more = runtime.has_round(self.process_set.process_set_id, self.family)
-            self._remember_shown([bucket.flat.clone() for bucket in self.buckets] if misses_more else [])
-
-    def _remember_shown(self, seen: list[torch.Tensor]) -> None:
-        """Remember which gradients the user sees from now on.
-
-        `seen` holds a copy of each bucket if this rank has missed further rounds; otherwise it is empty.
-        """
-        self._shown = [bucket.flat._version for bucket in self.buckets]
-        self._missed_more = bool(seen)
-        self._seen = seen
+            self._shown.show(self.buckets, misses_more=self._family.has_round)
 
     def _synchronize(self) -> None:
         if self._hooks and not self.synchronized:
@@ -319,13 +264,10 @@ class GradientExchange(Exchange):
         With replay that is the oldest round that this rank has not taken, otherwise the result of the arrival.
         """
         with self._applying():
-            unchanged = [bucket.wait() for bucket in self.buckets]
+            unchanged = self._family.wait()
         if self._fusion is not None:
             self._fusion.synchronized()
-        for bucket in self.buckets:
-            bucket.handle = None
-            bucket.reset()
-        self._has_result = self._take_round() if self._replays else self._take_results(steps=1.0)
+        self._has_result = self._take_round() if self._replays else self._show(self._family.take_results(), steps=1.0)
         self.synchronized = True
         if not all(unchanged) and not self._has_told:
             first = self.buckets[unchanged.index(False)].parameters[0]
@@ -336,26 +278,19 @@ class GradientExchange(Exchange):
             )
         self._has_told = False
 
-    def _take_results(self, *, steps: float) -> bool:
-        """Put the results of the buckets into the gradients. Returns whether any bucket had a result.
-
-        `steps` says how many steps per rank, on average, these results count for.
-        """
-        self._steps_in_round = steps
-        for bucket in self.buckets:
-            bucket.unpack()
-            bucket.show(self._frozen)
-        return any(not bucket.empty for bucket in self.buckets) or not self.buckets
-
     def _take_round(self) -> bool:
         """Put the oldest round that this rank has not taken into the gradients. Returns False if there is none."""
-        gradients = buckets.take_round(self.buckets, self.process_set.process_set_id)
-        if gradients == 0:
-            return False
-        self._steps_in_round = gradients / (len(self.buckets) * runtime.size_of(self.process_set))
-        for bucket in self.buckets:
-            bucket.show(self._frozen)
-        return True
+        gradients = self._family.take_round()
+        return gradients > 0 and self._show(True, steps=self._family.steps_of(gradients))
+
+    def _show(self, has_result: bool, *, steps: float) -> bool:
+        """Show the parameters what the buckets hold. Returns `has_result`.
+
+        `steps` says how many steps per rank, on average, this result counts for.
+        """
+        self._steps_in_round = steps
+        self._family.show(self._frozen)
+        return has_result
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         loss = None
@@ -376,7 +311,7 @@ class GradientExchange(Exchange):
         if self._is_ahead_of_step:
             self._is_ahead_of_step = False
             self._passes_left = dict.fromkeys(self._passes_left, self._passes)
-        changed = self._notice_changes()
+        changed = self._shown.was_changed(self.buckets)
         self._leave_the_wait()
         if self._has_result or not self._hooks:
             self._apply_round(optimizer)
@@ -407,38 +342,13 @@ class GradientExchange(Exchange):
             )
         self._frozen = {parameter for parameter in self._bucket_of if not parameter.requires_grad}
 
-    def _notice_changes(self) -> bool:
-        """Return whether the user changed the gradients by hand after `synchronize`.
-
-        Raises:
-            RuntimeError: they were changed, and this rank has missed further rounds, which the user cannot change
-                alike.
-        """
-        shown, self._shown = self._shown, []
-        seen, self._seen = self._seen, []
-        if not shown:
-            return False
-        same = shown == [bucket.flat._version for bucket in self.buckets] and all(b.is_shown() for b in self.buckets)
-        if same and all(bucket.holds(before) for bucket, before in zip(self.buckets, seen, strict=False)):
-            return False
-        self._changes_by_hand = True
-        if self._missed_more:
-            raise RuntimeError(_CHANGED_BY_HAND)
-        return True
-
     def _leave_round_out(self) -> None:
-        """Forget the result of a round that the user has seen but has taken no step with.
-
-        Raises:
-            RuntimeError: this rank has missed further rounds. The user cannot decide whether to leave those out too.
-        """
-        left_out = self._shown and self._has_result
-        self._shown, self._seen, self._has_result = [], [], False
-        if not left_out:
-            return
-        self._changes_by_hand = True
-        if self._missed_more:
-            raise RuntimeError(_LEFT_OUT)
+        """Forget a result that the program has seen, but has taken no step with."""
+        has_result, self._has_result = self._has_result, False
+        if has_result:
+            self._shown.leave_out()
+        else:
+            self._shown.forget()
 
     def _apply_round(self, optimizer: Any) -> None:
         """Take one step of the user's optimizer with the gradients of a round."""
@@ -455,18 +365,17 @@ class GradientExchange(Exchange):
         optimizer._base.step(optimizer)
         self.round_steps.after(optimizer)
 
-    # --- The family, for flushes: see `horovod_partial.runtime.Applier`
+    # --- Flushes: see `horovod_partial.runtime.Applier`
 
     @property
-    def family(self) -> list[str]:
-        """The names of the buckets whose results are taken together; empty before their first use."""
-        return [bucket.name for bucket in self.buckets] if self._tenure.is_current else []
+    def family(self) -> GradientFamily | None:
+        """See `horovod_partial.runtime.Applier`."""
+        return self._family if self._tenure.is_current and self.buckets else None
 
     @property
     def is_under_way(self) -> bool:
         """Whether gradients wait for a step: those of a backward pass, or the result of a round."""
-        taken = self._has_result or self._is_ahead_of_step
-        return taken or any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
+        return self._has_result or self._is_ahead_of_step or self._family.is_begun
 
     @property
     def replica(self) -> ReplicaState | None:
@@ -476,24 +385,13 @@ class GradientExchange(Exchange):
             return None
         return ReplicaState(optimizer, self._names, self.round_steps.followers)
 
-    @property
-    def lost(self) -> int:
-        """See `horovod_partial.healing.Trained`."""
-        lost = runtime.lost(self.process_set.process_set_id, self.family)
-        return lost + self._disturbed - self._lost_before
-
-    def heal(self) -> None:
-        """See `horovod_partial.healing.Trained`."""
-        self._lost_before += self.lost
-        runtime.healed.update(self.family)
-
     def stop_reducing(self) -> None:
         _remove(self._hooks)
 
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first. Called between two steps."""
         optimizer = self.wrapped()
-        if not self._replays or not self.family or not self._hooks or optimizer is None:
+        if not self._replays or self.family is None or not self._hooks or optimizer is None:
             return
         self._leave_the_wait()
         with self._gradients_kept():
@@ -525,7 +423,7 @@ class GradientExchange(Exchange):
 
     @property
     def is_ahead(self) -> bool:
-        return self._rounds_ahead > 0
+        return self._ahead.rounds > 0
 
     @property
     def _trained(self) -> list[torch.nn.Parameter]:
@@ -534,7 +432,7 @@ class GradientExchange(Exchange):
     @property
     def _has_arrived(self) -> bool:
         """Whether this step's gradients have arrived in all buckets; always False with a measured plan (fusion)."""
-        return self._fusion is None and all(bucket.handle is not None for bucket in self.buckets)
+        return self._fusion is None and self._family.have_arrived
 
     def apply_ahead(self) -> None:
         """Apply all rounds that this rank can take to a copy of the model. The next step or flush copies it back.
@@ -545,31 +443,29 @@ class GradientExchange(Exchange):
         optimizer = self.wrapped()
         with self._ahead.in_place_of(self._trained):
             if self._has_arrived:
-                if any(bucket.is_under_way for bucket in self.buckets):
+                if self._family.is_under_way:
                     return
                 self._wait_for_buckets()
                 self._is_ahead_of_step = True
             if not self._is_ahead_of_step:
                 with self._gradients_kept():
-                    self._rounds_ahead += self._apply_all(optimizer)
+                    self._ahead.rounds += self._apply_all(optimizer)
                 return
             shown = [bucket.flat.clone() for bucket in self.buckets]
             has_result, self._has_result = self._has_result, False
             try:
                 if has_result:
                     self._apply_round(optimizer)
-                self._rounds_ahead += has_result + self._apply_all(optimizer)
+                self._ahead.rounds += has_result + self._apply_all(optimizer)
             finally:
                 for bucket, flat in zip(self.buckets, shown, strict=True):
                     bucket.flat.copy_(flat)
-                    bucket.show(self._frozen)
-                self._remember_shown(shown)
+                self._family.show(self._frozen)
+                self._shown.show(self.buckets, misses_more=True)
 
     def _leave_the_wait(self) -> None:
         """Copy the rounds that were applied while the program waited to the model."""
-        rounds, self._rounds_ahead = self._rounds_ahead, 0
-        if not self._ahead.become_the_model():
-            self._disturbed += rounds
+        self._family.disturb(self._ahead.become_the_model())
 
     @contextmanager
     def _applying(self) -> Iterator[None]:
@@ -583,9 +479,7 @@ class GradientExchange(Exchange):
         """Apply all rounds that this rank can take, oldest first. Returns how many."""
         rounds = 0
         while self._replays and self._hooks and self._take_round():
-            if self._changes_by_hand and not self._has_warned_of_changes:
-                self._has_warned_of_changes = True
-                warnings.warn(_CHANGED_BY_HAND, stacklevel=2)
+            self._shown.warn_of_missed_round()
             self._apply_round(optimizer)
             rounds += 1
         return rounds
@@ -617,11 +511,9 @@ class GradientExchange(Exchange):
         self._restart()
 
     def _restart(self) -> None:
-        self.synchronized = self._is_ahead_of_step = False
-        self._has_result = False
-        self._shown = []
-        for bucket in self.buckets:
-            bucket.reset()
+        self.synchronized = self._is_ahead_of_step = self._has_result = False
+        self._shown.forget()
+        self._family.reset()
         self._passes_left = dict.fromkeys(self._passes_left, self._passes)
 
     def set_passes(self, passes: int) -> None:
@@ -632,32 +524,24 @@ class GradientExchange(Exchange):
 
     @property
     def rounds(self) -> int:
-        if self._full or not self._hooks:
+        if not self._hooks:
             return self._local_steps  # every step is a round
         if not self._tenure.is_current:
             return 0
-        return self._fusion.rounds if self._fusion is not None else self.taken
-
-    @property
-    def taken(self) -> int:
-        """See `horovod_partial.healing.Trained`."""
-        process_set = self.process_set.process_set_id
-        return min(runtime.taken(process_set, bucket.name) for bucket in self.buckets)
+        return self._fusion.rounds if self._fusion is not None else self._family.taken
 
     def flush_optimizer(self, optimizer: Any) -> None:
         if self.is_under_way:
             raise AssertionError("optimizer.flush() was called after loss.backward() but before optimizer.step().")
-        if self._full or not self._hooks:
+        if not self._hooks:
             return
-        process_set = self.process_set.process_set_id
         if self._replays:
             self.thread = threading.get_ident()
-        runtime.flush(process_set)
+        runtime.flush(self.process_set.process_set_id)
         if not self._replays and self._tenure.is_current:  # the buckets have been used in this generation
-            for bucket in self.buckets:
-                bucket.collect(process_set)
+            has_result = self._family.collect()
             with self._gradients_kept():
-                if self._take_results(steps=0.0):  # the steps were counted when they were taken
+                if self._show(has_result, steps=0.0):  # the steps were counted when they were taken
                     self._apply_round(optimizer)
         self._flushed_at = self._local_steps
 
@@ -665,9 +549,9 @@ class GradientExchange(Exchange):
     def is_flushed(self) -> bool:
         if self._ahead:
             return False
-        if self._full or not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
+        if not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
             return True
-        return runtime.unsettled(self.process_set.process_set_id).isdisjoint(bucket.name for bucket in self.buckets)
+        return self._family.is_settled
 
     # --- State ---------------------------------------------------------------------------------------------------
 
@@ -682,33 +566,17 @@ class GradientExchange(Exchange):
         )
 
     def forget(self) -> None:
-        if not runtime.failed and any(bucket.is_under_way for bucket in self.buckets):
+        if not runtime.failed and self._family.is_under_way:
             raise AssertionError(
                 "optimizer.load_state_dict() was called after loss.backward() but before optimizer.step()."
             )
-        for bucket in self.buckets:
-            bucket.abandon()
+        self._family.abandon()
         if self._tenure.is_current:
-            runtime.clear(self.process_set.process_set_id, self.family)
+            self._family.clear()
         self.synchronizes_in_step = True
         self._flushed_at = self._local_steps
         self._ahead.forget()
-        self._rounds_ahead = 0
         self._restart()
-
-
-_CHANGED_BY_HAND = (
-    "gradients were changed by hand after optimizer.synchronize(), and this rank has missed rounds, whose gradients are not "
-    "changed so: replicas may part. Let the optimizer do it for each round: "
-    "hvd.DistributedOptimizer(..., max_grad_norm=1.0), or max_grad_value= or grad_transform="
-)
-
-_LEFT_OUT = (
-    "the result of a round was shown by optimizer.synchronize(), and zero_grad() or another backward pass came before a step with "
-    "it. This rank has missed other rounds, which it cannot leave out alike: replicas may part. If these gradients were made by the "
-    "loss of another optimizer, as with a GAN, let that loss make none: call requires_grad_(False) on this optimizer's model around "
-    "that backward pass (examples/torch/cookbook/gan.py). To leave gradients out by their values, pass grad_transform="
-)
 
 
 def _remove(hooks: list[Any]) -> None:

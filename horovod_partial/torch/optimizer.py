@@ -24,7 +24,7 @@ from horovod_partial.exchange.arguments import (
     with_num_groups,
 )
 from horovod_partial.fusion import MergedGradients
-from horovod_partial.policies import Full, ModelPolicy, Policy, WorkSharing
+from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WorkSharing
 from horovod_partial.settings import settings
 from horovod_partial.torch import amp, full_optimizer
 from horovod_partial.torch.gradient_exchange import GradientExchange
@@ -201,7 +201,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             fusion=fusion,
             round_steps=round_steps,
             bucket_options={
-                "sync": policy,
+                # Merged gradients travel in rounds. Under Full() each waits for every rank.
+                "sync": Quorum(1.0) if isinstance(policy, Full) else policy,
                 "op": op,
                 "gradient_predivide_factor": gradient_predivide_factor,
                 "max_staleness": max_staleness,
@@ -212,9 +213,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
 
     # A fused optimizer's step would unscale by itself, before the reduction and on this rank only.
-    takes_scaler: Any = False
-    if grad_scaler is None and not isinstance(policy, Full):
-        takes_scaler = property(_refuse_unknown_scaler)
+    takes_scaler: Any = property(_refuse_unknown_scaler) if grad_scaler is None else False
     wrapped = wrap(optimizer, make_exchange, backward_passes_per_step, _step_supports_amp_scaling=takes_scaler)
     if grad_scaler is not None and wrapped._exchange.unscales:
         amp.follow_rounds(grad_scaler, wrapped)

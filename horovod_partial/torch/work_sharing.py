@@ -13,7 +13,7 @@ from horovod_partial.policies import SharedUpdates
 from horovod_partial.runtime import Tenure
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.gradient_exchange import GradientExchange
-from horovod_partial.torch.operations import PartialHandle, poll, runtime, submit, synchronize
+from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.wrapping import Exchange
 
 
@@ -48,10 +48,10 @@ class MicroBatchBucket(GradientBucket):
         self.missing.discard(parameter)
         return not self.missing
 
-    def arrive(self, start: Callable[[torch.Tensor], PartialHandle | int], scale: float) -> None:
+    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
         """Arrive with the first micro-batch of an update, or with the sum after a further one."""
-        if self.handle is not None and poll(self.handle):
-            synchronize(self.handle)  # raises, since it has failed: no update completes without this micro-batch
+        if self.handle is not None and self.handle.poll():
+            self.handle.synchronize()  # raises, since it has failed: no update completes without this micro-batch
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)
         self.wire = wire
@@ -97,6 +97,7 @@ class WorkSharingExchange(GradientExchange):
         self._number: int | None = None  # number of the begun micro-batch within its update; None: none has begun
         self._micro_batches = 0  # made in the open update, if this rank is alone
         self._passes_in_update = backward_passes_per_step
+        arguments["bucket_options"] |= self._policy(grants=False)
         super().__init__(optimizer, backward_passes_per_step=backward_passes_per_step, **arguments)
         self._is_alone = not self._hooks
         if self._is_alone and self.process_set.included():
@@ -107,8 +108,8 @@ class WorkSharingExchange(GradientExchange):
         # The first bucket keeps the grants of micro-batches, so it must be the one that backward completes last.
         super()._use_buckets(dict(reversed(list(planned.items()))))
 
-    def _config(self, wire: torch.Tensor, *, grants: bool = False, **options: Any) -> Any:
-        return super()._config(wire, sync=SharedUpdates(self._passes_in_update, grants), **options)
+    def _policy(self, *, grants: bool) -> dict[str, Any]:
+        return {"sync": SharedUpdates(self._passes_in_update, grants)}
 
     def _enter(self) -> None:
         if self._is_alone:
@@ -121,10 +122,11 @@ class WorkSharingExchange(GradientExchange):
         super()._enter()
         for bucket in self.buckets:
             bucket.abandon()  # gradients of an earlier generation
-            runtime.declare(self.process_set.process_set_id, bucket.name, self._own_config(bucket))
+            config = self._family.config(bucket.wire, members=bucket.members, **self._policy_of(bucket))
+            runtime.declare(self.process_set.process_set_id, bucket.name, config)
 
-    def _own_config(self, bucket: GradientBucket) -> Any:
-        return self._config(bucket.wire, grants=bucket is self.buckets[0], members=bucket.members)
+    def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:
+        return self._policy(grants=bucket is self.buckets[0])
 
     def _become_active(self) -> None:
         """Make this the optimizer that gets micro-batches. A later optimizer takes over, and no earlier one comes back.
@@ -186,8 +188,7 @@ class WorkSharingExchange(GradientExchange):
         if self._is_alone:
             bucket.made, bucket._version = bucket.made + 1, bucket.flat._version
             return
-        config = self._own_config(bucket)
-        bucket.arrive(lambda wire: submit(wire, wire, bucket.name, self.process_set, config), 1.0)
+        self._family.arrive(bucket, **self._policy_of(bucket))
 
     def begin(self) -> tuple[int, int]:
         """Begin a micro-batch, unless one has begun. First apply updates, which changes the weights.
@@ -340,7 +341,7 @@ class WorkSharingExchange(GradientExchange):
         self._number = None
 
     def come_back(self) -> None:
-        if self.wrapped() is not None and self.family and not self._is_alone and self._active() is self:
+        if self.wrapped() is not None and self.family is not None and not self._is_alone and self._active() is self:
             self._come_to_next(within_update=False)
 
     def succeed(self, before: Exchange) -> None:
@@ -366,7 +367,7 @@ class WorkSharingExchange(GradientExchange):
             )
 
     def forget(self) -> None:
-        if not runtime.failed and any(bucket.is_under_way for bucket in self.buckets):
+        if not runtime.failed and self._family.is_under_way:
             raise AssertionError(
                 "optimizer.load_state_dict() was called within an update, of which this rank has made micro-batches: call "
                 "optimizer.flush() on every rank before"

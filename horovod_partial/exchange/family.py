@@ -1,0 +1,69 @@
+"""A family: the buckets of one optimizer's gradients, whose rounds are applied together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.common.process_sets import ProcessSet
+
+from horovod_partial.runtime import Runtime
+
+
+class Family:
+    """The buckets of one optimizer's gradients in one generation, as `horovod_partial.healing.Trained`.
+
+    Args:
+        runtime: the framework's runtime.
+        process_set: the ranks that take part.
+        names: the names of the buckets, the same on every rank.
+    """
+
+    def __init__(self, runtime: Runtime, process_set: ProcessSet, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self._runtime = runtime
+        self._process_set = process_set
+        self._disturbed = 0
+        self._lost_before = 0  # value of _lost_in_all when the replica was last healed
+
+    @property
+    def taken(self) -> int:
+        """How many rounds this rank has taken in all buckets."""
+        number = self._process_set.process_set_id
+        return min((self._runtime.taken(number, name) for name in self.names), default=0)
+
+    @property
+    def lost(self) -> int:
+        """How many rounds this rank has not applied one by one since its replica was last healed."""
+        return self._lost_in_all - self._lost_before
+
+    @property
+    def _lost_in_all(self) -> int:
+        return self._runtime.lost(self._process_set.process_set_id, self.names) + self._disturbed
+
+    def disturb(self, rounds: int) -> None:
+        """Count rounds as lost, because the program wrote the model while they were applied to a copy of it."""
+        self._disturbed += rounds
+
+    def heal(self) -> None:
+        """Note that the replica is equal to the others now: `lost` counts from 0 again."""
+        self._lost_before = self._lost_in_all
+        self._runtime.healed.update(self.names)
+
+    @property
+    def has_round(self) -> bool:
+        """Whether this rank can take a round now."""
+        return self._runtime.has_round(self._process_set.process_set_id, self.names)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this rank has no late contributions and no missed rounds in these buckets."""
+        return self._runtime.unsettled(self._process_set.process_set_id).isdisjoint(self.names)
+
+    def clear(self) -> None:
+        """Forget this rank's late contributions and missed rounds."""
+        self._runtime.clear(self._process_set.process_set_id, self.names)
+
+    def steps_of(self, gradients: Any) -> Any:
+        """Convert a number of gradients, summed over the buckets, to a number of steps per rank on average."""
+        return gradients / (len(self.names) * self._runtime.size_of(self._process_set))

@@ -1,0 +1,128 @@
+"""The buckets of one optimizer in PyTorch, and what a step does with them: arrive, wait, take rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from horovod.common.process_sets import ProcessSet
+
+from horovod_partial import _attach
+from horovod_partial.exchange.family import Family
+from horovod_partial.torch.buckets import GradientBucket
+from horovod_partial.torch.devices import device_number
+from horovod_partial.torch.operations import PartialHandle, make_config, runtime, submit
+
+
+class GradientFamily(Family):
+    """Gradient buckets that arrive one by one. Their results are taken together.
+
+    `hvd.DistributedOptimizer` arrives at a bucket during backward, as soon as its gradients are there. Keras arrives at
+    all buckets after backward.
+
+    Args:
+        process_set: the ranks that take part.
+        buckets: the buckets.
+        options: arguments of `make_config` for all of these buckets.
+
+    Raises:
+        ValueError: an option is wrong.
+    """
+
+    def __init__(self, process_set: ProcessSet, buckets: Sequence[GradientBucket], options: dict[str, Any]) -> None:
+        super().__init__(runtime, process_set, [bucket.name for bucket in buckets])
+        self.buckets = list(buckets)
+        self._options = options
+        for bucket in buckets:
+            self.config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))  # wrong options shall fail here, not in the first backward pass
+
+    def config(self, wire: torch.Tensor, **options: Any) -> _attach.BucketConfig:
+        """Return the declaration of a bucket with a tensor that travels. `options` replace those of the family."""
+        # Called in each step, because the size of an elastic job may change. make_config caches its results.
+        return make_config(
+            dtype=wire.dtype,
+            shape=tuple(wire.shape),
+            device=device_number(wire.device),
+            size=runtime.size_of(self._process_set),
+            **(self._options | options),
+        )
+
+    def arrive(self, bucket: GradientBucket, scale: float = 1.0, **options: Any) -> None:
+        """Arrive at a bucket with the gradients that it holds, divided by `scale`."""
+        bucket.arrive(lambda wire: self.submit(bucket.name, wire, members=bucket.members, **options), scale)
+
+    def submit(self, name: str, wire: torch.Tensor, **options: Any) -> PartialHandle:
+        """Start a reduction in place."""
+        return submit(wire, wire, name, self._process_set, self.config(wire, **options))
+
+    @property
+    def have_arrived(self) -> bool:
+        """Whether this step's gradients have arrived in all buckets."""
+        return all(bucket.handle is not None for bucket in self.buckets)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a bucket has gradients of this step, or has arrived with them."""
+        return any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether Horovod may still read and write the tensor of a bucket."""
+        return any(bucket.is_under_way for bucket in self.buckets)
+
+    def wait(self) -> list[bool]:
+        """Wait until the round of each bucket has ended, and expect the gradients of the next step.
+
+        Returns for each bucket whether its gradients are unchanged since the arrival.
+        """
+        unchanged = [bucket.wait() for bucket in self.buckets]
+        for bucket in self.buckets:
+            bucket.handle = None
+            bucket.reset()
+        return unchanged
+
+    def take_round(self) -> int:
+        """Write the oldest round that this rank has not taken to the views of the buckets.
+
+        Returns how many gradients it contains, summed over the buckets; 0 if there is no round to take.
+
+        A round without any gradient is skipped (a flush may make one), because a step with zeros would move weights by
+        momentum and decay. If only some buckets have gradients, the others count as zeros, on every rank.
+        """
+        addresses = [bucket.wire_address() for bucket in self.buckets]
+        number = self._process_set.process_set_id
+        while (gradients := runtime.take_round(number, self.names, addresses)) is not None:
+            if gradients > 0:
+                for bucket in self.buckets:
+                    bucket.empty = False
+                    bucket.unpack()
+                return gradients
+        return 0
+
+    def take_results(self) -> bool:
+        """Write the results of the last arrivals to the views. Returns whether any bucket had a result."""
+        for bucket in self.buckets:
+            bucket.unpack()
+        return any(not bucket.empty for bucket in self.buckets) or not self.buckets
+
+    def collect(self) -> bool:
+        """Write the results that this rank has missed to the views, without an arrival. Returns whether there were any."""
+        for bucket in self.buckets:
+            bucket.collect(self._process_set.process_set_id)
+        return self.take_results()
+
+    def show(self, frozen: Collection[torch.nn.Parameter]) -> None:
+        """Let the `grad` of each parameter be its result; None for the parameters in `frozen`."""
+        for bucket in self.buckets:
+            bucket.show(frozen)
+
+    def reset(self) -> None:
+        """Expect the gradients of the next step, and forget those of this one that have not arrived."""
+        for bucket in self.buckets:
+            bucket.reset()
+
+    def abandon(self) -> None:
+        """Forget arrivals that have failed, or will fail because Horovod has shut down or is about to."""
+        for bucket in self.buckets:
+            bucket.abandon()

@@ -1,0 +1,95 @@
+"""Checks what a program does with the result of a round between `synchronize` and `step`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from horovod_partial.torch.buckets import GradientBucket
+
+
+class ShownResult:
+    """The result of a round that the program sees after `synchronize`. `step` applies it later.
+
+    The program may change this result by hand, for example to clip it, or may leave it out. A rank that has missed more
+    rounds cannot treat those alike, so its model would part from the models of other ranks. That is an error. Only the
+    thread that takes the optimizer's steps uses this object.
+    """
+
+    def __init__(self) -> None:
+        self._versions: list[int] = []  # of the buckets, at the time of `show`; empty: nothing is shown
+        self._copies: list[torch.Tensor] = []  # of the buckets, if this rank had missed more rounds at that time
+        self._misses_more = False
+        self._is_by_hand = False  # the program has changed a result, or has left one out
+        self._has_warned = False
+
+    def __bool__(self) -> bool:
+        return bool(self._versions)
+
+    def show(self, buckets: Sequence[GradientBucket], *, misses_more: bool) -> None:
+        """Remember the gradients that the program sees from now on.
+
+        With `misses_more` this rank has missed more rounds. Then copies are kept, because PyTorch's version counter
+        does not see every change of a tensor.
+        """
+        self._versions = [bucket.flat._version for bucket in buckets]
+        self._misses_more = misses_more
+        self._copies = [bucket.flat.clone() for bucket in buckets] if misses_more else []
+
+    def forget(self) -> None:
+        """Show nothing from now on."""
+        self._versions, self._copies = [], []
+
+    def was_changed(self, buckets: Sequence[GradientBucket]) -> bool:
+        """Return whether the program has changed the result by hand, then forget it.
+
+        Raises:
+            RuntimeError: it has, and this rank has missed more rounds.
+        """
+        versions, copies = self._versions, self._copies
+        self.forget()
+        if not versions:
+            return False
+        same = versions == [bucket.flat._version for bucket in buckets] and all(b.is_shown() for b in buckets)
+        if same and all(bucket.holds(copy) for bucket, copy in zip(buckets, copies, strict=False)):
+            return False
+        self._is_by_hand = True
+        if self._misses_more:
+            raise RuntimeError(_CHANGED_BY_HAND)
+        return True
+
+    def leave_out(self) -> None:
+        """Forget the result. The program has taken no step with it.
+
+        Raises:
+            RuntimeError: this rank has missed more rounds.
+        """
+        is_left_out = bool(self)
+        self.forget()
+        if not is_left_out:
+            return
+        self._is_by_hand = True
+        if self._misses_more:
+            raise RuntimeError(_LEFT_OUT)
+
+    def warn_of_missed_round(self) -> None:
+        """Warn once, when a missed round is applied, if the program has changed a result by hand before."""
+        if self._is_by_hand and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(_CHANGED_BY_HAND, stacklevel=2)
+
+
+_CHANGED_BY_HAND = (
+    "gradients were changed by hand after optimizer.synchronize(), and this rank has missed rounds, whose gradients are not "
+    "changed so: replicas may part. Let the optimizer do it for each round: "
+    "hvd.DistributedOptimizer(..., max_grad_norm=1.0), or max_grad_value= or grad_transform="
+)
+
+_LEFT_OUT = (
+    "the result of a round was shown by optimizer.synchronize(), and zero_grad() or another backward pass came before a step with "
+    "it. This rank has missed other rounds, which it cannot leave out alike: replicas may part. If these gradients were made by the "
+    "loss of another optimizer, as with a GAN, let that loss make none: call requires_grad_(False) on this optimizer's model around "
+    "that backward pass (examples/torch/cookbook/gan.py). To leave gradients out by their values, pass grad_transform="
+)
