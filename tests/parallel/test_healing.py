@@ -249,7 +249,7 @@ def test_what_parts_replicas_is_told(world: World, caplog: pytest.LogCaptureFixt
     loop = Loop(world, "majority")
     loop.step()
     loop.check()
-    names = loop.optimizer._exchange.family
+    names = loop.optimizer._exchange.family.names
     assert runtime.healed[names[0]] == 0
     if world.rank == 1:
         with torch.no_grad():
