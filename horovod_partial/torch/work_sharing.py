@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -196,29 +197,20 @@ class WorkSharingExchange(GradientExchange):
         Returns the number of its update, and its own number within the update: the micro-batches of rank 0 come first,
         then those of rank 1. A rank may make micro-batches of another rank.
         """
-        self._enter()
-        self.thread = threading.get_ident()
-        while self._number is None:
-            self._begin_or_apply()
-        return self.rounds, self._number
+        number = self.begin_before(math.inf)
+        assert number is not None
+        return self.rounds, number
 
-    def begin_before(self, rounds: int) -> int | None:
+    def begin_before(self, rounds: float) -> int | None:
         """Begin a micro-batch, unless one has begun. Returns its number, or None after `rounds` applied updates."""
         self._enter()
         self.thread = threading.get_ident()
-        while self.rounds < rounds:
-            if self._number is None:
-                self._begin_or_apply()
-            if self._number is not None:
-                return self._number
-        return None
-
-    def _begin_or_apply(self) -> None:
-        """Begin a micro-batch, or if this rank has updates to apply, apply those."""
-        if self._is_alone:
-            self._number = self._micro_batches
-        elif not self._note(runtime.next_micro_batch(self, begins=True)):
-            self._apply_all(self.wrapped())
+        while self._number is None and self.rounds < rounds:
+            if self._is_alone:
+                self._number = self._micro_batches
+            elif not self._note(runtime.next_micro_batch(self, begins=True)):
+                self._apply_all(self.wrapped())
+        return self._number if self.rounds < rounds else None
 
     @property
     def begun(self) -> int | None:
