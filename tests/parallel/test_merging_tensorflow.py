@@ -404,7 +404,7 @@ def test_two_models_in_one_graph(world: World, known_cost: MessageCost) -> None:
         ({"sync": "group_average"}, ValueError, "fusion cannot be used with"),
         ({"groups": 2}, ValueError, "fusion or groups, not both"),
         ({"fusion": "exact"}, ValueError, "fusion must be hvd.MergedGradients"),
-        ({"op": hvd.Adasum}, ValueError, r"merged gradients reduce with op=hvd.Average or hvd.Sum"),
+        ({"op": hvd.Adasum}, ValueError, r"partial collectives reduce with op=hvd.Average or hvd.Sum"),
     ],
 )
 def test_arguments_that_do_not_fit(world: World, arguments: dict[str, Any], error: type[Exception], match: str) -> None:
