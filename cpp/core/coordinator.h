@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "core/auto_quorum.h"
-#include "core/grace.h"
+#include "core/bucket_state.h"
 #include "core/message.h"
-#include "core/ready_groups.h"
 #include "core/types.h"
+#include "core/waits.h"
 
 namespace horovod_partial {
 
@@ -40,7 +40,7 @@ class Coordinator {
   void Observe(Rank rank, const Report& report, Time now);
   // Joined ranks (hvd.join) contribute nothing: Horovod sends zeros for them. Their arrivals are forgotten here, and
   // reported again when the join is over.
-  void SetJoined(std::vector<bool> joined);
+  void SetJoined(const std::vector<bool>& joined);
   std::vector<Closing> Decide(Time now);
 
   // The grants that the last Decide has changed: which micro-batches each rank may begin.
@@ -67,12 +67,13 @@ class Coordinator {
   void Forget(const std::string& bucket) {
     buckets_.erase(bucket);
     unflushed_.erase(bucket);
-    ledgers_.erase(bucket);
   }
 
   // Names the ranks that a round or a flush waits for: one line for each wait that began at `oldest` or before; empty
   // if there is none. It tells what Horovod's stall inspector would.
-  std::string DescribeWaits(Time oldest) const;
+  std::string DescribeWaits(Time oldest) const {
+    return horovod_partial::DescribeWaits(levels_, buckets_, flush_since_, oldest);
+  }
 
   // How far behind the first rank each rank arrives: by rank, the sum in seconds and the number of all arrivals.
   struct Offsets {
@@ -87,126 +88,44 @@ class Coordinator {
  private:
   friend class CoordinatorPeer;  // lets tests change the quorum of a round that has just opened
 
-  struct RankLevel {
-    bool absent = false;   // out of training for all buckets, also those that the rank has not used yet
-    bool waiting = false;  // waits for a round, and so cannot contribute to any bucket
-    bool blocked = false;  // Report::blocked
-    bool leaves = false;
-    std::string elsewhere;
-    Report::Flush flush = Report::Flush::kNone;
-  };
   // What the buckets of one kAuto policy share.
   struct Pace {
     AutoQuorum quorum;
     std::string bucket;                  // the bucket whose rounds the quorum follows
     std::map<std::string, Round> since;  // by other bucket: its closings since the last one of `bucket`
   };
-  struct Arrival {
-    int gradients = 0;
-    int work = 0;
-    bool present = false;
-    bool full = false;
-    Time time{0};  // when the rank arrived, by the age in its report: up to a reduction earlier than the report
-    Time step{0};  // time since the rank's arrival before this one
-  };
-  struct Bucket {
-    std::optional<Declaration> declaration;  // set when round 0 has closed; kept, because a rank may declare later
-    Rank declared_by = 0;                    // the rank whose declaration this is
-    std::map<Rank, Declaration> declared;    // from arrivals since the last closing
-    std::map<Rank, int> devices;             // where the tensor lies, for ranks that have declared
-    Round round = 0;                         // the open one
-    int quorum = 0;                          // the quorum of the open round; set when round 0 has closed
-    QuorumGuard::Why why = QuorumGuard::Why::kStart;
-    std::vector<Arrival> arrivals;
-    // By rank, from the reports of this cycle.
-    std::vector<int> pending;   // gradients
-    std::vector<int> late;      // late arrivals in what is pending
-    std::vector<bool> running;  // the last round has not ended there
-    std::vector<bool> retired;  // no thread there will contribute any more
-    std::vector<Report::Backlog> backlog;
-    std::vector<bool> absent;    // the rank is out of training for this bucket
-    std::vector<bool> waiting;   // all its bringers on the rank wait
-    std::vector<int> late_seen;  // the largest `late` since the last closing
-    std::vector<Round> last_contribution;
-    std::vector<Time> last_arrival;           // kNever: none yet
-    std::optional<ReadyGroups> ready_groups;  // only with kReady
-    Time retired_since = kNever;              // since when some ranks have retired it, but not all
-    Time first_arrival = kNever;              // first arrival of the open round
-    Time last_first_arrival = kNever;         // first arrival of the last round
-    Time satisfied = kNever;                  // since when Decide has found the policy satisfied; kNever: it is not
-    Time last_satisfied = kNever;
-    Time closed = kNever;  // when the last round closed
-    GraceEstimator grace;
-    Offsets offsets;
-
-    const Policy& policy() const { return declaration->policy; }
-    bool SharesWork() const;
-    bool HasArrival() const;
-    void FindFirstArrival();
-    bool WantsEverybody() const;
-    bool Running() const;
-    bool Draining() const;
-    bool Full() const;
-    Time Grace() const;
-    std::string Title(const std::string& name) const;
-  };
 
   // Decisions: pure functions of the state. Verdict closes nothing in a bucket without an arrival.
-  std::optional<Closing::Reason> Verdict(const Bucket& bucket, Time now) const;
-  std::optional<Closing::Reason> VerdictOnUpdate(const Bucket& bucket) const;
-  bool Comes(Rank rank) const { return !joined_[Index(rank)] && !levels_[Index(rank)].leaves; }
+  std::optional<Closing::Reason> Verdict(const BucketState& bucket, Time now) const;
+  std::optional<Closing::Reason> VerdictOnUpdate(const BucketState& bucket) const;
+  bool Comes(Rank rank) const { return !levels_[Index(rank)].joined && !levels_[Index(rank)].leaves; }
   bool NobodyComes() const;
-  bool Satisfied(const Bucket& bucket) const;
-  bool TooStale(const Bucket& bucket) const;
-  bool MustWaitFor(const Bucket& bucket, Rank rank) const;
-  bool NobodyCanCome(const Bucket& bucket) const;
-  bool NobodyWillDeclare(const Bucket& bucket) const;
-  bool EverybodyArrived(const Bucket& bucket) const;
-  bool Absent(const Bucket& bucket, Rank rank) const { return joined_[Index(rank)] || bucket.absent[Index(rank)]; }
-  bool CannotCome(const Bucket& bucket, Rank rank) const { return Absent(bucket, rank) || bucket.waiting[Index(rank)]; }
+  bool NobodyWillDeclare(const BucketState& bucket) const;
   Report::Flush FlushOfAll() const;
   bool OnlyBlockedRanksAreLeft() const;
   bool RanksWaitForEachOther() const;
   bool AnythingRuns() const;
-  bool Uses(Rank rank) const;
-  bool Ends(const Bucket& bucket) const;
-  std::string DisagreementOf(const Bucket& bucket) const;
-  std::string FirstDifference() const;
-  // True if ranks wait in rounds 0 of different buckets.
-  bool WaitForTheSameElsewhere() const;
-  std::string DescribeDeadlock() const;
-  std::string WaitOf(Rank rank) const;
-  std::vector<std::string> DeclaredBy(Rank rank) const;
 
-  std::vector<bool> Active(const Bucket& bucket) const;
-  std::vector<Rank> InOrderOfArrival(const Bucket& bucket) const;
-  Closing::Contribution ContributionOf(const Bucket& bucket, Rank rank) const;
-  Partition GroupsFor(Bucket& bucket, Closing::Reason reason) const;
-
-  AutoQuorum* PaceSetBy(const std::string& name, const Bucket& bucket);
-  void Follow(const std::string& name, Bucket& bucket, const std::vector<bool>& on_time, Time now);
+  AutoQuorum* PaceSetBy(const std::string& name, const BucketState& bucket);
+  void Follow(const std::string& name, BucketState& bucket, const std::vector<bool>& on_time, Time now);
   static std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
-  Bucket& Find(const std::string& name);
+  BucketState& Find(const std::string& name);
   void BeginFlush(Report::Flush flush);
   void ForgetEnded();
   void Grant(Time now);
-  Closing End(const std::string& name, Bucket& bucket, Time now);
+  Closing End(const std::string& name, BucketState& bucket, Time now);
   std::vector<Closing> RefuseAll(Time now);
-  void RecordOffset(Bucket& bucket, Rank rank, Time offset);
-  void Begin(Bucket& bucket, Closing& closing);
-  Partition FormGroups(Bucket& bucket, Time now);
-  Closing Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Partition groups, Time now);
-  Closing Close(const std::string& name, Bucket& bucket, Closing::Reason reason, Time now) {
-    return Close(name, bucket, reason, GroupsFor(bucket, reason), now);
+  void Begin(BucketState& bucket, Closing& closing);
+  Closing Close(const std::string& name, BucketState& bucket, Closing::Reason reason, Partition groups, Time now);
+  Closing Close(const std::string& name, BucketState& bucket, Closing::Reason reason, Time now) {
+    return Close(name, bucket, reason, bucket.GroupsFor(reason), now);
   }
 
   const int size_;
   Time deadlock_after_ = kNever;
-  std::vector<bool> joined_;
-  std::vector<RankLevel> levels_;
-  std::map<std::string, Bucket> buckets_;
-  std::map<std::string, Pace> paces_;      // by the policy's description
-  std::map<std::string, Ledger> ledgers_;  // by the name of the bucket that keeps the grants
+  std::vector<RankLevel> levels_;  // by rank
+  BucketStates buckets_;
+  std::map<std::string, Pace> paces_;  // by the policy's description
   std::vector<Grants> grants_;
   std::vector<std::string> ended_;  // buckets that ended in the last Decide
   // The kind of the flush that all ranks are in, and the buckets that have had no closing in it yet.

@@ -50,8 +50,8 @@ class LedgerPeer {
 class CoordinatorPeer {
  public:
   static Ledger* LedgerOf(Coordinator& coordinator, const std::string& bucket) {
-    const auto found = coordinator.ledgers_.find(bucket);
-    return found == coordinator.ledgers_.end() ? nullptr : &found->second;
+    const auto found = coordinator.buckets_.find(bucket);
+    return found == coordinator.buckets_.end() || !found->second.ledger ? nullptr : &*found->second.ledger;
   }
   static std::vector<Grants>& GrantsOf(Coordinator& coordinator) { return coordinator.grants_; }
 };
