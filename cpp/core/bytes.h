@@ -1,10 +1,11 @@
-// Values as a string of bytes, and back: numbers, enumerations with names, times, texts, lists of all these, and
-// structures that list their fields.
+// Values as a string of bytes, and back: numbers, enumerations with names, times, texts, what may be missing, lists of
+// all these, and structures that list their fields.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -39,6 +40,11 @@ class Writer {
   void Put(const std::vector<Value>& values) {
     Put(static_cast<std::uint32_t>(values.size()));
     for (const Value& value : values) Put(value);
+  }
+  template <class Value>
+  void Put(const std::optional<Value>& value) {
+    Put(value.has_value());
+    if (value) Put(*value);
   }
   std::string Take() { return std::move(bytes_); }
 
@@ -85,6 +91,10 @@ class Reader {
   template <class Value>
   void Read(std::vector<Value>& values) {
     for (auto count = Get<std::uint32_t>(); count > 0; --count) values.push_back(Get<Value>());
+  }
+  template <class Value>
+  void Read(std::optional<Value>& value) {
+    if (Get<bool>()) value = Get<Value>();
   }
   const char* Advance(std::size_t size) {
     if (bytes_.size() - at_ < size) throw std::runtime_error(std::string(what_) + " is cut short");

@@ -71,56 +71,13 @@ void Check(const Report& report, int size) {
 
 std::string Encode(const Report& report) {
   Writer out;
-  out.Put(report.absent);
-  out.Put(report.waiting);
-  out.Put(report.blocked);
-  out.Put(report.elsewhere);
-  out.Put(report.flush);
-  out.Put(static_cast<std::uint32_t>(report.items.size()));
-  for (const auto& item : report.items) {
-    out.Put(item.kind);
-    out.Put(item.bucket);
-    out.Put(static_cast<std::int32_t>(item.gradients));
-    out.Put(static_cast<std::int32_t>(item.late));
-    out.Put(static_cast<std::int32_t>(item.work));
-    out.Put(static_cast<std::int64_t>(item.age.count()));
-    out.Put(item.full);
-    out.Put(item.share.has_value());
-    if (item.share) out.Put(*item.share);
-    out.Put(item.backlog);
-    out.Put(item.declaration.has_value());
-    if (item.declaration) out.Put(*item.declaration);
-  }
-  out.Put(report.leaves);
-  out.Put(report.failure);
+  out.Put(report);
   return out.Take();
 }
 
 Report DecodeReport(const std::string& bytes) {
   Reader in(bytes, "a report");
-  Report report;
-  report.absent = in.Get<BucketSet>();
-  report.waiting = in.Get<BucketSet>();
-  report.blocked = in.Get<bool>();
-  report.elsewhere = in.Get<std::string>();
-  report.flush = in.Get<Report::Flush>();
-  const auto items = in.Get<std::uint32_t>();
-  for (std::uint32_t i = 0; i < items; ++i) {
-    Report::Item item;
-    item.kind = in.Get<Report::Item::Kind>();
-    item.bucket = in.Get<std::string>();
-    item.gradients = in.Get<std::int32_t>();
-    item.late = in.Get<std::int32_t>();
-    item.work = in.Get<std::int32_t>();
-    item.age = Time(in.Get<std::int64_t>());
-    item.full = in.Get<bool>();
-    if (in.Get<bool>()) item.share = in.Get<Share>();
-    item.backlog = in.Get<Report::Backlog>();
-    if (in.Get<bool>()) item.declaration = in.Get<Declaration>();
-    report.items.push_back(std::move(item));
-  }
-  report.leaves = in.Get<bool>();
-  report.failure = in.Get<std::string>();
+  auto report = in.Get<Report>();
   in.ExpectEnd();
   return report;
 }

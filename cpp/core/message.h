@@ -62,6 +62,15 @@ struct Report {
     std::optional<Share> share;  // only for a bucket that keeps the grants
     Backlog backlog = Backlog::kNone;
     std::optional<Declaration> declaration;  // with arrivals, until this rank has seen a round of the bucket
+
+    template <class Self>
+    static auto Fields(Self& self) {
+      return std::make_tuple(Named("kind", self.kind), Named("bucket", self.bucket), Named("gradients", self.gradients),
+                             Named("late", self.late), Named("work", self.work), Named("age", self.age),
+                             Named("full", self.full), Named("share", self.share), Named("backlog", self.backlog),
+                             Named("declaration", self.declaration));
+    }
+    bool operator==(const Item& other) const { return Fields(*this) == Fields(other); }
   };
 
   // Buckets to which the rank has not arrived and cannot contribute. waiting: all their bringers wait, for a round or
@@ -76,10 +85,14 @@ struct Report {
   bool leaves = false;  // this rank begins no micro-batch until it says otherwise, and has none in progress
   std::string failure;  // not empty: why this rank's application ends. No decision depends on it
 
-  bool empty() const {
-    return absent.empty() && waiting.empty() && !blocked && flush == Flush::kNone && items.empty() && !leaves &&
-           failure.empty();
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::make_tuple(Named("absent", self.absent), Named("waiting", self.waiting), Named("blocked", self.blocked),
+                           Named("elsewhere", self.elsewhere), Named("flush", self.flush), Named("items", self.items),
+                           Named("leaves", self.leaves), Named("failure", self.failure));
   }
+  bool operator==(const Report& other) const { return Fields(*this) == Fields(other); }
+  bool empty() const { return *this == Report{}; }
 };
 
 // The prefix of the names of buckets in which ranks compare their replicas during a flush. A flush has nothing to

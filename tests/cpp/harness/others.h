@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -22,6 +23,10 @@ std::vector<std::vector<Value>> Others(const std::vector<Value>& values) {
   std::vector<std::vector<Value>> others(1, values);
   others.back().emplace_back();
   return others;
+}
+template <class Value>
+std::vector<std::optional<Value>> Others(const std::optional<Value>& value) {
+  return {value ? std::nullopt : std::optional<Value>(Value{})};
 }
 template <class Value>
 std::vector<Value> Others(const Value& value);
