@@ -43,17 +43,32 @@ build/tsan/build.ninja: EXTRA := -DHOROVOD_PARTIAL_SANITIZE=thread
 build/asan/build.ninja: EXTRA := -DHOROVOD_PARTIAL_SANITIZE=address
 build/fuzz/build.ninja: EXTRA := -DHOROVOD_PARTIAL_SANITIZE=fuzzer -DCMAKE_CXX_COMPILER=$(CLANGXX)
 build/gpu/build.ninja: EXTRA := -DHOROVOD_PARTIAL_GPU_CHECK=ON
+build/coverage/build.ninja: EXTRA := "-DCMAKE_CXX_FLAGS=--coverage" "-DCMAKE_CXX_FLAGS_RELEASE=-O1"
 build/%/build.ninja: build/info/stamp Makefile
 	@$(BIN)/cmake -S . -B build/$* -G Ninja -DPython_EXECUTABLE=$(BIN)/python -DHOROVOD_PARTIAL_INFO=$(CURDIR)/build/info \
 		-DHOROVOD_PARTIAL_TESTS=ON -DHOROVOD_PARTIAL_WERROR=ON $(EXTRA)
 	@touch $@
 
 # Build and run the C++ tests of one build directory.
-CTESTS := ctest-release ctest-tsan ctest-asan
+CTESTS := ctest-release ctest-tsan ctest-asan ctest-coverage
 .PHONY: $(CTESTS)
 $(CTESTS): ctest-%: build/%/build.ninja
 	@$(BIN)/cmake --build build/$* -j $(JOBS) --target cpp_tests
 	@$(BIN)/ctest --test-dir build/$* --output-on-failure --no-tests=ignore -j $(JOBS)
+
+# Python's is that of COVERED and of all processes that it starts. What threads count at once may be lost in C++.
+COVERED ?= tests/single
+COVERAGE := build/coverage/report
+.PHONY: coverage
+coverage: build ctest-coverage ## Show which lines and branches the C++ tests and COVERED run; pages go to build/coverage/report
+	@$(PIP) --constraint requirements/constraints.txt --requirement requirements/coverage.txt
+	@rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)/cpp $(COVERAGE)/python
+	@$(BIN)/gcovr --root . --filter cpp/ --exclude-throw-branches --exclude-unreachable-branches --delete -j $(JOBS) \
+		--gcov-ignore-parse-errors=negative_hits.warn --txt-summary --html-nested $(COVERAGE)/cpp/index.html build/coverage
+	@$(BIN)/coverage run -m pytest $(COVERED)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage html --quiet --directory $(COVERAGE)/python
+	@$(BIN)/coverage report --skip-covered
 
 .PHONY: mutants
 mutants: build/release/build.ninja ## Plant defects in the core, and see that the C++ tests catch each

@@ -24,10 +24,10 @@
 #include <ostream>
 #include <string>
 #include <tuple>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "harness/explorer.h"
 #include "harness/world.h"
 
 namespace horovod_partial::test {
@@ -42,76 +42,6 @@ constexpr int kSteps = 2;  // a sanitizer looks for other mistakes, which fewer 
 #else
 constexpr int kSteps = 3;
 #endif
-
-// --- The explorer
-
-struct Exploration {
-  std::size_t states = 0;
-  std::size_t ends = 0;   // states in which every rank has come to the end of its program
-  std::string violation;  // the first one, or empty
-  std::string trace;      // how it came about
-};
-
-// Takes the only move there is as long as there is but one; stops at the start of a cycle in any case.
-void Slide(World& world) {
-  for (auto moves = world.Moves(); !world.AtStartOfCycle() && moves.size() == 1; moves = world.Moves())
-    world.Apply(moves[0]);
-}
-
-// Where no application can move, there is another cycle, and it changes something. What has changed (a round is closed,
-// an arrival is known) does not change back, so a job that always takes such a step comes to its end.
-void CheckProgress(World world) {
-  world.EndPostponed();
-  if (!world.Stuck()) return;
-  Require(world.WantsCycle(), "deadlock: nobody asks for another cycle");
-  const std::string before = world.Key();
-  do world.Apply(world.Patient());
-  while (!world.AtStartOfCycle());
-  Require(world.Key() != before, "deadlock");
-}
-
-// Depth first through everything that may happen, each state once.
-Exploration Explore(const Job& job, Coverage& coverage) {
-  struct Frame {
-    World world;
-    std::vector<Move> moves;
-    std::size_t next = 0;
-  };
-  Exploration result;
-  std::unordered_set<std::string> seen;
-  std::vector<Frame> path;
-  const auto enter = [&](World world) {
-    if (!seen.insert(world.Key()).second) return;
-    if (world.AtStartOfCycle() && world.Done()) {
-      ++result.ends;
-      world.CheckEnd();
-      return;
-    }
-    if (world.AtStartOfCycle() && world.Stuck()) CheckProgress(world);
-    std::vector<Move> moves = world.Moves();
-    path.push_back({std::move(world), std::move(moves)});
-  };
-  try {
-    enter(World(job, coverage));
-    while (!path.empty()) {
-      Frame& frame = path.back();
-      if (frame.next == frame.moves.size()) {
-        path.pop_back();
-        continue;
-      }
-      World world = frame.world;
-      world.Apply(frame.moves[frame.next++]);
-      Slide(world);
-      enter(std::move(world));
-    }
-  } catch (const Violation& violation) {
-    result.violation = violation.what();
-    for (const Frame& frame : path)
-      if (frame.next > 0) result.trace += "\n  " + frame.world.Describe(frame.moves[frame.next - 1]);
-  }
-  result.states = seen.size();
-  return result;
-}
 
 // --- What the ranks do
 
@@ -244,7 +174,7 @@ template <class Param>
 class ExplorerTest : public testing::TestWithParam<Param> {
  protected:
   void KeepsTheRules(const Job& job) {
-    const Exploration result = Explore(job, coverage_);
+    const Exploration result = Explore(World(job, coverage_));
     EXPECT_EQ(result.violation, "") << result.trace;
     EXPECT_GT(result.ends, 0u);
     states_ += result.states;
@@ -717,9 +647,9 @@ TEST_P(PlantedBugTest, IsFound) {
   const PlantedBug& planted = GetParam();
   Job job = planted.job;
   Coverage coverage;
-  EXPECT_EQ(Explore(job, coverage).violation, "") << "without the bug";
+  EXPECT_EQ(Explore(World(job, coverage)).violation, "") << "without the bug";
   job.bug = planted.bug;
-  const Exploration result = Explore(job, coverage);
+  const Exploration result = Explore(World(job, coverage));
   EXPECT_THAT(result.violation, HasSubstr(planted.violation));
   EXPECT_FALSE(result.trace.empty());
 }

@@ -11,13 +11,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "core/coordinator.h"
 #include "core/message.h"
 #include "core/work_sharing.h"
+#include "harness/explorer.h"
 
 namespace horovod_partial {
 
@@ -58,12 +58,10 @@ class CoordinatorPeer {
 
 namespace {
 
-struct Violation : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-void Require(bool condition, const char* what) {
-  if (!condition) throw Violation(what);
-}
+using test::Exploration;
+using test::Explore;
+using test::Require;
+using test::Violation;
 
 enum class Bug {
   kNone,
@@ -83,7 +81,6 @@ struct Job {
 };
 
 struct Coverage {
-  std::size_t states = 0;
   std::size_t taken_back = 0;
   std::size_t kept = 0;       // a taking-back that came too late
   std::size_t unequal = 0;    // updates in which ranks had unequally many
@@ -132,6 +129,13 @@ class World {
       case Phase::kBegin: return BeginNext();
       case Phase::kFinish: return FinishNext(move == kPostpone);
     }
+  }
+
+  std::string Describe(int move) const {
+    static const char* const phases[] = {"reports", "decides", "begins", "finishes"};
+    const std::string text = "rank " + std::to_string(turn_) + " ";
+    if (move >= kStep) return text + "steps (" + std::to_string(move - kStep) + ")";
+    return text + phases[static_cast<int>(phase_)] + " (" + std::to_string(move) + ")";
   }
 
   // No application can move.
@@ -526,36 +530,6 @@ class World {
   std::vector<Grants> grants_;
 };
 
-std::string Explore(const Job& job, Coverage& coverage, std::size_t most = 30'000'000) {
-  std::unordered_set<std::string> seen;
-  std::vector<World> stack;
-  stack.emplace_back(job, coverage);
-  seen.insert(stack.back().Key());
-  try {
-    while (!stack.empty()) {
-      const World world = std::move(stack.back());
-      stack.pop_back();
-      if (world.Done()) {
-        world.CheckEnd();
-        continue;
-      }
-      if (world.AtStartOfCycle() && world.Stuck()) world.CheckProgress();
-      for (const int move : world.Moves()) {
-        World next = world;
-        next.Apply(move);
-        if (!seen.insert(next.Key()).second) continue;
-        stack.push_back(std::move(next));
-      }
-      if (seen.size() > most) return "too many states";
-    }
-  } catch (const Violation& violation) {
-    coverage.states = seen.size();
-    return violation.what();
-  }
-  coverage.states = seen.size();
-  return "";
-}
-
 struct Case {
   const char* name;
   Job job;
@@ -566,8 +540,10 @@ class Sharing : public testing::TestWithParam<Case> {};
 
 TEST_P(Sharing, IsSafe) {
   Coverage coverage;
-  EXPECT_EQ(Explore(GetParam().job, coverage), "");
-  std::printf("%zu states, %zu taken back, %zu kept, %zu unequal, %zu without one, %zu short\n", coverage.states,
+  const Exploration result = Explore(World(GetParam().job, coverage));
+  EXPECT_EQ(result.violation, "") << result.trace;
+  EXPECT_GT(result.ends, 0u);
+  std::printf("%zu states, %zu taken back, %zu kept, %zu unequal, %zu without one, %zu short\n", result.states,
               coverage.taken_back, coverage.kept, coverage.unequal, coverage.none, coverage.shortened);
 }
 
@@ -601,7 +577,7 @@ TEST_P(FindsBugs, ThatArePlanted) {
   Job job = Of({5, 5}, 2, 2);
   job.bug = GetParam().bug;
   Coverage coverage;
-  EXPECT_EQ(Explore(job, coverage), GetParam().found);
+  EXPECT_EQ(Explore(World(job, coverage)).violation, GetParam().found);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FindsBugs,
