@@ -9,7 +9,8 @@ import numpy as np
 from horovod.common.process_sets import ProcessSet, global_process_set
 from numpy.typing import NDArray
 
-from horovod_partial.checks import is_flag, is_int, require, require_count
+from horovod_partial.checks import is_int, require
+from horovod_partial.exchange.arguments import check_sampler
 
 
 class BalancedBatchSampler:
@@ -46,12 +47,8 @@ class BalancedBatchSampler:
         drop_last: bool = False,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        require_count("batch_size", batch_size, 1)
+        check_sampler(batch_size, shuffle, drop_last, process_set)
         require(is_int(seed) and seed >= 0, "seed", "an int, 0 or more", seed)
-        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
-            require(is_flag(flag), name, "True or False", flag)
-        require(isinstance(process_set, ProcessSet), "process_set", "a process set", process_set)
-        require(process_set.included() is not False, "process_set", "one that this rank is in", process_set)
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._lengths = _as_lengths(lengths)

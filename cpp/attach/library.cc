@@ -73,19 +73,19 @@ void** Library::VirtualTable(const std::string& class_name) const {
 }
 
 Slot::Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook) {
-  // More slots than any of Horovod's classes has. The search reads past the end of a table only if the table holds
-  // neither the method nor the hook.
-  constexpr std::size_t kMostSlots = 40;
   constexpr std::size_t kFirstFunction = 2;  // after the offset to the whole object and the type information
   void** table = library.VirtualTable(class_name);
   table_ = table + kFirstFunction;
   // The table may belong to another library, and then holds that library's function.
   Dl_info owner;
-  if (dladdr(table, &owner) == 0 || owner.dli_fname == nullptr)
+  const ElfW(Sym)* symbol = nullptr;
+  if (dladdr1(table, &owner, reinterpret_cast<void**>(&symbol), RTLD_DL_SYMENT) == 0 || owner.dli_fname == nullptr ||
+      symbol == nullptr)
     throw AttachError("cannot tell which library holds the virtual table of " + class_name);
   const Library holder(owner.dli_fname);
   original_ = holder.Symbol("_Z" + Scope(class_name) + method);
-  for (std::size_t i = 0; i < kMostSlots; ++i) {
+  const std::size_t slots = symbol->st_size / sizeof(void*) - kFirstFunction;
+  for (std::size_t i = 0; i < slots; ++i) {
     if (table[i] != original_ && table[i] != hook) continue;
     address_ = table + i;
     return;

@@ -30,7 +30,7 @@ struct JobConfig {
   int ranks = 1;
   int iterations = 1;
   Policy policy;
-  std::vector<Message> messages;  // gradients; or one, the model, which is ready after the compute
+  std::vector<Message> messages;  // gradients; or one, the model
   Late late = Late::kAccumulate;  // kAccumulate: messages are gradients; else a model
   double compute = 0;             // of a step, without its delay; above 0
   std::vector<double> delays;     // [iteration * ranks + rank], before the step's compute

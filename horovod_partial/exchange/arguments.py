@@ -9,7 +9,7 @@ from typing import Any
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import bucket_config, policies
-from horovod_partial.checks import is_flag, is_int, is_number, require
+from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
 from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import Auto, Full, GradientPolicy, GroupAverage, ModelPolicy, Policy, Quorum, Solo
 from horovod_partial.settings import settings
@@ -31,6 +31,15 @@ def is_average(op: int, average: int, total: int) -> bool:
             "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() without fusion for the others"
         )
     return op == average
+
+
+def check_sampler(batch_size: Any, shuffle: Any, drop_last: Any, process_set: Any) -> None:
+    """Refuse arguments that samplers have in common, with ValueError."""
+    require_count("batch_size", batch_size, 1)
+    for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+        require(is_flag(flag), name, "True or False", flag)
+    require(isinstance(process_set, ProcessSet), "process_set", "a process set", process_set)
+    require(process_set.included() is not False, "process_set", "one that this rank is in", process_set)
 
 
 def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> tuple[GradientPolicy, str]:

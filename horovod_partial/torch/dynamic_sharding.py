@@ -15,7 +15,8 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from horovod_partial.checks import is_flag, is_int, require, require_count
+from horovod_partial.checks import is_int, require, require_count
+from horovod_partial.exchange.arguments import check_sampler
 from horovod_partial.runtime import Tenure
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.work_sharing import WorkSharingExchange
@@ -123,13 +124,9 @@ class DynamicShardingSampler(Sampler[list[int]]):
         require(fits, "dataset", "a dataset with a length, or its number of samples", dataset)
         samples = len(dataset) if isinstance(dataset, Sized) else int(dataset)
         require(samples >= 1, "dataset", "of 1 sample or more", samples)
-        require_count("batch_size", batch_size, 1)
+        check_sampler(batch_size, shuffle, drop_last, process_set)
         require_count("backward_passes_per_step", backward_passes_per_step, 1)
         require(is_int(seed), "seed", "an int", seed)
-        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
-            require(is_flag(flag), name, "True or False", flag)
-        require(isinstance(process_set, ProcessSet), "process_set", "a process set", process_set)
-        require(process_set.included() is not False, "process_set", "one that this rank is in", process_set)
         self.samples = int(samples)
         self.batch_size = batch_size
         self.backward_passes_per_step = backward_passes_per_step

@@ -580,11 +580,12 @@ TEST_P(FindsBugs, ThatArePlanted) {
   EXPECT_EQ(Explore(World(job, coverage)).violation, GetParam().found);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FindsBugs,
-                         testing::Values(Planted{Bug::kTakenBackAtOnce, "two ranks make one micro-batch"},
-                                         Planted{Bug::kClosesWhenNobodyWorks, "an update has too few micro-batches"},
-                                         Planted{Bug::kBeginsWithOldWeights, "what is being sent is written"},
-                                         Planted{Bug::kLeavesWithOpenWork, "an update has too few micro-batches"}));
+INSTANTIATE_TEST_SUITE_P(
+    All, FindsBugs,
+    testing::Values(Planted{Bug::kTakenBackAtOnce, "two ranks make one micro-batch"},
+                    Planted{Bug::kClosesWhenNobodyWorks, "an update has too few micro-batches"},
+                    Planted{Bug::kBeginsWithOldWeights, "a gradient of old weights is in an update"},
+                    Planted{Bug::kLeavesWithOpenWork, "a bucket closes before a micro-batch that has begun is in it"}));
 
 }  // namespace
 }  // namespace horovod_partial
