@@ -220,7 +220,7 @@ lint: build ## Check style and types
 
 .PHONY: tidy
 tidy: build ## Check the C++ sources with clang-tidy, which takes minutes
-	@$(BIN)/clang-tidy -p build/release --quiet cpp/*/*.cc
+	@$(BIN)/clang-tidy -p build/release --quiet cpp/*/*.cc cpp/core/*/*.cc
 
 .PHONY: format
 format: $(SETUP_STAMP) ## Format the sources in place

@@ -28,7 +28,8 @@ _LENGTH = 8  # bytes that hold the length of the data sent, before the data
 _COLUMNS = 1024  # a large tensor is first reduced to this many sums of its words, and these are hashed
 
 PREFIX = "horovod_partial."  # begins the names of internal buckets; statistics do not show them
-FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"  # kOfFlushes of cpp/core/message.h begins them
+# kOfFlushes of cpp/core/rounds/message.h begins them.
+FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"
 
 Array = npt.NDArray[Any]
 Key = tuple[str, Any, str]  # kind of value ("parameter", "state", ...), its owner, and its name within the owner

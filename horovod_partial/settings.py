@@ -18,7 +18,7 @@ from horovod_partial import policies
 PREFIX = "HOROVOD_PARTIAL_"
 # Read by the build, not here: where an offline build finds Horovod's source archive.
 BUILD_VARIABLES = {PREFIX + "HOROVOD_SOURCE", PREFIX + "CACHE"}
-LONGEST_GRACE_MS = 31_536_000_000  # a year: kLongest of cpp/core/types.h
+LONGEST_GRACE_MS = 31_536_000_000  # a year: kLongest of cpp/core/values/types.h
 # What each rank may set for itself: what it logs, and when it counts as waiting. All else must be the same on all ranks.
 OF_EACH_RANK = {"log_level", "waiting_ms", "parked_ms"}
 

@@ -22,7 +22,7 @@ PAPER = Paper(
         ("WFBP and SyncEASGD (sections 2.3, 2.4)", '`hvd.MergedGradients("wait_free")`, `("single")`'),
         (
             "The optimum of equation 24, exactly",
-            '`hvd.MergedGradients("exact")`, the default; `cpp/core/fusion_plan.cc`',
+            '`hvd.MergedGradients("exact")`, the default; `cpp/core/merging/fusion_plan.cc`',
         ),
         (
             "Algorithm 2: times of backward measured (section 5.1), one plan for all, one buffer for all (section 5.3)",

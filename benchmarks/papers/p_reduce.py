@@ -19,11 +19,11 @@ PAPER = Paper(
             "Algorithm 2: a local step, then an average with the first P ranks that are ready",
             "`hvd.PartialReduce(size)`, `hvd.partial_reduce`, [averages of models](models.md#partialreduce)",
         ),
-        ("The controller's queue, and groups that mix", "`cpp/core/ready_groups.cc`"),
+        ("The controller's queue, and groups that mix", "`cpp/core/groups/ready_groups.cc`"),
         ("No model passes through the controller", "it is Horovod's negotiation; groups reduce among themselves"),
         (
             "Constant and dynamic weights",
-            '`hvd.PartialReduce(size, weights="staleness", alpha=0.9)`, `cpp/core/weights.cc`',
+            '`hvd.PartialReduce(size, weights="staleness", alpha=0.9)`, `cpp/core/groups/weights.cc`',
         ),
         ("The final output: the mean of all models", "`optimizer.flush()`"),
         ("rho, the speed at which models mix", "`tests/cpp/test_ready_groups.cc`, and `rho` below"),

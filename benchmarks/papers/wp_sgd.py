@@ -19,14 +19,17 @@ PAPER = Paper(
         "[doi:10.1016/j.jpdc.2020.06.011](https://doi.org/10.1016/j.jpdc.2020.06.011)"
     ),
     implemented=(
-        ("Weights (Algorithm 1, equation 6)", "`hvd.weighted_average`, `hvd.WeightedAverage`, `cpp/core/weights.cc`"),
+        (
+            "Weights (Algorithm 1, equation 6)",
+            "`hvd.weighted_average`, `hvd.WeightedAverage`, `cpp/core/groups/weights.cc`",
+        ),
         (
             "The last average (Algorithm 1, line 14; Algorithm 5, line 17)",
             "`optimizer.flush()` under `WeightedAverage`",
         ),
         (
             "Averages after every s steps of the fastest (section 5.1)",
-            "`hvd.WeightedAverage(period)`, `cpp/core/periods.h`",
+            "`hvd.WeightedAverage(period)`, `cpp/core/groups/periods.h`",
         ),
         (
             "Tests: is an average useful (equation 24), do periods converge (section 5.1)",

@@ -12,8 +12,8 @@
 #include "attach/horovod.h"
 #include "attach/library.h"
 #include "attach/tensors.h"
-#include "core/bytes.h"
-#include "core/declaration.h"
+#include "core/rounds/declaration.h"
+#include "core/values/bytes.h"
 #include "engine/log.h"
 #include "recording/recorder.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attach/session.h"
-#include "core/activity.h"
+#include "core/watch/activity.h"
 
 namespace horovod_partial::attach {
 

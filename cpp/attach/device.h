@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/memory.h"
+#include "core/values/memory.h"
 #include "engine/ready_event.h"
 
 namespace horovod_partial::attach {

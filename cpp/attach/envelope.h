@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "attach/horovod.h"
-#include "core/message.h"
+#include "core/rounds/message.h"
 
 namespace horovod_partial::attach {
 

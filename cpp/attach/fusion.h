@@ -6,7 +6,7 @@
 #include <string>
 
 #include "attach/session.h"
-#include "core/fusion_steps.h"
+#include "core/merging/fusion_steps.h"
 
 namespace horovod_partial::attach {
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "attach/horovod.h"
-#include "core/groups.h"
+#include "core/groups/groups.h"
 
 #if HAVE_GLOO
 #include <gloo/context.h>

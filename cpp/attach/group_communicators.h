@@ -7,8 +7,8 @@
 
 #include "attach/gloo_group.h"
 #include "attach/horovod.h"
-#include "core/group_cache.h"
-#include "core/groups.h"
+#include "core/groups/group_cache.h"
+#include "core/groups/groups.h"
 
 namespace horovod_partial::attach {
 

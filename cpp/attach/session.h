@@ -14,7 +14,7 @@
 #include "attach/group_communicators.h"
 #include "attach/horovod.h"
 #include "attach/outstanding.h"
-#include "core/coordinator.h"
+#include "core/rounds/coordinator.h"
 #include "engine/collectives.h"
 #include "engine/engine.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attach/horovod.h"
-#include "core/buffer.h"
+#include "core/values/buffer.h"
 
 namespace horovod_partial::attach {
 

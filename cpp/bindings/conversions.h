@@ -7,8 +7,8 @@
 #include <chrono>
 #include <cstddef>
 
-#include "core/statistics.h"
-#include "core/types.h"
+#include "core/rounds/statistics.h"
+#include "core/values/types.h"
 
 namespace horovod_partial {
 

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "bindings/conversions.h"
-#include "core/fields.h"
-#include "core/names.h"
+#include "core/values/fields.h"
+#include "core/values/names.h"
 
 namespace horovod_partial {
 

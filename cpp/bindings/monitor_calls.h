@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "core/types.h"
+#include "core/values/types.h"
 #include "heartbeat/monitor.h"
 
 namespace horovod_partial {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "bindings/conversions.h"
-#include "core/bucket_spec.h"
-#include "core/names.h"
-#include "core/policy.h"
+#include "core/quorum/policy.h"
+#include "core/rounds/bucket_spec.h"
+#include "core/values/names.h"
 #include "simulator/job.h"
 #include "simulator/shared_job.h"
 

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "core/message.h"
-#include "core/types.h"
+#include "core/rounds/message.h"
+#include "core/values/types.h"
 
 namespace horovod_partial {
 

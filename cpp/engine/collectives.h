@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "core/bucket.h"
+#include "core/rounds/bucket.h"
 
 namespace horovod_partial {
 

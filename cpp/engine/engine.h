@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "core/bucket.h"
-#include "core/bucket_spec.h"
-#include "core/message.h"
-#include "core/statistics.h"
+#include "core/rounds/bucket.h"
+#include "core/rounds/bucket_spec.h"
+#include "core/rounds/message.h"
+#include "core/rounds/statistics.h"
 #include "engine/bringers.h"
 #include "engine/collectives.h"
 #include "engine/farewell.h"

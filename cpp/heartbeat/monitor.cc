@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/heartbeats.h"
-#include "core/stalls.h"
+#include "core/watch/heartbeats.h"
+#include "core/watch/stalls.h"
 #include "heartbeat/socket.h"
 
 namespace horovod_partial::heartbeat {

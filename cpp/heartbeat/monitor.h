@@ -11,8 +11,8 @@
 #include <string_view>
 #include <thread>
 
-#include "core/activity.h"
-#include "core/types.h"
+#include "core/values/types.h"
+#include "core/watch/activity.h"
 #include "heartbeat/socket.h"
 
 namespace horovod_partial::heartbeat {

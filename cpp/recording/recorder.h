@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/groups.h"
-#include "core/types.h"
+#include "core/groups/groups.h"
+#include "core/values/types.h"
 #include "recording/segments.h"
 #include "recording/step_counter.h"
 #include "recording/table.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/groups.h"
+#include "core/groups/groups.h"
 
 namespace horovod_partial::recording {
 

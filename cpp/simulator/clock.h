@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-#include "core/types.h"
+#include "core/values/types.h"
 
 namespace horovod_partial {
 

@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "core/bucket.h"
-#include "core/coordinator.h"
-#include "core/fusion_plan.h"
-#include "core/periods.h"
-#include "core/policy.h"
-#include "core/statistics.h"
-#include "core/types.h"
+#include "core/groups/periods.h"
+#include "core/merging/fusion_plan.h"
+#include "core/quorum/policy.h"
+#include "core/rounds/bucket.h"
+#include "core/rounds/coordinator.h"
+#include "core/rounds/statistics.h"
+#include "core/values/types.h"
 
 namespace horovod_partial {
 

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/fusion_plan.h"
-#include "core/types.h"
-#include "core/work_sharing.h"
+#include "core/merging/fusion_plan.h"
+#include "core/rounds/work_sharing.h"
+#include "core/values/types.h"
 #include "simulator/job.h"
 
 namespace horovod_partial {

@@ -10,7 +10,7 @@
 
 #include "attach/device.h"
 #include "attach/session.h"
-#include "core/bucket_spec.h"
+#include "core/rounds/bucket_spec.h"
 #include "tf/packed_tensors.h"
 
 namespace horovod_partial::tf {

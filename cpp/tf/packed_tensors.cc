@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/packing.h"
+#include "core/merging/packing.h"
 #include "tf/status.h"
 
 namespace horovod_partial::tf {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attach/attachment.h"
-#include "core/packing.h"
+#include "core/merging/packing.h"
 #include "engine/engine.h"
 #include "tf/device.h"
 #include "tf/library.h"

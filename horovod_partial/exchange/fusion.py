@@ -16,7 +16,7 @@ from horovod_partial.runtime import Runtime
 class FusedTraining:
     """The gradients of one optimizer or tape, and the plan that they travel by. A new plan may come between two steps.
 
-    C++ counts the steps and keeps their times (`cpp/core/fusion_steps.h`), because a graph runs without Python until
+    C++ counts the steps and keeps their times (`cpp/core/merging/fusion_steps.h`), because a graph runs without Python until
     the next plan is due. Each framework has a subclass with `runtime`.
 
     Args:

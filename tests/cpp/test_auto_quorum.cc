@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/auto_quorum.h"
-#include "core/coordinator.h"
+#include "core/quorum/auto_quorum.h"
+#include "core/rounds/coordinator.h"
 #include "simulator/job.h"
 
 namespace horovod_partial {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/bucket.h"
+#include "core/rounds/bucket.h"
 
 namespace horovod_partial {
 namespace {

@@ -10,8 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "core/bucket_spec.h"
-#include "core/bytes.h"
+#include "core/rounds/bucket_spec.h"
+#include "core/values/bytes.h"
 #include "harness/others.h"
 
 namespace horovod_partial {

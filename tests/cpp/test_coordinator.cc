@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/coordinator.h"
+#include "core/rounds/coordinator.h"
 #include "harness/others.h"
 
 namespace horovod_partial {

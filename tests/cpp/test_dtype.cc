@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dtype.h"
+#include "core/values/dtype.h"
 
 namespace horovod_partial {
 namespace {

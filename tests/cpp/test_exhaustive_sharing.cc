@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/coordinator.h"
-#include "core/message.h"
-#include "core/work_sharing.h"
+#include "core/rounds/coordinator.h"
+#include "core/rounds/message.h"
+#include "core/rounds/work_sharing.h"
 #include "harness/explorer.h"
 
 namespace horovod_partial {

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/fusion_plan.h"
+#include "core/merging/fusion_plan.h"
 
 namespace horovod_partial {
 namespace {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/fusion_steps.h"
+#include "core/merging/fusion_steps.h"
 
 namespace horovod_partial {
 namespace {

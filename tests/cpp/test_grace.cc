@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "core/grace.h"
+#include "core/quorum/grace.h"
 
 namespace horovod_partial {
 namespace {

@@ -3,7 +3,7 @@
 #include <array>
 #include <stdexcept>
 
-#include "core/heartbeats.h"
+#include "core/watch/heartbeats.h"
 
 namespace horovod_partial {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/message.h"
+#include "core/rounds/message.h"
 #include "harness/others.h"
 
 namespace horovod_partial {

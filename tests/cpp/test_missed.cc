@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/missed.h"
+#include "core/rounds/missed.h"
 
 namespace horovod_partial {
 namespace {

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/heartbeats.h"
+#include "core/watch/heartbeats.h"
 #include "heartbeat/monitor.h"
 #include "heartbeat/socket.h"
 

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "core/periods.h"
+#include "core/groups/periods.h"
 
 namespace horovod_partial {
 namespace {

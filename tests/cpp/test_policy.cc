@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "core/bytes.h"
-#include "core/policy.h"
+#include "core/quorum/policy.h"
+#include "core/values/bytes.h"
 #include "harness/others.h"
 
 namespace horovod_partial {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/quorum_guard.h"
+#include "core/quorum/quorum_guard.h"
 
 namespace horovod_partial {
 namespace {

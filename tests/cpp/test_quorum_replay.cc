@@ -4,8 +4,8 @@
 #include <random>
 #include <vector>
 
-#include "core/quorum_replay.h"
-#include "core/step_window.h"
+#include "core/quorum/quorum_replay.h"
+#include "core/quorum/step_window.h"
 #include "simulator/job.h"
 
 namespace horovod_partial {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/ready_groups.h"
+#include "core/groups/ready_groups.h"
 
 namespace horovod_partial {
 namespace {

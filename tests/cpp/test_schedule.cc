@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "core/names.h"
-#include "core/schedule.h"
+#include "core/groups/schedule.h"
+#include "core/values/names.h"
 
 namespace horovod_partial {
 namespace {

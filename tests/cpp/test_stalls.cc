@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "core/activity.h"
-#include "core/stalls.h"
+#include "core/watch/activity.h"
+#include "core/watch/stalls.h"
 
 namespace horovod_partial {
 namespace {

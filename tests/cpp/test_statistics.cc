@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/statistics.h"
+#include "core/rounds/statistics.h"
 
 namespace horovod_partial {
 namespace {

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "core/weights.h"
+#include "core/groups/weights.h"
 
 namespace horovod_partial {
 namespace {

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "core/work_sharing.h"
+#include "core/rounds/work_sharing.h"
 #include "simulator/shared_job.h"
 
 namespace horovod_partial {

@@ -2,7 +2,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/activity.h"
+#include "core/watch/activity.h"
 #include "round_trip.h"
 
 using namespace horovod_partial;

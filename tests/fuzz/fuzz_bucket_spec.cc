@@ -1,5 +1,5 @@
 // Specifications of buckets, as a saved graph of TensorFlow may hold them.
-#include "core/bucket_spec.h"
+#include "core/rounds/bucket_spec.h"
 #include "round_trip.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

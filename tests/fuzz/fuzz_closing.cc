@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/message.h"
+#include "core/rounds/message.h"
 
 using namespace horovod_partial;
 

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/coordinator.h"
+#include "core/rounds/coordinator.h"
 
 using namespace horovod_partial;
 

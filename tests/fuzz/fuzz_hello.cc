@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "core/heartbeats.h"
+#include "core/watch/heartbeats.h"
 
 using namespace horovod_partial;
 

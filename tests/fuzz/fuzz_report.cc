@@ -1,5 +1,5 @@
 // Reports, as another rank may send them.
-#include "core/message.h"
+#include "core/rounds/message.h"
 #include "round_trip.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

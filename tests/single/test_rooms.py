@@ -71,6 +71,24 @@ def test_what_is_pure_needs_no_horovod() -> None:
 
 
 ROOT = Path(__file__).parents[2]
+# For each room of the core, the rooms that it may include besides itself.
+CORE = {
+    "values": set(),
+    "groups": {"values"},
+    "quorum": {"values", "groups"},
+    "rounds": {"values", "groups", "quorum"},
+    "merging": {"values"},
+    "watch": {"values"},
+}
+
+
+def test_rooms_of_the_core_include_one_way() -> None:
+    rooms = [path for path in (ROOT / "cpp" / "core").iterdir() if path.is_dir()]
+    assert {room.name for room in rooms} == set(CORE)
+    for room in rooms:
+        for source in room.iterdir():
+            included = set(re.findall(r'#include "(\w+/\w+)/', source.read_text()))
+            assert included <= {f"core/{name}" for name in {room.name, *CORE[room.name]}}, source
 
 
 def test_the_tree_of_the_architecture_names_every_file() -> None:

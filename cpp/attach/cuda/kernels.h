@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "core/dtype.h"
+#include "core/values/dtype.h"
 
 namespace horovod_partial::attach {
 

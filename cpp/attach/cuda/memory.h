@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "attach/device.h"
-#include "core/memory.h"
+#include "core/values/memory.h"
 #include "engine/ready_event.h"
 
 namespace horovod_partial::attach {

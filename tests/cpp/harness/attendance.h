@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/message.h"
-#include "core/types.h"
+#include "core/rounds/message.h"
+#include "core/values/types.h"
 #include "engine/bringers.h"
 #include "harness/program.h"
 #include "harness/worker.h"

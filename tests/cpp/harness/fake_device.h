@@ -23,9 +23,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/dtype.h"
-#include "core/memory.h"
-#include "core/types.h"
+#include "core/values/dtype.h"
+#include "core/values/memory.h"
+#include "core/values/types.h"
 #include "engine/ready_event.h"
 #include "harness/fake_stream.h"
 

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/coordinator.h"
+#include "core/rounds/coordinator.h"
 #include "engine/engine.h"
 #include "harness/fake_device.h"
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/fields.h"
-#include "core/names.h"
-#include "core/types.h"
+#include "core/values/fields.h"
+#include "core/values/names.h"
+#include "core/values/types.h"
 
 namespace horovod_partial::test {
 

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/bucket.h"
-#include "core/coordinator.h"
-#include "core/message.h"
-#include "core/policy.h"
+#include "core/quorum/policy.h"
+#include "core/rounds/bucket.h"
+#include "core/rounds/coordinator.h"
+#include "core/rounds/message.h"
 #include "harness/attendance.h"
 #include "harness/explorer.h"
 #include "harness/program.h"

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/bucket.h"
-#include "core/message.h"
+#include "core/rounds/bucket.h"
+#include "core/rounds/message.h"
 #include "harness/explorer.h"
 #include "harness/program.h"
 

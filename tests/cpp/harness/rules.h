@@ -5,8 +5,8 @@
 #include <memory>
 #include <utility>
 
-#include "core/message.h"
-#include "core/policy.h"
+#include "core/quorum/policy.h"
+#include "core/rounds/message.h"
 #include "harness/explorer.h"
 #include "harness/ranks.h"
 

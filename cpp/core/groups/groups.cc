@@ -1,0 +1,44 @@
+#include "core/groups/groups.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace horovod_partial {
+
+std::vector<Members> GroupsOf(const Partition& partition) {
+  std::vector<Members> groups;
+  for (std::size_t rank = 0; rank < partition.size(); ++rank) {
+    if (partition[rank] == kNoGroup) continue;
+    const auto number = static_cast<std::size_t>(partition[rank]);
+    if (groups.size() <= number) groups.resize(number + 1);
+    groups[number].push_back(static_cast<Rank>(rank));
+  }
+  return groups;
+}
+
+Members GroupOf(const Partition& partition, Rank rank, int size) {
+  Members members;
+  if (partition.empty()) {
+    members.resize(static_cast<std::size_t>(size));
+    std::iota(members.begin(), members.end(), 0);
+    return members;
+  }
+  const int number = partition.at(static_cast<std::size_t>(rank));
+  if (number == kNoGroup) return members;
+  for (std::size_t other = 0; other < partition.size(); ++other)
+    if (partition[other] == number) members.push_back(static_cast<Rank>(other));
+  return members;
+}
+
+int PlaceOf(const Members& members, Rank rank) {
+  return static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+}
+
+Partition PartitionOf(const std::vector<Members>& groups, int size) {
+  Partition partition(static_cast<std::size_t>(size), kNoGroup);
+  for (std::size_t number = 0; number < groups.size(); ++number)
+    for (const Rank rank : groups[number]) partition.at(static_cast<std::size_t>(rank)) = static_cast<int>(number);
+  return partition;
+}
+
+}  // namespace horovod_partial

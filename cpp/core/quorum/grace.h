@@ -1,0 +1,46 @@
+// How long a round stays open after its policy is satisfied, for ranks that are about to arrive.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "core/values/types.h"
+
+namespace horovod_partial {
+
+// Learns from recent arrivals whether waiting pays. It pays if most of the ranks that were missing when a round was
+// satisfied came within the cap, which is 5 % of the median step. Then the grace is long enough for them. Otherwise it
+// is zero: really slow ranks are not worth a wait. A fixed time would be too short for some jobs, too long for others.
+class GraceEstimator {
+ public:
+  static constexpr double kShareOfStep = 0.05;
+  static Time CapOf(Time step) {
+    return Time(static_cast<Time::rep>(kShareOfStep * static_cast<double>(step.count())));
+  }
+
+  void RecordStep(Time step);  // the time between two closings of a bucket
+  void RecordLag(Time lag);    // the time from the moment when a round was satisfied to a missing rank's arrival
+  Time Estimate() const { return estimate_; }
+
+ private:
+  // A ring of the newest values.
+  class Window {
+   public:
+    void Push(Time value);
+    bool empty() const { return values_.empty(); }
+    Time Quantile(double q) const;
+    const std::vector<Time>& values() const { return values_; }
+
+   private:
+    static constexpr std::size_t kCapacity = 64;
+    std::vector<Time> values_;
+    std::size_t next_ = 0;
+  };
+  void Update();
+
+  Window steps_;
+  Window lags_;
+  Time estimate_{0};
+};
+
+}  // namespace horovod_partial

@@ -1,0 +1,56 @@
+#include "core/quorum/policy.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+namespace horovod_partial {
+namespace {
+
+constexpr Round kMostRounds = std::numeric_limits<std::int32_t>::max();
+
+void Require(bool holds, const char* what) {
+  if (!holds) throw std::runtime_error(std::string("no policy can have such a ") + what);
+}
+
+// True if each rank is in a group, whose number is below the number of ranks.
+bool IsPartition(const Partition& partition, int size) {
+  return partition.size() == static_cast<std::size_t>(size) &&
+         std::all_of(partition.begin(), partition.end(), [&](int group) { return group >= 0 && group < size; });
+}
+
+}  // namespace
+
+void Check(const Policy& policy, int size) {
+  const Schedule& schedule = policy.schedule;
+  const auto is_partition = [&](const Partition& partition) { return IsPartition(partition, size); };
+  Require(policy.quorum >= 1, "quorum");
+  Require(policy.max_staleness >= 0 && policy.max_staleness <= kMostRounds, "bound of staleness");
+  Require(policy.grace >= Policy::kAutomaticGrace && policy.grace <= kLongest, "grace period");
+  Require(policy.period >= 0 && policy.period <= kMostRounds, "period");
+  Require(policy.rule != Policy::Rule::kReady || policy.group_size >= 1, "size of groups");
+  Require(policy.rule != Policy::Rule::kReady || policy.window >= 1, "window");
+  const bool shares = policy.rule == Policy::Rule::kWorkSharing;
+  const bool divides = policy.micro_batches >= size && policy.micro_batches % size == 0;
+  Require(shares ? divides : policy.micro_batches == 0 && !policy.grants, "number of micro-batches");
+  switch (schedule.kind) {
+    case Schedule::Kind::kNone: break;
+    case Schedule::Kind::kButterfly: Require(schedule.group_size >= 1, "size of groups"); break;
+    case Schedule::Kind::kTable:
+      Require(!schedule.table.empty() && std::all_of(schedule.table.begin(), schedule.table.end(), is_partition),
+              "table of groups");
+  }
+}
+
+bool IsFullRound(const Policy& policy, Round round) { return policy.period > 0 && (round + 1) % policy.period == 0; }
+
+Rank Initiator(const Policy& policy, Round round, int size) {
+  // SplitMix64 of (seed, round): draws of different rounds are independent, and none depends on an earlier one.
+  std::uint64_t x = policy.seed + 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(round) + 1);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  x ^= x >> 31;
+  return static_cast<Rank>(x % static_cast<std::uint64_t>(size));
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,48 @@
+// Keeps how long the ranks' steps have taken in the last rounds of a bucket.
+#pragma once
+
+#include <vector>
+
+#include "core/quorum/quorum_replay.h"
+#include "core/values/types.h"
+
+namespace horovod_partial {
+
+class StepWindow {
+ public:
+  static constexpr Round kRounds = 64;
+
+  explicit StepWindow(int size) : ranks_(static_cast<std::size_t>(size)) {}
+  int size() const { return static_cast<int>(ranks_.size()); }
+
+  // A rank has its result, so its next step begins.
+  void Begin(Rank rank, Time at) { At(rank).began = at; }
+  // The rank has arrived, for the `steps`-th time since it began.
+  void End(Rank rank, Round round, Time at, int steps);
+  // The rank is out of training. What it does meanwhile is no step.
+  void Leave(Rank rank);
+  bool IsOut(Rank rank) const { return ranks_[static_cast<std::size_t>(rank)].out; }
+  void Return(Rank rank) { At(rank).out = false; }
+
+  // Returns the steps in the kRounds rounds before `round`, of all ranks that train. A step that has not ended counts
+  // with its time so far, if that is longer than the rank's other steps. The few longest delays are left out, because a
+  // pause of the system is no reason for a change.
+  StepSample Sample(Round round, Time now) const;
+
+ private:
+  struct Step {
+    Round round;
+    Time length;
+  };
+  struct RankSteps {
+    std::vector<Step> steps;  // a ring of the newest
+    std::size_t next = 0;
+    Time began = kNever;  // the step that has not ended; kNever: it waits, or is out
+    bool out = false;
+  };
+  RankSteps& At(Rank rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  std::vector<RankSteps> ranks_;
+};
+
+}  // namespace horovod_partial

@@ -1,0 +1,72 @@
+// The specification of a bucket.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/groups/weights.h"
+#include "core/quorum/policy.h"
+#include "core/rounds/missed.h"
+#include "core/values/fields.h"
+
+namespace horovod_partial {
+
+enum class Divisor : std::uint8_t {
+  kNone,          // the result is the sum, with Horovod's scaling if there is any
+  kContributors,  // divides by the number of gradients in the sum, pending ones included
+};
+constexpr auto NamesOf(Divisor /*type*/) { return std::array{"none", "contributors"}; }
+
+// What happens to a late contribution.
+enum class Late : std::uint8_t {
+  kAccumulate,  // for gradients: it is added to what is pending, and delivered once
+  kKeep,        // for models: it replaces the kept one, and is used in every round until a newer one comes
+  kDiscard,     // for models: it is not delivered, because a newer one comes anyway
+};
+constexpr auto NamesOf(Late /*type*/) { return std::array{"accumulate", "keep", "discard"}; }
+
+// What happens to a bucket's contributions and results.
+struct Handling {
+  Missed missed = Missed::kSum;
+  Late late = Late::kAccumulate;
+  Divisor divisor = Divisor::kNone;
+  // of the fresh contributions; unless uniform, the result is their weighted average
+  Weights weights = Weights::kUniform;
+  double weight_parameter = 1;  // contraction or alpha (weights.h)
+  int replay_limit = 8;         // kReplay: with this many untaken results, rounds wait for this rank
+  bool drop_nonfinite = false;  // true: a late contribution that is not finite is dropped and counted
+
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::make_tuple(Named("missed", self.missed), Named("late", self.late), Named("divisor", self.divisor),
+                           Named("weights", self.weights), Named("weight_parameter", self.weight_parameter),
+                           Named("replay_limit", self.replay_limit), Named("drop_nonfinite", self.drop_nonfinite));
+  }
+};
+
+// All that a front end says of a bucket, except its tensor. It is the same in every framework.
+struct BucketSpec : Handling {
+  Policy policy;
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+  std::vector<std::string> members;  // the parts of the tensor, with their shapes, in the user's words
+
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::tuple_cat(
+        Handling::Fields(self),
+        std::make_tuple(Named("policy", self.policy), Named("prescale_factor", self.prescale_factor),
+                        Named("postscale_factor", self.postscale_factor), Named("members", self.members)));
+  }
+  bool operator==(const BucketSpec& other) const { return Fields(*this) == Fields(other); }
+};
+
+// Encodes it as bytes, for graphs that store it. Decoding throws std::runtime_error if the bytes are damaged, or come
+// from a version with other fields.
+std::string Encode(const BucketSpec& spec);
+BucketSpec DecodeBucketSpec(const std::string& bytes);
+
+}  // namespace horovod_partial

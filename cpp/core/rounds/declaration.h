@@ -1,0 +1,49 @@
+// A rank's description of a bucket, sent until it has seen a round of it. All ranks must agree on it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/quorum/policy.h"
+#include "core/values/dtype.h"
+#include "core/values/fields.h"
+#include "core/values/memory.h"
+#include "core/values/types.h"
+
+namespace horovod_partial {
+
+struct Declaration {
+  Policy policy;
+  DataType type = DataType::kFloat32;
+  std::vector<std::int64_t> shape = {};
+  int device =
+      // where the rank's tensor lies: device numbers may differ between ranks, but host and device do not go together
+      Memory::kHost;
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+  std::vector<std::string> members = {};  // see BucketSpec
+
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::make_tuple(Named("policy", self.policy), Named("type", self.type), Named("shape", self.shape),
+                           Named("device", self.device), Named("prescale_factor", self.prescale_factor),
+                           Named("postscale_factor", self.postscale_factor), Named("members", self.members));
+  }
+  bool operator==(const Declaration& other) const { return Fields(*this) == Fields(other); }
+};
+
+// Says why two declarations do not agree, in Horovod's words if it has some; empty if they agree. `first` and `second`
+// name the ranks, for example "rank 0".
+std::string Disagreement(const std::string& first, const Declaration& one, const std::string& second,
+                         const Declaration& other);
+
+// Says where two lists of members differ first; empty if they are equal.
+std::string FirstDifference(const std::string& first, const std::vector<std::string>& one, const std::string& second,
+                            const std::vector<std::string>& other);
+
+// Names a bucket for a user: by the members in it, if they have names.
+std::string TitleOf(const std::string& bucket, const std::vector<std::string>& members);
+
+}  // namespace horovod_partial

@@ -1,0 +1,169 @@
+#include "core/rounds/message.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "core/values/bytes.h"
+
+namespace horovod_partial {
+namespace {
+
+constexpr int kMostGradients = 1 << 30;  // a closing packs two bits into the same word
+
+// It makes no list of the members, because it is called for every arrival.
+bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
+  if (groups.empty()) return true;
+  const int group = groups.at(static_cast<std::size_t>(rank));
+  return group != kNoGroup && groups.at(other) == group;
+}
+
+}  // namespace
+
+bool BucketSet::Has(const std::string& bucket) const {
+  return all || std::binary_search(names.begin(), names.end(), bucket);
+}
+
+int Closing::fresh() const {
+  int count = 0;
+  for (const auto& contribution : contributions) count += contribution.fresh ? 1 : 0;
+  return count;
+}
+
+int Closing::fresh(Rank rank) const {
+  int count = 0;
+  for (std::size_t other = 0; other < contributions.size(); ++other)
+    count += SameGroup(groups, rank, other) && contributions[other].fresh ? 1 : 0;
+  return count;
+}
+
+int Closing::gradients() const {
+  int count = 0;
+  for (const auto& contribution : contributions) count += contribution.gradients;
+  return count;
+}
+
+int Closing::gradients(Rank rank) const {
+  int count = 0;
+  for (std::size_t other = 0; other < contributions.size(); ++other)
+    count += SameGroup(groups, rank, other) ? contributions[other].gradients : 0;
+  return count;
+}
+
+Members Closing::members(Rank rank) const { return GroupOf(groups, rank, static_cast<int>(contributions.size())); }
+
+bool Closing::Includes(Rank rank) const {
+  return groups.empty() || groups.at(static_cast<std::size_t>(rank)) != kNoGroup;
+}
+
+const char* NameOf(Closing::Reason reason) { return NamesOf(reason)[static_cast<std::size_t>(reason)]; }
+
+void Check(const Report& report, int size) {
+  const auto is_count = [](int count) { return count >= 0 && count < kMostGradients; };
+  for (const auto& item : report.items) {
+    if (!is_count(item.gradients) || !is_count(item.late) || item.age < Time(0) || item.age > kLongest)
+      throw std::runtime_error("a report of bucket " + item.bucket + " has numbers that no rank can have");
+    if (item.share && !(is_count(item.share->begun) && is_count(item.share->granted)))
+      throw std::runtime_error("a report of bucket " + item.bucket + " has micro-batches that no rank can have");
+    if (item.declaration) Check(item.declaration->policy, size);
+  }
+}
+
+std::string Encode(const Report& report) {
+  Writer out;
+  out.Put(report);
+  return out.Take();
+}
+
+Report DecodeReport(const std::string& bytes) {
+  Reader in(bytes, "a report");
+  auto report = in.Get<Report>();
+  in.ExpectEnd();
+  return report;
+}
+
+std::string Encode(const std::vector<Grants>& grants) {
+  Writer out;
+  out.Put(grants);
+  return out.Take();
+}
+
+std::vector<Grants> DecodeGrants(const std::string& bytes) {
+  Reader in(bytes, "grants");
+  auto grants = in.Get<std::vector<Grants>>();
+  in.ExpectEnd();
+  return grants;
+}
+
+// Layout: number of ranks; the round in two words; one word for reason, flush_over, flushes and ends; number of
+// partitions; whether the first of them is the round's own; one word for quorum and why; for each rank its contribution
+// in two words; the partitions, the round's own first, then the upcoming ones.
+void Append(const Closing& closing, std::vector<std::int32_t>& words) {
+  const auto round = static_cast<std::uint64_t>(closing.round);
+  const bool grouped = !closing.groups.empty();
+  words.push_back(static_cast<std::int32_t>(closing.contributions.size()));
+  words.push_back(static_cast<std::int32_t>(static_cast<std::uint32_t>(round)));
+  words.push_back(static_cast<std::int32_t>(static_cast<std::uint32_t>(round >> 32)));
+  words.push_back(static_cast<std::int32_t>(closing.reason) << 4 | static_cast<std::int32_t>(closing.flush_over) << 2 |
+                  (closing.flushes ? 2 : 0) | (closing.ends ? 1 : 0));
+  words.push_back(static_cast<std::int32_t>(closing.upcoming.size()) + (grouped ? 1 : 0));
+  words.push_back(grouped ? 1 : 0);
+  words.push_back(closing.quorum << 3 | static_cast<std::int32_t>(closing.why));
+  for (const auto& contribution : closing.contributions) {
+    const auto gradients = static_cast<std::uint32_t>(contribution.gradients);  // below 2^30
+    words.push_back(
+        static_cast<std::int32_t>(gradients << 2 | (contribution.stale ? 2u : 0u) | (contribution.fresh ? 1u : 0u)));
+    words.push_back(contribution.work);
+  }
+  words.insert(words.end(), closing.groups.begin(), closing.groups.end());
+  for (const Partition& partition : closing.upcoming) words.insert(words.end(), partition.begin(), partition.end());
+}
+
+Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
+  const auto next = [&] {
+    if (at >= words.size()) throw std::runtime_error("a closing is cut short");
+    return words[at++];
+  };
+  Closing closing;
+  const std::int32_t ranks = next();
+  const auto low = static_cast<std::uint32_t>(next());
+  const auto high = static_cast<std::uint32_t>(next());
+  closing.round = static_cast<Round>(std::uint64_t{low} | std::uint64_t{high} << 32);
+  const std::int32_t reason = next();
+  closing.reason = FromNumber<Closing::Reason>(static_cast<std::uint32_t>(reason >> 4));
+  closing.flush_over = FromNumber<Report::Flush>(static_cast<std::uint32_t>(reason >> 2 & 3));
+  closing.flushes = (reason & 2) != 0;
+  closing.ends = (reason & 1) != 0;
+  std::int32_t partitions = next();
+  const bool grouped = next() != 0;
+  const std::int32_t quorum = next();
+  closing.quorum = quorum >> 3;
+  closing.why = FromNumber<QuorumGuard::Why>(static_cast<std::uint32_t>(quorum & 7));
+  if (closing.quorum < 0 || closing.quorum > ranks) throw std::runtime_error("a closing has a quorum of more than all");
+  if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");
+  // Check the size before anything is allocated by these numbers.
+  const auto needed = (std::uint64_t{2} + static_cast<std::uint64_t>(partitions)) * static_cast<std::uint64_t>(ranks);
+  if (needed > words.size() - at || (ranks == 0 && partitions > 0)) throw std::runtime_error("a closing is cut short");
+  std::uint64_t gradients = 0;
+  for (std::int32_t rank = 0; rank < ranks; ++rank) {
+    const auto word = static_cast<std::uint32_t>(next());
+    const std::int32_t work = next();
+    gradients += word >> 2;
+    if (gradients > std::numeric_limits<int>::max())
+      throw std::runtime_error("a closing counts more gradients than there can be");
+    closing.contributions.push_back({static_cast<int>(word >> 2), (word & 1u) != 0, (word & 2u) != 0, work});
+  }
+  const auto partition = [&] {
+    Partition groups;
+    for (std::int32_t rank = 0; rank < ranks; ++rank) groups.push_back(next());
+    return groups;
+  };
+  if (grouped) {
+    closing.groups = partition();
+    --partitions;
+  }
+  for (; partitions > 0; --partitions) closing.upcoming.push_back(partition());
+  return closing;
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,50 @@
+#include "core/watch/activity.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "core/values/bytes.h"
+
+namespace horovod_partial {
+
+std::string Encode(const Activity& activity) {
+  Writer bytes;
+  bytes.Put(activity);
+  return bytes.Take();
+}
+
+Activity DecodeActivity(const std::string& bytes) {
+  Reader reader(bytes, "an activity");
+  const auto activity = reader.Get<Activity>();
+  reader.ExpectEnd();
+  return activity;
+}
+
+const Activity& Lasting::Pass(const Look& look) {
+  held_ = look.cycles == last_.cycles ? held_ + 1 : 0;
+  const int intervals = last_.activity.intervals;
+  last_.activity.intervals = look.activity.intervals;
+  const bool same = look.number == last_.number && look.activity == last_.activity;
+  last_ = look;
+  last_.activity.intervals = same ? intervals + 1 : 0;
+  return last_.activity;
+}
+
+std::string Framed(const std::string& word) {
+  Writer bytes;
+  bytes.Put(word);
+  return bytes.Take();
+}
+
+std::optional<std::string> Words::Next() {
+  std::uint32_t size = 0;
+  if (bytes_.size() < sizeof size) return std::nullopt;
+  std::memcpy(&size, bytes_.data(), sizeof size);
+  if (size > kLongest) throw std::runtime_error("a word of " + std::to_string(size) + " bytes is too long");
+  if (bytes_.size() < sizeof size + size) return std::nullopt;
+  std::string word = bytes_.substr(sizeof size, size);
+  bytes_.erase(0, sizeof size + size);
+  return word;
+}
+
+}  // namespace horovod_partial
