@@ -325,6 +325,7 @@ const Case kScheduled[] = {
      {{"AAAA", "first FFFF"},
       {"FFFF", "flush ---- ----"},
       {"ffff", "flush ---- ----"},
+      {"FFFF", "flush ---- ----"},
       {"AAAA", "everybody FFFF 0101"}}},
     {"AnEndIsNoRoundEither", Pairs(2), {{"AAAA", "first FFFF"}, {"EEEE", "end ---- ----"}}},
 };
