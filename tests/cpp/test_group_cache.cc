@@ -14,15 +14,6 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-TEST(GroupCacheTest, TheSecondUseOfAGroupIsFree) {
-  GroupCache cache(4, 2);
-  EXPECT_FALSE(cache.Contains({0, 1}));
-  EXPECT_THAT(cache.Use({0, 1}), IsEmpty());
-  EXPECT_TRUE(cache.Contains({0, 1}));
-  EXPECT_THAT(cache.Use({0, 1}), IsEmpty());
-  EXPECT_EQ(cache.size(), 1u);
-}
-
 TEST(GroupCacheTest, TheLeastRecentlyUsedMakesWay) {
   GroupCache cache(4, 2);
   cache.Use({0, 1});
@@ -41,19 +32,6 @@ TEST(GroupCacheTest, EachRankHasRoomOfItsOwn) {
   EXPECT_EQ(cache.size(), 3u);
   EXPECT_THAT(cache.Use({2, 4}), ElementsAre(Members{2, 3}, Members{4, 5})) << "one for each of its members";
   EXPECT_EQ(cache.size(), 2u);
-}
-
-TEST(GroupCacheTest, AnEvictedGroupLeavesRoomOnAllItsMembers) {
-  GroupCache cache(4, 1);
-  cache.Use({0, 1, 2});
-  EXPECT_THAT(cache.Use({0, 3}), ElementsAre(Members{0, 1, 2}));
-  EXPECT_THAT(cache.Use({1, 2}), IsEmpty());
-}
-
-TEST(GroupCacheTest, OneGroupIsEvictedOnceForAllItsMembers) {
-  GroupCache cache(4, 1);
-  cache.Use({0, 1, 2});
-  EXPECT_THAT(cache.Use({0, 1, 3}), ElementsAre(Members{0, 1, 2}));
 }
 
 // Said in the plainest words: a list, the least recently used first.

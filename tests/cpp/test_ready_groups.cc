@@ -308,15 +308,6 @@ TEST(IsolationTest, RanksOfEqualSpeedLoseNextToNothing) {
 // A window of 3 is the least that can connect 4 ranks in pairs.
 INSTANTIATE_TEST_SUITE_P(Windows, IsolationTest, testing::Values(3, 4, 8));
 
-TEST(IsolationTest, FirstComeFirstServedAloneKeepsThemApart) {  // what the rule is good for
-  std::vector<Workers::Formed> formed;
-  for (int i = 0; i < 100; ++i) {
-    formed.push_back({Time(i), {0, 1}});
-    formed.push_back({Time(i), {2, 3}});
-  }
-  EXPECT_GT(SpreadAfter(formed, 4), 1);
-}
-
 TEST(IsolationTest, WindowsThatCannotConnectAreCountedAndHoldNobodyForLong) {
   Workers workers(4, 2, 2, [](Rank) { return 10ms; });
   workers.Run(1s);
@@ -375,11 +366,6 @@ TEST_F(HoldTest, IsPossibleAgainOnceAllHaveBeenConnected) {
 TEST_F(HoldTest, NobodyWaitsForRanksThatAreOutOfTraining) {
   active_ = {true, true, false, false};
   EXPECT_THAT(Form({0, 1}, 1h, 0ms), ElementsAre(Members{0, 1}));
-}
-
-TEST_F(HoldTest, LessThanAGroupIsNotHeld) {
-  EXPECT_THAT(Form({0}, 10ms, 0ms), IsEmpty());
-  EXPECT_EQ(groups_.hold_until(), kNever);
 }
 
 TEST_F(HoldTest, ANewCallForgetsTheLastOnesHold) {
