@@ -78,13 +78,12 @@ Slot::Slot(const Library& library, const std::string& class_name, const std::str
   table_ = table + kFirstFunction;
   // The table may belong to another library, and then holds that library's function.
   Dl_info owner;
-  const ElfW(Sym)* symbol = nullptr;
-  if (dladdr1(table, &owner, reinterpret_cast<void**>(&symbol), RTLD_DL_SYMENT) == 0 || owner.dli_fname == nullptr ||
-      symbol == nullptr)
+  void* symbol = nullptr;  // the table's, which tells how long it is
+  if (dladdr1(table, &owner, &symbol, RTLD_DL_SYMENT) == 0 || owner.dli_fname == nullptr || symbol == nullptr)
     throw AttachError("cannot tell which library holds the virtual table of " + class_name);
   const Library holder(owner.dli_fname);
   original_ = holder.Symbol("_Z" + Scope(class_name) + method);
-  const std::size_t slots = symbol->st_size / sizeof(void*) - kFirstFunction;
+  const std::size_t slots = static_cast<ElfW(Sym)*>(symbol)->st_size / sizeof(void*) - kFirstFunction;
   for (std::size_t i = 0; i < slots; ++i) {
     if (table[i] != original_ && table[i] != hook) continue;
     address_ = table + i;
