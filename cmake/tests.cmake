@@ -3,8 +3,8 @@ find_package(GTest)
 find_package(benchmark)
 
 set(test_timeout_seconds 240)
-if(HOROVOD_PARTIAL_SANITIZE)
-  set(test_timeout_seconds 600) # ThreadSanitizer slows a test down 5 to 15 times
+if(HOROVOD_PARTIAL_SANITIZE OR CMAKE_CXX_FLAGS MATCHES "--coverage")
+  set(test_timeout_seconds 600) # ThreadSanitizer slows a test down 5 to 15 times, counting what runs 3 to 5 times
 endif()
 
 add_custom_target(cpp_tests)
