@@ -1029,6 +1029,14 @@ TEST(DescribeWaitsTest, NamesTheRanksThatAFlushWaitsFor) {
   EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), "a flush, or the end of the job, waits for ranks 1");
 }
 
+TEST(DescribeWaitsTest, NamesTheRanksThatHaveNotRetiredABucket) {
+  Puppets puppets(3, Quorum(1));
+  puppets.Cycle("AAA");
+  puppets.now = 5s;
+  puppets.Cycle("XX.");
+  EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), "a, which other ranks use no more, waits for ranks 2");
+}
+
 TEST(ArrivalOffsetsTest, TellHowFarBehindTheFirstEachRankArrives) {
   Puppets puppets(3, Quorum(2));
   puppets.Cycle("A..");
@@ -1187,6 +1195,14 @@ TEST_F(SharingTest, AnUpdateWaitsForARankWithTooManyResults) {
   Say(0, {0, Share{4, 4}});
   Say(1, {0, Share{0, 0}});
   EXPECT_EQ(Decide().size(), 1u);
+}
+
+TEST_F(SharingTest, TellsWhoIsInTheMiddleOfAMicroBatch) {
+  BeginTraining();
+  Say(0, {1, Share{1, 1}});
+  Say(1, {0, Share{1, 1}});
+  EXPECT_THAT(Decide(), IsEmpty());
+  EXPECT_EQ(coordinator_.DescribeWaits(now_), "update 1 of a waits for micro-batches of ranks 1");
 }
 
 TEST_F(SharingTest, RanksThatDisagreeAreToldAtOnce) {
