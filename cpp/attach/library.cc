@@ -83,8 +83,8 @@ Slot::Slot(const Library& library, const std::string& class_name, const std::str
     throw AttachError("cannot tell which library holds the virtual table of " + class_name);
   const Library holder(owner.dli_fname);
   original_ = holder.Symbol("_Z" + Scope(class_name) + method);
-  const std::size_t slots = static_cast<ElfW(Sym)*>(symbol)->st_size / sizeof(void*) - kFirstFunction;
-  for (std::size_t i = 0; i < slots; ++i) {
+  const std::size_t entries = static_cast<ElfW(Sym)*>(symbol)->st_size / sizeof(void*);
+  for (std::size_t i = kFirstFunction; i < entries; ++i) {
     if (table[i] != original_ && table[i] != hook) continue;
     address_ = table + i;
     return;
