@@ -53,11 +53,11 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "solo": ("solo", ()),
     "majority": ("majority", ()),
     "quorum 0.75": ("quorum:0.75", ()),
-    "work_sharing": ("work-sharing", ()),
+    "work_sharing": ("work_sharing", ()),
     "solo+latest": ("solo", ("--missed", "latest")),
     "group_average": ("group_average:2", ()),
     "partial_reduce": ("partial_reduce:2", ()),
-    "weighted_average": ("weighted_average:20:0.97", ()),
+    "weighted_average": ("weighted_average:20,0.97", ()),
 } | {arm: ("full", ("--share", f"{share:g}")) for arm, share in SHORTER.items()}
 GRADIENTS = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
 SLOW_SHARE = 1 / 3  # of what the others have

@@ -7,11 +7,10 @@ from typing import Any
 
 from horovod_partial import _core, policies
 from horovod_partial.checks import is_number, require, require_count
-from horovod_partial.policies import ModelPolicy, Policy, Quorum, Solo
-from horovod_partial.settings import LONGEST_GRACE_MS, settings
+from horovod_partial.policies import FOR_EVER, LONGEST_GRACE_MS, ModelPolicy, Policy, Quorum, Solo
+from horovod_partial.settings import settings
 
 REPLAY_LIMIT = 8  # untaken results of an optimizer's buckets
-FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
 
 
 def arguments(
@@ -52,6 +51,12 @@ def arguments(
             "contributions are spread over several rounds. Pass op=hvd.Sum and divide at the end, reduce floating-point numbers, "
             "or use sync=hvd.Full()"
         )
+    if max_staleness is None and "max_staleness" not in settings().model_fields_set:
+        max_staleness = getattr(sync, "max_staleness", None)
+    if grace_ms is None and "grace_ms" not in settings().model_fields_set:
+        grace_ms = getattr(sync, "grace_ms", None)
+    if replay_limit is None:
+        replay_limit = getattr(sync, "replay_limit", None)
     staleness, grace, limit = check_rounds(max_staleness, grace_ms, replay_limit)
     words = [
         policies.describe(sync, size),

@@ -14,11 +14,11 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from horovod_partial import policies
+from horovod_partial.policies import LONGEST_GRACE_MS
 
 PREFIX = "HOROVOD_PARTIAL_"
 # Read by the build, not here: where an offline build finds Horovod's source archive.
 BUILD_VARIABLES = {PREFIX + "HOROVOD_SOURCE", PREFIX + "CACHE"}
-LONGEST_GRACE_MS = 31_536_000_000  # a year: kLongest of cpp/core/types.h
 # What each rank may set for itself: what it logs, and when it counts as waiting. All else must be the same on all ranks.
 OF_EACH_RANK = {"log_level", "waiting_ms", "parked_ms"}
 

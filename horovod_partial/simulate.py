@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_partial import _core, documents, fusion, policies
-from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.fusion import FusionPlan, MessageCost
-from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WeightedAverage, WorkSharing
+from horovod_partial.policies import FOR_EVER, Full, ModelPolicy, Policy, Quorum, WeightedAverage, WorkSharing
 
 # --- Clusters --------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach, bucket_config
 from horovod_partial._core import Periods
-from horovod_partial.bucket_config import FOR_EVER
-from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Quorum, WeightedAverage
+from horovod_partial.policies import FOR_EVER, GroupAverage, ModelPolicy, PartialReduce, Quorum, WeightedAverage
 from horovod_partial.runtime import Runtime
 
 

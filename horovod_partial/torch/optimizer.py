@@ -11,7 +11,6 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import policies
-from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
     check_about_rounds,
@@ -24,7 +23,7 @@ from horovod_partial.exchange.arguments import (
     with_num_groups,
 )
 from horovod_partial.fusion import MergedGradients
-from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WorkSharing
+from horovod_partial.policies import FOR_EVER, Full, ModelPolicy, Policy, Quorum, WorkSharing
 from horovod_partial.settings import settings
 from horovod_partial.torch import amp, full_optimizer
 from horovod_partial.torch.gradient_exchange import GradientExchange

@@ -120,7 +120,7 @@ def test_wrong_arguments(front: Front, world: World) -> None:
         ({"sync": 3}, ValueError, "sync must be a policy"),
         ({"sync": "group_average"}, ValueError, "averages models: use hvd.group_allreduce, hvd.partial_reduce or"),
         ({"sync": PartialReduce(2)}, ValueError, "averages models"),
-        ({"sync": "weighted_average:2:0.9"}, ValueError, "averages models"),
+        ({"sync": "weighted_average:2,0.9"}, ValueError, "averages models"),
         ({"missed": "replay"}, ValueError, "missed must be"),
         ({"missed": "none"}, ValueError, "missed must be"),
         ({"max_staleness": -1}, ValueError, "max_staleness must be"),

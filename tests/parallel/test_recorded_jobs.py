@@ -73,7 +73,7 @@ def test_keras(job: Job, folder: Path, policy: str) -> None:
 
 
 @pytest.mark.full_matrix
-@pytest.mark.parametrize("policy", ["group_average:2", "partial_reduce:2", "weighted_average:4:0.99"])
+@pytest.mark.parametrize("policy", ["group_average:2", "partial_reduce:2", "weighted_average:4,0.99"])
 def test_averages_of_models(job: Job, folder: Path, policy: str) -> None:
     found = steps_of(record(job, folder, "recorded", policy, "20", "whole"))
     assert found.rounds

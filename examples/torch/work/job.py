@@ -64,7 +64,7 @@ def options(
     parser.add_argument("--steps", type=int, default=steps, help=what)
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, for a shorter training")
     found = parser.parse_args()
-    if balances and found.balanced and found.policy == "work-sharing":
+    if balances and found.balanced and found.policy == "work_sharing":
         parser.error("--balanced is for steps that each rank takes itself")
     found.steps = round(found.steps * found.share)
     return found
@@ -123,9 +123,9 @@ def micro_batches(
     Args:
         optimizer: that takes the steps, `options.passes` backward passes in each.
         options: of the command line.
-        draw: makes the batches of a rank. Under `work-sharing` any rank may compute them.
+        draw: makes the batches of a rank. Under `work_sharing` any rank may compute them.
     """
-    if options.policy != "work-sharing":
+    if options.policy != "work_sharing":
         for number, batch in enumerate(draw(hvd.rank())):
             be_late(options.delay_ms, number // options.passes)
             yield batch, (number + 1) % options.passes == 0

@@ -1,6 +1,6 @@
 """A sparse support-vector machine with the numbers of WP-SGD's KDD run, on sessions of rows that differ in length.
 
-    horovodrun -np 4 python examples/torch/work/svm.py --policy weighted_average:20:0.97 --rate 1e-4 --seed 0
+    horovodrun -np 4 python examples/torch/work/svm.py --policy weighted_average:20,0.97 --rate 1e-4 --seed 0
 
 Hinge loss, lambda 0.01, a rate of 1e-4 and all weights 4 at the start, as in WP-SGD (JPDC 2020, section 6.5). KDD Cup 2010
 (algebra) has binary rows, most of them with 20 to 40 non-zeros, in 20,216,830 dimensions. These here are generated, with as
