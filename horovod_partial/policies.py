@@ -63,13 +63,7 @@ def _options(policy: type[_Policy]) -> list[Field[Any]]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _OpenRounds(_Policy):
-    """A policy whose rounds may close without some of the ranks.
-
-    Args:
-        max_staleness: rounds that a rank may miss in a row before the others wait for it, 0 or more.
-        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds. `"auto"` learns
-            it from recent arrivals, and never exceeds 5 % of the median step.
-    """
+    """A policy whose rounds may close without some of the ranks."""
 
     max_staleness: int = 8
     grace_ms: float | str = "auto"
@@ -87,18 +81,8 @@ class _OpenRounds(_Policy):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class _LateGradients(_OpenRounds):
-    """A policy under which gradients may be late.
-
-    Args:
-        missed: what a late rank does with the results that it missed. `"replay"`, the default, loses none: an optimizer
-            applies each in its own step, same as the other ranks, so that after a flush models and optimizer states are
-            equal bit for bit. An operation that returns one result adds them up. `"latest"` takes only the newest
-            (eager-SGD), which loses updates.
-        replay_limit: how many missed results an optimizer keeps, each as large as the gradients, 2 or more. The others
-            wait for a rank that keeps this many. If they cannot wait, for example because this rank is blocked in a
-            collective of Horovod's, its two oldest results are added up (`summed` in `hvd.partial_stats()`).
-    """
+class LateGradients(_OpenRounds):
+    """A policy under which gradients may be late."""
 
     missed: str = "replay"
     replay_limit: int = 8
@@ -119,15 +103,28 @@ class Full(_Policy):
 
 
 @dataclass(frozen=True, repr=False)
-class Solo(_LateGradients):
-    """The first rank that arrives closes the round; nobody waits (eager-SGD, PPoPP'20, section 4.1)."""
+class Solo(LateGradients):
+    """The first rank that arrives closes the round; nobody waits (eager-SGD, PPoPP'20, section 4.1).
+
+    Args:
+        max_staleness: rounds that a rank may miss in a row before the others wait for it, 0 or more.
+        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds. `"auto"`
+            learns it from recent arrivals, and never exceeds 5 % of the median step.
+        missed: what a late rank does with the results that it missed. With `"replay"` none is lost. An optimizer
+            applies each in its own step, same as the other ranks, so that after a flush models and optimizer states are
+            equal bit for bit. Where only one result can be given, as in `hvd.partial_allreduce`, it is their sum.
+            `"latest"` takes only the newest (eager-SGD), which loses updates.
+        replay_limit: how many missed results an optimizer keeps, each as large as the gradients, 2 or more. The others
+            wait for a rank that keeps this many. If they cannot wait, for example because this rank is blocked in a
+            collective of Horovod's, its two oldest results are added up (`summed` in `hvd.partial_stats()`).
+    """
 
     def to_core(self, size: int) -> _core.Policy:
         return self._to_core(quorum=1)
 
 
 @dataclass(frozen=True, repr=False)
-class Majority(_LateGradients):
+class Majority(LateGradients):
     """A round closes when at least half of the ranks have arrived.
 
     Args:
@@ -135,6 +132,10 @@ class Majority(_LateGradients):
             (eager-SGD, PPoPP'20, section 4.2): one rank is drawn for each round, and the round closes when that rank
             has arrived. On average half of the ranks are then on time, but in a single round it may be only one.
         seed: seed of the draws for `initiator="random"`, an int; the same on every rank.
+        max_staleness: same as in `Solo`.
+        grace_ms: same as in `Solo`.
+        missed: same as in `Solo`.
+        replay_limit: same as in `Solo`.
     """
 
     initiator: str | None = None
@@ -153,12 +154,16 @@ class Majority(_LateGradients):
 
 
 @dataclass(frozen=True, repr=False)
-class Quorum(_LateGradients):
+class Quorum(LateGradients):
     """A round closes when `ranks` ranks have arrived, or that share of them.
 
     Args:
         ranks: a number of ranks, 1 or more (an int), or a share of all ranks, above 0 and up to 1 (a float). An int
             larger than the number of ranks means all ranks.
+        max_staleness: same as in `Solo`.
+        grace_ms: same as in `Solo`.
+        missed: same as in `Solo`.
+        replay_limit: same as in `Solo`.
     """
 
     ranks: int | float
@@ -192,7 +197,7 @@ def _count_of(ranks: float, size: int) -> int:
 
 
 @dataclass(frozen=True, repr=False)
-class Auto(_LateGradients):
+class Auto(LateGradients):
     """A quorum that begins with all ranks, then follows the measured step times.
 
     The candidates are all ranks, 7/8, 3/4, 1/2 and 1/4 of them, and one rank. It takes the largest that is nearly as
@@ -202,6 +207,10 @@ class Auto(_LateGradients):
     Args:
         min_quorum: the smallest allowed quorum, a number or a share same as `ranks` of `hvd.Quorum`. Raise it if
             training does not tolerate stale gradients at this learning rate.
+        max_staleness: same as in `Solo`.
+        grace_ms: same as in `Solo`.
+        missed: same as in `Solo`.
+        replay_limit: same as in `Solo`.
     """
 
     min_quorum: int | float = 1
@@ -248,7 +257,13 @@ class SharedUpdates(_Policy):
         return f"WorkSharing(), backward_passes_per_step={self.passes}"
 
     def to_core(self, size: int) -> _core.Policy:
-        return _core.Policy(rule="work_sharing", micro_batches=self.passes * size, grants=self.grants)
+        return _core.Policy(
+            rule="work_sharing",
+            micro_batches=self.passes * size,
+            grants=self.grants,
+            max_staleness=FOR_EVER,
+            grace_seconds=0.0,
+        )
 
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
@@ -391,6 +406,8 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
             forward pass of any module waits, or `synchronize`. Until that, parameters hold the values before the
             average.
         slow_momentum: applied to the averages over all ranks, every `period` rounds. Only for PyTorch.
+        max_staleness: same as in `Solo`.
+        grace_ms: same as in `Solo`.
     """
 
     size: int | None = None

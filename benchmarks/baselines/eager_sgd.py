@@ -12,7 +12,7 @@ import horovod_partial.torch as hvd
 from baselines.baseline import Baseline
 from horovod_partial.torch.model_buckets import ModelBucket
 
-POLICIES: dict[str, hvd.Solo | hvd.Majority] = {"solo": hvd.Solo(), "majority": hvd.Majority(initiator="random")}
+POLICIES = {"solo": "solo:missed=latest,grace_ms=0", "majority": "majority:random,missed=latest,grace_ms=0"}
 
 
 class ModelSync:
@@ -75,8 +75,6 @@ class EagerSGD(Baseline):
             optimizer,
             named_parameters,
             sync=POLICIES[collective],
-            missed="latest",
-            grace_ms=0,
         )
         self._sync = ModelSync(self._wrapped, sync_every)
         super().__init__(self._wrapped)

@@ -119,7 +119,6 @@ def _run(compute: Floats, reduction: float, policy: str) -> Result:
         iterations=len(compute),
         delays=compute - least,
         cycle=_CYCLE,
-        max_staleness=8,
     )
 
 

@@ -73,10 +73,10 @@ def test_steps_that_are_compiled(world: World, policy: str) -> None:
 @pytest.mark.full_matrix  # four compilers on two cores take minutes
 @pytest.mark.parametrize("policy", [EVERYBODY, *MODELS])
 def test_training_that_is_compiled(world: World, policy: str) -> None:
-    sync, options = everybody_averages(world, ("parameters",)).get(policy, (policy, {}))
+    sync = everybody_averages(world, ("parameters",)).get(policy, policy)
     torch.compiler.reset()
     model = make_model()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=sync, **options), "mse", jit_compile=True)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=sync), "mse", jit_compile=True)
     x, y = concatenated([batch(world.rank, number) for number in range(3)])
     model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
     assert close(weights(model), weights(reference(world, lambda: keras.optimizers.SGD(0.1), 3)[0]))
@@ -104,7 +104,7 @@ def test_gradients_are_left_as_they_are(world: World, policy: str) -> None:
 
 def late_steps(world: World, missed: str) -> tuple[np.ndarray, Any]:
     """The last rank takes its second step when the others have taken five. Returns its weight, and the optimizer."""
-    weight, optimizer, step = linear("solo", False, missed=missed, grace_ms=0.0)
+    weight, optimizer, step = linear(f"solo:missed={missed},grace_ms=0", False)
     gradient = lambda number: torch.full([3], 10.0**number * (world.rank + 1))
     step(gradient(0))
     if world.rank == world.size - 1:
@@ -123,7 +123,7 @@ def late_steps(world: World, missed: str) -> tuple[np.ndarray, Any]:
 
 
 def test_a_late_rank_misses_nothing(world: World) -> None:
-    weight, optimizer = late_steps(world, "sum")
+    weight, optimizer = late_steps(world, "replay")
     assert statistics(optimizer)[0]["late"][world.size - 1] >= 1
     optimizer.flush()
     first = sum(rank + 1 for rank in world.ranks)
@@ -150,7 +150,7 @@ def test_a_flush_without_any_result_changes_nothing(world: World) -> None:
     """All that was missed has been dropped, as not finite: momentum alone must not move the weights."""
     weight = keras.Variable(np.zeros(3, np.float32))
     make = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0, momentum=0.9), initial_scale=1.0)
-    optimizer = hvd.DistributedOptimizer(make(), sync="solo", grace_ms=0.0)
+    optimizer = hvd.DistributedOptimizer(make(), sync="solo:grace_ms=0")
     optimizer.apply([torch.ones(3)], [weight])
     world.barrier()
     if world.rank == 0:
@@ -208,7 +208,6 @@ def test_values(world: World) -> None:
 @alone
 def test_wrong_arguments(world: World) -> None:
     more: list[tuple[dict[str, Any], str]] = [
-        ({"replay_limit": 0, "sync": "solo"}, "replay_limit must be an int, 2 or more, not 0"),
         ({"device_dense": "/cpu:0"}, "device_dense cannot be used"),
         ({"device_sparse": "/cpu:0"}, "device_sparse cannot be used"),
         ({"sync": hvd.GroupAverage(2, overlap=True)}, "overlap"),

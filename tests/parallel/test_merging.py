@@ -56,9 +56,7 @@ def test_a_switch_loses_and_doubles_nothing(world: World, sync: str, known_cost:
     options = {"rule": "wait_free", "replan_every": 5}
     steps = 12
     merged = hvd.MergedGradients(warmup_steps=WARMUP, **options)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(parameters, lr=1.0), sync=sync, op=hvd.Sum, missed="sum", fusion=merged
-    )
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), sync=sync, op=hvd.Sum, fusion=merged)
     random = world.random()
     pauses = [[random.random() < 0.3 for _ in world.ranks] for _ in range(steps)]
     for step in range(steps):

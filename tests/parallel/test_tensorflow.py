@@ -1067,7 +1067,7 @@ def test_wrapping_twice(world: World, first: str) -> None:
 @pytest.mark.parametrize("policy", ["full", "solo"])
 def test_arguments_of_a_wrong_kind_of_a_tape(world: World, policy: str) -> None:
     names = (
-        "compression device_dense device_sparse fusion grace_ms gradient_predivide_factor groups max_staleness missed "
+        "compression device_dense device_sparse fusion gradient_predivide_factor groups "
         "num_groups op process_set scale_local_gradients sparse_as_dense sync"
     )
     nonsense = {name: NONSENSE[name] for name in names.split()} | {"gradtape": [None, 1, "x", tf.GradientTape]}
@@ -1081,7 +1081,7 @@ def test_arguments_of_a_wrong_kind_of_operations(world: World) -> None:
     counts: list[Any] = ["1", 1.5, True, [1], int]
     common = {"name": NONSENSE["name"], "process_set": NONSENSE["process_set"], "return_info": ["yes", None]}
     scales = {"prescale_factor": numbers, "postscale_factor": numbers}
-    reduced = {name: NONSENSE[name] for name in ("op", "sync", "missed", "max_staleness", "grace_ms")}
+    reduced = {name: NONSENSE[name] for name in ("op", "sync")}
     cases: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         "partial_allreduce": ({"sync": "solo"}, reduced | scales),
         "group_allreduce": ({}, {"op": NONSENSE["op"], "schedule": ["ring", 1], "period": counts}),
@@ -1099,7 +1099,6 @@ def test_wrong_arguments_of_a_tape(world: World) -> None:
     more: list[tuple[dict[str, Any], str]] = [
         ({"sync": "group_average"}, "averages models"),
         ({"sync": hvd.PartialReduce(2)}, "averages models"),
-        ({"missed": "replay"}, "missed='replay' cannot be used with a tape"),
     ]
     check_refusals(hvd, lambda **options: hvd.DistributedGradientTape(tf.GradientTape(), **options), more)
 
@@ -1109,8 +1108,8 @@ def test_wrong_arguments_of_a_tape(world: World) -> None:
     ("options", "warns"),
     [
         ({"sync": "solo"}, True),
-        ({"sync": "solo", "missed": "sum"}, False),
-        ({"sync": "quorum:1.0"}, False),
+        ({"sync": "solo:missed=latest"}, False),
+        ({"sync": "quorum:1.0,max_staleness=2"}, False),
         ({"sync": "full"}, False),
     ],
 )

@@ -91,7 +91,7 @@ def test_the_optimizer_may_be_muon() -> None:
 @LONG
 def test_only_the_newest_result() -> None:
     """What eager-SGD was published with."""
-    assert 0 <= train("heterogeneous", "--policy", "majority", "--missed", "latest")["quality"] <= 1
+    assert 0 <= train("heterogeneous", "--policy", "majority:missed=latest")["quality"] <= 1
 
 
 def test_programs_are_short() -> None:

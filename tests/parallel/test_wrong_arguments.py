@@ -21,14 +21,13 @@ COUNTS_OR_NONE: list[Any] = ["1", 1.5, True, [1], int, 0]
 OPTIMIZER = (
     "optimizer named_parameters backward_passes_per_step sparse_as_dense num_groups process_set sync max_grad_norm"
 )
-MODELS = f"{OPTIMIZER} max_grad_value grad_transform grad_scaler named_buffers max_staleness grace_ms"
-GRADIENTS = f"{MODELS} compression op gradient_predivide_factor groups fusion missed replay_limit"
+MODELS = f"{OPTIMIZER} max_grad_value grad_transform grad_scaler named_buffers"
+GRADIENTS = f"{MODELS} compression op gradient_predivide_factor groups fusion"
 OPERATION: dict[str, list[Any]] = {
     "tensor": [1, "x", None, [1.0], torch.Tensor],
     "name": NONSENSE["name"],
     "process_set": NONSENSE["process_set"],
 }
-ABOUT_ROUNDS = {name: NONSENSE[name] for name in ("max_staleness", "grace_ms")}
 
 
 def model() -> torch.nn.Module:
@@ -52,12 +51,11 @@ def test_the_optimizer(world: World, policy: str) -> None:
 OPERATIONS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     "partial_allreduce": (
         {"sync": "solo"},
-        {"prescale_factor": NUMBERS, "postscale_factor": NUMBERS, **ABOUT_ROUNDS}
-        | {name: NONSENSE[name] for name in ("op", "sync", "missed")},
+        {"prescale_factor": NUMBERS, "postscale_factor": NUMBERS, "op": NONSENSE["op"], "sync": NONSENSE["sync"]},
     ),
     "group_allreduce": (
         {},
-        {"op": NONSENSE["op"], "schedule": [2, "ring", True, hvd.Butterfly], "period": COUNTS_OR_NONE, **ABOUT_ROUNDS},
+        {"op": NONSENSE["op"], "schedule": [2, "ring", True, hvd.Butterfly], "period": COUNTS_OR_NONE},
     ),
     "partial_reduce": (
         {},

@@ -44,7 +44,6 @@ def options(
         description=(description or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--policy", default="full", help="as text; see docs/api.md")
-    parser.add_argument("--missed", choices=["latest"], help="as eager-SGD was published, for a policy of gradients")
     parser.add_argument("--rate", type=float, default=rate, help="learning rate")
     if batch is not None:
         parser.add_argument("--batch", type=int, default=batch, help="samples of a backward pass")

@@ -80,9 +80,8 @@ def main() -> None:
         torch.optim.SGD(model.parameters(), lr=options.rate),
         model.named_parameters(),
         sync=options.policy,
-        missed=options.missed,
     )
-    sync = job.ModelSync(optimizer, TEN_EPOCHS) if options.missed else None
+    sync = job.ModelSync(optimizer, TEN_EPOCHS) if "missed=latest" in options.policy else None
 
     clock = job.Clock(model, options.steps)
     for rows in draw(options.steps, torch.Generator().manual_seed(1_000 * (options.seed + 1) + 500 + rank)):
