@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from harness.job import HandStarted, Job
+from harness.whole_jobs import HandStarted, Job
 
 # Each test here is a launch of its own, so the default run has few of them, with few ranks.
 pytestmark = pytest.mark.launch(ranks=(2,))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.job import Job
+from harness.whole_jobs import Job
 
 from horovod_partial import recording
 from horovod_partial.recording import Clocks, JobSteps, Recording

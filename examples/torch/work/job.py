@@ -141,15 +141,19 @@ def micro_batches(
 class ModelSync:
     """Averages the models of all ranks after the first step, and each time so many rounds more have passed.
 
-    eager-SGD as it was published does so. Ranks that have flushed are not waited for, and do not count.
+    eager-SGD as it was published does so. Ranks that have flushed are not waited for, and do not count. All ranks make
+    theirs in the same order.
 
     Args:
         optimizer: a `hvd.DistributedOptimizer` under a policy of gradients.
         every: rounds from one average to the next.
     """
 
+    _numbers = itertools.count()
+
     def __init__(self, optimizer: torch.optim.Optimizer, every: int) -> None:
         self._optimizer, self._every, self._last = optimizer, every, -1
+        self._name = f"model sync {next(self._numbers)}"
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def after_step(self) -> None:
@@ -159,7 +163,7 @@ class ModelSync:
             return
         self._last = due
         model = parameters_to_vector(self._parameters).detach()
-        handle = hvd.weighted_average_async_(model, 0, 1.0, name="model sync")  # all weigh alike
+        handle = hvd.weighted_average_async_(model, 0, 1.0, name=self._name)  # all weigh alike
         hvd.synchronize(handle)
         # A late average is of older models, and was made while this rank was out of training.
         if not hvd.round_info(handle).late:

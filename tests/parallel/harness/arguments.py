@@ -22,6 +22,7 @@ NONSENSE: dict[str, list[Any]] = {
     "fusion": ["exact", 1, True, [1], MergedGradients],
     "grad_scaler": [1, "x", True, object],
     "grad_transform": [1, "x", True, [1]],
+    "gradtape": [None, 1, "x", object],
     "gradient_predivide_factor": ["1", True, None, [1], float, math.nan, 0],
     "groups": ["2", 1.5, True, [1], ["ab"], int, -1],
     "max_grad_norm": ["1", True, [1], float, math.nan, 0],
