@@ -146,8 +146,8 @@ test-tf215: ## Run the tests of the tape and the operations with TensorFlow 2.15
 		--force-reinstall --config-settings='--global-option=build --build-base=build/tf215' .
 	@$(BIN)/pytest -rs --no-fold-skipped \
 		tests/parallel/test_tensorflow.py tests/parallel/test_jobs.py::test_two_frameworks_in_one_process \
-		$(addprefix tests/parallel/test_conformance_,operations.py rounds.py invariants.py models.py) \
-		-k 'test_tensorflow or two_frameworks or eager or graph'
+		$(addprefix tests/parallel/test_conformance_,operations.py rounds.py invariants.py models.py optimizer.py) \
+		-k '(test_tensorflow or two_frameworks or eager or graph) and not keras'
 
 # Horovod with NCCL, and ours for it, in environments of their own: what of a build for GPUs can be tested without one.
 GPU_VENVS := .venv-gpu .venv-gpu211

@@ -135,9 +135,7 @@ def run(policy: Auto | Quorum, delays: Matrix) -> Result:
     ranks = delays.shape[1]
     cluster = Cluster(REDUCTION / (2 * (ranks - 1)), 0.0)
     trace = Trace.even(1, 4, 0.4 * COMPUTE, 0.6 * COMPUTE)
-    return simulate(
-        trace, policy, ranks, cluster=cluster, iterations=len(delays), delays=COMPUTE * delays, max_staleness=8
-    )
+    return simulate(trace, policy, ranks, cluster=cluster, iterations=len(delays), delays=COMPUTE * delays)
 
 
 def rate(result: Result) -> float:

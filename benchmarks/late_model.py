@@ -45,7 +45,7 @@ import job
 import transformer
 
 RANKS, STEPS, TUNING_SEED = 4, 600, 100
-MAX_STALENESS = 8
+MAX_STALENESS = 8  # the default of the policies
 # Milliseconds of a forward and a backward pass: of any batch, and of each of its words, with padding; on one core.
 BATCH_MS, WORD_MS = 0.44, 0.02
 CORRECTION = 30.0  # not tuned
@@ -184,7 +184,6 @@ def rounds_of(policy: str, seconds: Floats) -> Rounds:
         iterations=steps,
         delays=seconds - least,
         cycle=0.0,
-        max_staleness=MAX_STALENESS,
     )
     began = np.vstack([np.zeros(ranks), result.ends[:-1]])
     tick = 1e-7  # of rounding

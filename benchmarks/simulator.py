@@ -239,7 +239,7 @@ def share(
         )
 
     full = run("full", delays.reshape(iterations, ranks, -1).sum(axis=2))
-    shared = run("work-sharing", delays, passes=passes, split=split, delays_in=delays_in)
+    shared = run("work_sharing", delays, passes=passes, split=split, delays_in=delays_in)
     return {"full": full.iteration_time, "shared": shared.iteration_time, "bound": shared.bound or 0.0}
 
 

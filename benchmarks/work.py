@@ -44,7 +44,7 @@ MOMENTUM = "full, momentum 0.9"
 BALANCED = "full, balanced batches"
 SHORTER = {f"full, {share:.0%} of the steps": share for share in (0.4, 0.55, 0.7, 0.85)}
 LIKE_FULL = (*SHORTER, "work_sharing")  # arms that have its rate
-# The text of a policy, and more words. `latest` is eager-SGD as it was published: a late rank applies only the newest of the
+# The text of a policy, and more words. `missed=latest` is eager-SGD as it was published: a late rank applies only the newest of the
 # results that it has missed, and models are averaged every 10 epochs and at the end.
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "full": ("full", ()),
@@ -53,11 +53,11 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "solo": ("solo", ()),
     "majority": ("majority", ()),
     "quorum 0.75": ("quorum:0.75", ()),
-    "work_sharing": ("work-sharing", ()),
-    "solo+latest": ("solo", ("--missed", "latest")),
+    "work_sharing": ("work_sharing", ()),
+    "solo+latest": ("solo:missed=latest", ()),
     "group_average": ("group_average:2", ()),
     "partial_reduce": ("partial_reduce:2", ()),
-    "weighted_average": ("weighted_average:20:0.97", ()),
+    "weighted_average": ("weighted_average:20,0.97", ()),
 } | {arm: ("full", ("--share", f"{share:g}")) for arm, share in SHORTER.items()}
 GRADIENTS = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
 SLOW_SHARE = 1 / 3  # of what the others have

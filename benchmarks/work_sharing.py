@@ -73,17 +73,17 @@ def update_seconds(kind: str, sync: str, passes: int, updates: int) -> float:
 
 
 def measure(kinds: list[str], passes: list[int], updates: int, pairs: int) -> Iterator[dict[str, Any]]:
-    """On every rank: by kind of delay and number of passes the ratios of all pairs so far, `full` over `work-sharing`."""
+    """On every rank: by kind of delay and number of passes the ratios of all pairs so far, `full` over `work_sharing`."""
     ratios: dict[str, dict[str, list[float]]] = {kind: {str(each): [] for each in passes} for kind in kinds}
     for pair in range(pairs):
         for kind in kinds:
             for each in passes:
                 harness.progress(f"pair {pair}, {kind}, {each} passes", pair, pairs)
                 times = {}
-                for sync in sorted(("full", "work-sharing"), reverse=pair % 2 == 1):
+                for sync in sorted(("full", "work_sharing"), reverse=pair % 2 == 1):
                     own = update_seconds(kind, sync, each, updates)
                     times[sync] = float(hvd.allreduce(torch.tensor([own]), name="seconds").item())
-                ratios[kind][str(each)].append(times["full"] / times["work-sharing"])
+                ratios[kind][str(each)].append(times["full"] / times["work_sharing"])
         yield ratios
 
 

@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod_partial import _core, policies
-from horovod_partial.checks import is_number, require, require_count
-from horovod_partial.policies import ModelPolicy, Policy, Quorum, Solo
-from horovod_partial.settings import LONGEST_GRACE_MS, settings
-
-REPLAY_LIMIT = 8  # untaken results of an optimizer's buckets
-FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
+from horovod_partial.policies import FOR_EVER, LateGradients, ModelPolicy, Policy, Quorum, Solo
 
 
 def arguments(
@@ -22,13 +17,10 @@ def arguments(
     is_integer: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
     missed: str = "sum",
     divisor: str = "ranks",
     late: str = "accumulate",
     drop_nonfinite: bool = False,
-    replay_limit: int | None = None,
     weights: str = "uniform",
     weight_parameter: float = 1.0,
     members: Sequence[str] = (),
@@ -36,8 +28,8 @@ def arguments(
 ) -> _core.BucketSpec:
     """All that a bucket is declared with, but for its tensor.
 
-    `is_integer` says that whole numbers travel. `None` stands for the setting, or for the default where there is none; as
-    `size` it is Horovod's answer for a process set that it does not know. An average is divided by the number of ranks, or,
+    `is_integer` says that whole numbers travel. `None` as `size` is Horovod's answer for a process set that it does not know.
+    `missed` is the core's word for what becomes of missed results: see `missed_by`. An average is divided by the number of ranks, or,
     with `divisor="contributors"`, as of models, by that of the contributions in the sum. `members` says what lies in the bucket,
     as `member` does, and `agreed` in words what else must be the same on all ranks: round 0 compares both.
 
@@ -52,33 +44,23 @@ def arguments(
             "contributions are spread over several rounds. Pass op=hvd.Sum and divide at the end, reduce floating-point numbers, "
             "or use sync=hvd.Full()"
         )
-    staleness, grace, limit = check_rounds(max_staleness, grace_ms, replay_limit)
-    words = [
-        policies.describe(sync, size),
-        f"op={'Average' if average else 'Sum'}",
-        f"max_staleness={staleness}",
-        f"grace_ms={grace}",
-    ]
-    if missed != "sum":
-        words.append(f"missed={missed}")
+    words = [policies.describe(sync, size), f"op={'Average' if average else 'Sum'}"]
     if missed == "replay":
-        words.append(f"replay_limit={limit}")
+        words.append("missed=replay")
     words += agreed
-    policy = sync.to_core(size).replace(max_staleness=staleness, description=" ".join(words))
-    if not isinstance(grace, str):  # the core's default is "auto"
-        policy = policy.replace(grace_seconds=grace / 1e3)
+    limit = {"replay_limit": sync.replay_limit} if isinstance(sync, LateGradients) else {}
     return _core.BucketSpec(
-        policy=policy,
+        policy=sync.to_core(size).replace(description=" ".join(words)),
         missed=missed,
         late=late,
         divisor="contributors" if average and divisor == "contributors" else "none",
         drop_nonfinite=drop_nonfinite,
-        replay_limit=limit,
         weights=weights,
         weight_parameter=weight_parameter,
         members=list(members),
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor / size if average and divisor == "ranks" else postscale_factor,
+        **limit,
     )
 
 
@@ -87,24 +69,16 @@ def member(name: str, shape: Sequence[int]) -> str:
     return f"{name} ({', '.join(map(str, shape))})"
 
 
-def check_rounds(
-    max_staleness: int | None, grace_ms: float | str | None, replay_limit: int | None = None
-) -> tuple[int, float | str, int]:
-    """The bound on staleness in rounds, the grace period in milliseconds, and the limit of missed results, of a bucket.
+def missed_by(policy: Policy, *, replays: bool) -> str:
+    """What becomes of the results that a rank has missed, in the core's words.
 
-    None stands for the setting, or for the default where there is none.
-
-    Raises:
-        ValueError: an argument is wrong.
+    Args:
+        policy: a policy of gradients.
+        replays: whether each of these results can be applied by itself. Otherwise there is one result, their sum.
     """
-    staleness = settings().max_staleness if max_staleness is None else max_staleness
-    require_count("max_staleness", staleness, 0)
-    grace = settings().grace_ms if grace_ms is None else grace_ms
-    fits = grace == "auto" if isinstance(grace, str) else is_number(grace) and 0 <= grace <= LONGEST_GRACE_MS
-    require(fits, "grace_ms", f"'auto' or a number of milliseconds, 0 to {LONGEST_GRACE_MS}", grace)
-    limit = REPLAY_LIMIT if replay_limit is None else replay_limit
-    require_count("replay_limit", limit, 2)
-    return staleness, grace, limit
+    if isinstance(policy, LateGradients) and policy.missed == "latest":
+        return "latest"
+    return "replay" if replays else "sum"
 
 
 def of_models(policy: ModelPolicy | Quorum) -> dict[str, Any]:
@@ -115,4 +89,4 @@ def of_models(policy: ModelPolicy | Quorum) -> dict[str, Any]:
 
 def of_signals() -> dict[str, Any]:
     """The arguments of `arguments` for a bucket whose rounds only tell that some rank has arrived: nobody waits."""
-    return {"sync": Solo(), "max_staleness": FOR_EVER, "grace_ms": 0.0, "missed": "latest", "late": "discard"}
+    return {"sync": Solo(max_staleness=FOR_EVER, grace_ms=0), "missed": "latest", "late": "discard"}

@@ -171,7 +171,7 @@ def plan(
 @app.command()
 def simulate(
     trace: str = typer.Argument(help="A file that tools/make_traces.py or `optimizer.fusion_plan.save` made."),
-    policies: str = typer.Option("full", "--policies", "--sync", help="Sync policies, with commas between them."),
+    policies: list[str] = typer.Option(["full"], "--sync", help="A sync policy; may be given several times."),  # noqa: B008 (typer's way)
     rules: str = typer.Option("exact,wait_free,single", help="Rules of merged gradients, with commas between them."),
     ranks: str = typer.Option("4,8,16,32,64", help="Numbers of ranks, with commas between them."),
     delay: str = typer.Option("none", help="none, random:RANKS:S, rotating:S:S..., slow:FACTOR or log-normal:S:SIGMA."),
@@ -199,7 +199,7 @@ def simulate(
 ) -> None:
     """Simulate a job: iteration time, efficiency, contributors and staleness, by policy, rule and number of ranks.
 
-    Under work-sharing the bound is what the best schedule of whole micro-batches would take. The defaults of the cluster are those of the MG-WFBP paper's first one.
+    Under work sharing the bound is what the best schedule of whole micro-batches would take. The defaults of the cluster are those of the MG-WFBP paper's first one.
     """
     from horovod_partial.fusion import MessageCost
     from horovod_partial.policies import ModelPolicy, parse
@@ -223,7 +223,7 @@ def simulate(
         )
         delays = parse_delays(delay)
         sizes = sorted({int(size) for size in ranks.split(",")})
-        for size, name in itertools.product(sizes, policies.split(",")):
+        for size, name in itertools.product(sizes, policies):
             policy = parse(name)
             for rule in ["-"] if isinstance(policy, ModelPolicy) else rules.split(","):
                 result = run(

@@ -204,11 +204,10 @@ class Meeting:
     def post(self, name: str, values: Array) -> Posted:
         """Begin a sum of integers over all ranks, in place."""
         spec = bucket_config.arguments(
-            sync=Quorum(1.0),
+            sync=Quorum(1.0, grace_ms=0),
             size=self.size,
             average=False,
             is_integer=True,
-            grace_ms=0.0,
             missed="latest",
             late="discard",
         )

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 from horovod_partial import _core
@@ -30,18 +31,70 @@ __all__ = [
 ]
 
 
+LONGEST_GRACE_MS = 31_536_000_000  # a year: kLongest of cpp/core/values/types.h
+FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
+
+
+@dataclass(frozen=True, repr=False)
 class _Policy:
     """Base of all policies."""
+
+    def __repr__(self) -> str:
+        """Return the call that makes this policy, without what is the default."""
+        given = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in _options(type(self))
+            if repr(getattr(self, each.name)) != repr(each.default)  # 1 means one rank and 1.0 all ranks
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def to_core(self, size: int) -> _core.Policy:
         """Return the core's policy, which says when a round of `size` ranks closes.
 
-        `bucket_config` adds bounds on staleness, the grace time, and texts for errors.
+        `bucket_config` adds texts for errors.
         """
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+def _options(policy: type[_Policy]) -> list[Field[Any]]:
+    """Return what a policy can be given: first by position, then by name only."""
+    return sorted((each for each in fields(policy) if each.init), key=lambda each: bool(each.kw_only))
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _OpenRounds(_Policy):
+    """A policy whose rounds may close without some of the ranks."""
+
+    max_staleness: int = 8
+    grace_ms: float | str = "auto"
+
+    def __post_init__(self) -> None:
+        require_count("max_staleness", self.max_staleness, 0)
+        grace = self.grace_ms
+        fits = grace == "auto" if isinstance(grace, str) else is_number(grace) and 0 <= grace <= LONGEST_GRACE_MS
+        require(fits, "grace_ms", f"'auto' or a number of milliseconds, 0 to {LONGEST_GRACE_MS}", grace)
+
+    def _to_core(self, **rule: Any) -> _core.Policy:
+        if not isinstance(self.grace_ms, str):  # the core's default is "auto"
+            rule["grace_seconds"] = self.grace_ms / 1e3
+        return _core.Policy(max_staleness=self.max_staleness, **rule)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LateGradients(_OpenRounds):
+    """A policy under which gradients may be late."""
+
+    missed: str = "replay"
+    replay_limit: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.missed not in ("replay", "latest"):
+            raise ValueError(f"missed must be 'replay' or 'latest', not {self.missed!r}")
+        require_count("replay_limit", self.replay_limit, 2)
+
+
+@dataclass(frozen=True, repr=False)
 class Full(_Policy):
     """Every rank waits for every other: Horovod's own collective, bit for bit."""
 
@@ -49,16 +102,29 @@ class Full(_Policy):
         raise TypeError(f"{self!r} has no rounds: it is Horovod's own collective")
 
 
-@dataclass(frozen=True)
-class Solo(_Policy):
-    """The first rank that arrives closes the round; nobody waits (eager-SGD, PPoPP'20, section 4.1)."""
+@dataclass(frozen=True, repr=False)
+class Solo(LateGradients):
+    """The first rank that arrives closes the round; nobody waits (eager-SGD, PPoPP'20, section 4.1).
+
+    Args:
+        max_staleness: rounds that a rank may miss in a row before the others wait for it, 0 or more.
+        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds. `"auto"`
+            learns it from recent arrivals, and never exceeds 5 % of the median step.
+        missed: what a late rank does with the results that it missed. With `"replay"` none is lost. An optimizer
+            applies each in its own step, same as the other ranks, so that after a flush models and optimizer states are
+            equal bit for bit. Where only one result can be given, as in `hvd.partial_allreduce`, it is their sum.
+            `"latest"` takes only the newest (eager-SGD), which loses updates.
+        replay_limit: how many missed results an optimizer keeps, each as large as the gradients, 2 or more. The others
+            wait for a rank that keeps this many. If they cannot wait, for example because this rank is blocked in a
+            collective of Horovod's, its two oldest results are added up (`summed` in `hvd.partial_stats()`).
+    """
 
     def to_core(self, size: int) -> _core.Policy:
-        return _core.Policy(quorum=1)
+        return self._to_core(quorum=1)
 
 
-@dataclass(frozen=True)
-class Majority(_Policy):
+@dataclass(frozen=True, repr=False)
+class Majority(LateGradients):
     """A round closes when at least half of the ranks have arrived.
 
     Args:
@@ -66,41 +132,51 @@ class Majority(_Policy):
             (eager-SGD, PPoPP'20, section 4.2): one rank is drawn for each round, and the round closes when that rank
             has arrived. On average half of the ranks are then on time, but in a single round it may be only one.
         seed: seed of the draws for `initiator="random"`, an int; the same on every rank.
+        max_staleness: same as in `Solo`.
+        grace_ms: same as in `Solo`.
+        missed: same as in `Solo`.
+        replay_limit: same as in `Solo`.
     """
 
     initiator: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.initiator not in (None, "random"):
             raise ValueError(f"initiator must be None or 'random', not {self.initiator!r}")
         require(is_int(self.seed), "seed", "an int", self.seed)
 
     def to_core(self, size: int) -> _core.Policy:
         if self.initiator == "random":
-            return _core.Policy(rule="initiator", seed=self.seed % 2**64)
-        return _core.Policy(quorum=math.ceil(size / 2))
+            return self._to_core(rule="initiator", seed=self.seed % 2**64)
+        return self._to_core(quorum=math.ceil(size / 2))
 
 
-@dataclass(frozen=True)
-class Quorum(_Policy):
+@dataclass(frozen=True, repr=False)
+class Quorum(LateGradients):
     """A round closes when `ranks` ranks have arrived, or that share of them.
 
     Args:
         ranks: a number of ranks, 1 or more (an int), or a share of all ranks, above 0 and up to 1 (a float). An int
             larger than the number of ranks means all ranks.
+        max_staleness: same as in `Solo`.
+        grace_ms: same as in `Solo`.
+        missed: same as in `Solo`.
+        replay_limit: same as in `Solo`.
     """
 
     ranks: int | float
     # 1 means one rank and 1.0 all ranks, although the numbers are equal. So keep this field for comparisons.
-    is_share: bool = field(init=False, repr=False)
+    is_share: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "is_share", isinstance(self.ranks, float))
         _check_ranks("ranks", self.ranks)
 
     def to_core(self, size: int) -> _core.Policy:
-        return _core.Policy(quorum=_count_of(self.ranks, size))
+        return self._to_core(quorum=_count_of(self.ranks, size))
 
 
 def _check_ranks(name: str, ranks: Any) -> None:
@@ -120,8 +196,8 @@ def _count_of(ranks: float, size: int) -> int:
     return max(1, math.ceil(round(ranks * size, 9)))
 
 
-@dataclass(frozen=True)
-class Auto(_Policy):
+@dataclass(frozen=True, repr=False)
+class Auto(LateGradients):
     """A quorum that begins with all ranks, then follows the measured step times.
 
     The candidates are all ranks, 7/8, 3/4, 1/2 and 1/4 of them, and one rank. It takes the largest that is nearly as
@@ -131,21 +207,26 @@ class Auto(_Policy):
     Args:
         min_quorum: the smallest allowed quorum, a number or a share same as `ranks` of `hvd.Quorum`. Raise it if
             training does not tolerate stale gradients at this learning rate.
+        max_staleness: same as in `Solo`.
+        grace_ms: same as in `Solo`.
+        missed: same as in `Solo`.
+        replay_limit: same as in `Solo`.
     """
 
     min_quorum: int | float = 1
     # Same as in `Quorum`.
-    is_share: bool = field(init=False, repr=False)
+    is_share: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "is_share", isinstance(self.min_quorum, float))
         _check_ranks("min_quorum", self.min_quorum)
 
     def to_core(self, size: int) -> _core.Policy:
-        return _core.Policy(rule="auto", quorum=_count_of(self.min_quorum, size))
+        return self._to_core(rule="auto", quorum=_count_of(self.min_quorum, size))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WorkSharing(_Policy):
     """The micro-batches of an update belong to all ranks, and each free rank takes the next one.
 
@@ -176,7 +257,13 @@ class SharedUpdates(_Policy):
         return f"WorkSharing(), backward_passes_per_step={self.passes}"
 
     def to_core(self, size: int) -> _core.Policy:
-        return _core.Policy(rule="work_sharing", micro_batches=self.passes * size, grants=self.grants)
+        return _core.Policy(
+            rule="work_sharing",
+            micro_batches=self.passes * size,
+            grants=self.grants,
+            max_staleness=FOR_EVER,
+            grace_seconds=0.0,
+        )
 
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
@@ -298,8 +385,8 @@ class _ModelPolicy(_Policy):
         return {"late": "discard"}
 
 
-@dataclass(frozen=True)
-class GroupAverage(_ModelPolicy):
+@dataclass(frozen=True, repr=False)
+class GroupAverage(_ModelPolicy, _OpenRounds):
     """Every rank takes its own step, then averages its model with its group, without waiting (WAGMA-SGD, IEEE TPDS 2021).
 
     The first rank that arrives starts the round for all groups, of S ranks each. A rank that is on time gets sum / S. A
@@ -319,6 +406,8 @@ class GroupAverage(_ModelPolicy):
             forward pass of any module waits, or `synchronize`. Until that, parameters hold the values before the
             average.
         slow_momentum: applied to the averages over all ranks, every `period` rounds. Only for PyTorch.
+        max_staleness: same as in `Solo`.
+        grace_ms: same as in `Solo`.
     """
 
     size: int | None = None
@@ -329,6 +418,7 @@ class GroupAverage(_ModelPolicy):
     slow_momentum: SlowMomentum | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size is not None:
             require_count("size", self.size, 2)
         if self.period is not None:
@@ -350,13 +440,13 @@ class GroupAverage(_ModelPolicy):
         return Butterfly(max(2, 2 ** int(math.log2(max(size, 1)) / 2)) if self.size is None else self.size)
 
     def to_core(self, size: int) -> _core.Policy:
-        return _core.Policy(quorum=1, schedule=self.schedule_for(size).to_core(size), period=self.period or 0)
+        return self._to_core(quorum=1, schedule=self.schedule_for(size).to_core(size), period=self.period or 0)
 
     def bucket_options(self) -> dict[str, Any]:
         return {"late": "keep"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PartialReduce(_ModelPolicy):
     """Every rank takes its own step, then averages its model with the first ranks that are ready too (P-Reduce, SIGMOD'21).
 
@@ -394,7 +484,7 @@ class PartialReduce(_ModelPolicy):
         return {**super().bucket_options(), "weights": "staleness", "weight_parameter": self.alpha}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WeightedAverage(_ModelPolicy):
     """Ranks train separately, and periodically average their models, weighted by the steps of each (WP-SGD).
 
@@ -425,7 +515,7 @@ class WeightedAverage(_ModelPolicy):
         _check_slow_momentum(self.slow_momentum)
 
     def to_core(self, size: int) -> _core.Policy:
-        return _core.Policy(quorum=size)
+        return _core.Policy(quorum=size, max_staleness=FOR_EVER)
 
     def bucket_options(self) -> dict[str, Any]:
         return {**super().bucket_options(), "weights": "contraction", "weight_parameter": self.contraction}
@@ -436,44 +526,82 @@ ModelPolicy = GroupAverage | PartialReduce | WeightedAverage
 Policy = GradientPolicy | ModelPolicy
 
 
+_BY_NAME: dict[str, type[Policy]] = {
+    "full": Full,
+    "solo": Solo,
+    "majority": Majority,
+    "quorum": Quorum,
+    "auto": Auto,
+    "work_sharing": WorkSharing,
+    "group_average": GroupAverage,
+    "partial_reduce": PartialReduce,
+    "weighted_average": WeightedAverage,
+}
+
+
 def parse(text: str) -> Policy:
     """Return the policy that a text names.
 
-    Examples: `full`, `solo`, `work-sharing`, `majority`, `majority:random`, `quorum:3`, `quorum:0.75`, `auto`,
-        `auto:3`, `auto:0.25`,
-    `group_average`, `group_average:4`, `partial_reduce:4`, `weighted_average:8:0.999`.
+    The text is the policy's name and, after a colon, its arguments: by position or by name, with commas in between.
+
+    Examples: `solo`, `majority:random`, `majority:max_staleness=4`, `quorum:0.75,grace_ms=0,missed=latest`,
+    `group_average:4,period=20`, `weighted_average:8,contraction=0.999`.
     """
-    name, _, argument = text.strip().lower().partition(":")
+    name, _, arguments = text.strip().lower().partition(":")
+    if name not in _BY_NAME:
+        raise ValueError(f"unknown sync policy {text!r}; known are {', '.join(_BY_NAME)}")
+    kind = _BY_NAME[name]
     try:
-        if name == "full" and not argument:
-            return Full()
-        if name == "solo" and not argument:
-            return Solo()
-        if name == "work-sharing" and not argument:
-            return WorkSharing()
-        if name == "majority":
-            return Majority(initiator=argument or None)
-        if name == "quorum" and argument:
-            return Quorum(_number_of_ranks(argument))
-        if name == "auto":
-            return Auto(_number_of_ranks(argument)) if argument else Auto()
-        if name == "group_average":
-            return GroupAverage(size=int(argument) if argument else None)
-        if name == "partial_reduce" and argument:
-            return PartialReduce(int(argument))
-        if name == "weighted_average" and argument:
-            period, _, contraction = argument.partition(":")
-            return WeightedAverage(int(period), float(contraction))
+        return kind(**_named(kind, [each.strip() for each in arguments.split(",")] if arguments else []))
     except ValueError as error:
-        raise ValueError(f"invalid sync policy {text!r}: {error}") from None
-    raise ValueError(
-        f"unknown sync policy {text!r}; known are full, solo, majority, majority:random, quorum:N with a number of "
-        "ranks or a share of them, auto, auto:N, work-sharing, group_average:N, partial_reduce:N, and weighted_average:PERIOD:CONTRACTION"
-    )
+        raise ValueError(f"invalid sync policy {text!r}: {error}; {_form(name, kind)}") from None
 
 
-def _number_of_ranks(text: str) -> int | float:
-    return int(text) if text.isdigit() else float(text)
+def _named(kind: type[Policy], arguments: list[str]) -> dict[str, Any]:
+    """Return the arguments of a policy's text by name, with values in place of texts."""
+    options = _options_in_texts(kind)
+    by_position = [each.name for each in options if not each.kw_only]
+    known = {each.name for each in options}
+    named: dict[str, Any] = {}
+    for index, argument in enumerate(arguments):
+        key, equals, value = argument.partition("=")
+        if not equals:
+            if index >= len(by_position):
+                raise ValueError(f"{argument!r} has no key")
+            key, value = by_position[index], argument
+        if key not in known:
+            raise ValueError(f"there is no {key!r}")
+        if key in named:
+            raise ValueError(f"{key} is given twice")
+        named[key] = _value(value)
+    missing = [each.name for each in options if each.default is MISSING and each.name not in named]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} must be given")
+    return named
+
+
+def _options_in_texts(kind: type[Policy]) -> list[Field[Any]]:
+    """Return the options of a policy that are numbers, words or flags. The others have no text."""
+    return [
+        each for each in _options(kind) if {"int", "float", "str", "bool", "None"}.issuperset(each.type.split(" | "))
+    ]
+
+
+def _value(text: str) -> Any:
+    """Return the value that a text means: a number, None, True or False, or the text itself."""
+    for convert in (int, float):
+        with suppress(ValueError):
+            return convert(text)
+    return {"none": None, "true": True, "false": False}.get(text, text)
+
+
+def _form(name: str, kind: type[Policy]) -> str:
+    """Return in words which texts name a policy."""
+    options = [
+        each.name.upper() if each.default is MISSING else f"{each.name}={each.default}".lower()
+        for each in _options_in_texts(kind)
+    ]
+    return f"{name} takes {', '.join(options)}" if options else f"{name} takes nothing"
 
 
 def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bool = False) -> Policy:

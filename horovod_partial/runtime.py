@@ -124,10 +124,8 @@ class Runtime:
         self._meetings_lock = threading.Lock()
         self._thread = threading.local()  # .takes_no_rounds: this thread is in a join, or the program is over
         self.failed = False  # a collective has failed, and an elastic job is about to restart
-        config = settings()
         log.start()
         _attach.attach(library, waits_are_told=waits_are_told)
-        _attach.set_thresholds(waiting_seconds=config.waiting_ms / 1e3, parked_seconds=config.parked_ms / 1e3)
         failure.watch()
         os.register_at_fork(after_in_child=self._end_in_child)
 

@@ -6,8 +6,7 @@ import difflib
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
@@ -18,9 +17,7 @@ from horovod_partial import policies
 PREFIX = "HOROVOD_PARTIAL_"
 # Read by the build, not here: where an offline build finds Horovod's source archive.
 BUILD_VARIABLES = {PREFIX + "HOROVOD_SOURCE", PREFIX + "CACHE"}
-LONGEST_GRACE_MS = 31_536_000_000  # a year: kLongest of cpp/core/values/types.h
-# What each rank may set for itself: what it logs, and when it counts as waiting. All else must be the same on all ranks.
-OF_EACH_RANK = {"log_level", "waiting_ms", "parked_ms"}
+OF_EACH_RANK = {"log_level"}  # what each rank may set for itself; all else must be the same on all ranks
 
 
 class Settings(BaseSettings):
@@ -29,15 +26,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
 
     sync: str = Field(default="full", description="Sync policy where the program names none.")
-    max_staleness: int = Field(default=8, ge=0, lt=2**31, description="Rounds in a row that a rank may miss.")
-    grace_ms: float | Literal["auto"] = Field(default="auto", description="How long a satisfied round stays open.")
-    missed: Literal["auto", "sum", "replay", "latest"] = Field(default="auto", description="What a late rank gets.")
     bucket_mb: float = Field(
         default=25.0, gt=0, description="Size of the buckets that gradients are packed into, in MB."
-    )
-    waiting_ms: float = Field(default=5.0, gt=0, description="A wait for a round this long counts as blocked.")
-    parked_ms: float = Field(
-        default=100.0, gt=0, description="A full collective outstanding this long counts as blocked."
     )
     abort_seconds: float = Field(
         default=0.0,
@@ -65,15 +55,6 @@ class Settings(BaseSettings):
     def _known_policy(cls, value: str) -> str:
         policies.parse(value)
         return value
-
-    @field_validator("grace_ms", mode="wrap")
-    @classmethod
-    def _auto_or_milliseconds(cls, value: Any, convert: Callable[[Any], float | str]) -> float | str:
-        with suppress(ValidationError):
-            grace = convert(value)
-            if isinstance(grace, str) or 0 <= grace <= LONGEST_GRACE_MS:
-                return grace
-        raise ValueError(f"must be 'auto' or a number of milliseconds, 0 to {LONGEST_GRACE_MS}")
 
     @field_validator("abort_seconds", "stall_seconds")
     @classmethod

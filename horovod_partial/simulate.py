@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_partial import _core, documents, fusion, policies
-from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.fusion import FusionPlan, MessageCost
-from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WeightedAverage, WorkSharing
+from horovod_partial.policies import FOR_EVER, Full, ModelPolicy, Policy, Quorum, WeightedAverage, WorkSharing
 
 # --- Clusters --------------------------------------------------------------------------------------------------------
 
@@ -388,8 +387,6 @@ def simulate(
     delays: Delays | NDArray[np.float64] | None = None,
     seed: int = 0,
     cycle: float = 1e-3,
-    max_staleness: int = 16,
-    grace: float | None = None,
     passes: int = 1,
     split: float = 0.0,
     delays_in: str = "each",
@@ -415,8 +412,6 @@ def simulate(
         seed: of the delays.
         cycle: at least so many seconds are between two negotiations; the default is Horovod's. With 0 a round closes in
             the moment that its last rank arrives, and large jobs take long to simulate.
-        max_staleness: as in `hvd.DistributedOptimizer`.
-        grace: seconds that a satisfied round stays open; None learns it, as by default in a job.
         passes: micro-batches of a step, on each rank or on average, 1 or more: `backward_passes_per_step`.
         split: seconds that each micro-batch takes beside its part of the step's compute, 0 or more.
         delays_in: where a rank's delay lies under `hvd.WorkSharing()`. `"each"`: each micro-batch that it makes in that
@@ -430,8 +425,8 @@ def simulate(
     for name, value in (("ranks", ranks), ("iterations", iterations), ("passes", passes)):
         if value < 1:
             raise ValueError(f"{name} must be 1 or more, not {value}")
-    if not 0 <= cycle < math.inf or (grace is not None and not 0 <= grace < math.inf):
-        raise ValueError("cycle and grace must be 0 or more seconds")
+    if not 0 <= cycle < math.inf:
+        raise ValueError(f"cycle must be 0 or more seconds, not {cycle}")
     if not 0 <= split < math.inf:
         raise ValueError(f"split must be 0 or more seconds, not {split}")
     if delays_in not in ("each", "first"):
@@ -442,13 +437,9 @@ def simulate(
     drawn = _delays(delays, iterations, ranks, passes, trace.compute, seed)
     if isinstance(policy, WorkSharing):
         return _share(trace, step, passes, drawn, delays_in, ready=ready, bytes=nbytes, cost=costs[-1], cycle=cycle)
-    waits_for_all = isinstance(policy, Full | WeightedAverage)
-    rounds = (Quorum(1.0) if isinstance(policy, Full) else policy).to_core(ranks)
-    rounds = rounds.replace(max_staleness=FOR_EVER if waits_for_all else max_staleness)
-    if grace is not None:  # the core's default learns it
-        rounds = rounds.replace(grace_seconds=grace)
+    rounds = Quorum(1.0, max_staleness=FOR_EVER) if isinstance(policy, Full) else policy
     figures = _core.run_job(
-        policy=rounds,
+        policy=rounds.to_core(ranks),
         delays=drawn.reshape(iterations, ranks, -1).sum(axis=2),
         ready=ready,
         bytes=nbytes,

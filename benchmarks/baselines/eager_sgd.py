@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import horovod_partial.torch as hvd
 from baselines.baseline import Baseline
-from horovod_partial.torch.model_buckets import ModelBucket
 
-POLICIES: dict[str, hvd.Solo | hvd.Majority] = {"solo": hvd.Solo(), "majority": hvd.Majority(initiator="random")}
+# The user's programs average models so, too.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "torch" / "work"))
 
+from job import ModelSync
 
-class ModelSync:
-    """Averages the models of all ranks after the first step, and each time so many rounds more have passed.
-
-    Ranks that are out of training, as in a flush, are not waited for, and do not count.
-
-    Args:
-        optimizer: a `hvd.DistributedOptimizer` under a policy of gradients.
-        every: rounds from one average to the next.
-    """
-
-    _numbers = itertools.count()  # all ranks make theirs in the same order
-
-    def __init__(self, optimizer: Any, every: int) -> None:
-        self._optimizer = optimizer
-        self._every = every
-        self._bucket = ModelBucket([parameter for group in optimizer.param_groups for parameter in group["params"]])
-        self._name = f"model_sync.{next(self._numbers)}"
-        self._last = -1
-
-    def after_step(self) -> None:
-        """Average the models if that is due."""
-        due = self._optimizer.rounds // self._every
-        if due <= self._last:
-            return
-        self._last = due
-        self._bucket.pack()
-        handle = hvd.weighted_average_async_(self._bucket.flat, 0, 1.0, self._name)
-        hvd.synchronize(handle)
-        # A late one is an average of older models, made while this rank was out of training.
-        if not hvd.round_info(handle).late:
-            self._bucket.unpack()
+POLICIES = {"solo": "solo:missed=latest,grace_ms=0", "majority": "majority:random,missed=latest,grace_ms=0"}
 
 
 class EagerSGD(Baseline):
@@ -75,8 +47,6 @@ class EagerSGD(Baseline):
             optimizer,
             named_parameters,
             sync=POLICIES[collective],
-            missed="latest",
-            grace_ms=0,
         )
         self._sync = ModelSync(self._wrapped, sync_every)
         super().__init__(self._wrapped)

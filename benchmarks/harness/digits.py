@@ -1,6 +1,6 @@
 """A network that learns scikit-learn's digits in rounds whose times are known: training is computed, and nobody sleeps.
 
-With plain SGD and `missed="sum"` all ranks have one model after a round, so the model is a function of which gradients were in
+With plain SGD, and no result lost, all ranks have one model after a round, so the model is a function of which gradients were in
 which round, and of which round's model each was computed.
 """
 

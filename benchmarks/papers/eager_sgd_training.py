@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 import horovod_partial.torch as hvd
+from horovod_partial.policies import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "torch"), str(ROOT / "examples" / "shared")]
@@ -66,8 +67,8 @@ FULL_NAME, FULL = "Full", Arm("full")
 
 def published(collective: str, sync_every: int | None, by_rounds: bool = False) -> Arm:
     """eager-SGD's own: a late rank gets the newest result only, and models are averaged every so many rounds."""
-    options = {"sync": collective, "missed": "latest", "grace_ms": 0}
-    return Arm(options=options, sync_every=sync_every, by_rounds=by_rounds)
+    policy = replace(parse(collective), missed="latest", grace_ms=0)
+    return Arm(options={"sync": policy}, sync_every=sync_every, by_rounds=by_rounds)
 
 
 # --- Tasks -----------------------------------------------------------------------------------------------------------

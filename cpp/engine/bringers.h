@@ -53,9 +53,13 @@ class Bringers {
   struct Graph;  // the buckets to which one run of a graph contributes
 
   struct Thresholds {
-    Time waiting = std::chrono::milliseconds(5);   // a wait for a round or in a flush counts after this time
-    Time parked = std::chrono::milliseconds(100);  // one of Horovod's collectives counts after this time
-    Time silence = std::chrono::seconds(1);        // a process without any event for this long is judged as a whole
+    // A wait for a round or in a flush counts after this time. Most rounds end in a few of Horovod's cycles, each 1 ms,
+    // and the others need not hear of those waits. If nobody else comes, the job stands still for this time.
+    Time waiting = std::chrono::milliseconds(5);
+    // A wait for one of Horovod's collectives counts after this time. An ordinary collective ends sooner, and a rank in
+    // one is not out of training. If the rank does not come for long, the others lose this time.
+    Time parked = std::chrono::milliseconds(100);
+    Time silence = std::chrono::seconds(1);  // a process without any event for this long is judged as a whole
   };
 
   // Horovod's own collectives, as far as the engine knows of them.

@@ -415,7 +415,7 @@ std::optional<TakenRounds> Engine::TakeRound(const std::vector<Member>& family) 
             std::to_string(taken.rounds) + " rounds of " + names.front() +
             " had to be applied as one step, so that its model may differ until the next flush. Call optimizer.flush() "
             "on every "
-            "rank before, say, a long evaluation on one, or pass a larger replay_limit");
+            "rank before, say, a long evaluation on one, or give the policy a larger replay_limit");
   }
   return taken;
 }
@@ -1048,8 +1048,7 @@ void Engine::Fill(SharedBucket& bucket, Operation& operation, bool late) {
     if (bucket.core.options().missed == Missed::kReplay || bucket.core.TakeMissed(operation.arrival.output)) return;
     Log(LogLevel::kWarning, rank_,
         "the sum of the results of " + bucket.core.name() +
-            " that this rank has missed is not finite in float16. Leave the compression out, or pass "
-            "missed=\"replay\"");
+            " that this rank has missed is not finite in float16. Leave the compression out.");
   }
 }
 

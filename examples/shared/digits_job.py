@@ -20,10 +20,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "full": {"sync": "full"},
     "solo": {"sync": "solo"},
     "majority": {"sync": "majority"},
-    "solo_latest": {"sync": "solo", "missed": "latest"},  # the paper's own: a late rank gets the newest result only
+    "solo_latest": {"sync": "solo:missed=latest"},  # the paper's own: a late rank gets the newest result only
 }
 PASSES = 4  # micro-batches that a rank's step is split into where work is shared
-SHARING_ARM = {"work_sharing": {"sync": "work-sharing", "backward_passes_per_step": PASSES}}  # in PyTorch
+SHARING_ARM = {"work_sharing": {"sync": "work_sharing", "backward_passes_per_step": PASSES}}  # in PyTorch
 LABELS = {
     "full": "Full",
     "work_sharing": "WorkSharing",

@@ -77,7 +77,7 @@ ARMS = {
     "group_average": Arm("group_average:2", 0.1, "GroupAverage(2)", True),
     "partial_reduce": Arm("partial_reduce:2", 0.05, "PartialReduce(2)", False),
     # The contraction of WP-SGD follows from the loss if that is convex. For a network it is a knob.
-    "weighted_average": Arm("weighted_average:8:0.98", 0.1, "WeightedAverage(8)", False),
+    "weighted_average": Arm("weighted_average:8,0.98", 0.1, "WeightedAverage(8)", False),
 }
 LABELS = {name: arm.label for name, arm in ARMS.items()}
 

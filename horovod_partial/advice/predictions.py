@@ -56,7 +56,7 @@ def model_policies(ranks: int) -> list[str]:
     """Those of models, which change what is trained and not only when, with sizes that fit."""
     sized = max(2, 2 ** int(math.log2(ranks) / 2))
     fits = ["group_average"] if ranks % sized == 0 else []
-    return [*fits, f"partial_reduce:{max(2, ranks // 2)}", "weighted_average:8:0.999"] if ranks > 2 else []
+    return [*fits, f"partial_reduce:{max(2, ranks // 2)}", "weighted_average:8,0.999"] if ranks > 2 else []
 
 
 def seconds_behind_the_last(steps: JobSteps) -> float:
@@ -119,7 +119,6 @@ def _run(compute: Floats, reduction: float, policy: str) -> Result:
         iterations=len(compute),
         delays=compute - least,
         cycle=_CYCLE,
-        max_staleness=8,
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial import bucket_config, policies
+from horovod_partial import policies
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
 from horovod_partial.fusion import MergedGradients
-from horovod_partial.policies import Auto, Full, GradientPolicy, GroupAverage, ModelPolicy, Policy, Quorum, Solo
+from horovod_partial.policies import Auto, GradientPolicy, LateGradients, ModelPolicy, Policy, Quorum, Solo
 from horovod_partial.settings import settings
 
 
@@ -42,8 +42,8 @@ def check_sampler(batch_size: Any, shuffle: Any, drop_last: Any, process_set: An
     require(process_set.included() is not False, "process_set", "one that this rank is in", process_set)
 
 
-def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> tuple[GradientPolicy, str]:
-    """Return the policy of a single allreduce, and `missed`: "sum" or "latest".
+def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> GradientPolicy:
+    """Return the policy of a single allreduce.
 
     Args:
         sync: the user's argument.
@@ -54,52 +54,12 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> tup
     """
     check_kinds(arguments)
     policy = policies.resolve(sync, settings().sync)
-    missed = "sum" if arguments["missed"] is None else arguments["missed"]
-    if missed not in ("sum", "latest"):
-        raise ValueError(
-            f"missed must be 'sum' or 'latest' here, not {missed!r}: one tensor cannot hold several results"
-        )
     if isinstance(policy, ModelPolicy):
         raise ValueError(
             f"{policy!r} averages models: use hvd.group_allreduce, hvd.partial_reduce or hvd.weighted_average, or pass it "
             "to hvd.DistributedOptimizer"
         )
-    check_about_rounds(sync, policy, arguments)
-    return policy, missed
-
-
-# Arguments about rounds, with their defaults.
-_ABOUT_ROUNDS = {
-    "max_staleness": None,
-    "grace_ms": None,
-    "missed": None,
-    "replay_limit": None,
-}
-
-
-def check_about_rounds(sync: Policy | str | None, policy: GradientPolicy, arguments: Mapping[str, Any]) -> None:
-    """Check arguments about rounds, and warn if they have no effect.
-
-    Must be called directly by the function that the user calls, because the warning names the caller's caller.
-
-    Args:
-        sync: the user's argument.
-        policy: the policy that `sync` stands for.
-        arguments: contains `max_staleness` and `grace_ms`, and may contain `replay_limit`.
-
-    Raises:
-        ValueError: an argument is wrong.
-    """
-    bucket_config.check_rounds(arguments["max_staleness"], arguments["grace_ms"], arguments.get("replay_limit"))
-    if not isinstance(policy, Full) or sync is not None or "sync" in settings().model_fields_set:
-        return
-    given = [name for name, default in _ABOUT_ROUNDS.items() if arguments.get(name, default) != default]
-    if given:
-        warnings.warn(
-            f"{', '.join(given)} has no effect: no policy is named, and the default, hvd.Full(), has no rounds; pass "
-            "sync=hvd.Majority(), or set HOROVOD_PARTIAL_SYNC",
-            stacklevel=3,
-        )
+    return policy
 
 
 def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
@@ -108,7 +68,8 @@ def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
     Must be called directly by the function that the user calls.
     """
     kinds = {kind.__name__ for kind in type(optimizer).__mro__} & {"Adam", "AdamW", "Muon"}
-    if kinds and (isinstance(policy, Solo) or policy == Auto()):
+    goes_down_to_one = isinstance(policy, Auto) and policy.min_quorum == 1 and not policy.is_share
+    if kinds and (isinstance(policy, Solo) or goes_down_to_one):
         warnings.warn(
             f"{type(optimizer).__name__} under {policy!r}: most gradients may be late, which may cost more than it gains. A Transformer "
             "in our benchmarks was better under Full() with fewer steps, in the same time. Compare it with hvd.WorkSharing(), "
@@ -218,15 +179,8 @@ def with_num_groups(groups: Any, num_groups: int) -> Any:
     return num_groups if groups is None else groups
 
 
-def check_gradient_arguments(policy: Policy, arguments: dict[str, Any], *, replays: bool) -> None:
-    """Check the arguments of an optimizer of Keras or a tape, with Horovod's messages; sets `arguments["missed"]`.
-
-    Warns if missed results are added up although the user has not asked for it.
-
-    Args:
-        policy: the user's policy.
-        arguments: the user's arguments.
-        replays: whether missed rounds can be applied one by one. If so, that is the default.
+def check_gradient_arguments(arguments: dict[str, Any]) -> None:
+    """Check the arguments of an optimizer of Keras or a tape, with Horovod's messages.
 
     Raises:
         ValueError: an argument is wrong.
@@ -236,31 +190,27 @@ def check_gradient_arguments(policy: Policy, arguments: dict[str, Any], *, repla
     check_fusion(arguments["fusion"], groups)
     if groups is not None and not (isinstance(groups, list) or groups > 0):
         raise ValueError("groups should be a non-negative integer or a list of lists of variables.")
-    missed = settings().missed if arguments["missed"] is None else arguments["missed"]
-    if missed not in ("auto", "sum", "latest", "replay"):
-        raise ValueError(f"missed must be 'auto', 'sum', 'replay' or 'latest', not {missed!r}")
-    if missed == "replay" and not replays and arguments["missed"] is not None:
-        raise ValueError(
-            "missed='replay' cannot be used with a tape, or with fusion in TensorFlow: a step gets one gradient of each "
-            "variable there; use 'sum' or 'latest', or hvd.DistributedOptimizer without fusion"
+
+
+def warn_of_sums(policy: Policy) -> None:
+    """Warn that missed results are added up, because they cannot be replayed here.
+
+    Must be called directly by the function that the user calls.
+    """
+    waits_for_all = isinstance(policy, Quorum) and policy.is_share and policy.ranks == 1.0
+    if isinstance(policy, LateGradients) and policy.missed == "replay" and not waits_for_all:
+        warnings.warn(
+            "what a late rank has missed is added up, in a tape, or with fusion in TensorFlow, so that replicas part with any "
+            "optimizer but plain SGD: leave the tape as it is, and use hvd.DistributedOptimizer without fusion",
+            stacklevel=3,
         )
-    if missed in ("auto", "replay"):
-        missed = "replay" if replays else "sum"
-        if not replays and policy not in (Full(), Quorum(1.0)):
-            warnings.warn(
-                "what a late rank has missed is added up, in a tape, or with fusion in TensorFlow, so that replicas part with any "
-                "optimizer but plain SGD: leave the tape as it is, and use hvd.DistributedOptimizer without fusion; or pass "
-                "missed='sum' if sums are wanted",
-                stacklevel=3,
-            )
-    arguments["missed"] = missed
 
 
 def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, uncompressed: Any, average: int) -> None:
     """Refuse arguments that have no meaning under a policy of models.
 
     Args:
-        policy: the policy. Only `GroupAverage` takes `max_staleness` and `grace_ms`.
+        policy: the policy.
         arguments: the user's arguments of an optimizer. Those that a framework lacks may be left out.
         uncompressed: the framework's `hvd.Compression.none`.
         average: the number of the framework's `hvd.Average`.
@@ -273,34 +223,8 @@ def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, un
         "op": average,
         "gradient_predivide_factor": 1.0,
         "groups": None,
-    } | _OF_MISSED_ROUNDS
-    if not isinstance(policy, GroupAverage):
-        left_alone |= _OF_OPEN_ROUNDS
-    _refuse(arguments, left_alone, f"{policy!r}, which averages models and no gradients")
-
-
-def refuse_about_late_gradients(arguments: dict[str, Any]) -> None:
-    """Refuse arguments that have no meaning under `WorkSharing`.
-
-    Args:
-        arguments: the user's arguments of an optimizer.
-
-    Raises:
-        ValueError: there are such arguments.
-    """
-    _refuse(arguments, _OF_MISSED_ROUNDS | _OF_OPEN_ROUNDS, "hvd.WorkSharing(), under which no gradient is late")
-
-
-def _refuse(arguments: dict[str, Any], left_alone: dict[str, Any], policy: str) -> None:
+        "fusion": None,
+    }
     given = [name for name, value in left_alone.items() if arguments.get(name, value) != value]
     if given:
-        raise ValueError(f"{', '.join(given)} cannot be used with {policy}")
-
-
-# Defaults of arguments, by name.
-_OF_MISSED_ROUNDS: dict[str, Any] = {
-    "fusion": None,
-    "missed": None,
-    "replay_limit": None,
-}
-_OF_OPEN_ROUNDS: dict[str, Any] = {"max_staleness": None, "grace_ms": None}
+        raise ValueError(f"{', '.join(given)} cannot be used with {policy!r}, which averages models and no gradients")

@@ -118,8 +118,8 @@ class GradientReducer(ABC):
         name: prefix of the names of tensors and buckets.
         sync: the policy.
         arguments: those of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`,
-            `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `fusion`, `max_staleness`, `missed`,
-            `grace_ms` and, if rounds may be replayed, `replay_limit`.
+            `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `fusion`.
+        replays: whether missed rounds can be applied one by one. With `fusion` they cannot.
         skips_nonfinite: whether every rank skips rounds with gradients that are not finite. Then late ones that are not
             finite travel too, and under a partial policy gradients come without the loss scale.
         owner: the buckets end when this object is gone. None keeps them for any user of the same variables.
@@ -137,6 +137,7 @@ class GradientReducer(ABC):
         sync: Policy,
         arguments: dict[str, Any],
         *,
+        replays: bool,
         skips_nonfinite: bool = False,
         owner: _attach.Owner | None = None,
         replica_of: Callable[[list[Any]], healing.Replica | None] | None = None,
@@ -160,14 +161,11 @@ class GradientReducer(ABC):
         self._options = {
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide,
-            "max_staleness": arguments["max_staleness"],
-            "grace_ms": arguments["grace_ms"],
-            "missed": arguments["missed"],
-            "replay_limit": arguments.get("replay_limit"),
+            "missed": bucket_config.missed_by(sync, replays=replays and self._fusion is None),
             "drop_nonfinite": not skips_nonfinite,
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
-        self.replays = arguments["missed"] == "replay"
+        self.replays = self._options["missed"] == "replay"
         self._appliers: dict[str, StepApplier] = {}  # by what the names of their buckets begin with
         self._bucket_spec()  # wrong settings fail here, not in the first step
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial import _attach, bucket_config
+from horovod_partial import _attach
 from horovod_partial._core import Periods
-from horovod_partial.bucket_config import FOR_EVER
 from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Quorum, WeightedAverage
 from horovod_partial.runtime import Runtime
 
@@ -34,25 +33,14 @@ class ModelAverager(ABC):
     Args:
         policy: says what is averaged, and which ranks average.
         process_set: the ranks that take part.
-        max_staleness: in rounds; None takes the setting. Only for `GroupAverage`.
-        grace_ms: in milliseconds, or `"auto"`; None takes the setting.
     """
 
     runtime: Runtime
 
-    def __init__(
-        self,
-        policy: ModelPolicy,
-        process_set: ProcessSet,
-        max_staleness: int | None,
-        grace_ms: float | str | None,
-    ) -> None:
-        bucket_config.check_rounds(max_staleness, grace_ms)  # wrong settings fail here, not in the first step
+    def __init__(self, policy: ModelPolicy, process_set: ProcessSet) -> None:
         self.name = self.signal_name = ""  # empty before the first use
         self.policy = policy
         self.process_set = process_set
-        by_work = isinstance(policy, WeightedAverage)
-        self._options: dict[str, Any] = {"max_staleness": FOR_EVER if by_work else max_staleness, "grace_ms": grace_ms}
         self._taken = 0  # rounds whose results this rank has got, or will never get
 
     def use_name(self, name: str) -> None:

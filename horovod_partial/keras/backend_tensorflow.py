@@ -85,8 +85,6 @@ def average_(
     process_set: ProcessSet,
     *,
     steps: tf.Tensor | int = 0,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
 ) -> RoundInfo:
     """Average floating-point variables as the policy says, as one message, in eager code or in a graph.
 
@@ -100,8 +98,6 @@ def average_(
         policy: how to average.
         process_set: the ranks that take part.
         steps: what a model's weight follows from.
-        max_staleness: as in the optimizer.
-        grace_ms: as in the optimizer.
     """
     natives = [native(variable) for variable in variables]
     wide = tf.float64 if any(variable.dtype == tf.float64 for variable in natives) else tf.float32
@@ -112,8 +108,6 @@ def average_(
         policy,
         process_set,
         steps=steps,
-        max_staleness=max_staleness,
-        grace_ms=grace_ms,
         return_info=True,
     )
     if not takes_late(policy):

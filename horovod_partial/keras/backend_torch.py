@@ -251,15 +251,11 @@ def average_(
     process_set: ProcessSet,
     *,
     steps: torch.Tensor | int = 0,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
 ) -> RoundInfo:
     """As on TensorFlow: average floating-point variables as the policy says, as one message."""
     bucket = ModelBucket([native(variable) for variable in variables])
     bucket.pack()
-    handle = model_operations.average_async(
-        bucket.flat, bucket.flat, name, policy, process_set, int(steps), max_staleness, grace_ms
-    )
+    handle = model_operations.average_async(bucket.flat, bucket.flat, name, policy, process_set, int(steps))
     handle.synchronize()
     info = handle.info()
     if takes_late(policy) or not info.late:

@@ -32,7 +32,7 @@ class ModelAverager(models.ModelAverager):
         arguments: dict[str, Any],
         is_local: Callable[[Any], bool] = lambda _: False,
     ) -> None:
-        super().__init__(policy, arguments["process_set"], arguments["max_staleness"], arguments["grace_ms"])
+        super().__init__(policy, arguments["process_set"])
         if policy.overlap:
             raise ValueError("overlap=True is for horovod_partial.torch: Keras begins a step after the one before")
         if policy.slow_momentum is not None:
@@ -71,7 +71,7 @@ class ModelAverager(models.ModelAverager):
         keras.ops.cond(steps > 0, lambda: self._average(model, steps), lambda: None)
 
     def _average(self, model: Sequence[Any], steps: Any) -> None:
-        backend.average_(model, self.name, self.policy, self.process_set, steps=steps, **self._options)
+        backend.average_(model, self.name, self.policy, self.process_set, steps=steps)
 
     def flush_optimizer(self, optimizer: Any) -> None:
         """Average what the policy averages over all ranks, which all must come: then the models are equal."""

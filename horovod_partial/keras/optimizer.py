@@ -13,11 +13,11 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod_partial import _attach, policies
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
-    check_about_rounds,
     check_gradient_arguments,
     check_kinds,
     refuse_about_gradients,
     warn_of_late_gradients,
+    warn_of_sums,
     with_num_groups,
 )
 from horovod_partial.exchange.gradients import Apply, GradientReducer
@@ -28,7 +28,7 @@ from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelAverager
 from horovod_partial.keras.replica import replica_of
 from horovod_partial.keras.steps import Rates, follow_steps, inner
-from horovod_partial.policies import Full, ModelPolicy, Policy
+from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy
 from horovod_partial.runtime import Tenure
 from horovod_partial.settings import settings
 
@@ -227,6 +227,7 @@ class _State:
                     name,
                     self._policy,
                     self._arguments,
+                    replays=True,
                     skips_nonfinite=_scales_loss(optimizer),
                     owner=_attach.Owner(),
                     replica_of=replica_of(optimizer),
@@ -402,10 +403,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     sync: Policy | str | None = None,
     fusion: MergedGradients | None = None,
-    max_staleness: int | None = None,
-    missed: str | None = None,
-    grace_ms: float | str | None = None,
-    replay_limit: int | None = None,
 ) -> Any:
     """Wrap an optimizer of Keras 3 so that gradients are combined over the ranks before they are applied, or models after.
 
@@ -418,6 +415,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     gradients, then averages its model with others; arguments about gradients do not apply. Let all ranks start from the
     same model (`hvd.BroadcastGlobalVariablesCallback`), and flush before an evaluation or a checkpoint
     (`hvd.FlushCallback`).
+
+    If a late rank replays the rounds that it missed (see `hvd.Solo`), `iterations` counts rounds, each round is clipped,
+    and a schedule follows the steps that rounds count for. With `fusion` on TensorFlow missed results are added up.
 
     Args:
         optimizer: any optimizer of Keras 3. The wrapper shares its state. Wrap the outermost optimizer; if the global
@@ -441,14 +441,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         fusion: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.fusion_plan`), under `Full()`
             only with `hvd.Average` and `hvd.Sum`. None leaves packing to Horovod under `Full()`, and packs by size
             (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
-        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
-        missed: what a late rank does with the results that it missed. `"replay"`, the default, applies each separately,
-            same as the other ranks. After a flush weights and the optimizer's variables are then equal bit for bit.
-            `iterations` counts rounds, each round is clipped, and a schedule follows the steps that rounds count for.
-            `"sum"`, the default with `fusion` on TensorFlow, adds them up. `"latest"` applies only the newest, which
-            loses updates.
-        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
-        replay_limit: same as in `horovod_partial.torch.DistributedOptimizer`.
 
     Returns:
         An instance of the optimizer's class with the methods `flush`, `flushed`, `register_local_var`, and the
@@ -473,10 +465,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "process_set": process_set,
         "scale_local_gradients": scale_local_gradients,
         "fusion": fusion,
-        "max_staleness": max_staleness,
-        "missed": missed,
-        "grace_ms": grace_ms,
-        "replay_limit": replay_limit,
     }
     repeated = {
         **arguments,
@@ -489,11 +477,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if isinstance(policy, ModelPolicy):
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
     else:
-        check_about_rounds(sync, policy, arguments)
         warn_of_late_gradients(policy, inner(optimizer))
-    check_gradient_arguments(policy, arguments, replays=fusion is None)
+    check_gradient_arguments(arguments)
+    if fusion is not None:
+        warn_of_sums(policy)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
-    replays = arguments["missed"] == "replay" and not isinstance(policy, Full | ModelPolicy)
+    replays = fusion is None and isinstance(policy, LateGradients) and policy.missed == "replay"
     if replays and accumulates and inner(optimizer).use_ema:
         raise ValueError(
             f"use_ema cannot be used with gradient accumulation under {policy!r}: Keras averages after each pass, and ranks "
@@ -507,7 +496,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if isinstance(policy, ModelPolicy):
         ModelAverager(policy, arguments)  # wrong arguments fail here, not in the first step
     else:
-        backend.GradientReducer(prefix, policy, arguments)
+        backend.GradientReducer(prefix, policy, arguments, replays=True)
     _accumulate(optimizer, backward_passes_per_step)  # comes last, because it changes the user's optimizer
     follow_steps(optimizer)
     base = type(optimizer)

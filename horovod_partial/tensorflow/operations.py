@@ -127,15 +127,13 @@ def partial_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
-    missed: str | None = None,
     return_info: bool = False,
 ) -> Any:
     """Sum or average tensors over the ranks that are there in time, in eager code or in a graph.
 
-    A rank that comes too late for a round gets that round's result (several missed ones are added up) at once, and its
-    own contribution travels with the next round (eager-SGD, PPoPP'20, section 4). Over all rounds, and after `flush`,
+    A rank that comes too late for a round gets the result of that round at once. If it has missed several, it gets their
+    sum, or the newest if the policy says `missed="latest"`. Its own contribution travels with the next round (eager-SGD,
+    PPoPP'20, section 4). Over all rounds, and after `flush`,
     every contribution has been delivered exactly once.
 
     Args:
@@ -149,9 +147,6 @@ def partial_allreduce(
         prescale_factor: multiplies the tensors before the sum.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part.
-        max_staleness: as in `hvd.DistributedOptimizer`.
-        grace_ms: as in `hvd.DistributedOptimizer`.
-        missed: `"sum"`, the default, or `"latest"`, as in `hvd.DistributedOptimizer`.
         return_info: also return what became of the arrival, a `RoundInfo` of tensors; not under `hvd.Full()`.
 
     Returns:
@@ -164,7 +159,6 @@ def partial_allreduce(
 
         A graph that runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
-    options = {"max_staleness": max_staleness, "grace_ms": grace_ms, "missed": missed}
     arguments = {
         "name": name,
         "op": op,
@@ -173,12 +167,16 @@ def partial_allreduce(
         "process_set": process_set,
         "return_info": return_info,
     }
-    policy, options["missed"] = of_allreduce(sync, arguments | options)
+    policy = of_allreduce(sync, arguments)
     if isinstance(policy, Full):
         if return_info:
             raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
         return _full_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
-    options |= {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    options = {
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+        "missed": bucket_config.missed_by(policy, replays=False),
+    }
     return _reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
 
 
@@ -201,8 +199,8 @@ def group_allreduce(
     period: int | None = None,
     process_set: ProcessSet = global_process_set,
     *,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
+    max_staleness: int = 8,
+    grace_ms: float | str = "auto",
     return_info: bool = False,
 ) -> Any:
     """Average a model with the group that this round gives the rank, without waiting for slow ranks.
@@ -213,9 +211,8 @@ def group_allreduce(
     check_kinds({"op": op})
     if op not in (Average, Sum):
         raise ValueError("groups reduce with op=hvd.Average or hvd.Sum, not with Adasum, Min, Max or Product")
-    policy = GroupAverage(schedule=schedule, period=period)
-    options = {"max_staleness": max_staleness, "grace_ms": grace_ms, **bucket_config.of_models(policy)}
-    return _reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
+    policy = GroupAverage(schedule=schedule, period=period, max_staleness=max_staleness, grace_ms=grace_ms)
+    return _reduce(tensor, name, op, policy, process_set, bucket_config.of_models(policy), return_info=return_info)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -267,8 +264,6 @@ def average(
     process_set: ProcessSet,
     *,
     steps: tf.Tensor | int = 0,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
     return_info: bool = False,
 ) -> Any:
     """Arrive with a model at a policy's bucket."""
@@ -277,7 +272,7 @@ def average(
     for one in tensors:
         if not one.dtype.is_floating:
             raise ValueError(f"an average of models needs floating-point tensors, not {one.dtype.name}")
-    options = {"max_staleness": max_staleness, "grace_ms": grace_ms, **bucket_config.of_models(policy)}
+    options = bucket_config.of_models(policy)
     model = tensors if several else tensors[0]
     return _reduce(model, name, Average, policy, process_set, options, work=steps, return_info=return_info)
 

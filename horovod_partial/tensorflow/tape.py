@@ -13,9 +13,9 @@ from horovod.tensorflow.mpi_ops import Average
 from horovod_partial import policies
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
-    check_about_rounds,
     check_gradient_arguments,
     check_kinds,
+    warn_of_sums,
     with_num_groups,
 )
 from horovod_partial.exchange.wrapping import subclass
@@ -71,14 +71,15 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     *,
     sync: Policy | str | None = None,
     fusion: MergedGradients | None = None,
-    max_staleness: int | None = None,
-    missed: str | None = None,
-    grace_ms: float | str | None = None,
 ) -> tf.GradientTape:
     """Wrap a tape so that its gradients are combined over the ranks, in eager code or in a `tf.function`.
 
     The arguments before `sync`, and the methods, are the same as in `horovod.tensorflow.DistributedGradientTape`.
     Variables may be TensorFlow's or Keras's.
+
+    A tape adds up the results that a late rank has missed. One step with a sum differs from several steps, so models
+    part, and a warning says so. To keep models equal bit for bit, wrap the optimizer (`hvd.DistributedOptimizer`), not
+    the tape.
 
     Args:
         gradtape: the tape. It may be in use already; the wrapper shares what it has recorded.
@@ -98,11 +99,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         fusion: `hvd.MergedGradients()` packs gradients by a measured plan (see `hvd.fusion_plans()`), under `Full()`
             only with `hvd.Average` and `hvd.Sum`. None leaves packing to Horovod under `Full()`, and packs by size
             (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
-        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
-        missed: what a late rank gets of the results that it missed: `"sum"`, the default, or `"latest"`, which loses
-            updates. One step with a sum differs from several steps, so models part. To keep models equal bit for bit,
-            wrap the optimizer (`hvd.DistributedOptimizer`), not the tape. Without this argument a warning says so.
-        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds, or `"auto"`.
 
     Raises:
         ValueError: an argument is wrong, or does not suit the policy.
@@ -125,16 +121,13 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         "process_set": process_set,
         "scale_local_gradients": scale_local_gradients,
         "fusion": fusion,
-        "max_staleness": max_staleness,
-        "missed": missed,
-        "grace_ms": grace_ms,
     }
     check_kinds(arguments)
-    check_about_rounds(sync, policy, arguments)
-    check_gradient_arguments(policy, arguments, replays=False)
+    check_gradient_arguments(arguments)
+    warn_of_sums(policy)
     # A slot is not in the `__dict__` that all wrappers of one tape share.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_reducer",)))
     tape.__dict__ = gradtape.__dict__
     # Programs make a new tape in each step, so all tapes have one name. The variables distinguish their uses.
-    tape._reducer = GradientReducer("DistributedGradientTape", policy, arguments)
+    tape._reducer = GradientReducer("DistributedGradientTape", policy, arguments, replays=False)
     return tape

@@ -35,7 +35,8 @@ class GradientFamily(Family):
         self.buckets = list(buckets)
         self._options = options
         for bucket in buckets:
-            self.config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))  # wrong options shall fail here, not in the first backward pass
+            # Wrong options shall fail here, not in the first backward pass.
+            self.config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))
 
     def config(self, wire: torch.Tensor, **options: Any) -> _attach.BucketConfig:
         """Return the declaration of a bucket with a tensor that travels. `options` replace those of the family."""

@@ -56,8 +56,6 @@ class ModelExchange(ModelAverager, Exchange):
         named_buffers: of the model, for a policy that averages them.
         process_set: the ranks that take part.
         policy: what to average with whom.
-        max_staleness: as in `ModelAverager`.
-        grace_ms: as in `ModelAverager`.
         round_steps: what is done with each step.
 
     Raises:
@@ -74,11 +72,9 @@ class ModelExchange(ModelAverager, Exchange):
         named_buffers: Iterable[tuple[str, torch.Tensor]] | None,
         process_set: ProcessSet,
         policy: ModelPolicy,
-        max_staleness: int | None,
-        grace_ms: float | str | None,
         round_steps: RoundSteps,
     ) -> None:
-        super().__init__(policy, process_set, max_staleness, grace_ms)
+        super().__init__(policy, process_set)
         self.round_steps = round_steps
         self._named_buffers = list(named_buffers or ())
         fits = all(isinstance(pair, tuple) for pair in self._named_buffers)
@@ -139,7 +135,7 @@ class ModelExchange(ModelAverager, Exchange):
                     self._slow_momentum.contribute(self._parameters_of(flat))
                     self._learn = self._slow_momentum.take
             self._in_flight = average_async(
-                flat, flat, self.name, self.policy, self.process_set, steps, members=self._members, **self._options
+                flat, flat, self.name, self.policy, self.process_set, steps, members=self._members
             )
             if self.policy.overlap:
                 self._forward_hook = register_module_forward_pre_hook(lambda *_: self.synchronize())

@@ -42,8 +42,8 @@ def group_allreduce_async_(
     period: int | None = None,
     process_set: ProcessSet = global_process_set,
     *,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
+    max_staleness: int = 8,
+    grace_ms: float | str = "auto",
 ) -> PartialHandle:
     """Average a model with the group that this round gives the rank; in place, and without waiting for slow ranks.
 
@@ -83,8 +83,8 @@ def group_allreduce_async(
     period: int | None = None,
     process_set: ProcessSet = global_process_set,
     *,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
+    max_staleness: int = 8,
+    grace_ms: float | str = "auto",
 ) -> PartialHandle:
     """Same as `group_allreduce_async_`, but the result is a new tensor."""
     output = empty_like(tensor)
@@ -215,16 +215,15 @@ def _group_allreduce(
     schedule: Butterfly | Schedule | None,
     period: int | None,
     process_set: ProcessSet,
-    max_staleness: int | None,
-    grace_ms: float | str | None,
+    max_staleness: int,
+    grace_ms: float | str,
 ) -> PartialHandle:
     check_kinds({"op": op})
-    bucket_config.check_rounds(max_staleness, grace_ms)
     if op not in (Average, Sum):
         raise ValueError("groups reduce with op=hvd.Average or hvd.Sum, not with Adasum, Min, Max or Product")
     name = check_arguments(tensor, name, process_set)
-    policy = GroupAverage(schedule=schedule, period=period)
-    config = _config(tensor, policy, process_set, op, max_staleness, grace_ms)
+    policy = GroupAverage(schedule=schedule, period=period, max_staleness=max_staleness, grace_ms=grace_ms)
+    config = _config(tensor, policy, process_set, op)
     return submit(tensor, output, name, process_set, config)
 
 
@@ -235,8 +234,6 @@ def average_async(
     policy: ModelPolicy | Quorum,
     process_set: ProcessSet,
     steps: int = 0,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
     members: Sequence[str] = (),
 ) -> PartialHandle:
     """Hand a model over to the bucket of a policy."""
@@ -244,13 +241,13 @@ def average_async(
     require_count("steps", steps, 0)
     if not tensor.dtype.is_floating_point:
         raise ValueError(f"an average of models needs floating-point tensors, not {tensor.dtype}")
-    config = _config(tensor, policy, process_set, Average, max_staleness, grace_ms, tuple(members))
+    config = _config(tensor, policy, process_set, Average, tuple(members))
     return submit(tensor, output, name, process_set, config, steps)
 
 
 def average_over_all_(model: torch.Tensor, name: str, process_set: ProcessSet) -> PartialHandle:
     """Average a model in place over all ranks that are not out of training."""
-    handle = submit(model, model, name, process_set, _config(model, Quorum(1.0), process_set, Average, None, None))
+    handle = submit(model, model, name, process_set, _config(model, Quorum(1.0), process_set, Average))
     handle.synchronize()
     return handle
 
@@ -269,8 +266,6 @@ def _config(
     policy: ModelPolicy | Quorum,
     process_set: ProcessSet,
     op: int,
-    max_staleness: int | None,
-    grace_ms: float | str | None,
     members: tuple[str, ...] = (),
 ) -> Any:
     return make_config(
@@ -280,8 +275,6 @@ def _config(
         sync=policy,
         size=runtime.size_of(process_set),
         op=op,
-        max_staleness=max_staleness,
-        grace_ms=grace_ms,
         members=members,
         **bucket_config.of_models(policy),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -206,15 +206,12 @@ def partial_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    *,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
-    missed: str | None = None,
 ) -> PartialHandle | int:
     """Sum or average a tensor over the ranks that are there in time; in place, without waiting for the result.
 
-    A rank that comes too late for a round gets the result of that round at once (the sum, if it has missed several).
-    Its own contribution travels with the next round (eager-SGD, PPoPP'20, section 4). Over all rounds, and after
+    A rank that comes too late for a round gets the result of that round at once. If it has missed several, it gets their
+    sum, or the newest if the policy says `missed="latest"`. Its own contribution travels with the next round (eager-SGD,
+    PPoPP'20, section 4). Over all rounds, and after
     `flush`, every contribution has been delivered exactly once. The result has no gradient.
 
     Args:
@@ -229,9 +226,6 @@ def partial_allreduce_async_(
         prescale_factor: multiplies the tensor before the sum.
         postscale_factor: multiplies the result.
         process_set: the ranks that take part.
-        max_staleness: as in `hvd.DistributedOptimizer`.
-        grace_ms: as in `hvd.DistributedOptimizer`.
-        missed: `"sum"`, the default, or `"latest"`, as in `hvd.DistributedOptimizer`.
 
     Returns:
         A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`.
@@ -249,7 +243,6 @@ def partial_allreduce_async_(
         prescale_factor,
         postscale_factor,
         process_set,
-        _Options(max_staleness, grace_ms, missed),
     )
 
 
@@ -261,10 +254,6 @@ def partial_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    *,
-    max_staleness: int | None = None,
-    grace_ms: float | str | None = None,
-    missed: str | None = None,
 ) -> PartialHandle | int:
     """Same as `partial_allreduce_async_`, but the result is a new tensor."""
     output = empty_like(tensor)
@@ -277,7 +266,6 @@ def partial_allreduce_async(
         prescale_factor,
         postscale_factor,
         process_set,
-        _Options(max_staleness, grace_ms, missed),
     )
 
 
@@ -297,12 +285,6 @@ def check_initialized() -> None:
         raise ValueError("Horovod has not been initialized; use hvd.init().")
 
 
-class _Options(NamedTuple):
-    max_staleness: int | None
-    grace_ms: float | str | None
-    missed: str | None
-
-
 def _submit(
     tensor: torch.Tensor,
     output: torch.Tensor,
@@ -312,7 +294,6 @@ def _submit(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
-    options: _Options,
 ) -> PartialHandle | int:
     require_tensor(tensor)
     if not isinstance(process_set, ProcessSet):
@@ -329,7 +310,6 @@ def _submit(
             sync,
             prescale_factor,
             postscale_factor,
-            options,
         )
         try:
             config = _config_of(*what)
@@ -352,11 +332,10 @@ def _config_of(
     sync: Policy | str | None,
     prescale_factor: float,
     postscale_factor: float,
-    options: _Options,
 ) -> _attach.BucketConfig | None:
     """Check the arguments of an operation, and build the bucket's declaration for the core; None under `Full()`."""
     arguments = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    policy, missed = of_allreduce(sync, arguments | options._asdict())
+    policy = of_allreduce(sync, arguments)
     if isinstance(policy, Full):
         return None
     check_initialized()
@@ -370,9 +349,7 @@ def _config_of(
         op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
-        max_staleness=options.max_staleness,
-        grace_ms=options.grace_ms,
-        missed=missed,
+        missed=bucket_config.missed_by(policy, replays=False),
     )
 
 

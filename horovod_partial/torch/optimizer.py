@@ -10,16 +10,13 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
-from horovod_partial import policies
-from horovod_partial.bucket_config import FOR_EVER
+from horovod_partial import bucket_config, policies
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
-    check_about_rounds,
     check_compression,
     check_fusion,
     check_kinds,
     refuse_about_gradients,
-    refuse_about_late_gradients,
     warn_of_late_gradients,
     with_num_groups,
 )
@@ -48,10 +45,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     *,
     sync: Policy | str | None = None,
     fusion: MergedGradients | None = None,
-    max_staleness: int | None = None,
-    missed: str | None = None,
-    grace_ms: float | str | None = None,
-    replay_limit: int | None = None,
     max_grad_norm: float | None = None,
     max_grad_value: float | None = None,
     grad_transform: GradTransform | None = None,
@@ -65,10 +58,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     buckets. A bucket arrives at its open round as soon as backward has made its gradients (docs/protocol.md).
 
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
-    gradients, then averages its model with others. Arguments about gradients do not apply; `max_staleness` and `grace_ms`
-    apply only with `GroupAverage`. Let all ranks start from the same model (`hvd.broadcast_parameters`), and call
-    `flush` on all ranks before an evaluation or a checkpoint. Use the learning rate of one rank, not multiplied by the
-    number of ranks.
+    gradients, then averages its model with others. Arguments about gradients do not apply. Let all ranks start from the
+    same model (`hvd.broadcast_parameters`), and call `flush` on all ranks before an evaluation or a checkpoint. Use the
+    learning rate of one rank, not multiplied by the number of ranks.
 
     Args:
         optimizer: any optimizer of PyTorch whose step needs no repeated closure. The wrapper shares its state and
@@ -86,16 +78,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
         fusion: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.fusion_plan`). None leaves
             packing to Horovod under `Full()`, and packs by size (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
-        max_staleness: rounds that a rank may miss in a row before the others wait for it (default 8).
-        missed: what a late rank does with the results that it missed. `"replay"`, the default, applies each in its own
-            step, same as the other ranks, so that after a flush models and optimizer states are equal bit for bit.
-            `"sum"` adds them up, which gives the same model only for SGD without momentum, and up to rounding.
-            `"latest"` applies only the newest (eager-SGD), which loses updates. `"auto"` is `"replay"`.
-        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds. `"auto"`, the
-            default, learns it from recent arrivals, and never exceeds 5 % of the median step.
-        replay_limit: how many missed results a rank keeps, each as large as the gradients (default 8). The others wait
-            for a rank that keeps this many. If they cannot wait, for example because this rank is blocked in a
-            collective of Horovod's, its two oldest results are added up (`summed` in `hvd.partial_stats()`).
         max_grad_norm: clip the gradients of each round together to this norm, by `torch.nn.utils.clip_grad_norm_`.
         max_grad_value: clip each element of them to this value, by `torch.nn.utils.clip_grad_value_`.
         grad_transform: a function that changes the list of each round's gradients in place, before they are clipped.
@@ -126,10 +108,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "gradient_predivide_factor": gradient_predivide_factor,
         "groups": groups,
         "fusion": fusion,
-        "missed": missed,
-        "max_staleness": max_staleness,
-        "grace_ms": grace_ms,
-        "replay_limit": replay_limit,
     }
     others = {
         "named_parameters": named_parameters,
@@ -157,16 +135,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 named_buffers=buffers,
                 process_set=process_set,
                 policy=policy,
-                max_staleness=max_staleness,
-                grace_ms=grace_ms,
                 round_steps=round_steps,
             ),
             backward_passes_per_step,
         )
-    check_about_rounds(sync, policy, arguments)
-    missed = settings().missed if missed is None else missed
-    if missed not in ("auto", "sum", "replay", "latest"):
-        raise ValueError(f"missed must be 'auto', 'sum', 'replay' or 'latest', not {missed!r}")
     check_fusion(fusion, groups)
     if isinstance(policy, Full) and fusion is None:
         return full_optimizer.wrap(
@@ -184,9 +156,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     names = check_names(optimizer, named_parameters)
     shares = isinstance(policy, WorkSharing)
-    if shares:
-        refuse_about_late_gradients(arguments)
-        max_staleness, grace_ms = FOR_EVER, 0.0
+    if shares and fusion is not None:
+        raise ValueError("fusion cannot be used with hvd.WorkSharing()")
 
     def make_exchange(optimizer: torch.optim.Optimizer) -> GradientExchange:
         return (WorkSharingExchange if shares else GradientExchange)(
@@ -205,10 +176,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 "sync": Quorum(1.0) if isinstance(policy, Full) else policy,
                 "op": op,
                 "gradient_predivide_factor": gradient_predivide_factor,
-                "max_staleness": max_staleness,
-                "missed": "replay" if missed == "auto" else missed,
-                "replay_limit": replay_limit,
-                "grace_ms": grace_ms,
+                "missed": bucket_config.missed_by(policy, replays=True),
             },
         )
 

@@ -117,7 +117,7 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
     round moves the schedule by a part of a step: its number of gradients over the number of ranks
     (`optimizer.steps_in_round`). At the end of a training the schedule has made as many steps as a rank, under every
     policy. Under `hvd.Full()`, and where models are averaged, the schedule moves with this rank's steps. With
-    `missed="sum"` and `"latest"` it does too, because there no rank applies each round.
+    `missed="latest"` it does too, because there no rank applies each round.
 
     Args:
         scheduler: made with the `hvd.DistributedOptimizer` itself. From now on its `step` without an argument does

@@ -85,7 +85,7 @@ class Job:
 
     def _shares(self, bucket: str) -> bool:
         """Whether a bucket has shared updates, which `shared_updates` judges."""
-        return bool(self.buckets[bucket]["policy"] == "work-sharing")
+        return bool(self.buckets[bucket]["policy"] == "work_sharing")
 
     def marks_of_first(self, rank: int, count: int) -> int:
         """The sum of the marks of a rank's first contributions."""

@@ -11,9 +11,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "parallel"))
 
 from harness.hosts import Host
-from harness.job import PYTHON_PATH
 from harness.launch import Processes, build_double
 from harness.matrix import TRANSPORTS, Setup
+from harness.whole_jobs import PYTHON_PATH
 
 __all__ = ["TRANSPORTS", "Host", "Processes", "Results", "Setup", "build_double", "start"]
 

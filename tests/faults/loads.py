@@ -46,7 +46,7 @@ class Scene:
     Attributes:
         history: of this rank.
         rank, size: within the process set.
-        policy: a name of `QUORUM`, or of `MODELS`, or `"work-sharing"`.
+        policy: a name of `QUORUM`, or of `MODELS`, or `"work_sharing"`.
         buckets: how many, in an optimizer the number of parameters.
         seed: of what this rank draws.
         passes: micro-batches of an update for each rank, under work sharing.
@@ -67,7 +67,7 @@ class Scene:
     def describe(self, bucket: str, *, optimizer: bool) -> None:
         """Say what is promised of a bucket."""
         bounds = {"numbers": self.passes * self.size}
-        if self.policy != "work-sharing":
+        if self.policy != "work_sharing":
             bounds = {"quorum": QUORUM[self.policy](self.size), "staleness": STALENESS, "limit": REPLAY_LIMIT}
         self.history.write("bucket", b=bucket, policy=self.policy, optimizer=optimizer, **bounds)
 

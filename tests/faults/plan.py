@@ -171,7 +171,7 @@ def draw(seed: int, transport: str, longest_seconds: float = 30.0, load: str | N
         rank = rest % ranks if last == "SIGKILL" else rng.randrange(ranks)
         seconds = STOPPED_SECONDS if last == "stop for good" else 0.0
         faults.append(Fault(last, rank, rng.randrange(STEPS // 2, STEPS), moment, seconds))
-    policy = "work-sharing" if load == "sharing" else rng.choice(POLICIES)
+    policy = "work_sharing" if load == "sharing" else rng.choice(POLICIES)
     if moment == "groups":
         load = "models"
     if last in LEAVING and policy == "full":

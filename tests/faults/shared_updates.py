@@ -71,7 +71,7 @@ class Updates:
         self._histories = histories
         for events in histories.values():
             for event in events:
-                if event["e"] == "bucket" and event["policy"] == "work-sharing":
+                if event["e"] == "bucket" and event["policy"] == "work_sharing":
                     self.results.setdefault(event["b"], {rank: [] for rank in histories})
         for rank in histories if self.results else ():
             self._read(rank)

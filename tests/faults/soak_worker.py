@@ -27,7 +27,7 @@ RANKS, SEED, FIRST_WINDOW = json.loads((FOLDER / "soak.json").read_text())
 RANK = rank_of_environment()
 STEPS = 60
 SCENES = [("operations", policy) for policy in QUORUM] + [("optimizer", policy) for policy in QUORUM]
-SCENES += [("models", policy) for policy in MODELS] + [("sharing", "work-sharing")]
+SCENES += [("models", policy) for policy in MODELS] + [("sharing", "work_sharing")]
 
 
 def measure(window: int) -> None:

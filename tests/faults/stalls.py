@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parallel"))
 
-from harness.job import Job
 from harness.matrix import Setup
 from harness.stalls import explains
+from harness.whole_jobs import Job
 
 RANKS, WAITING, SLEEPER, STOPPED = 4, (0, 1), 2, 3
 

@@ -25,7 +25,7 @@ def test_the_seeds_go_through_all_kinds_and_moments() -> None:
 def test_the_seeds_of_work_sharing_go_through_all_moments() -> None:
     plans = [draw(seed, "gloo", load="sharing") for seed in range(5 * len(KINDS))]
     drawn = {(fault.kind, fault.moment) for plan in plans for fault in plan.faults}
-    assert {plan.policy for plan in plans} == {"work-sharing"}
+    assert {plan.policy for plan in plans} == {"work_sharing"}
     assert drawn >= {(kind, moment) for kind, moments in SHARING_MOMENTS.items() for moment in moments}
 
 

@@ -29,7 +29,7 @@ class Scene:
         for rank in range(SIZE):
             self.write(rank, "begin", rank=rank, size=SIZE, seed=seed)
             for bucket in BUCKETS:
-                self.write(rank, "bucket", b=bucket, policy="work-sharing", optimizer=True, numbers=NUMBERS)
+                self.write(rank, "bucket", b=bucket, policy="work_sharing", optimizer=True, numbers=NUMBERS)
 
     def write(self, rank: int, kind: str, /, **fields: object) -> None:
         self.time += 0.001

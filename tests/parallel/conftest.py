@@ -17,12 +17,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from harness import fronts, trainers
 from harness import world as ranks_world
-from harness.fronts import FRONTS, MARKS, Front, front_of
-from harness.job import Job
+from harness.fronts import Front, front_of
 from harness.launch import Launch
 from harness.matrix import Setup, setups_of
 from harness.merging import known_cost  # noqa: F401 (a fixture)
+from harness.trainers import Trainer, trainer_of
+from harness.whole_jobs import Job
 from harness.world import World
 
 from horovod_partial.settings import settings
@@ -41,15 +43,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         asked = setups_of(metafunc.definition, metafunc.config, **defaults)
         return [setup for setup in asked if ranks_world.setup in (None, setup)]
 
-    if "front" in metafunc.fixturenames:
-        cases = [
-            pytest.param(name, setup, id=f"{name}-{setup}", marks=MARKS.get(name, ()))
-            for name, defaults in FRONTS.items()
-            for setup in setups(**defaults)
-        ]
-        metafunc.parametrize(("front", "world"), cases, indirect=True)
+    for argument, launches, marks in (
+        ("front", fronts.FRONTS, fronts.MARKS),
+        ("trainer", trainers.TRAINERS, trainers.MARKS),
+    ):
+        if argument in metafunc.fixturenames:
+            mark = metafunc.definition.get_closest_marker("trainers")
+            cases = [
+                pytest.param(name, setup, id=f"{name}-{setup}", marks=marks.get(name, ()))
+                for name in (mark.args if mark else launches)
+                for setup in setups(**launches[name])
+            ]
+            metafunc.parametrize((argument, "world"), cases, indirect=True)
+            return
     for argument in ("world", "job"):
-        if argument in metafunc.fixturenames and "front" not in metafunc.fixturenames:
+        if argument in metafunc.fixturenames:
             metafunc.parametrize(argument, setups(), ids=str, indirect=True)
 
 
@@ -57,6 +65,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def front(request: pytest.FixtureRequest) -> Front | None:
     """The front end that a case is run for; None in the process that asks for the outcome."""
     return front_of(request.param) if ranks_world.setup is not None else None
+
+
+@pytest.fixture
+def trainer(request: pytest.FixtureRequest) -> Trainer | None:
+    """The optimizer or tape that a case is run for; None in the process that asks for the outcome."""
+    return trainer_of(request.param) if ranks_world.setup is not None else None
 
 
 @pytest.fixture

@@ -44,7 +44,8 @@ def fit(world: World, model: keras.Model, callbacks: list[Any], epochs: int = 1)
 
 
 def compiled(model: keras.Model, sync: str = "full", lr: float = 0.1, momentum: float = 0.9) -> keras.Model:
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(lr, momentum=momentum), sync=sync, max_staleness=2)
+    sync += ":max_staleness=2" if sync in ("solo", "majority") else ""
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(lr, momentum=momentum), sync=sync)
     model.compile(optimizer, "mse", jit_compile=False)
     return model
 

@@ -8,11 +8,14 @@ hang) in `test_liveness.py` and `test_jobs.py`: every test that waits is one for
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from harness.fronts import Front
 from harness.world import World, delay
+
+from horovod_partial import policies
 
 POLICIES = ["solo", "majority", "majority:random", "quorum:0.75"]
 STEPS = 40
@@ -21,7 +24,7 @@ STEPS = 40
 @pytest.mark.parametrize("policy", POLICIES)
 def test_i2_one_result(front: Front, world: World, policy: str) -> None:
     rng = random.Random(world.random().random() + world.rank)
-    begin = front.bind(name=world.name(), sync=policy, missed="latest")
+    begin = front.bind(name=world.name(), sync=replace(policies.parse(policy), missed="latest"))
     seen: dict[int, bytes] = {}
     for _ in range(STEPS):
         delay(rng)
@@ -53,7 +56,7 @@ def test_i3_quorum(front: Front, world: World, policy: str) -> None:
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_i4_staleness(front: Front, world: World, bound: int) -> None:
     rng = random.Random(world.random().random() + world.rank)
-    begin = front.bind(name=world.name(), sync="solo", max_staleness=bound)
+    begin = front.bind(name=world.name(), sync=f"solo:max_staleness={bound}")
     for _ in range(STEPS):
         delay(rng)
         begin(front.tensor(np.ones(3))).end()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,
 COOKBOOK = Path(__file__).resolve().parents[2] / "examples" / "torch" / "cookbook"
 RECIPES = sorted(path.stem for path in COOKBOOK.glob("*.py") if path.stem != "data")
 POLICIES = ("full", "majority", "solo")
-OTHER_POLICIES = {"work_sharing": ("work-sharing",), "two_kinds": (*POLICIES, "work-sharing")}
+OTHER_POLICIES = {"work_sharing": ("work_sharing",), "two_kinds": (*POLICIES, "work_sharing")}
 NEEDS = {"accelerate_loop": "accelerate", "lightning_loop": "lightning"}  # beside what the other recipes need
 
 

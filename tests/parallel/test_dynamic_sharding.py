@@ -53,7 +53,7 @@ class Training:
         self.sampler = hvd.DynamicShardingSampler(self.samples, BATCH_SIZE, PASSES, seed=3, **options)
         self.weight = torch.nn.Parameter(torch.zeros(2))
         self.optimizer: Any = hvd.DistributedOptimizer(
-            torch.optim.SGD([self.weight], lr=1e-3), backward_passes_per_step=PASSES, sync="work-sharing"
+            torch.optim.SGD([self.weight], lr=1e-3), backward_passes_per_step=PASSES, sync="work_sharing"
         )
         data = DataLoader(Numbers(self.samples), batch_sampler=self.sampler, num_workers=workers)
         self.loader = hvd.DynamicShardingLoader(data, self.optimizer)
@@ -329,7 +329,7 @@ def test_refuses_what_does_not_fit(world: World) -> None:
     def wrap(**options: Any) -> Any:
         return hvd.DistributedOptimizer(torch.optim.SGD([training.weight], lr=0.1), **options)
 
-    shared = {"backward_passes_per_step": PASSES, "sync": "work-sharing"}
+    shared = {"backward_passes_per_step": PASSES, "sync": "work_sharing"}
     with pytest.raises(ValueError, match="loader must be a DataLoader with batch_sampler"):
         hvd.DynamicShardingLoader(DataLoader(numbers), wrap(**shared))
     with pytest.raises(

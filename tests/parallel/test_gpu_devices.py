@@ -6,8 +6,8 @@ import re
 
 import pytest
 import torch
-from harness.job import Job
 from harness.matrix import scripted
+from harness.whole_jobs import Job
 from harness.world import World
 from horovod.common.exceptions import HorovodInternalError
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness.job import Job
 from harness.matrix import alone
+from harness.whole_jobs import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 

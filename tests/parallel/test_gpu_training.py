@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness.job import Job
 from harness.matrix import OVER_MPI, STEADY, scripted
 from harness.torch_training import EVERYBODY, batch, weights
+from harness.whole_jobs import Job
 from harness.world import World
 
 import horovod_partial.torch as hvd

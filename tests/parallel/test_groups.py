@@ -186,7 +186,7 @@ def test_a_process_set_of_three(world: World, processes: hvd.ProcessSet, kind: s
 
 
 @process_sets
-@pytest.mark.parametrize("policy", ["group_average", "partial_reduce:2", "weighted_average:2:0.9"])
+@pytest.mark.parametrize("policy", ["group_average", "partial_reduce:2", "weighted_average:2,0.9"])
 def test_an_optimizer_on_a_process_set_of_three(world: World, processes: hvd.ProcessSet, policy: str) -> None:
     """The rank outside trains by itself."""
     weight = torch.nn.Parameter(torch.zeros(3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from harness.job import Job
+from harness.whole_jobs import Job
 from harness.world import World
 
 import horovod_partial.torch as hvd

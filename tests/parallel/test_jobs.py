@@ -7,12 +7,12 @@ import signal
 import time
 
 import pytest
-from harness.job import HandStarted, Job
+from harness.whole_jobs import HandStarted, Job
 
 # Each test here is a launch of its own, so the default run has few of them, with few ranks.
 pytestmark = pytest.mark.launch(ranks=(2,))
 LONG = pytest.mark.full_matrix
-MODEL_POLICIES = ["group_average", "partial_reduce:2", "weighted_average:4:0.99"]
+MODEL_POLICIES = ["group_average", "partial_reduce:2", "weighted_average:4,0.99"]
 POLICIES = [
     pytest.param("full", marks=LONG),
     "solo",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import warnings
 from collections.abc import Callable
@@ -16,26 +15,20 @@ from harness.arguments import NONSENSE, check_nonsense
 from harness.keras_training import (
     EVERYBODY,
     FOR_EVER,
-    GRADIENTS,
     MAKERS,
-    MAKERS_OF_MAKERS,
     MODELS,
     POLICIES,
     SAMPLES,
     batch,
-    called,
     close,
     concatenated,
-    delay,
     dtype_policy,
     everybody_averages,
     flat,
     joined,
-    linear,
     make_model,
     on_time,
     reference,
-    run_linear,
     sgd,
     state,
     stepper,
@@ -73,31 +66,6 @@ def in_graph(policy: str) -> bool:
 
 
 # --- As one process would ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "traced", "make"),
-    [
-        *((EVERYBODY, True, make) for make in MAKERS),
-        *(
-            pytest.param("full", traced, make, marks=[] if make in ("Adam", *MAKERS_OF_MAKERS) else LONG)
-            for traced, makers in ((True, MAKERS), (False, ("SGD", "Adam", *MAKERS_OF_MAKERS)))
-            for make in makers
-        ),
-    ],
-)
-def test_trains_as_one_process_would(world: World, policy: str, traced: bool, make: str) -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(MAKERS[make](), sync=policy)
-    assert isinstance(optimizer, type(MAKERS[make]()))
-    step = stepper(model, optimizer, traced)
-    for number in range(3):
-        step(*batch(world.rank, number))
-        world.same(flat(model))
-    expected, plain = reference(world, MAKERS[make], 3)
-    assert close(weights(model), weights(expected))
-    assert close(state(optimizer), state(plain))
-    assert optimizer.rounds == 3
 
 
 @on_time
@@ -252,52 +220,7 @@ def test_accumulated_gradients(world: World, policy: str, kind: str) -> None:
         assert optimizer.rounds == 3
 
 
-@on_time
-def test_two_optimizers(world: World, policy: str) -> None:
-    """As in a GAN: each has buckets of its own, although the models are alike."""
-    models = [make_model() for _ in range(2)]
-    steps = [stepper(model, hvd.DistributedOptimizer(sgd(), sync=policy), in_graph(policy)) for model in models]
-    for number in range(2):
-        steps[0](*batch(world.rank, number))
-        steps[1](*batch(world.rank, number + 10))
-    assert close(weights(models[0]), weights(reference(world, sgd, 2)[0]))
-    expected = make_model()
-    plain = stepper(expected, sgd())
-    for number in range(2):
-        plain(*joined(world, number + 10))
-    assert close(weights(models[1]), weights(expected))
-
-
-def test_two_optimizers_of_one_model(world: World) -> None:
-    """One after the other: what the first has pending or missed is none of the second's."""
-    model = make_model()
-    for sync in (EVERYBODY, "solo", EVERYBODY, hvd.GroupAverage(2), hvd.GroupAverage(2, period=3)):
-        optimizer = hvd.DistributedOptimizer(sgd(), sync=sync)
-        stepper(model, optimizer)(*batch(world.rank, 0))
-        optimizer.flush()
-
-
 # --- Every policy -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", GRADIENTS)
-def test_every_gradient_is_applied_once(world: World, policy: str, graph: bool) -> None:
-    weight, optimizer, step = linear(policy, graph)
-    expected = run_linear(world, optimizer, step, 15)
-    assert weight.numpy() == pytest.approx(-expected, abs=1e-4)
-    optimizer.flush()  # nothing is left
-    assert weight.numpy() == pytest.approx(-expected, abs=1e-4)
-
-
-@pytest.mark.parametrize("compression", ["none", "fp16"])
-@pytest.mark.parametrize("passes", [1, 2])
-def test_accumulated_and_compressed_gradients_are_applied_once(
-    world: World, graph: bool, passes: int, compression: str
-) -> None:
-    options = {"backward_passes_per_step": passes, "compression": getattr(hvd.Compression, compression)}
-    weight, optimizer, step = linear("solo", graph, **options)
-    expected = run_linear(world, optimizer, step, 12)
-    assert weight.numpy() == pytest.approx(-expected, abs=1e-4 if compression == "none" else 0.1)
 
 
 @policies
@@ -324,37 +247,15 @@ def test_every_policy_exchanges(world: World, policy: str, graph: bool) -> None:
         world.same(flat(model))
 
 
-def test_rounds(world: World) -> None:
-    for policy, steps, expected in (("full", 3, 3), (EVERYBODY, 3, 3), ("weighted", 4, 2)):
-        model = make_model()
-        optimizer = hvd.DistributedOptimizer(sgd(), sync=sync_of(policy))
-        assert optimizer.rounds == 0
-        step = stepper(model, optimizer)
-        for number in range(steps):
-            world.barrier()
-            step(*batch(world.rank, number))
-        assert optimizer.rounds == expected
-
-
-@policies
-def test_flush_before_the_first_step(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(), sync=sync_of(policy))
-    optimizer.flush()
-    optimizer.build(model.trainable_variables)
-    optimizer.flush()
-    assert close(weights(model), weights(make_model()))
-
-
 # --- Policies of models -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", MODELS)
 def test_an_average_over_everybody_in_each_step(world: World, policy: str, graph: bool) -> None:
     """Models and momenta are linear in the gradients, so it is as if gradients had been averaged."""
-    sync, options = everybody_averages(world, ("parameters", "state"))[policy]
+    sync = everybody_averages(world, ("parameters", "state"))[policy]
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(), sync=sync, **options)
+    optimizer = hvd.DistributedOptimizer(sgd(), sync=sync)
     step = stepper(model, optimizer, graph)
     for number in range(3):
         step(*batch(world.rank, number))
@@ -367,9 +268,9 @@ def test_an_average_over_everybody_in_each_step(world: World, policy: str, graph
 
 @pytest.mark.parametrize("policy", MODELS)
 def test_state_that_is_not_averaged_stays_the_ranks_own(world: World, policy: str) -> None:
-    sync, options = everybody_averages(world, ("parameters",))[policy]
+    sync = everybody_averages(world, ("parameters",))[policy]
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(), sync=sync, **options)
+    optimizer = hvd.DistributedOptimizer(sgd(), sync=sync)
     step = stepper(model, optimizer)
     for number in range(2):
         step(*batch(world.rank, number))
@@ -380,10 +281,10 @@ def test_state_that_is_not_averaged_stays_the_ranks_own(world: World, policy: st
 
 @pytest.mark.parametrize("policy", MODELS)
 def test_an_average_after_accumulated_gradients(world: World, policy: str) -> None:
-    sync, options = everybody_averages(world, ("parameters",))[policy]
+    sync = everybody_averages(world, ("parameters",))[policy]
     model = make_model()
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.1), sync=sync, backward_passes_per_step=2, average_aggregated_gradients=True, **options
+        keras.optimizers.SGD(0.1), sync=sync, backward_passes_per_step=2, average_aggregated_gradients=True
     )
     step = stepper(model, optimizer)
     for number in range(4):
@@ -395,7 +296,7 @@ def test_an_average_after_accumulated_gradients(world: World, policy: str) -> No
 def test_groups_and_full_rounds(world: World, graph: bool) -> None:
     schedule, period = hvd.Butterfly(2), 3
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(), sync=hvd.GroupAverage(2, period=period), grace_ms=FOR_EVER)
+    optimizer = hvd.DistributedOptimizer(sgd(), sync=hvd.GroupAverage(2, period=period, grace_ms=FOR_EVER))
     step = stepper(model, optimizer, graph)
     for number in range(6):
         step(*batch(world.rank, number))
@@ -493,9 +394,9 @@ def test_after_a_flush_all_models_are_equally_new(world: World, graph: bool) -> 
 
 @pytest.mark.parametrize("policy", MODELS)
 def test_half_precision_models(world: World, policy: str) -> None:
-    sync, options = everybody_averages(world, ("parameters",))[policy]
+    sync = everybody_averages(world, ("parameters",))[policy]
     variables = [keras.Variable(np.zeros(3), dtype=dtype) for dtype in ("bfloat16", "float16", "float64")]
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync=sync, **options)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync=sync)
     for _ in range(2):
         optimizer.apply([keras.ops.full([3], world.rank + 1.0, dtype=v.dtype) for v in variables], variables)
     mean = sum(rank + 1 for rank in world.ranks) / world.size
@@ -528,58 +429,6 @@ def test_mixed_precision(world: World, policy: str) -> None:
             xs, ys = joined(world, number)
             step(xs, 0.1 * ys)
         assert close(weights(model), weights(expected), 1e-2)
-
-
-@on_time
-def test_gradients_of_one_rank_that_are_not_finite(world: World, policy: str, graph: bool) -> None:
-    """All ranks skip that step, and halve their scale."""
-    make = lambda: keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=64.0)
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(make(), sync=policy)
-    step = stepper(model, optimizer, graph)
-    step(*batch(world.rank, 0))
-    before = flat(model)
-    x, y = batch(world.rank, 1)
-    step(x, y + (np.inf if world.rank == 1 else 0.0))
-    assert flat(model) == before
-    assert float(optimizer.dynamic_scale) == 32.0
-    step(*batch(world.rank, 2))
-    world.same(flat(model))
-    expected = make_model()
-    plain = stepper(expected, sgd())
-    for number in (0, 2):
-        plain(*joined(world, number))
-    assert close(weights(model), weights(expected))
-    assert int(optimizer.iterations) == 2
-
-
-@pytest.mark.filterwarnings("ignore:gradients travel as float32")
-@pytest.mark.parametrize("policy", ["full", EVERYBODY])
-def test_small_gradients_of_a_scaled_loss(world: World, policy: str) -> None:
-    """In float16 they would be 0 without the scale."""
-    scale = 2.0**15
-    variable = keras.Variable(np.zeros(3, np.float32))
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=scale),
-        compression=hvd.Compression.fp16,
-        sync=policy,
-    )
-    optimizer.apply([keras.ops.full((3,), 1e-8 * scale)], [variable])
-    assert keras.ops.convert_to_numpy(variable).tolist() == pytest.approx([-1e-8] * 3, rel=1e-3)
-
-
-@pytest.mark.parametrize("policy", ["solo", "majority"])
-def test_gradients_that_are_not_finite_with_late_ranks(world: World, policy: str, graph: bool) -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=64.0), sync=policy)
-    step = stepper(model, optimizer, graph)
-    rng = random.Random(world.random().random() + world.rank)
-    for number in range(10):
-        delay(rng)
-        x, y = batch(world.rank, number)
-        step(x, y + (np.inf if world.rank == number else 0.0))
-    optimizer.flush()
-    assert np.isfinite(flat(model)).all()
 
 
 @alone
@@ -640,57 +489,6 @@ def test_local_variables(world: World, policy: str, scaled: bool) -> None:
         step(*batch(world.rank, 1))
         everybody = world.gather(weights(model))
         assert not close(everybody[0][1:2], everybody[1][1:2])
-
-
-@on_time
-@pytest.mark.parametrize("groups", ["number", "lists", "some"])
-def test_groups(world: World, policy: str, groups: str) -> None:
-    model = make_model()
-    variables = model.trainable_variables
-    chosen: Any = {
-        "number": 2,
-        "lists": [[variables[0], variables[3]], [variables[1], variables[2]]],
-        "some": [[variables[0], variables[3]]],
-    }[groups]
-    before = set(hvd.partial_stats())
-    step = stepper(model, hvd.DistributedOptimizer(sgd(), sync=policy, groups=chosen), in_graph(policy))
-    for number in range(3):
-        step(*batch(world.rank, number))
-    assert close(weights(model), weights(reference(world, sgd, 3)[0]))
-    assert len(set(hvd.partial_stats()) - before) == (0 if policy == "full" else 2)
-
-
-@on_time
-def test_compression(world: World, policy: str) -> None:
-    model = make_model()
-    step = stepper(
-        model, hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16, sync=policy), in_graph(policy)
-    )
-    for number in range(3):
-        step(*batch(world.rank, number))
-    world.same(flat(model))
-    assert close(weights(model), weights(reference(world, sgd, 3)[0]), 1e-2)
-
-
-@on_time
-def test_predivide_factor_and_sum(world: World, policy: str) -> None:
-    total = sum(rank + 1 for rank in world.ranks)
-    for options, factor in (({"gradient_predivide_factor": 4.0}, 1 / world.size), ({"op": hvd.Sum}, 1.0)):
-        weight, _, step = linear(policy, False, **options)
-        step(keras.ops.full([3], world.rank + 1.0))
-        assert weight.numpy() == pytest.approx(-factor * total)
-
-
-@on_time
-@pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_variables_without_a_gradient(world: World, policy: str) -> None:
-    used, unused = keras.Variable(np.zeros(2)), keras.Variable(np.ones(2))
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5), sync=policy)
-    optimizer.build([unused, used])
-    step = called(lambda gradient: optimizer.apply([None, gradient], [unused, used]), in_graph(policy))
-    step(keras.ops.full([2], world.rank + 1.0))
-    assert used.numpy().tolist() == [-sum(rank + 1 for rank in world.ranks) / world.size] * 2
-    assert unused.numpy().tolist() == [1.0] * 2
 
 
 # --- Saving -----------------------------------------------------------------------------------------------------------
@@ -894,33 +692,15 @@ def test_a_learning_rate_that_changes_between_epochs(world: World, flushes: bool
 def test_moving_averages_of_accumulated_gradients(world: World, policy: str) -> None:
     """Only where rounds are replayed ranks would differ; what is refused stays as it was."""
     optimizer = keras.optimizers.SGD(0.1, use_ema=True)
-    wrap = lambda **more: hvd.DistributedOptimizer(optimizer, sync=sync_of(policy), backward_passes_per_step=2, **more)
+    wrap = lambda sync: hvd.DistributedOptimizer(optimizer, sync=sync, backward_passes_per_step=2)
     if policy == "solo":
         with pytest.raises(ValueError, match=r"use_ema cannot be used with gradient accumulation under Solo\(\)"):
-            wrap()
+            wrap("solo")
         assert optimizer.gradient_accumulation_steps is None
-        wrap(missed="latest")
+        wrap("solo:missed=latest")
     else:
-        wrap()
+        wrap(sync_of(policy))
     assert optimizer.gradient_accumulation_steps == 2
-
-
-@alone
-@pytest.mark.parametrize("policy", ["full", "solo", "group"])
-def test_arguments_of_a_wrong_kind(world: World, policy: str) -> None:
-    """Each is refused in one line that names it; what only gradients have, where gradients travel."""
-    of_models = (
-        "optimizer name device_dense device_sparse sparse_as_dense num_groups process_set scale_local_gradients sync "
-        "average_aggregated_gradients backward_passes_per_step max_staleness grace_ms"
-    )
-    of_gradients = "compression gradient_predivide_factor op groups fusion missed replay_limit"
-    names = (of_models if policy == "group" else f"{of_models} {of_gradients}").split()
-
-    def wrap(**options: Any) -> Any:
-        return hvd.DistributedOptimizer(**({"optimizer": sgd(), "sync": sync_of(policy)} | options))
-
-    check_nonsense(wrap, {name: NONSENSE[name] for name in names})
-    check_nonsense(wrap().register_local_var, {"var": [None, 1, "x"]})
 
 
 COUNTS: list[Any] = ["1", 1.5, True, [1], int, 0]
@@ -969,15 +749,6 @@ def test_arguments_of_a_wrong_kind_of_functions(world: World) -> None:
         {"local_layers": [1, "x", [3], keras.layers.Dense]},
     )
     check_nonsense(hvd.flush, {"process_set": NONSENSE["process_set"]})
-
-
-@alone
-@pytest.mark.parametrize("first", ["full", EVERYBODY, "group"])
-def test_wrapping_twice(world: World, first: str) -> None:
-    optimizer = hvd.DistributedOptimizer(sgd(), sync=sync_of(first))
-    for second in ("full", "solo", hvd.GroupAverage(2)):
-        with pytest.raises(ValueError, match="already"):
-            hvd.DistributedOptimizer(optimizer, sync=second)
 
 
 @alone

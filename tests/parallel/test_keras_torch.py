@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
 import torch
-from harness.arguments import check_refusals
 from harness.keras_training import (
     EVERYBODY,
     MODELS,
@@ -16,10 +13,8 @@ from harness.keras_training import (
     batch,
     close,
     concatenated,
-    dtype_policy,
     ended,
     everybody_averages,
-    flat,
     linear,
     make_model,
     on_time,
@@ -35,7 +30,6 @@ from test_keras_backends import *
 from test_keras_backends import test_other_precisions
 
 import horovod_partial.keras as hvd
-import horovod_partial.torch
 
 pytestmark = keras_on_torch
 
@@ -73,10 +67,10 @@ def test_steps_that_are_compiled(world: World, policy: str) -> None:
 @pytest.mark.full_matrix  # four compilers on two cores take minutes
 @pytest.mark.parametrize("policy", [EVERYBODY, *MODELS])
 def test_training_that_is_compiled(world: World, policy: str) -> None:
-    sync, options = everybody_averages(world, ("parameters",)).get(policy, (policy, {}))
+    sync = everybody_averages(world, ("parameters",)).get(policy, policy)
     torch.compiler.reset()
     model = make_model()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=sync, **options), "mse", jit_compile=True)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=sync), "mse", jit_compile=True)
     x, y = concatenated([batch(world.rank, number) for number in range(3)])
     model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
     assert close(weights(model), weights(reference(world, lambda: keras.optimizers.SGD(0.1), 3)[0]))
@@ -102,46 +96,6 @@ def test_gradients_are_left_as_they_are(world: World, policy: str) -> None:
 # --- Every policy -----------------------------------------------------------------------------------------------------
 
 
-def late_steps(world: World, missed: str) -> tuple[np.ndarray, Any]:
-    """The last rank takes its second step when the others have taken five. Returns its weight, and the optimizer."""
-    weight, optimizer, step = linear("solo", False, missed=missed, grace_ms=0.0)
-    gradient = lambda number: torch.full([3], 10.0**number * (world.rank + 1))
-    step(gradient(0))
-    if world.rank == world.size - 1:
-        for rank in range(world.size - 1):
-            world.wait_for(f"{rank} has taken its steps")
-        world.until(lambda: ended(optimizer) >= 2, "a round has ended without this rank")
-        before = weight.numpy().copy()
-        step(gradient(1))
-        assert not np.allclose(weight.numpy(), before)  # a late rank takes what it has missed at once
-    else:
-        for number in range(1, 6):
-            step(gradient(number) * 0 + 1.0)
-        world.tell(f"{world.rank} has taken its steps")
-    world.barrier()
-    return weight, optimizer
-
-
-def test_a_late_rank_misses_nothing(world: World) -> None:
-    weight, optimizer = late_steps(world, "sum")
-    assert statistics(optimizer)[0]["late"][world.size - 1] >= 1
-    optimizer.flush()
-    first = sum(rank + 1 for rank in world.ranks)
-    expected = (first + 5 * (world.size - 1) + 10 * world.size) / world.size
-    assert weight.numpy() == pytest.approx(-expected, rel=1e-5)
-
-
-def test_the_latest_result_only(world: World) -> None:
-    weight, optimizer = late_steps(world, "latest")
-    optimizer.flush()
-    everybody = world.gather(weight.numpy().tolist())
-    assert everybody[world.size - 1][0] > everybody[0][0]  # it has gone less far
-
-
-def statistics(optimizer: Any) -> list[dict[str, Any]]:
-    return [hvd.partial_stats()[name] for name in optimizer._horovod._made._bucket_names()]
-
-
 def test_full_in_bfloat16(world: World) -> None:
     test_other_precisions(world, "full", "bfloat16")
 
@@ -150,7 +104,7 @@ def test_a_flush_without_any_result_changes_nothing(world: World) -> None:
     """All that was missed has been dropped, as not finite: momentum alone must not move the weights."""
     weight = keras.Variable(np.zeros(3, np.float32))
     make = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0, momentum=0.9), initial_scale=1.0)
-    optimizer = hvd.DistributedOptimizer(make(), sync="solo", grace_ms=0.0)
+    optimizer = hvd.DistributedOptimizer(make(), sync="solo:grace_ms=0")
     optimizer.apply([torch.ones(3)], [weight])
     world.barrier()
     if world.rank == 0:
@@ -206,37 +160,10 @@ def test_values(world: World) -> None:
 
 
 @alone
-def test_wrong_arguments(world: World) -> None:
-    more: list[tuple[dict[str, Any], str]] = [
-        ({"replay_limit": 0, "sync": "solo"}, "replay_limit must be an int, 2 or more, not 0"),
-        ({"device_dense": "/cpu:0"}, "device_dense cannot be used"),
-        ({"device_sparse": "/cpu:0"}, "device_sparse cannot be used"),
-        ({"sync": hvd.GroupAverage(2, overlap=True)}, "overlap"),
-        ({"sync": hvd.GroupAverage(2, average=("parameters", "buffers"))}, "buffers"),
-        ({"sync": hvd.GroupAverage(2), "groups": 2}, "groups cannot be used"),
-        ({"fusion": hvd.MergedGradients()}, "fusion cannot be used with Keras on PyTorch"),
-    ]
-    check_refusals(horovod_partial.torch, lambda **options: hvd.DistributedOptimizer(sgd(), **options), more)
+def test_callbacks_without_a_device(world: World) -> None:
     for callback in (
         hvd.callbacks.MetricAverageCallback,
         lambda **d: hvd.callbacks.BroadcastGlobalVariablesCallback(0, **d),
     ):
         with pytest.raises(ValueError, match="device cannot be used"):
             callback(device="/cpu:0")
-    model = make_model()
-    with pytest.raises(ValueError, match="must be one of Keras 3"):
-        hvd.DistributedOptimizer(torch.optim.SGD([v.value for v in model.trainable_variables], lr=0.1))
-
-
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_a_failed_step_changes_nothing(world: World, precision: str) -> None:
-    with dtype_policy(precision):
-        model = make_model()
-        optimizer = hvd.DistributedOptimizer(sgd(), sync="solo" if world.rank == 1 else "majority")
-    model.compile(optimizer, "mse")
-    before = flat(model)
-    x, y = batch(world.rank, 0)
-    with pytest.raises(hvd.HorovodInternalError, match="Mismatched sync policies"):
-        model.fit(x, y, batch_size=SAMPLES, verbose=0)
-    assert flat(model) == before
-    check_that_the_job_goes_on(world)

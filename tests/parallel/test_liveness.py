@@ -168,7 +168,7 @@ def test_a_rank_that_is_far_behind(world: World, policy: str) -> None:
     for _ in range(20):
         if world.rank == 1:
             time.sleep(0.005 * rng.random())
-        hvd.partial_allreduce(one(world), name=world.name(), op=hvd.Sum, sync=policy, max_staleness=2)
+        hvd.partial_allreduce(one(world), name=world.name(), op=hvd.Sum, sync=f"{policy}:max_staleness=2")
     hvd.flush()
     assert completed(world.name()) >= 20
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness.matrix import alone, keras_front_end
-from harness.merging import ALL, EVERYBODY, SWITCH, WARMUP
+from harness.merging import EVERYBODY, SWITCH, WARMUP
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
@@ -22,7 +22,7 @@ from horovod_partial.tensorflow.graph import arrive_merged, step_ended
 
 pytestmark = [keras_front_end, pytest.mark.one_in(3)]
 
-FORMS = ["tape", "eager tape", "fit", "eager fit", "steps per execution", "accumulation"]
+FORMS = ["fit", "eager fit", "steps per execution", "accumulation"]
 BATCH = 6
 
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
@@ -130,21 +130,16 @@ def test_weights_are_those_of_one_process(world: World, sync: str, form: str, kn
     model = make_model()
     steps = 2 * (SWITCH + 2)
     options = {"rule": "wait_free", "replan_every": SWITCH + 1}
-    if form.endswith("tape"):
-        step = tape_step(model, sgd(), merged(**options), sync, graph=form == "tape")
-        train(world, step, steps)
-        plan = latest_plan()
-    else:
-        passes = 2 if form == "accumulation" else 1
-        steps *= passes
-        optimizer = optimizer_of(sync, options, backward_passes_per_step=passes, average_aggregated_gradients=True)
-        more = {"eager fit": {"run_eagerly": True}, "steps per execution": {"steps_per_execution": 4}}
-        model.compile(optimizer, "mse", **more.get(form, {}))
-        x, y = joined([world.rank], range(steps))
-        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
-        plan = optimizer.fusion_plan
-        assert optimizer.rounds == steps // passes + (2 if sync == EVERYBODY else 0)  # for each plan a flush of all
-        optimizer.flush()
+    passes = 2 if form == "accumulation" else 1
+    steps *= passes
+    optimizer = optimizer_of(sync, options, backward_passes_per_step=passes, average_aggregated_gradients=True)
+    more = {"eager fit": {"run_eagerly": True}, "steps per execution": {"steps_per_execution": 4}}
+    model.compile(optimizer, "mse", **more.get(form, {}))
+    x, y = joined([world.rank], range(steps))
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    plan = optimizer.fusion_plan
+    assert optimizer.rounds == steps // passes + (2 if sync == EVERYBODY else 0)  # for each plan a flush of all
+    optimizer.flush()
     assert plan.cost == known_cost
     assert plan.messages == (1,) * 6
     assert plan.predicted > plan.around > 0.0
@@ -152,34 +147,6 @@ def test_weights_are_those_of_one_process(world: World, sync: str, form: str, kn
     world.same((plan.gradients, plan.ready))
     world.same(weights(model))
     assert weights(model) == pytest.approx(reference(world, steps, 2 if form == "accumulation" else 1), abs=1e-5)
-
-
-@modes
-@pytest.mark.parametrize("sync", ALL)
-def test_a_switch_loses_and_doubles_nothing(world: World, sync: str, graph: bool, known_cost: MessageCost) -> None:
-    """Every rank's gradients are powers of two, so that their sum tells which were applied, and how often."""
-    variables = [keras.Variable(np.zeros(3), dtype="float64") for _ in range(4)]
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(1.0), sync=sync, op=hvd.Sum, fusion=merged(rule="wait_free", replan_every=5)
-    )
-    optimizer.build(variables)
-
-    def apply(value: tf.Tensor) -> None:
-        optimizer.apply([value * tf.ones(3, tf.float64)] * 4, variables)
-
-    step = tf.function(apply) if graph else apply
-    random = world.random()
-    steps = 12
-    pauses = [[random.random() < 0.3 for _ in world.ranks] for _ in range(steps)]
-    for number in range(steps):
-        if pauses[number][world.rank]:
-            time.sleep(0.02)
-        # Rank r's gradient of step s is 2**(4 s + r mod 4), which doubles hold exactly.
-        step(tf.constant(2.0 ** (4 * number + world.rank % 4), tf.float64))
-    optimizer.flush()
-    everything = -sum(2.0 ** (4 * number + rank % 4) for number in range(steps) for rank in world.ranks)
-    for variable in variables:
-        assert variable.numpy().tolist() == [everything] * 3
 
 
 def test_steps_in_a_loop_of_the_graph(world: World, known_cost: MessageCost) -> None:
@@ -204,68 +171,7 @@ def test_steps_in_a_loop_of_the_graph(world: World, known_cost: MessageCost) -> 
         assert variable.numpy().tolist() == [everything] * 3
 
 
-@modes
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_rank_that_is_late_before_the_switch(world: World, late: int, graph: bool, known_cost: MessageCost) -> None:
-    """What it has missed by then comes with the results of the step in which the plan is made."""
-    variables = [keras.Variable(np.zeros(3), dtype="float64") for _ in range(4)]
-    sync = hvd.Quorum(world.size - 1)
-    name = world.name()
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(1.0), name, sync=sync, op=hvd.Sum, fusion=merged(rule="wait_free")
-    )
-    optimizer.build(variables)
-
-    def apply(value: tf.Tensor) -> None:
-        optimizer.apply([value * tf.ones(3, tf.float64)] * 4, variables)
-
-    step = tf.function(apply) if graph else apply
-
-    def run(number: int) -> None:
-        step(tf.constant(10.0 ** (world.size * number + world.rank), tf.float64))
-
-    run(0)
-    if world.rank == late:
-        world.wait_for("all others are through step 1")
-        run(1)
-        info = next(stats for bucket, stats in hvd.partial_stats().items() if bucket.startswith(name))
-        assert info["late"][late] >= 1
-    else:
-        run(1)
-        with world.turn(world.rank - (world.rank > late), "step 1"):
-            pass
-        if world.rank == max(rank for rank in world.ranks if rank != late):
-            world.tell("all others are through step 1")
-    run(2)
-    assert optimizer.fusion_plan.messages == (1,) * 4
-    everything = [-sum(10.0 ** (world.size * number + rank) for number in range(3) for rank in world.ranks)] * 3
-    for variable in variables:  # without a flush of one's own
-        assert variable.numpy().tolist() == everything
-    run(3)
-    optimizer.flush()
-    world.same([variable.numpy().tolist() for variable in variables])
-
-
 # --- Plans ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full_matrix  # the case of all front ends waits for as long
-@modes
-def test_a_rank_that_has_left_ends_planning(world: World, graph: bool, known_cost: MessageCost) -> None:
-    model = make_model()
-    optimizer = optimizer_of("solo", {"replan_every": 4})
-    optimizer.build(model.trainable_variables)
-
-    def apply(x: Any, y: Any) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-
-    step = tf.function(apply) if graph else apply
-    train(world, step, SWITCH + 6 if world.rank == 0 else SWITCH + 2)
-    plan = optimizer.fusion_plan
-    optimizer.flush()
-    assert world.same(plan.gradients)
 
 
 @alone
@@ -334,49 +240,6 @@ def test_a_shape_that_differs_on_one_rank(world: World, sync: str, odd: int) -> 
 # --- With the rest ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision(world: World, dtype: str, known_cost: MessageCost) -> None:
-    model = make_model(dtype)
-    train(world, tape_step(model, sgd(), merged(rule="wait_free")), SWITCH + 2)
-    width = 2 if dtype == "float16" else 4  # bfloat16 travels as float32
-    assert sum(latest_plan().nbytes) == width * sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-    world.same(weights(model))
-
-
-def test_compression(world: World, known_cost: MessageCost) -> None:
-    model = make_model()
-    step = tape_step(model, sgd(), merged(), compression=hvd.Compression.fp16)
-    train(world, step, SWITCH + 2)
-    assert sum(latest_plan().nbytes) == 2 * sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-    assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-2)
-
-
-@pytest.mark.parametrize("sync", ["full", "majority"])
-def test_a_loss_scale(world: World, sync: str, known_cost: MessageCost) -> None:
-    """A step whose gradients are not finite is skipped on all ranks."""
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=4.0), sync=sync, fusion=merged(rule="wait_free")
-    )
-    optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def step(x: Any, y: Any, factor: Any) -> None:
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(factor * tf.reduce_mean((model(x, training=True) - y) ** 2))
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-
-    for number in range(SWITCH + 3):
-        bad = number == 1 and world.rank == 1
-        step(*map(tf.constant, batch(world.rank, number)), tf.constant(np.inf if bad else 1.0, tf.float32))
-    optimizer.flush()
-    assert optimizer.fusion_plan.messages == (1,) * 6
-    assert np.all(np.isfinite(weights(model)))
-    if sync == "full":
-        world.same(weights(model))
-        assert float(optimizer.dynamic_scale) == 2.0
-
-
 def test_two_models_in_one_graph(world: World, known_cost: MessageCost) -> None:
     """Both plan in the same step, one after the other."""
     models = [make_model(), make_model()]
@@ -395,25 +258,6 @@ def test_two_models_in_one_graph(world: World, known_cost: MessageCost) -> None:
     assert [len(plan.messages) for plan in list(hvd.fusion_plans().values())[-2:]] == [1, 6]
     for model in models:
         assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
-
-
-@alone
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"sync": "group_average"}, ValueError, "fusion cannot be used with"),
-        ({"groups": 2}, ValueError, "fusion or groups, not both"),
-        ({"fusion": "exact"}, ValueError, "fusion must be hvd.MergedGradients"),
-        ({"op": hvd.Adasum}, ValueError, r"partial collectives reduce with op=hvd.Average or hvd.Sum"),
-    ],
-)
-def test_arguments_that_do_not_fit(world: World, arguments: dict[str, Any], error: type[Exception], match: str) -> None:
-    given = {"fusion": hvd.MergedGradients(), **arguments}
-    with pytest.raises(error, match=match):
-        hvd.DistributedOptimizer(sgd(), **given)
-    if "sync" not in arguments:
-        with tf.GradientTape() as tape, pytest.raises(error, match=match):
-            hvd.DistributedGradientTape(tape, **given)
 
 
 def test_other_options_for_the_same_variables(world: World) -> None:

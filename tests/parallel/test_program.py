@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness.job import Job
+from harness.whole_jobs import Job
 
 from horovod_partial import recording
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.job import Job
+from harness.whole_jobs import Job
 
 from horovod_partial import recording
 from horovod_partial.recording import Clocks, JobSteps, Recording
@@ -73,7 +73,7 @@ def test_keras(job: Job, folder: Path, policy: str) -> None:
 
 
 @pytest.mark.full_matrix
-@pytest.mark.parametrize("policy", ["group_average:2", "partial_reduce:2", "weighted_average:4:0.99"])
+@pytest.mark.parametrize("policy", ["group_average:2", "partial_reduce:2", "weighted_average:4,0.99"])
 def test_averages_of_models(job: Job, folder: Path, policy: str) -> None:
     found = steps_of(record(job, folder, "recorded", policy, "20", "whole"))
     assert found.rounds

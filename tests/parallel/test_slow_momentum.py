@@ -23,11 +23,11 @@ MOMENTUM = hvd.SlowMomentum(BETA, ALPHA)
 class Walk:
     """A model of one number, of which rank r takes away its gradient in each step: 1 + r + step."""
 
-    def __init__(self, world: World, sync: Any, **options: Any) -> None:
+    def __init__(self, world: World, sync: Any) -> None:
         self.world = world
         self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
         self.optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([self.weight], lr=1.0), [("weight", self.weight)], sync=sync, **options
+            torch.optim.SGD([self.weight], lr=1.0), [("weight", self.weight)], sync=sync
         )
         self.step_number = 0
 
@@ -58,8 +58,8 @@ class Outer:
 @pytest.mark.parametrize("period", [1, 3])
 def test_full_rounds_of_groups(world: World, period: int, overlap: bool) -> None:
     """The groups of other rounds move nothing but models, whose mean they preserve."""
-    policy = hvd.GroupAverage(2, period=period, overlap=overlap, slow_momentum=MOMENTUM)
-    walk = Walk(world, policy, grace_ms=1e9)
+    policy = hvd.GroupAverage(2, period=period, overlap=overlap, slow_momentum=MOMENTUM, grace_ms=1e9)
+    walk = Walk(world, policy)
     mean = 0.0
     outer = None
     for number in range(10):
@@ -123,14 +123,14 @@ def test_saved_and_loaded(world: World) -> None:
 
 def test_groups_that_are_resumed_begin_with_a_plain_average(world: World) -> None:
     """The round with which a new optimizer begins is no end of a period, so the momentum moves nothing there."""
-    policy = hvd.GroupAverage(world.size, period=2, slow_momentum=MOMENTUM)
-    walk = Walk(world, policy, grace_ms=1e9)
+    policy = hvd.GroupAverage(world.size, period=2, slow_momentum=MOMENTUM, grace_ms=1e9)
+    walk = Walk(world, policy)
     for _ in range(6):
         walk.step()
     walk.optimizer.flush()
     momentum = walk.optimizer.state_dict()["slow_momentum"]["momentum"].item()
     assert momentum != 0.0
-    resumed = Walk(world, policy, grace_ms=1e9)
+    resumed = Walk(world, policy)
     resumed.step_number = walk.step_number
     with torch.no_grad():
         resumed.weight.copy_(walk.weight)
@@ -148,7 +148,7 @@ def test_a_rank_that_is_late(world: World) -> None:
     """The next round is of all ranks, but what a late rank comes with now is taken as its model, without momentum."""
     late, partner = 1, 0
     pairs = hvd.Schedule(lambda round, rank: rank // 2, 1)
-    walk = Walk(world, hvd.GroupAverage(schedule=pairs, period=4, slow_momentum=MOMENTUM), grace_ms=0)
+    walk = Walk(world, hvd.GroupAverage(schedule=pairs, period=4, slow_momentum=MOMENTUM, grace_ms=0))
 
     def step_until(round: int) -> None:
         while walk.optimizer.last_round is None or walk.optimizer.last_round.round < round:

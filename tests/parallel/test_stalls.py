@@ -7,8 +7,8 @@ import re
 import signal
 
 import pytest
-from harness.job import Job
 from harness.stalls import OVER, TOLD, explains, stacks, told
+from harness.whole_jobs import Job
 
 # Each test here is a launch of its own.
 pytestmark = pytest.mark.launch(ranks=(4,))

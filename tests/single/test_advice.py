@@ -204,7 +204,7 @@ def test_the_command(tmp_path: Path) -> None:
     synthetic.write(tmp_path, Job(one_random()))
     done = CliRunner().invoke(cli.app, ["advise", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    for policy in ("full", "majority", "solo", "group_average", "partial_reduce:4", "weighted_average:8:0.999"):
+    for policy in ("full", "majority", "solo", "group_average", "partial_reduce:4", "weighted_average:8,0.999"):
         assert policy in done.output
     assert "HOROVOD_PARTIAL_SYNC=" in done.output
     adam = CliRunner().invoke(cli.app, ["advise", str(tmp_path), "--optimizer", "adam"])

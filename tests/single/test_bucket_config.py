@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from horovod_partial import _core, bucket_config
-from horovod_partial.policies import GroupAverage, PartialReduce, Policy, Quorum, Solo, WeightedAverage
+from horovod_partial.policies import GroupAverage, PartialReduce, Policy, Quorum, Solo, WeightedAverage, WorkSharing
 
 
 def spec(**changes: Any) -> _core.BucketSpec:
@@ -15,8 +15,8 @@ def spec(**changes: Any) -> _core.BucketSpec:
 
 
 def test_what_a_gradient_bucket_is_declared_with() -> None:
-    made = spec(sync=Quorum(3), max_staleness=5, grace_ms=2.5, prescale_factor=0.5, postscale_factor=3.0)
-    words = "Quorum(ranks=3) op=Average max_staleness=5 grace_ms=2.5"
+    made = spec(sync=Quorum(3, max_staleness=5, grace_ms=2.5), prescale_factor=0.5, postscale_factor=3.0)
+    words = "Quorum(ranks=3, max_staleness=5, grace_ms=2.5) op=Average"
     policy = _core.Policy(rule="quorum", quorum=3, max_staleness=5, grace_seconds=2.5e-3, description=words)
     assert made == _core.BucketSpec(policy=policy, prescale_factor=0.5, postscale_factor=0.75)
     assert made.policy.description == words
@@ -43,19 +43,32 @@ def test_what_a_model_bucket_is_declared_with(policy: Policy, expected: dict[str
 
 
 @pytest.mark.parametrize(
+    ("policy", "replayed", "one_result"),
+    [
+        (Solo(), "replay", "sum"),
+        (Solo(missed="latest"), "latest", "latest"),
+        (WorkSharing(), "replay", "sum"),
+    ],
+)
+def test_what_becomes_of_missed_results(policy: Policy, replayed: str, one_result: str) -> None:
+    assert bucket_config.missed_by(policy, replays=True) == replayed
+    assert bucket_config.missed_by(policy, replays=False) == one_result
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"sync": Quorum(2)},
         {"average": False},
         {"prescale_factor": 0.1},
         {"postscale_factor": 0.1},
-        {"max_staleness": 3},
-        {"grace_ms": 0.0},
+        {"sync": Solo(max_staleness=3)},
+        {"sync": Solo(grace_ms=0)},
+        {"sync": Solo(replay_limit=3)},
         {"missed": "latest"},
         {"divisor": "contributors"},
         {"late": "keep"},
         {"drop_nonfinite": True},
-        {"replay_limit": 3},
         {"weights": "staleness"},
         {"weight_parameter": 0.1},
     ],

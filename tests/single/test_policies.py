@@ -34,16 +34,25 @@ from horovod_partial.policies import (
         ("solo", Solo()),
         ("majority", Majority()),
         ("majority:random", Majority(initiator="random")),
+        ("majority:random,3", Majority("random", 3)),
+        ("majority:max_staleness=4", Majority(max_staleness=4)),
+        ("solo:missed=latest,replay_limit=4,grace_ms=0", Solo(missed="latest", replay_limit=4, grace_ms=0)),
         ("quorum:3", Quorum(3)),
         ("quorum:0.75", Quorum(0.75)),
         ("quorum:1.0", Quorum(1.0)),
+        ("quorum:0.75,grace_ms=2.5", Quorum(0.75, grace_ms=2.5)),
+        ("quorum:grace_ms=auto,ranks=2", Quorum(2)),
         ("auto", Auto()),
         ("auto:3", Auto(min_quorum=3)),
         ("auto:0.25", Auto(min_quorum=0.25)),
         ("group_average", GroupAverage()),
         ("group_average:4", GroupAverage(4)),
+        ("group_average:4,period=none, overlap=true", GroupAverage(4, None, overlap=True)),
+        ("group_average:period=20,max_staleness=2", GroupAverage(period=20, max_staleness=2)),
         ("partial_reduce:3", PartialReduce(3)),
-        ("weighted_average:8:0.999", WeightedAverage(8, 0.999)),
+        ("partial_reduce:3,weights=staleness,alpha=0.5", PartialReduce(3, "staleness", 0.5)),
+        ("weighted_average:8,contraction=0.999", WeightedAverage(8, 0.999)),
+        ("weighted_average:8,0.999", WeightedAverage(8, 0.999)),
         (" Solo ", Solo()),
     ],
 )
@@ -53,54 +62,78 @@ def test_parse(text: str, expected: policies.Policy) -> None:
     assert type(parsed) is type(expected)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "most",
-        "quorum",
-        "quorum:",
-        "full:1",
-        "solo:2",
-        "partial",
-        "partial_reduce",
-        "partial_reduce:",
-        "weighted_average",
-        "group",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "most", "partial", "group", "quorums:1", "full=1"])
 def test_unknown_names_say_what_is_known(text: str) -> None:
     with pytest.raises(
-        ValueError, match=r"unknown sync policy .*; known are full, solo, majority, .* and weighted_average:PERIOD:"
+        ValueError, match=rf"^unknown sync policy '{text}'; known are full, solo, majority, .*, weighted_average$"
     ):
         policies.parse(text)
 
 
+ABOUT_LATE_GRADIENTS = "max_staleness=8, grace_ms=auto, missed=replay, replay_limit=8"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "cause", "remedy"),
     [
-        "quorum:x",
-        "quorum:0",
-        "quorum:0.0",
-        "quorum:1.5",
-        "quorum:-1",
-        "quorum:nan",
-        "majority:fast",
-        "group_average:1",
-        "group_average:x",
-        "group_average:2.0",
-        "partial_reduce:1",
-        "partial_reduce:0.5",
-        "weighted_average:8",
-        "weighted_average:8:0",
-        "weighted_average:8:1.5",
-        "weighted_average:8:nan",
-        "weighted_average:0:0.9",
-        "weighted_average:0.9",
+        ("full:1", "'1' has no key", "full takes nothing"),
+        ("full:max_staleness=1", "there is no 'max_staleness'", "full takes nothing"),
+        ("solo:2", "'2' has no key", f"solo takes {ABOUT_LATE_GRADIENTS}"),
+        ("solo:missed=sum", "missed must be 'replay' or 'latest', not 'sum'", f"solo takes {ABOUT_LATE_GRADIENTS}"),
+        (
+            "majority:staleness=4",
+            "there is no 'staleness'",
+            f"majority takes initiator=none, seed=0, {ABOUT_LATE_GRADIENTS}",
+        ),
+        ("quorum", "ranks must be given", f"quorum takes RANKS, {ABOUT_LATE_GRADIENTS}"),
+        ("quorum:grace_ms=-1", "ranks must be given", ""),
+        ("quorum:2,ranks=3", "ranks is given twice", ""),
+        ("quorum:2,", "'' has no key", ""),
+        ("quorum:2,grace_ms=-1", "grace_ms must be 'auto' or a number of milliseconds, 0 to 31536000000, not -1", ""),
+        (
+            "quorum:2,grace_ms=soon",
+            "grace_ms must be 'auto' or a number of milliseconds, 0 to 31536000000, not 'soon'",
+            "",
+        ),
+        ("quorum:x", "ranks must be an int or a float, not 'x'", ""),
+        ("quorum:0", "ranks must be 1 or more, not 0", ""),
+        ("quorum:0.0", "a share of the ranks must be above 0 and at most 1, not 0.0", ""),
+        ("quorum:1.5", "a share of the ranks must be above 0 and at most 1, not 1.5", ""),
+        ("quorum:-1", "ranks must be 1 or more, not -1", ""),
+        ("quorum:nan", "a share of the ranks must be above 0 and at most 1, not nan", ""),
+        ("majority:fast", "initiator must be None or 'random', not 'fast'", ""),
+        (
+            "majority:max_staleness=2147483648",
+            "max_staleness must be an int, 0 or more and below 2[*][*]31, not 2147483648",
+            "",
+        ),
+        ("group_average:1", "size must be an int, 2 or more, not 1", ""),
+        ("group_average:x", "size must be an int, 2 or more, not 'x'", ""),
+        ("group_average:2.0", "size must be an int, 2 or more, not 2.0", ""),
+        (
+            "group_average:2,schedule=ring",
+            "there is no 'schedule'",
+            "group_average takes size=none, period=10, overlap=false, max_staleness=8, grace_ms=auto",
+        ),
+        (
+            "partial_reduce",
+            "size must be given",
+            "partial_reduce takes SIZE, weights=constant, alpha=0.9, overlap=false",
+        ),
+        ("partial_reduce:0.5", "size must be an int, 2 or more, not 0.5", ""),
+        ("partial_reduce:2,max_staleness=3", "there is no 'max_staleness'", ""),
+        (
+            "weighted_average",
+            "period and contraction must be given",
+            "weighted_average takes PERIOD, CONTRACTION, overlap=false",
+        ),
+        ("weighted_average:8", "contraction must be given", ""),
+        ("weighted_average:8,0", "contraction must be a number above 0 and at most 1, not 0", ""),
+        ("weighted_average:0,0.9", "period must be an int, 1 or more, not 0", ""),
     ],
 )
-def test_wrong_arguments_are_named(text: str) -> None:
-    with pytest.raises(ValueError, match="invalid sync policy"):
+def test_wrong_arguments_are_named(text: str, cause: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=rf"^invalid sync policy '{text}': {cause}; .*{remedy}$"):
         policies.parse(text)
 
 
@@ -138,7 +171,6 @@ def test_auto_begins_with_all_and_goes_down_to_its_least() -> None:
         core = auto.to_core(8)
         assert (core.rule, core.quorum) == ("auto", least)
     assert Auto(1) != Auto(1.0)
-    assert repr(Auto()) == "Auto(min_quorum=1)"
 
 
 @pytest.mark.parametrize("least", [True, "3", None, 0, 0.0, 1.5])
@@ -155,6 +187,35 @@ def test_rules() -> None:
     assert Quorum(9).to_core(4).quorum == 4  # more than there are means all
     with pytest.raises(TypeError, match="Horovod's own collective"):
         Full().to_core(4)
+
+
+def test_bounds() -> None:
+    for policy in (Solo, Majority, lambda **options: Quorum(3, **options), Auto, GroupAverage):
+        core = policy(max_staleness=0, grace_ms=2.5).to_core(4)
+        assert (core.max_staleness, core.grace_seconds) == (0, 2.5e-3)
+        assert policy().to_core(4).max_staleness == 8
+        with pytest.raises(ValueError, match="max_staleness must be an int, 0 or more, not -1"):
+            policy(max_staleness=-1)
+        with pytest.raises(
+            ValueError, match="grace_ms must be 'auto' or a number of milliseconds, 0 to 31536000000, not nan"
+        ):
+            policy(grace_ms=math.nan)
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (Auto(), "Auto()"),
+        (Auto(1.0), "Auto(min_quorum=1.0)"),
+        (Quorum(3), "Quorum(ranks=3)"),
+        (Majority("random", max_staleness=4), "Majority(initiator='random', max_staleness=4)"),
+        (Solo(missed="latest", replay_limit=4, grace_ms=0), "Solo(grace_ms=0, missed='latest', replay_limit=4)"),
+        (WeightedAverage(8, 0.9), "WeightedAverage(period=8, contraction=0.9)"),
+    ],
+)
+def test_what_is_shown_of_a_policy(policy: policies.Policy, text: str) -> None:
+    assert repr(policy) == text
+    assert eval(text, vars(policies)) == policy
 
 
 @given(share=st.floats(min_value=0.0, max_value=1.0, exclude_min=True), size=st.integers(1, 2048))
@@ -224,6 +285,8 @@ def test_policies_are_values(policy: policies.Policy) -> None:
         (lambda: WeightedAverage(1, 0.9, overlap=2), "overlap must be True or False"),
         (lambda: Majority("random", seed=None), "seed must be an int, not None"),
         (lambda: Majority(True), "initiator must be None or 'random', not True"),
+        (lambda: Solo(missed="sum"), "missed must be 'replay' or 'latest', not 'sum'"),
+        (lambda: Solo(replay_limit=1), "replay_limit must be an int, 2 or more, not 1"),
         (lambda: Quorum([2]), "ranks must be an int or a float"),
         (lambda: Quorum(None), "ranks must be an int or a float"),
     ],
@@ -267,7 +330,7 @@ def test_rules_of_model_policies() -> None:
     assert (table.kind, table.table) == ("table", [[0, 0, 1, 1], [0, 1, 1, 2]])
     assert PartialReduce(3).to_core(8) == _core.Policy(rule="ready", group_size=3, window=16)
     assert PartialReduce(9).to_core(8) == _core.Policy(rule="ready", group_size=8, window=16)
-    assert WeightedAverage(8, 0.9).to_core(8) == _core.Policy(rule="quorum", quorum=8)
+    assert WeightedAverage(8, 0.9).to_core(8) == _core.Policy(quorum=8, max_staleness=2**31 - 1)
 
 
 def test_what_becomes_of_models() -> None:

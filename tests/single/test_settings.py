@@ -27,15 +27,14 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_defaults() -> None:
     settings = module.settings()
-    assert (settings.sync, settings.max_staleness, settings.grace_ms, settings.missed) == ("full", 8, "auto", "auto")
+    assert (settings.sync, settings.bucket_mb, settings.heal) == ("full", 25.0, "1")
 
 
 def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_PARTIAL_SYNC", "quorum:0.75")
-    monkeypatch.setenv("HOROVOD_PARTIAL_MAX_STALENESS", "3")
-    monkeypatch.setenv("HOROVOD_PARTIAL_GRACE_MS", "2.5")
+    monkeypatch.setenv("HOROVOD_PARTIAL_SYNC", "quorum:0.75,max_staleness=3")
+    monkeypatch.setenv("HOROVOD_PARTIAL_BUCKET_MB", "2.5")
     settings = module.settings()
-    assert (settings.sync, settings.max_staleness, settings.grace_ms) == ("quorum:0.75", 3, 2.5)
+    assert (settings.sync, settings.bucket_mb) == ("quorum:0.75,max_staleness=3", 2.5)
 
 
 def test_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,19 +49,12 @@ def test_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SYNC", "most", "unknown sync policy 'most'; known are"),
         ("SYNC", "", "unknown sync policy ''"),
         ("SYNC", "quorum:x", "invalid sync policy 'quorum:x'"),
-        ("MAX_STALENESS", "-1", "Input should be greater than or equal to 0"),
-        ("MAX_STALENESS", "many", "Input should be a valid integer"),
-        ("MAX_STALENESS", "2147483648", "Input should be less than 2147483648"),
-        ("GRACE_MS", "-2", "must be 'auto' or a number of milliseconds, 0 to 31536000000"),
-        ("GRACE_MS", "nan", "must be 'auto' or a number of milliseconds, 0 to 31536000000"),
-        ("GRACE_MS", "1e11", "must be 'auto' or a number of milliseconds, 0 to 31536000000"),
+        ("SYNC", "solo:max_staleness=-1", "invalid sync policy 'solo:max_staleness=-1': max_staleness must be"),
+        ("BUCKET_MB", "many", "Input should be a valid number"),
         ("ABORT_SECONDS", "0.1", "must be 0, for never, or 1 to 86400 seconds"),
         ("ABORT_SECONDS", "inf", "must be 0, for never, or 1 to 86400 seconds"),
         ("STALL_SECONDS", "0.5", "must be 0, for never, or 1 to 86400 seconds"),
-        ("GRACE_MS", "long", "must be 'auto' or a number of milliseconds, 0 to 31536000000"),
-        ("MISSED", "none", "Input should be 'auto', 'sum', 'replay' or 'latest'"),
         ("BUCKET_MB", "0", "Input should be greater than 0"),
-        ("WAITING_MS", "0", "Input should be greater than 0"),
         ("LOG_LEVEL", "loud", "Input should be 'debug', "),
     ],
 )
@@ -79,8 +71,8 @@ def test_a_rank_takes_what_rank_0_has_set() -> None:
     assert module.settings().sync == "full"
     assert module.adopt(by_rank, 1) == ["HOROVOD_PARTIAL_SYNC=solo"]
     assert (module.settings().sync, "sync" in module.settings().model_fields_set) == ("solo", True)
-    assert module.adopt([{"max_staleness": 3}, {}], 1) == ["HOROVOD_PARTIAL_MAX_STALENESS=3"]  # after a restart
-    assert (module.settings().sync, module.settings().max_staleness) == ("full", 3)
+    assert module.adopt([{"bucket_mb": 3.0}, {}], 1) == ["HOROVOD_PARTIAL_BUCKET_MB=3.0"]  # after a restart
+    assert (module.settings().sync, module.settings().bucket_mb) == ("full", 3.0)
     assert module.shared() == {}
 
 
@@ -92,7 +84,7 @@ def test_a_rank_takes_what_rank_0_has_set() -> None:
             [{"sync": "solo"}, {}, {"sync": "full"}, {"sync": "majority"}],
             "SYNC is full on rank 2, majority on rank 3, but solo on rank 0",
         ),
-        ([{}, {}, {}, {"missed": "latest"}], "MISSED is latest on rank 3, but not set, that is auto, on rank 0"),
+        ([{}, {}, {}, {"heal": "raise"}], "HEAL is raise on rank 3, but not set, that is 1, on rank 0"),
     ],
 )
 def test_settings_that_contradict(by_rank: list[dict[str, str]], text: str, rank: int) -> None:
@@ -102,10 +94,9 @@ def test_settings_that_contradict(by_rank: list[dict[str, str]], text: str, rank
 
 
 def test_what_each_rank_may_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_PARTIAL_MAX_STALENESS", "3")
-    for name in sorted(module.OF_EACH_RANK):
-        monkeypatch.setenv(f"HOROVOD_PARTIAL_{name.upper()}", "info" if name == "log_level" else "7")
-    assert module.shared() == {"max_staleness": 3}
+    monkeypatch.setenv("HOROVOD_PARTIAL_BUCKET_MB", "3")
+    monkeypatch.setenv("HOROVOD_PARTIAL_LOG_LEVEL", "info")
+    assert module.shared() == {"bucket_mb": 3.0}
 
 
 def test_unknown_variables_get_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

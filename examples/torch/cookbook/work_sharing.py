@@ -48,7 +48,7 @@ def run(path: Path, until: int, sync: str) -> tuple[torch.nn.Module, torch.optim
     return model, optimizer
 
 
-def train(sync: str = "work-sharing", stop: int = 12) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def train(sync: str = "work_sharing", stop: int = 12) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     path = Path(hvd.broadcast_object(tempfile.mkdtemp(), root_rank=0)) / "checkpoint.pt"
     run(path, stop, sync)  # ends in the middle of an epoch, after update 12
     hvd.barrier()

@@ -77,12 +77,11 @@ def main() -> None:
         torch.optim.SGD(model.parameters(), lr=options.rate, momentum=options.momentum),
         model.named_parameters(),
         sync=options.policy,
-        missed=options.missed,
         max_grad_norm=LARGEST_NORM,
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     taken = counter()  # which lives until all ranks have flushed
-    sync = job.ModelSync(optimizer, TEN_EPOCHS) if options.missed else None
+    sync = job.ModelSync(optimizer, TEN_EPOCHS) if "missed=latest" in options.policy else None
 
     clock = job.Clock(model, len(batches) // size)
     while (number := taken.add("batches", 1)) <= len(batches):

@@ -44,7 +44,6 @@ def options(
         description=(description or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--policy", default="full", help="as text; see docs/api.md")
-    parser.add_argument("--missed", choices=["latest"], help="as eager-SGD was published, for a policy of gradients")
     parser.add_argument("--rate", type=float, default=rate, help="learning rate")
     if batch is not None:
         parser.add_argument("--batch", type=int, default=batch, help="samples of a backward pass")
@@ -64,7 +63,7 @@ def options(
     parser.add_argument("--steps", type=int, default=steps, help=what)
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, for a shorter training")
     found = parser.parse_args()
-    if balances and found.balanced and found.policy == "work-sharing":
+    if balances and found.balanced and found.policy == "work_sharing":
         parser.error("--balanced is for steps that each rank takes itself")
     found.steps = round(found.steps * found.share)
     return found
@@ -123,9 +122,9 @@ def micro_batches(
     Args:
         optimizer: that takes the steps, `options.passes` backward passes in each.
         options: of the command line.
-        draw: makes the batches of a rank. Under `work-sharing` any rank may compute them.
+        draw: makes the batches of a rank. Under `work_sharing` any rank may compute them.
     """
-    if options.policy != "work-sharing":
+    if options.policy != "work_sharing":
         for number, batch in enumerate(draw(hvd.rank())):
             be_late(options.delay_ms, number // options.passes)
             yield batch, (number + 1) % options.passes == 0
@@ -142,15 +141,19 @@ def micro_batches(
 class ModelSync:
     """Averages the models of all ranks after the first step, and each time so many rounds more have passed.
 
-    eager-SGD as it was published does so. Ranks that have flushed are not waited for, and do not count.
+    eager-SGD as it was published does so. Ranks that have flushed are not waited for, and do not count. All ranks make
+    theirs in the same order.
 
     Args:
         optimizer: a `hvd.DistributedOptimizer` under a policy of gradients.
         every: rounds from one average to the next.
     """
 
+    _numbers = itertools.count()
+
     def __init__(self, optimizer: torch.optim.Optimizer, every: int) -> None:
         self._optimizer, self._every, self._last = optimizer, every, -1
+        self._name = f"model sync {next(self._numbers)}"
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def after_step(self) -> None:
@@ -160,7 +163,7 @@ class ModelSync:
             return
         self._last = due
         model = parameters_to_vector(self._parameters).detach()
-        handle = hvd.weighted_average_async_(model, 0, 1.0, name="model sync")  # all weigh alike
+        handle = hvd.weighted_average_async_(model, 0, 1.0, name=self._name)  # all weigh alike
         hvd.synchronize(handle)
         # A late average is of older models, and was made while this rank was out of training.
         if not hvd.round_info(handle).late:

@@ -126,7 +126,6 @@ def main() -> None:
         torch.optim.Adam(model.parameters(), lr=options.rate),
         model.named_parameters(),
         sync=options.policy,
-        missed=options.missed,
         max_grad_norm=LARGEST_NORM,
     )
     hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, job.cosine(options.steps)))

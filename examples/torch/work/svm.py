@@ -1,6 +1,6 @@
 """A sparse support-vector machine with the numbers of WP-SGD's KDD run, on sessions of rows that differ in length.
 
-    horovodrun -np 4 python examples/torch/work/svm.py --policy weighted_average:20:0.97 --rate 1e-4 --seed 0
+    horovodrun -np 4 python examples/torch/work/svm.py --policy weighted_average:20,0.97 --rate 1e-4 --seed 0
 
 Hinge loss, lambda 0.01, a rate of 1e-4 and all weights 4 at the start, as in WP-SGD (JPDC 2020, section 6.5). KDD Cup 2010
 (algebra) has binary rows, most of them with 20 to 40 non-zeros, in 20,216,830 dimensions. These here are generated, with as
@@ -80,9 +80,8 @@ def main() -> None:
         torch.optim.SGD(model.parameters(), lr=options.rate),
         model.named_parameters(),
         sync=options.policy,
-        missed=options.missed,
     )
-    sync = job.ModelSync(optimizer, TEN_EPOCHS) if options.missed else None
+    sync = job.ModelSync(optimizer, TEN_EPOCHS) if "missed=latest" in options.policy else None
 
     clock = job.Clock(model, options.steps)
     for rows in draw(options.steps, torch.Generator().manual_seed(1_000 * (options.seed + 1) + 500 + rank)):

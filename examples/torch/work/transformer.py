@@ -114,7 +114,6 @@ def main() -> None:
         model.named_parameters(),
         backward_passes_per_step=options.passes,
         sync=options.policy,
-        missed=options.missed,
         max_grad_norm=LARGEST_NORM,
     )
     hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, job.cosine(options.steps, WARM_UP)))

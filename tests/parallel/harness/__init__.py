@@ -4,7 +4,8 @@
 * `launch`: one `horovodrun`; starts it, follows its ranks, and kills it where they hang
 * `rank`: what every rank runs: pytest over the same file, reporting each outcome to a file of its own
 * `fronts`: the front ends that the cases of `test_conformance_*` run on
+* `trainers`: the optimizers and tapes that those of `test_conformance_optimizer` and `test_conformance_merging` run with
 * `script`, `models`, `arguments`, `merging`, `torch_training`, `keras_training`: what several files' tests share
 * `world`: what a test function gets; a side channel between the ranks that is independent of Horovod
-* `job`: launches of whole programs, for tests about how a job ends
+* `whole_jobs`: launches of whole programs, for tests about how a job ends
 """

@@ -174,14 +174,11 @@ def ended(optimizer: Any) -> int:
     return min(raw[name]["completed"] for name in optimizer._horovod._made._bucket_names())
 
 
-def everybody_averages(world: World, average: tuple[str, ...]) -> dict[str, tuple[Any, dict[str, Any]]]:
+def everybody_averages(world: World, average: tuple[str, ...]) -> dict[str, Any]:
     return {
-        "group": (
-            GroupAverage(schedule=Butterfly(world.size + 1), average=average),
-            {"grace_ms": FOR_EVER},
-        ),
-        "ready": (PartialReduce(world.size, average=average), {}),
-        "weighted": (WeightedAverage(1, 0.5, average=average), {}),
+        "group": GroupAverage(schedule=Butterfly(world.size + 1), average=average, grace_ms=FOR_EVER),
+        "ready": PartialReduce(world.size, average=average),
+        "weighted": WeightedAverage(1, 0.5, average=average),
     }
 
 

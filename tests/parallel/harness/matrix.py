@@ -14,8 +14,7 @@ TRANSPORTS = ("gloo", "mpi")
 DEFAULT_RANKS = (4,)
 FULL_RANKS = (2, 4, 8)
 MOST_RANKS = {"torch": 8, "tensorflow": 4}  # which takes a gigabyte on each rank, and seconds to be imported
-# Variables of the environment under which no round closes because of the time that passes.
-STEADY = {"HOROVOD_PARTIAL_PARKED_MS": "1e7", "HOROVOD_PARTIAL_WAITING_MS": "1e7", "HOROVOD_PARTIAL_GRACE_MS": "0"}
+STEADY = {"PARTIAL_TEST_STEADY": "1"}  # see `rank.let_no_time_count`
 
 # Marks of tests that several files have.
 _SCRIPTED = {"label": "scripted", "environment": STEADY | {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}}

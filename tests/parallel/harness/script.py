@@ -53,10 +53,10 @@ class Script:
         self.world.barrier()
 
 
-def all_but(rank: int, world: World) -> Quorum:
+def all_but(rank: int, world: World, **options: Any) -> Quorum:
     """The policy that closes a round as soon as all ranks but one are there."""
     assert 0 <= rank < world.size
-    return Quorum(world.size - 1)
+    return Quorum(world.size - 1, **options)
 
 
 def value(rank: int, step: int = 0) -> int:

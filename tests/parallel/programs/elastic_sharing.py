@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 hvd.init()
 counts = torch.nn.ParameterList([torch.zeros(SAMPLES)])
 optimizer: Any = hvd.DistributedOptimizer(
-    torch.optim.SGD(counts.parameters(), lr=1.0), op=hvd.Sum, backward_passes_per_step=PASSES, sync="work-sharing"
+    torch.optim.SGD(counts.parameters(), lr=1.0), op=hvd.Sum, backward_passes_per_step=PASSES, sync="work_sharing"
 )
 sampler = hvd.DynamicShardingSampler(SAMPLES, BATCH_SIZE, PASSES)
 data: Any = DataLoader(list(range(SAMPLES)), batch_sampler=sampler, num_workers=1)  # type: ignore[arg-type]

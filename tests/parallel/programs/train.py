@@ -17,8 +17,8 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Li
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.01),
     model.named_parameters(),
-    sync=policy,
-    replay_limit=2 if what == "metric" else None,  # then each round is taken at once, and none is left for the end
+    # With this limit each round is taken at once, and none is left for the end.
+    sync=f"{policy}:replay_limit=2" if what == "metric" else policy,
 )
 hvd.broadcast_parameters(model.state_dict(), 0)
 
