@@ -70,7 +70,7 @@ Session::Session(hvd::Controller& controller, const Engine::Thresholds& threshol
       outstanding_(controller),
       joined_(static_cast<std::size_t>(size_), false),
       coordinator_(controller.IsCoordinator() ? std::make_unique<Coordinator>(size_) : nullptr),
-      engine_(*this, rank_, size_, thresholds, ProcessBringers(), ProcessFirstFailure()) {}
+      engine_(*this, rank_, size_, thresholds, PossibleArrivalsOfProcess(), ProcessFirstFailure()) {}
 
 void Session::Retire() {
   retired_ = true;
@@ -126,14 +126,10 @@ std::string Session::MissingHooks() const {
   return text;
 }
 
-std::map<std::string, Coordinator::Offsets> Session::ArrivalOffsets() const {
+Session::OfCoordinator Session::StatisticsOfCoordinator() const {
+  if (coordinator_ == nullptr) return {};
   std::lock_guard<std::mutex> lock(coordinator_mutex_);
-  return coordinator_ == nullptr ? std::map<std::string, Coordinator::Offsets>() : coordinator_->ArrivalOffsets();
-}
-
-std::map<std::string, std::int64_t> Session::UnconnectedWindows() const {
-  std::lock_guard<std::mutex> lock(coordinator_mutex_);
-  return coordinator_ == nullptr ? std::map<std::string, std::int64_t>() : coordinator_->UnconnectedWindows();
+  return {coordinator_->ArrivalOffsets(), coordinator_->UnconnectedWindows()};
 }
 
 // Runs the body of a hook. An exception that leaves a hook would end Horovod's loop, and the other ranks would fail
@@ -158,12 +154,12 @@ void Session::EndIfBroken() const {
   if (!broken_.empty()) throw std::runtime_error("a reduction failed: " + broken_);
 }
 
-const std::shared_ptr<Bringers>& ProcessBringers() {
-  static const auto* bringers = new std::shared_ptr<Bringers>(std::make_shared<Bringers>());
+const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess() {
+  static const auto* bringers = new std::shared_ptr<PossibleArrivals>(std::make_shared<PossibleArrivals>());
   return *bringers;
 }
 
-Bringers::Wait Session::LongestWait() { return ProcessBringers()->LongestWait(); }
+PossibleArrivals::Wait Session::LongestWait() { return PossibleArrivalsOfProcess()->LongestWait(); }
 
 Time Session::ForeignSince(Time now) {
   if (state_ == nullptr) return kNever;
@@ -678,13 +674,8 @@ hvd::Status Session::ExecuteRounds(std::vector<hvd::TensorTableEntry>& entries, 
   }
   for (const Closing& closing : closings)
     for (const Partition& partition : closing.upcoming) communicators_->Use(partition, carrier);
-  if (communicators_->made() > made) {
-    if (const auto bucket = engine_.Find(closings[0].bucket)) {
-      std::lock_guard<std::mutex> lock(bucket->mutex);
-      bucket->statistics.groups_made += communicators_->made() - made;
-      bucket->statistics.setup_seconds += std::chrono::duration<double>(communicators_->setup() - setup).count();
-    }
-  }
+  if (communicators_->made() > made)
+    engine_.RecordGroups(closings[0].bucket, communicators_->made() - made, communicators_->setup() - setup);
   return status;
 }
 
@@ -711,8 +702,8 @@ void Session::PlaceZeros(const std::string& name, hvd::DataType type, std::int64
   }
   // A bucket that has failed here still has its device. For a bucket that this rank never used, the response tells only
   // whether it lies on a GPU, not on which one.
-  if (const auto bucket = engine_.Find(name)) {
-    device = bucket->config.memory->device();
+  if (const auto config = Engine::ConfigOf(engine_.Find(name))) {
+    device = config->memory->device();
   } else if (device != CPU_DEVICE_ID) {
     device = DeviceOfThisRank();
   }
@@ -768,14 +759,8 @@ int Session::OwnJoinDevice() const {
   return queue.tensor_table_.at(JOIN_TENSOR_NAME).device;
 }
 
-int Session::device() const {
-  for (const auto& bucket : engine_.Buckets())
-    if (const int device = bucket->config.memory->device(); device != CPU_DEVICE_ID) return device;
-  return CPU_DEVICE_ID;
-}
-
 int Session::DeviceOfThisRank() const {
-  const int used = device();
+  const int used = engine_.device();
   return used != CPU_DEVICE_ID ? used : DefaultDevice(controller_.GetLocalRank());
 }
 
@@ -792,37 +777,32 @@ void Session::CheckInterrupt() {
 
 void Session::SetInterrupt(std::function<void()> interrupt) { InterruptFunction() = std::move(interrupt); }
 
-hvd::TensorTableEntry Session::MakeEntry(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) {
-  const BucketConfig& config = bucket->config;
+// Puts the entry into Horovod's table, like Horovod's own Enqueue, but without a request.
+void Session::Place(const std::shared_ptr<SharedBucket>& bucket, const std::string& name, const BucketConfig& config,
+                    const Bucket::Entry& entry) {
   const hvd::DataType type = HorovodType(config.type);
-  const auto bytes = static_cast<std::int64_t>(bucket->core.bytes());
+  const auto bytes = static_cast<std::int64_t>(config.bytes());
   hvd::TensorTableEntry made;
-  made.tensor_name = WireName(bucket->core.name());
-  made.context = std::make_shared<BucketContext>(bucket->core.memory());
-  made.device = bucket->core.memory().device();
+  made.tensor_name = WireName(name);
+  made.context = std::make_shared<BucketContext>(*config.memory);
+  made.device = config.memory->device();
   made.process_set_id = process_set_id_;
-  if (!entry.member) {
+  if (entry.member) {
+    made.tensor = std::make_shared<TensorView>(entry.input, type, config.shape, bytes);
+    made.output = std::make_shared<TensorView>(entry.output, type, config.shape, bytes);
+    made.callback = [self = shared_from_this(), bucket](const hvd::Status& status) {
+      const std::string error = status.ok() ? "" : status.reason();
+      self->engine_.Finished(bucket, error.empty() && !status.ok() ? "the reduction failed" : error);
+    };
+  } else {
     made.tensor = made.output = std::make_shared<TensorView>(nullptr, type, std::vector<std::int64_t>{0}, 0);
     made.callback = [](const hvd::Status&) {};
-    return made;
   }
-  made.tensor = std::make_shared<TensorView>(entry.input, type, config.shape, bytes);
-  made.output = std::make_shared<TensorView>(entry.output, type, config.shape, bytes);
-  made.callback = [self = shared_from_this(), bucket](const hvd::Status& status) {
-    const std::string error = status.ok() ? "" : status.reason();
-    self->engine_.Finished(bucket, error.empty() && !status.ok() ? "the reduction failed" : error);
-  };
-  return made;
-}
-
-// Puts the entry into Horovod's table, like Horovod's own Enqueue, but without a request.
-void Session::Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) {
-  hvd::TensorTableEntry made = MakeEntry(bucket, entry);
   auto& queue = QueueAccess::Of(controller_);
   std::lock_guard<std::mutex> lock(queue.mutex_);
-  const std::string name = made.tensor_name;
-  if (!queue.tensor_table_.emplace(name, std::move(made)).second)
-    throw std::logic_error("Horovod has an entry for " + name + " already");
+  const std::string wire_name = made.tensor_name;
+  if (!queue.tensor_table_.emplace(wire_name, std::move(made)).second)
+    throw std::logic_error("Horovod has an entry for " + wire_name + " already");
 }
 
 }  // namespace horovod_partial::attach

@@ -29,7 +29,7 @@ enum Hook : unsigned {
 };
 
 // Returns the one object of this process, which all its sessions share.
-const std::shared_ptr<Bringers>& ProcessBringers();
+const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess();
 
 // Made when Horovod initialises a controller. Closed when another controller takes its place, or when Horovod shuts
 // down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt run on the
@@ -53,7 +53,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
 
   // --- Any thread, of a session that is ready: for signs of life
   // The longest wait of ours in this process, in any session.
-  static Bringers::Wait LongestWait();
+  static PossibleArrivals::Wait LongestWait();
   // The members of the process set, by their ranks in the job; empty if all ranks are members.
   const std::vector<Rank>& members() const { return members_; }
   // The name of an outstanding collective of Horovod's own, or ""; how often the collective that the background thread
@@ -65,10 +65,12 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   std::atomic<bool> handshaken{false};
   // The names of the hooks that should have run on this rank and did not, or "". The handshake checks this.
   std::string MissingHooks() const;
-  std::map<std::string, Coordinator::Offsets> ArrivalOffsets() const;
-  std::map<std::string, std::int64_t> UnconnectedWindows() const;
-  // Horovod's number for the device of this rank's buckets: a GPU if one of them lies there, else the host.
-  int device() const;
+  // What the coordinator has counted, by bucket; empty on other ranks than 0.
+  struct OfCoordinator {
+    std::map<std::string, Coordinator::Offsets> offsets;
+    std::map<std::string, std::int64_t> unconnected_windows;
+  };
+  OfCoordinator StatisticsOfCoordinator() const;
 
   // --- Background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
@@ -91,7 +93,8 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void EndIfBroken() const;
 
   // --- Collectives
-  void Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) override;
+  void Place(const std::shared_ptr<SharedBucket>& bucket, const std::string& name, const BucketConfig& config,
+             const Bucket::Entry& entry) override;
   bool Alive() const override;
   void Interrupt() const override { CheckInterrupt(); }
   static void SetInterrupt(std::function<void()> interrupt);
@@ -100,7 +103,6 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
 
  private:
   void WatchForShutdown();
-  hvd::TensorTableEntry MakeEntry(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry);
   int DeviceOfThisRank() const;
   int OwnJoinDevice() const;
   std::string JoinRefusal(const std::string& bucket) const;
