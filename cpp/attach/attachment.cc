@@ -516,7 +516,7 @@ void EndRecording(const std::string& library_path) {
 Look LookAtThisRank() {
   using Kind = Activity::Kind;
   const auto sessions = Sessions().Ready();
-  const PossibleArrivals::Wait wait = Session::LongestWait();
+  const PossibleArrivals::Wait wait = PossibleArrivalsOfProcess()->LongestWait();
   Look look;
   Activity& activity = look.activity;
   for (const auto& session : sessions) {
@@ -537,14 +537,6 @@ Look LookAtThisRank() {
   return look;
 }
 
-std::unique_ptr<PossibleArrivals::ForeignWait> BeginForeignWait() {
-  return std::make_unique<PossibleArrivals::ForeignWait>(PossibleArrivalsOfProcess(), Now());
-}
-
-void Polled(bool over) { PossibleArrivalsOfProcess()->Polled(over, Now()); }
-
 void SetThresholds(const Engine::Thresholds& thresholds) { Sessions().SetThresholds(thresholds); }
-
-void SetInterrupt(std::function<void()> interrupt) { Session::SetInterrupt(std::move(interrupt)); }
 
 }  // namespace horovod_partial::attach

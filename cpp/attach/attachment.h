@@ -43,19 +43,11 @@ void Record(const std::string& library_path, const std::string& directory, std::
 void RecordWait(const std::string& library_path, Time begin, Time end);
 void EndRecording(const std::string& library_path);
 
-// Says that the calling thread waits for a collective of Horovod's own, until the returned object is destroyed; or that
-// it has asked whether such a collective is over, and what the answer was.
-std::unique_ptr<PossibleArrivals::ForeignWait> BeginForeignWait();
-void Polled(bool over);
-
 // Returns what this process does: it computes, waits for other ranks, or rests. Any thread may call this. It never
 // waits for another rank.
 Look LookAtThisRank();
 
 // Sets the thresholds of all sessions that begin from now on.
 void SetThresholds(const Engine::Thresholds& thresholds);
-
-// Sets the function that Collectives::Interrupt calls. To be called once, before anything waits.
-void SetInterrupt(std::function<void()> interrupt);
 
 }  // namespace horovod_partial::attach

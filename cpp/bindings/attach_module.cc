@@ -165,7 +165,7 @@ class FlushOfSet {
 
 py::dict Statistics(const std::string& library, std::int32_t process_set) {
   std::vector<BucketSnapshot> buckets;
-  Session::OfCoordinator of_coordinator;
+  attach::Coordination::Statistics of_coordinator;
   {
     // Nothing here makes a Python object. That may collect garbage, and so run any code of the application, which may
     // need a lock that is held here.
@@ -224,7 +224,7 @@ PYBIND11_MODULE(_attach, m) {
   py::register_exception<EngineError>(m, "EngineError", PyExc_RuntimeError);
 
   // Runs Python's signal handlers during a wait.
-  attach::SetInterrupt([] {
+  Session::SetInterrupt([] {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   });
@@ -256,8 +256,13 @@ PYBIND11_MODULE(_attach, m) {
       .def("end", &DrainedFamily::End, py::call_guard<py::gil_scoped_release>());
 
   py::class_<PossibleArrivals::ForeignWait>(m, "ForeignWait")
-      .def(py::init(&attach::BeginForeignWait), py::call_guard<py::gil_scoped_release>());
-  m.def("polled", &attach::Polled, py::call_guard<py::gil_scoped_release>(), py::arg("over"));
+      .def(py::init([] {
+             return std::make_unique<PossibleArrivals::ForeignWait>(attach::PossibleArrivalsOfProcess(), Now());
+           }),
+           py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "polled", [](bool over) { attach::PossibleArrivalsOfProcess()->Polled(over, Now()); },
+      py::call_guard<py::gil_scoped_release>(), py::arg("over"));
 
   py::class_<Handle>(m, "Handle")
       .def("poll", &Handle::Poll)
