@@ -43,7 +43,7 @@ class Registry {
     return it == sessions_.end() || it->second->ControllerIsGone() ? nullptr : it->second;
   }
   // Notes a library's state, which a handshake has found; every later generation has it at the same address.
-  // `waits_are_told`: Bringers::Foreign::told.
+  // `waits_are_told`: PossibleArrivals::Foreign::told.
   void Add(hvd::HorovodGlobalState& state, bool waits_are_told) {
     std::lock_guard<std::mutex> lock(mutex_);
     states_.emplace(&state, waits_are_told);
@@ -499,39 +499,6 @@ int Generation(const std::string& library_path) {
   return attached == nullptr || attached->is_initialized() == 0 ? 0 : attached->generation.load();
 }
 
-int DeviceOfBuckets(const std::string& library_path, std::int32_t process_set_id) {
-  const auto session = FindSession(library_path, process_set_id);
-  return session == nullptr ? Memory::kHost : session->device();
-}
-
-Round Taken(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket) {
-  const auto session = FindSession(library_path, process_set_id);
-  const auto found = session == nullptr ? nullptr : session->engine().Find(bucket);
-  if (found == nullptr) return 0;
-  std::lock_guard<std::mutex> lock(found->mutex);
-  return found->core.taken();
-}
-
-Round Lost(const std::string& library_path, std::int32_t process_set_id, const Family& buckets) {
-  const auto session = FindSession(library_path, process_set_id);
-  Round lost = 0;
-  for (const std::string& bucket : buckets) {
-    const auto found = session == nullptr ? nullptr : session->engine().Find(bucket);
-    if (found == nullptr) continue;
-    std::lock_guard<std::mutex> lock(found->mutex);
-    lost = std::max(lost, found->core.lost());
-  }
-  return lost;
-}
-
-int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration) {
-  const auto session = FindSession(library_path, process_set_id);
-  const auto found = session == nullptr ? nullptr : session->engine().Find(bucket);
-  if (found == nullptr) return 0;
-  std::lock_guard<std::mutex> lock(found->mutex);
-  return found->core.CatchUp(iteration);
-}
-
 void Record(const std::string& library_path, const std::string& directory, std::size_t most_bytes) {
   SessionOf(library_path, 0)->recorder()->Begin(directory, most_bytes);
 }
@@ -549,7 +516,7 @@ void EndRecording(const std::string& library_path) {
 Look LookAtThisRank() {
   using Kind = Activity::Kind;
   const auto sessions = Sessions().Ready();
-  const Bringers::Wait wait = Session::LongestWait();
+  const PossibleArrivals::Wait wait = PossibleArrivalsOfProcess()->LongestWait();
   Look look;
   Activity& activity = look.activity;
   for (const auto& session : sessions) {
@@ -570,14 +537,6 @@ Look LookAtThisRank() {
   return look;
 }
 
-std::unique_ptr<Bringers::ForeignWait> BeginForeignWait() {
-  return std::make_unique<Bringers::ForeignWait>(ProcessBringers(), Now());
-}
-
-void Polled(bool over) { ProcessBringers()->Polled(over, Now()); }
-
 void SetThresholds(const Engine::Thresholds& thresholds) { Sessions().SetThresholds(thresholds); }
-
-void SetInterrupt(std::function<void()> interrupt) { Session::SetInterrupt(std::move(interrupt)); }
 
 }  // namespace horovod_partial::attach

@@ -35,16 +35,6 @@ std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32
 // initialisation, and known before the handshake. 0 while Horovod is down.
 int Generation(const std::string& library_path);
 
-// Returns Bucket::taken, or 0 if there is no such bucket.
-Round Taken(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket);
-// Returns the largest Bucket::lost of these buckets, or 0 if none of them exists.
-Round Lost(const std::string& library_path, std::int32_t process_set_id, const Family& buckets);
-// Calls Bucket::CatchUp. Returns 0 if there is no such bucket.
-int CatchUp(const std::string& library_path, std::int32_t process_set_id, const std::string& bucket, int iteration);
-
-// Returns Session::device, or the host's number if there is no session.
-int DeviceOfBuckets(const std::string& library_path, std::int32_t process_set_id);
-
 // Begins to record what this rank sees, in `most_bytes` at most, until EndRecording or the next generation. Throws
 // std::runtime_error if it cannot write there, or if this rank is recorded already.
 void Record(const std::string& library_path, const std::string& directory, std::size_t most_bytes);
@@ -53,19 +43,11 @@ void Record(const std::string& library_path, const std::string& directory, std::
 void RecordWait(const std::string& library_path, Time begin, Time end);
 void EndRecording(const std::string& library_path);
 
-// Says that the calling thread waits for a collective of Horovod's own, until the returned object is destroyed; or that
-// it has asked whether such a collective is over, and what the answer was.
-std::unique_ptr<Bringers::ForeignWait> BeginForeignWait();
-void Polled(bool over);
-
 // Returns what this process does: it computes, waits for other ranks, or rests. Any thread may call this. It never
 // waits for another rank.
 Look LookAtThisRank();
 
 // Sets the thresholds of all sessions that begin from now on.
 void SetThresholds(const Engine::Thresholds& thresholds);
-
-// Sets the function that Collectives::Interrupt calls. To be called once, before anything waits.
-void SetInterrupt(std::function<void()> interrupt);
 
 }  // namespace horovod_partial::attach

@@ -1,5 +1,7 @@
 #include "attach/envelope.h"
 
+#include <algorithm>
+
 namespace horovod_partial::attach {
 namespace {
 
@@ -7,6 +9,8 @@ const std::string kPrefix = "horovod_partial/";
 // No tensor of ours has such a name: its prefix ends with a slash.
 const std::string kReport = "horovod_partial\n";
 const std::string kAgreement = "horovod_partial.agreement.";
+// No bucket has this name. The response of this name carries grants.
+constexpr const char* kGrants = "horovod_partial.grants";
 
 bool StartsWith(const std::string& text, const std::string& prefix) {
   return text.compare(0, prefix.size(), prefix) == 0;
@@ -20,6 +24,11 @@ bool IsOurs(const std::string& wire_name) { return StartsWith(wire_name, kPrefix
 
 bool IsOurs(const hvd::Response& response) {
   return !response.tensor_names().empty() && IsOurs(response.tensor_names()[0]);
+}
+
+bool HasOurs(const hvd::ResponseList& responses) {
+  return std::any_of(responses.responses().begin(), responses.responses().end(),
+                     [](const hvd::Response& response) { return IsOurs(response); });
 }
 
 std::string AgreementName(const std::string& about) { return kAgreement + about; }
@@ -63,6 +72,37 @@ std::vector<Closing> Open(const hvd::Response& response, int size) {
     closings.push_back(std::move(closing));
   }
   return closings;
+}
+
+hvd::Response Enclosed(const std::vector<Grants>& grants) {
+  hvd::Response response;
+  response.set_response_type(hvd::Response::ERROR);
+  response.set_tensor_names({WireName(kGrants)});
+  response.set_error_message(Encode(grants));
+  return response;
+}
+
+std::vector<Grants> TakeGrants(hvd::ResponseList& responses) {
+  const auto& last = responses.responses().back();
+  if (last.tensor_names().empty() || last.tensor_names()[0] != WireName(kGrants)) return {};
+  std::vector<Grants> grants = DecodeGrants(last.error_message());
+  std::vector<hvd::Response> others = responses.responses();
+  others.pop_back();
+  responses.set_responses(others);
+  return grants;
+}
+
+void Unwrap(hvd::ResponseList& responses, int size) {
+  std::vector<hvd::Response> list = responses.responses();
+  for (auto& response : list) {
+    if (!IsOurs(response) || response.response_type() == hvd::Response::ERROR) continue;
+    response.set_reduce_op(hvd::ReduceOp::SUM);
+    std::vector<std::int32_t> devices = response.devices();
+    devices.resize(static_cast<std::size_t>(size));
+    devices.push_back(CPU_DEVICE_ID);
+    response.set_devices(devices);
+  }
+  responses.set_responses(list);
 }
 
 }  // namespace horovod_partial::attach

@@ -14,6 +14,7 @@ namespace horovod_partial::attach {
 std::string WireName(const std::string& bucket);
 bool IsOurs(const std::string& wire_name);
 bool IsOurs(const hvd::Response& response);  // looks at the first tensor: Horovod fuses ours only with each other
+bool HasOurs(const hvd::ResponseList& responses);
 std::string BucketName(const std::string& wire_name);
 
 // Names of ordinary Horovod allreduces by which the ranks agree on something outside the training, such as the
@@ -34,5 +35,14 @@ std::optional<Report> Open(const hvd::Request& request);
 // one device for each rank. So it never caches ours: a cached tensor could not be partial.
 void Enclose(const std::vector<Closing>& closings, hvd::Response& response);
 std::vector<Closing> Open(const hvd::Response& response, int size);
+
+// Grants travel in a response of their own, the last one. TakeGrants takes it out, because Horovod must not execute it.
+hvd::Response Enclosed(const std::vector<Grants>& grants);
+std::vector<Grants> TakeGrants(hvd::ResponseList& responses);
+
+// Makes ordinary sums of our responses, which Horovod then executes. The list of devices keeps one element more than
+// there are ranks. So Horovod does not cache the response, and finds NCCL's communicator again, which it keeps by the
+// list of devices.
+void Unwrap(hvd::ResponseList& responses, int size);
 
 }  // namespace horovod_partial::attach

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "attach/device.h"
+
 namespace horovod_partial::attach {
 
 std::string GroupCommunicators::Refusal(hvd::HorovodGlobalState& state) {
@@ -12,6 +14,41 @@ std::string GroupCommunicators::Refusal(hvd::HorovodGlobalState& state) {
 #endif
   if (state.cpu_operation == hvd::LibType::CCL) return "CCLAllreduce; set HOROVOD_CPU_OPERATIONS to MPI or GLOO";
   return {};
+}
+
+hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
+                                        const std::vector<hvd::TensorTableEntry>& entries,
+                                        const hvd::Response& response, Carrier carrier, const Reduce& reduce) {
+  const Partition groups = closings[0].groups;
+  for (const Closing& closing : closings)
+    if (closing.groups != groups || (!groups.empty() && closings.size() != response.tensor_names().size()))
+      return hvd::Status::UnknownError("internal error: tensors of different groups were fused");
+  hvd::Status status = hvd::Status::OK();
+  if (groups.empty()) {
+    status = reduce(response);
+  } else {
+    Use(groups, carrier);
+    const Members members = GroupOf(groups, rank_, size_);
+    if (members.size() > 1) {
+      const Scope scope(*this, members, carrier);
+      hvd::Response mine = response;  // Horovod keeps NCCL's communicators by the list of devices
+      if (carrier == Carrier::kNccl) {
+        std::vector<std::int32_t> devices = members;
+        for (const Rank member : members) devices.push_back(response.devices()[static_cast<std::size_t>(member)]);
+        mine.set_devices(devices);
+      }
+      status = reduce(mine);
+    } else if (!members.empty()) {
+      for (const auto& entry : entries)
+        if (entry.tensor->data() != entry.output->data())
+          MemoryOf(entry.device)
+              .Copy(const_cast<void*>(entry.output->data()), entry.tensor->data(),
+                    static_cast<std::size_t>(entry.tensor->size()));
+    }
+  }
+  for (const Closing& closing : closings)
+    for (const Partition& partition : closing.upcoming) Use(partition, carrier);
+  return status;
 }
 
 Carrier GroupCommunicators::HostCarrier(Carrier carrier) const {

@@ -2,18 +2,24 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "attach/gloo_group.h"
 #include "attach/horovod.h"
 #include "core/groups/group_cache.h"
 #include "core/groups/groups.h"
+#include "core/rounds/message.h"
 
 namespace horovod_partial::attach {
 
 // The library that carries a reduction.
 enum class Carrier { kMpi, kGloo, kNccl };
+
+// Horovod's own execution of a response.
+using Reduce = std::function<hvd::Status(const hvd::Response&)>;
 
 // The communicators of a process set's groups. Groups are not process sets of Horovod's: all ranks would have to meet
 // to add or remove one, and each one negotiates in every cycle. Horovod's operations take their communicator from the
@@ -40,6 +46,15 @@ class GroupCommunicators {
   // turns it off; "" if groups work.
   static std::string Refusal(hvd::HorovodGlobalState& state);
 
+  // Reduces a response of ours, whose rounds these are, in this rank's group. Makes the communicators of groups to
+  // come.
+  hvd::Status Execute(const std::vector<Closing>& closings, const std::vector<hvd::TensorTableEntry>& entries,
+                      const hvd::Response& response, Carrier carrier, const Reduce& reduce);
+
+  int made() const { return made_count_; }
+  std::chrono::nanoseconds setup() const { return setup_; }  // the time that making them took
+
+ private:
   // Makes the communicator of this rank's group in the partition, unless there is one; frees old ones that the cache
   // gives up. Every rank calls this in the order of the responses, but only the group's members take part in making it.
   // Throws what the carrier throws.
@@ -60,10 +75,6 @@ class GroupCommunicators {
     const int size_;
   };
 
-  int made() const { return made_count_; }
-  std::chrono::nanoseconds setup() const { return setup_; }  // the time that making them took
-
- private:
   Communicator Make(const Members& members, Carrier carrier) const;
   // The library in which Make makes a communicator: for NCCL that of the controller, over which NCCL's own communicator
   // is set up.

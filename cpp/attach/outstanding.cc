@@ -23,4 +23,33 @@ void Outstanding::Leave() {
   left_ = true;
 }
 
+Time OutstandingWatch::Since(hvd::HorovodGlobalState& state, Time now) {
+  bool still_there = false;
+  const hvd::TensorTable::value_type* other = nullptr;
+  const auto watched = context_.lock();
+  for (const std::int32_t id : state.process_set_table.Ids()) {
+    auto& queue = QueueAccess::Of(*state.process_set_table.Get(id).controller);
+    std::lock_guard<std::mutex> lock(queue.mutex_);
+    for (const auto& row : queue.tensor_table_) {
+      if (IsOurs(row.first)) continue;
+      other = &row;
+      still_there = still_there || (row.first == name_ && row.second.context == watched);
+    }
+    if (!still_there && other != nullptr) {
+      name_ = other->first;
+      context_ = other->second.context;
+      since_ = now;
+      ++changes_;
+      return now;
+    }
+  }
+  if (!still_there) {
+    changes_ += name_.empty() ? 0 : 1;
+    name_.clear();
+    context_.reset();
+    since_ = kNever;
+  }
+  return since_;
+}
+
 }  // namespace horovod_partial::attach

@@ -6,15 +6,16 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <set>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "attach/coordination.h"
+#include "attach/cycle_record.h"
+#include "attach/entries.h"
 #include "attach/group_communicators.h"
 #include "attach/horovod.h"
 #include "attach/outstanding.h"
-#include "core/rounds/coordinator.h"
 #include "engine/collectives.h"
 #include "engine/engine.h"
 
@@ -29,7 +30,7 @@ enum Hook : unsigned {
 };
 
 // Returns the one object of this process, which all its sessions share.
-const std::shared_ptr<Bringers>& ProcessBringers();
+const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess();
 
 // Made when Horovod initialises a controller. Closed when another controller takes its place, or when Horovod shuts
 // down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt run on the
@@ -52,23 +53,19 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   bool ready() const { return state_ != nullptr; }
 
   // --- Any thread, of a session that is ready: for signs of life
-  // The longest wait of ours in this process, in any session.
-  static Bringers::Wait LongestWait();
   // The members of the process set, by their ranks in the job; empty if all ranks are members.
   const std::vector<Rank>& members() const { return members_; }
   // The name of an outstanding collective of Horovod's own, or ""; how often the collective that the background thread
   // watches has become another one, or none; and a number that grows in each of Horovod's cycles.
   std::string FindForeign() { return outstanding_.Find(); }
-  std::uint64_t foreign_changes() const { return foreign_changes_; }
+  std::uint64_t foreign_changes() const { return foreign_.changes(); }
   std::uint64_t cycles() const { return cycles_; }
 
   std::atomic<bool> handshaken{false};
   // The names of the hooks that should have run on this rank and did not, or "". The handshake checks this.
   std::string MissingHooks() const;
-  std::map<std::string, Coordinator::Offsets> ArrivalOffsets() const;
-  std::map<std::string, std::int64_t> UnconnectedWindows() const;
-  // Horovod's number for the device of this rank's buckets: a GPU if one of them lies there, else the host.
-  int device() const;
+  // Empty on other ranks than 0.
+  Coordination::Statistics StatisticsOfCoordinator() const;
 
   // --- Background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
@@ -80,7 +77,6 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void AfterSendFinal(hvd::ResponseList& responses);
   void AfterRecvFinal(hvd::ResponseList& responses);
   // `reduce` is Horovod's own execution of a response. A round of ours with groups is reduced in this rank's group.
-  using Reduce = std::function<hvd::Status(const hvd::Response&)>;
   hvd::Status Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
                       const Reduce& reduce);
   // A reduction over Gloo has failed halfway, and peers may still send data of it. Horovod would begin its next cycle
@@ -91,37 +87,21 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void EndIfBroken() const;
 
   // --- Collectives
-  void Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) override;
+  void Place(const std::shared_ptr<SharedBucket>& bucket, const std::string& name, const BucketConfig& config,
+             const Bucket::Entry& entry) override;
   bool Alive() const override;
   void Interrupt() const override { CheckInterrupt(); }
+  // To be called once, before anything waits.
   static void SetInterrupt(std::function<void()> interrupt);
   static void CheckInterrupt();  // may throw to end a wait, for Ctrl-C
   bool ControllerIsGone() const { return alive_.expired(); }
 
  private:
   void WatchForShutdown();
-  hvd::TensorTableEntry MakeEntry(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry);
-  int DeviceOfThisRank() const;
-  int OwnJoinDevice() const;
-  std::string JoinRefusal(const std::string& bucket) const;
-  // Adds an entry of zeros, whose result nobody reads, unless the bucket has an entry.
-  void PlaceZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
-  std::vector<hvd::Request> RowOf(const Closing& closing) const;
-  void FillMissing(const hvd::ResponseList& responses);
   std::vector<Closing> OpenAll(const hvd::ResponseList& responses);
   Time ForeignSince(Time now);
   void Guard(const char* hook, const std::function<void()>& body);
-  void WatchWaits(Time now);
   void NoteJoin(const hvd::ResponseList& responses);
-  hvd::Status ExecuteRounds(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
-                            const Reduce& reduce, const std::vector<Closing>& closings);
-  void RecordHanded(Time now);
-  void RecordReduction(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Time begin,
-                       bool everyone);
-  void RecordDecisions(const std::vector<Closing>& closings, Time now) const;
-  void Observe(Rank rank, const Report& report, Time now);
-  void NoteFailure(Rank rank, const std::string& failure);
-  void SayWhy(hvd::ResponseList& responses);
 
   hvd::Controller& controller_;                 // for the background thread
   const std::weak_ptr<hvd::Controller> alive_;  // the same controller, for the application's threads
@@ -136,32 +116,20 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   hvd::ProcessSet* process_set_ = nullptr;
   std::atomic<unsigned> hooks_run_{0};
   Outstanding outstanding_;
-  std::atomic<std::uint64_t> foreign_changes_{0};
+  OutstandingWatch foreign_;
   std::atomic<std::uint64_t> cycles_{0};
   std::atomic<bool> failed_{false};  // a hook has failed, or the stall check ends the job: this rank asks for shutdown
 
   // Background thread only.
-  std::string broken_;   // why no reduction can follow; empty while all is well
-  std::string failure_;  // the error of a hook, which is sent to the other ranks
-  std::string foreign_;  // the outstanding collective of Horovod's that is watched; empty for none
-  std::weak_ptr<hvd::OpContext> foreign_context_;  // the context of that collective; a barrier has none
-  Time foreign_since_ = kNever;
-  std::vector<Grants> grants_;              // coordinator: the grants decided in this cycle
-  std::map<std::string, Closing> closed_;   // coordinator: the closings decided in this cycle, by wire name
+  std::string broken_;                      // why no reduction can follow; empty while all is well
+  std::string failure_;                     // the error of a hook, which is sent to the other ranks
   std::map<std::string, Closing> grouped_;  // by wire name: rounds with groups, now or later, not executed yet
-  std::unique_ptr<GroupCommunicators> communicators_;
-  std::int64_t sequence_ = 0;         // number of the next allreduce, the same on all ranks
-  std::size_t known_ = 1;             // entries in Horovod's table that RecordHanded has seen; one is the session's own
-  std::vector<bool> joined_;          // coordinator: by rank
-  std::map<Rank, int> join_devices_;  // coordinator: the device of each joined rank's zeros
-  std::string failures_;              // coordinator: which ranks have failed, and why; empty once all are told
-  Time last_watch_{0};
+  std::optional<GroupCommunicators> communicators_;
+  std::optional<Entries> entries_;
+  std::optional<CycleRecord> record_;
   const bool keeps_cycle_time_ = std::getenv("HOROVOD_CYCLE_TIME") != nullptr;
-  int short_cycles_ = 0;  // how many of the next cycles are short
-  std::string warned_;
-
-  mutable std::mutex coordinator_mutex_;      // guards coordinator_ while other threads read statistics
-  std::unique_ptr<Coordinator> coordinator_;  // null on other ranks than 0
+  int short_cycles_ = 0;                        // how many of the next cycles are short
+  std::unique_ptr<Coordination> coordination_;  // null on other ranks than 0
 
   Engine engine_;
 };

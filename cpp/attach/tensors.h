@@ -10,8 +10,23 @@
 
 #include "attach/horovod.h"
 #include "core/values/buffer.h"
+#include "core/values/dtype.h"
 
 namespace horovod_partial::attach {
+
+static_assert(static_cast<int>(DataType::kUInt8) == hvd::HOROVOD_UINT8 &&
+                  static_cast<int>(DataType::kInt8) == hvd::HOROVOD_INT8 &&
+                  static_cast<int>(DataType::kUInt16) == hvd::HOROVOD_UINT16 &&
+                  static_cast<int>(DataType::kInt16) == hvd::HOROVOD_INT16 &&
+                  static_cast<int>(DataType::kInt32) == hvd::HOROVOD_INT32 &&
+                  static_cast<int>(DataType::kInt64) == hvd::HOROVOD_INT64 &&
+                  static_cast<int>(DataType::kFloat16) == hvd::HOROVOD_FLOAT16 &&
+                  static_cast<int>(DataType::kFloat32) == hvd::HOROVOD_FLOAT32 &&
+                  static_cast<int>(DataType::kFloat64) == hvd::HOROVOD_FLOAT64 &&
+                  static_cast<int>(DataType::kBool) == hvd::HOROVOD_BOOL,
+              "the core's data types are Horovod's");
+
+inline hvd::DataType HorovodType(DataType type) { return static_cast<hvd::DataType>(type); }
 
 // A tensor in memory that the application or the bucket owns.
 class TensorView final : public hvd::Tensor {

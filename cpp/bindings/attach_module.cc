@@ -26,29 +26,31 @@ using attach::Session;
 namespace {
 
 // While it lives, the thread of a family takes the family's results as they come, although it waits for something else.
-class Draining {
+class DrainedFamily {
  public:
-  Draining(const std::string& library, std::int32_t process_set, Family family)
+  DrainedFamily(const std::string& library, std::int32_t process_set, Family family)
       : session_(attach::FindSession(library, process_set)), family_(std::move(family)) {
-    if (session_ != nullptr) draining_.emplace(session_->engine(), std::vector<Family>{family_});
+    if (session_ != nullptr) draining_.emplace(session_->engine().FindAll(family_));
   }
-  bool IsDue() const { return session_ != nullptr && session_->engine().IsNearlyFull(family_); }
+  bool IsDue() const { return session_ != nullptr && session_->engine().families().IsNearlyFull(family_); }
   void End() { draining_.reset(); }
-
-  // Returns a function that tells whether any of these families has a result that must be taken soon; null if there are
-  // none.
-  static Engine::IsDue Any(std::vector<const Draining*> drainings) {
-    if (drainings.empty()) return nullptr;
-    return [drainings = std::move(drainings)] {
-      return std::any_of(drainings.begin(), drainings.end(), [](const Draining* each) { return each->IsDue(); });
-    };
-  }
 
  private:
   const std::shared_ptr<Session> session_;
   const Family family_;
-  std::optional<Engine::Draining> draining_;
+  std::optional<Draining> draining_;
 };
+
+using Drainings = std::vector<const DrainedFamily*>;
+
+// Returns a function that tells whether any of these families has a result that must be taken soon; null if there are
+// none.
+IsDue AnyOf(const Drainings& drainings) {
+  if (drainings.empty()) return nullptr;
+  return [drainings] {
+    return std::any_of(drainings.begin(), drainings.end(), [](const auto* each) { return each->IsDue(); });
+  };
+}
 
 // An arrival whose result the application has not fetched yet. It keeps its session alive, but not the tensors: the
 // framework must keep them until `wait` has returned.
@@ -58,13 +60,12 @@ class Handle {
       : session_(std::move(session)), bucket_(std::move(bucket)), operation_(std::move(operation)) {}
 
   bool Poll() const { return session_->engine().Poll(*bucket_, *operation_); }
-  bool Wait(const std::vector<const Draining*>& drainings) const {
+  bool Wait(const Drainings& drainings) const {
     py::gil_scoped_release release;
-    return session_->engine().Wait(*bucket_, *operation_, Draining::Any(drainings));
+    return session_->engine().Wait(*bucket_, *operation_, AnyOf(drainings));
   }
   RoundInfo Info() const {
-    std::lock_guard<std::mutex> lock(bucket_->mutex);
-    if (!operation_->done) throw py::value_error("the operation has not finished; synchronize it first");
+    if (!Poll()) throw py::value_error("the operation has not finished; synchronize it first");
     return operation_->info;
   }
 
@@ -108,25 +109,13 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   return {std::move(session), std::move(bucket), std::move(arrived)};
 }
 
-void Declare(const std::string& library, std::int32_t process_set, const std::string& name,
-             const BucketConfig& config) {
-  py::gil_scoped_release release;
-  attach::SessionOf(library, process_set)->engine().Declare(name, config);
-}
-
 // Without `waits` it does not block: it returns nothing if no micro-batch may begin now.
 std::optional<std::pair<int, int>> NextMicroBatch(const std::string& library, std::int32_t process_set,
                                                   const Family& names, bool begins, bool waits,
-                                                  const std::vector<const Draining*>& drainings) {
+                                                  const Drainings& drainings) {
   py::gil_scoped_release release;
-  const auto is_due = waits ? Draining::Any(drainings) : [] { return true; };
-  return attach::SessionOf(library, process_set)->engine().NextMicroBatch(names, begins, is_due);
-}
-
-void ReturnMicroBatch(const std::string& library, std::int32_t process_set, const std::string& name) {
-  py::gil_scoped_release release;
-  const auto session = attach::FindSession(library, process_set);
-  if (session != nullptr) session->engine().ReturnMicroBatch(name);
+  const auto is_due = waits ? AnyOf(drainings) : [] { return true; };
+  return attach::SessionOf(library, process_set)->engine().sharing().Next(names, begins, is_due);
 }
 
 // Takes the results that this rank has missed; returns nothing if there are none. `pointer` has room for the whole
@@ -138,99 +127,56 @@ std::optional<Handle> Collect(const std::string& library, std::int32_t process_s
   auto bucket = session == nullptr ? nullptr : session->engine().Find(name);
   if (bucket == nullptr) return std::nullopt;
   void* const target = reinterpret_cast<void*>(pointer);
-  Memory& memory = *bucket->config.memory;
+  const auto config = Engine::ConfigOf(bucket);
+  const int device = config->memory->device();
   Buffer there;
-  if (to_host && memory.device() != Memory::kHost) there.Reserve(bucket->core.bytes(), memory);
+  if (to_host && device != Memory::kHost) there.Reserve(config->bytes(), *config->memory);
   auto operation = session->engine().Collect(bucket, there.size() > 0 ? there.data() : target);
   if (operation == nullptr) return std::nullopt;
-  if (there.size() > 0) attach::CopyToHost(memory.device(), target, there.data(), there.size());
+  if (there.size() > 0) attach::CopyToHost(device, target, there.data(), there.size());
   return Handle(std::move(session), std::move(bucket), std::move(operation));
 }
 
 // Takes the oldest round of a family that this rank can take, to the memory at `pointers`, one for each bucket. Returns
 // how many gradients are in it, or nothing if there is no such round.
-std::optional<int> TakeRound(const std::string& library, std::int32_t process_set, const Family& names,
-                             const std::vector<std::uintptr_t>& pointers) {
-  py::gil_scoped_release release;
-  const auto session = attach::FindSession(library, process_set);
-  if (session == nullptr) return std::nullopt;
+std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers) {
   std::vector<Member> family;
   for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});
-  const auto taken = session->engine().TakeRound(family);
+  const auto taken = engine.families().TakeRound(family);
   return taken ? std::optional<int>(taken->gradients) : std::nullopt;
 }
 
-bool HasRound(const std::string& library, std::int32_t process_set, const Family& names) {
-  py::gil_scoped_release release;
-  const auto session = attach::FindSession(library, process_set);
-  return session != nullptr && session->engine().HasRound(names);
-}
-
 // A flush of a process set. It is over at once if there is no session.
-class Flush {
+class FlushOfSet {
  public:
-  static std::unique_ptr<Flush> Begin(const std::string& library, std::int32_t process_set, std::vector<Family> drained,
-                                      bool ends) {
-    auto flush = std::make_unique<Flush>();
-    flush->session_ = attach::FindSession(library, process_set);
-    if (flush->session_ == nullptr) return flush;
-    const auto kind = ends ? Report::Flush::kEnding : Report::Flush::kFlushing;
-    flush->flushing_.emplace(flush->session_->engine(), kind, std::move(drained));
-    return flush;
+  FlushOfSet(const std::string& library, std::int32_t process_set, std::vector<Family> drained, bool ends)
+      : session_(attach::FindSession(library, process_set)) {
+    const auto kind = ends ? Flush::Kind::kEnding : Flush::Kind::kFlushing;
+    if (session_ != nullptr) flushing_.emplace(session_->engine(), kind, std::move(drained));
   }
-  bool Wait(const std::vector<const Draining*>& drainings) {
-    return flushing_ && flushing_->Wait(Draining::Any(drainings));
-  }
+  bool Wait(const Drainings& drainings) { return flushing_ && flushing_->Wait(AnyOf(drainings)); }
   bool WasNeeded() const { return flushing_ && flushing_->was_needed(); }
   void End() { flushing_.reset(); }
 
  private:
-  std::shared_ptr<Session> session_;
+  const std::shared_ptr<Session> session_;
   std::optional<Engine::Flushing> flushing_;
 };
 
-// What this rank knows of a process set's buckets. Each bucket is read at another moment.
-struct Snapshot {
-  struct Entry {
-    std::string name;
-    BucketStatistics statistics;
-    std::size_t bytes_held;
-    bool pending;       // this rank has a late contribution to deliver
-    int missed_rounds;  // on this rank
-    Round completed;    // rounds that have ended on this rank
-    bool unsettled;     // it has an owner, and gradients of it are pending or were missed on this rank
-  };
-  std::vector<Entry> buckets;
-  std::map<std::string, Coordinator::Offsets> offsets;      // by bucket, on rank 0
-  std::map<std::string, std::int64_t> unconnected_windows;  // by bucket, on rank 0
-};
-
-// Makes no Python object. That may collect garbage, and so run any code of the application, which may need a lock that
-// is held here.
-Snapshot TakeSnapshot(const std::string& library, std::int32_t process_set) {
-  py::gil_scoped_release release;
-  Snapshot snapshot;
-  const auto session = attach::FindSession(library, process_set);
-  if (session == nullptr) return snapshot;
-  for (const auto& bucket : session->engine().Buckets()) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    const Bucket& core = bucket->core;
-    // If late contributions are discarded, missed results do not matter: they are older models, or signals without
-    // content.
-    const bool misses = core.missed_gradients() > 0 && core.options().late != Late::kDiscard;
-    const bool unsettled = bucket->owner != nullptr && (core.HasPending() || misses);
-    snapshot.buckets.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(),
-                                core.missed_rounds(), core.completed(), unsettled});
-  }
-  snapshot.offsets = session->ArrivalOffsets();
-  snapshot.unconnected_windows = session->UnconnectedWindows();
-  return snapshot;
-}
-
 py::dict Statistics(const std::string& library, std::int32_t process_set) {
-  const Snapshot snapshot = TakeSnapshot(library, process_set);
+  std::vector<BucketSnapshot> buckets;
+  attach::Coordination::Statistics of_coordinator;
+  {
+    // Nothing here makes a Python object. That may collect garbage, and so run any code of the application, which may
+    // need a lock that is held here.
+    py::gil_scoped_release release;
+    if (const auto session = attach::FindSession(library, process_set)) {
+      buckets = session->engine().Snapshot();
+      of_coordinator = session->StatisticsOfCoordinator();
+    }
+  }
   py::dict result;
-  for (const auto& [name, statistics, bytes_held, pending, missed_rounds, completed, unsettled] : snapshot.buckets) {
+  for (const auto& [name, statistics, bytes_held, pending, missed_rounds, completed, unsettled] : buckets) {
     py::dict description = Describe(statistics);
     description["waited_seconds"] = statistics.waited_seconds;
     description["groups_made"] = statistics.groups_made;
@@ -242,7 +188,7 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
     description["missed_rounds"] = missed_rounds;
     description["completed"] = completed;
     description["unsettled"] = unsettled;
-    if (const auto found = snapshot.offsets.find(name); found != snapshot.offsets.end()) {
+    if (const auto found = of_coordinator.offsets.find(name); found != of_coordinator.offsets.end()) {
       const Coordinator::Offsets& offsets = found->second;
       py::list means;
       for (std::size_t rank = 0; rank < offsets.count.size(); ++rank) {
@@ -251,32 +197,23 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
       }
       description["arrival_offset_seconds"] = means;
     }
-    if (const auto found = snapshot.unconnected_windows.find(name); found != snapshot.unconnected_windows.end())
+    if (const auto found = of_coordinator.unconnected_windows.find(name);
+        found != of_coordinator.unconnected_windows.end())
       description["unconnected_windows"] = found->second;
     result[py::str(name)] = description;
   }
   return result;
 }
 
-void Clear(const std::string& library, std::int32_t process_set, const Family& names) {
-  py::gil_scoped_release release;
-  if (const auto session = attach::FindSession(library, process_set)) session->engine().Clear(names);
-}
-
-void Claim(const std::string& library, std::int32_t process_set, const Family& names) {
-  py::gil_scoped_release release;
-  if (const auto session = attach::FindSession(library, process_set)) session->engine().Claim(names);
-}
-
-void Deliver(const std::string& library, std::int32_t process_set, const std::vector<Family>& families) {
-  py::gil_scoped_release release;
-  if (const auto session = attach::FindSession(library, process_set)) session->engine().Deliver(families);
-}
-
-// Does nothing if Horovod is down: then there is nobody to tell.
-void SayFarewell(const std::string& library, const std::string& failure) {
-  py::gil_scoped_release release;
-  if (const auto session = attach::FindSession(library, 0)) session->engine().SayFarewell(failure);
+// Makes a function of Python's that asks the engine of a process set, without the interpreter's lock. Where this rank
+// has no session, it returns the result's default value.
+template <class Result, class... Arguments>
+auto IfThere(Result (*ask)(Engine&, Arguments...)) {
+  return [ask](const std::string& library, std::int32_t process_set, Arguments... arguments) {
+    py::gil_scoped_release release;
+    const auto session = attach::FindSession(library, process_set);
+    return session == nullptr ? Result() : ask(session->engine(), arguments...);
+  };
 }
 
 }  // namespace
@@ -287,10 +224,15 @@ PYBIND11_MODULE(_attach, m) {
   py::register_exception<EngineError>(m, "EngineError", PyExc_RuntimeError);
 
   // Runs Python's signal handlers during a wait.
-  attach::SetInterrupt([] {
+  Session::SetInterrupt([] {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   });
+
+  const py::arg library("library");
+  const py::arg process_set("process_set");
+  const py::arg name("name");
+  const py::arg names("names");
 
   py::class_<RoundInfo>(m, "RoundInfo")
       .def_readonly("round", &RoundInfo::round)
@@ -304,30 +246,35 @@ PYBIND11_MODULE(_attach, m) {
 
   py::class_<OwnerReference>(m, "Owner")
       .def(py::init<>())
-      .def("own", &OwnerReference::Own, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
-           py::arg("process_set"), py::arg("name"));
+      .def("own", &OwnerReference::Own, py::call_guard<py::gil_scoped_release>(), library, process_set, name);
 
-  py::class_<Draining>(m, "Draining")
-      .def(py::init<const std::string&, std::int32_t, Family>(), py::call_guard<py::gil_scoped_release>(),
-           py::arg("library"), py::arg("process_set"), py::arg("family"))
-      .def_property_readonly("is_due", py::cpp_function(&Draining::IsDue, py::call_guard<py::gil_scoped_release>()))
-      .def("end", &Draining::End, py::call_guard<py::gil_scoped_release>());
+  py::class_<DrainedFamily>(m, "Draining")
+      .def(py::init<const std::string&, std::int32_t, Family>(), py::call_guard<py::gil_scoped_release>(), library,
+           process_set, py::arg("family"))
+      .def_property_readonly("is_due",
+                             py::cpp_function(&DrainedFamily::IsDue, py::call_guard<py::gil_scoped_release>()))
+      .def("end", &DrainedFamily::End, py::call_guard<py::gil_scoped_release>());
 
-  py::class_<Bringers::ForeignWait>(m, "ForeignWait")
-      .def(py::init(&attach::BeginForeignWait), py::call_guard<py::gil_scoped_release>());
-  m.def("polled", &attach::Polled, py::call_guard<py::gil_scoped_release>(), py::arg("over"));
+  py::class_<PossibleArrivals::ForeignWait>(m, "ForeignWait")
+      .def(py::init([] {
+             return std::make_unique<PossibleArrivals::ForeignWait>(attach::PossibleArrivalsOfProcess(), Now());
+           }),
+           py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "polled", [](bool over) { attach::PossibleArrivalsOfProcess()->Polled(over, Now()); },
+      py::call_guard<py::gil_scoped_release>(), py::arg("over"));
 
   py::class_<Handle>(m, "Handle")
       .def("poll", &Handle::Poll)
       .def("wait", &Handle::Wait, py::arg("drainings"))
       .def("info", &Handle::Info);
 
-  py::class_<Flush>(m, "Flush")
-      .def(py::init(&Flush::Begin), py::call_guard<py::gil_scoped_release>(), py::arg("library"),
-           py::arg("process_set"), py::arg("drained"), py::arg("ends"))
-      .def("wait", &Flush::Wait, py::call_guard<py::gil_scoped_release>(), py::arg("drainings"))
-      .def_property_readonly("was_needed", &Flush::WasNeeded)
-      .def("end", &Flush::End, py::call_guard<py::gil_scoped_release>());
+  py::class_<FlushOfSet>(m, "Flush")
+      .def(py::init<const std::string&, std::int32_t, std::vector<Family>, bool>(),
+           py::call_guard<py::gil_scoped_release>(), library, process_set, py::arg("drained"), py::arg("ends"))
+      .def("wait", &FlushOfSet::Wait, py::call_guard<py::gil_scoped_release>(), py::arg("drainings"))
+      .def_property_readonly("was_needed", &FlushOfSet::WasNeeded)
+      .def("end", &FlushOfSet::End, py::call_guard<py::gil_scoped_release>());
 
   py::module_::import("horovod_partial._core");  // it defines BucketSpec
   py::class_<BucketConfig>(m, "BucketConfig")
@@ -363,14 +310,14 @@ PYBIND11_MODULE(_attach, m) {
       .def(py::init([](const std::string& name, const std::vector<std::int64_t>& elements,
                        const FusionSteps::Messages& messages, std::int64_t due,
                        std::size_t window) { return SharedSteps::Declare({name, elements, messages, due, window}); }),
-           py::arg("name"), py::arg("elements"), py::arg("messages"), py::arg("due"), py::arg("window"))
+           name, py::arg("elements"), py::arg("messages"), py::arg("due"), py::arg("window"))
       .def(
           "enter",
           [](SharedSteps& self, const std::string& library, std::int32_t process_set) {
             py::gil_scoped_release release;
             self.Enter(attach::SessionOf(library, process_set));
           },
-          py::arg("library"), py::arg("process_set"))
+          library, process_set)
       .def(
           "record_gradient",
           [](SharedSteps& self, int gradient, std::int64_t elements) {
@@ -398,7 +345,7 @@ PYBIND11_MODULE(_attach, m) {
           },
           py::kw_only(), py::arg("first"));
 
-  m.def("attach", &attach::Attach, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::kw_only(),
+  m.def("attach", &attach::Attach, py::call_guard<py::gil_scoped_release>(), library, py::kw_only(),
         py::arg("waits_are_told"));
   m.def(
       "require_process_set",
@@ -406,17 +353,17 @@ PYBIND11_MODULE(_attach, m) {
         py::gil_scoped_release release;
         attach::SessionOf(library, process_set);
       },
-      py::arg("library"), py::arg("process_set"));
-  m.def("gather", &attach::Gather, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("text"));
-  m.def("record", &attach::Record, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("directory"),
+      library, process_set);
+  m.def("gather", &attach::Gather, py::call_guard<py::gil_scoped_release>(), library, py::arg("text"));
+  m.def("record", &attach::Record, py::call_guard<py::gil_scoped_release>(), library, py::arg("directory"),
         py::arg("most_bytes"));
   m.def(
       "record_wait",
       [](const std::string& library, std::int64_t begin, std::int64_t end) {
         attach::RecordWait(library, std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end));
       },
-      py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("begin"), py::arg("end"));
-  m.def("end_recording", &attach::EndRecording, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
+      py::call_guard<py::gil_scoped_release>(), library, py::arg("begin"), py::arg("end"));
+  m.def("end_recording", &attach::EndRecording, py::call_guard<py::gil_scoped_release>(), library);
   m.def(
       "set_thresholds",
       [](double waiting_seconds, double parked_seconds) {
@@ -430,31 +377,49 @@ PYBIND11_MODULE(_attach, m) {
       py::arg("level"), py::arg("rank"), py::arg("text"));
   m.def("prepare_stacks", &PrepareStacks);
   m.def("take_stacks", &TakeStacks);
-  m.def("submit", &Submit, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"),
-        py::arg("input"), py::arg("output"), py::arg("work"), py::arg("stream"));
-  m.def("declare", &Declare, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("config"));
-  m.def("next_micro_batch", &NextMicroBatch, py::arg("library"), py::arg("process_set"), py::arg("names"),
-        py::arg("begins"), py::arg("waits"), py::arg("drainings"));
-  m.def("return_micro_batch", &ReturnMicroBatch, py::arg("library"), py::arg("process_set"), py::arg("name"));
-  m.def("collect", &Collect, py::arg("library"), py::arg("process_set"), py::arg("name"), py::arg("pointer"),
-        py::kw_only(), py::arg("to_host") = false);
+  m.def("submit", &Submit, library, process_set, name, py::arg("config"), py::arg("input"), py::arg("output"),
+        py::arg("work"), py::arg("stream"));
   m.def(
-      "needed_libraries", [](const std::string& library) { return attach::Library(library).Needed(); },
-      py::arg("library"));
-  m.def("generation", &attach::Generation, py::call_guard<py::gil_scoped_release>(), py::arg("library"));
-  m.def("device_of_buckets", &attach::DeviceOfBuckets, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
-        py::arg("process_set"));
-  m.def("taken", &attach::Taken, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("process_set"),
-        py::arg("name"));
-  m.def("lost", &attach::Lost, py::call_guard<py::gil_scoped_release>(), py::arg("library"), py::arg("process_set"),
-        py::arg("names"));
-  m.def("catch_up", &attach::CatchUp, py::call_guard<py::gil_scoped_release>(), py::arg("library"),
-        py::arg("process_set"), py::arg("name"), py::arg("iteration"));
-  m.def("take_round", &TakeRound, py::arg("library"), py::arg("process_set"), py::arg("names"), py::arg("pointers"));
-  m.def("has_round", &HasRound, py::arg("library"), py::arg("process_set"), py::arg("names"));
-  m.def("deliver", &Deliver, py::arg("library"), py::arg("process_set"), py::arg("families"));
-  m.def("say_farewell", &SayFarewell, py::arg("library"), py::arg("failure"));
-  m.def("claim", &Claim, py::arg("library"), py::arg("process_set"), py::arg("names"));
-  m.def("clear", &Clear, py::arg("library"), py::arg("process_set"), py::arg("names"));
-  m.def("statistics", &Statistics, py::arg("library"), py::arg("process_set"));
+      "declare",
+      [](const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config) {
+        attach::SessionOf(library, process_set)->engine().Declare(name, config);
+      },
+      py::call_guard<py::gil_scoped_release>(), library, process_set, name, py::arg("config"));
+  m.def("next_micro_batch", &NextMicroBatch, library, process_set, names, py::arg("begins"), py::arg("waits"),
+        py::arg("drainings"));
+  m.def("collect", &Collect, library, process_set, name, py::arg("pointer"), py::kw_only(), py::arg("to_host") = false);
+  m.def("needed_libraries", [](const std::string& library) { return attach::Library(library).Needed(); }, library);
+  m.def("generation", &attach::Generation, py::call_guard<py::gil_scoped_release>(), library);
+  m.def(
+      "device_of_buckets",
+      [](const std::string& library, std::int32_t process_set) {
+        const auto session = attach::FindSession(library, process_set);
+        return session == nullptr ? Memory::kHost : session->engine().device();
+      },
+      py::call_guard<py::gil_scoped_release>(), library, process_set);
+
+  const auto ask = [&](const char* function, auto engine, const auto&... arguments) {
+    m.def(function, IfThere(+engine), library, process_set, arguments...);
+  };
+  ask("return_micro_batch", [](Engine& engine, const std::string& name) { engine.sharing().Return(name); }, name);
+  ask("taken", [](Engine& engine, const std::string& name) { return engine.Taken(name); }, name);
+  ask("lost", [](Engine& engine, const Family& names) { return engine.families().Lost(names); }, names);
+  ask(
+      "catch_up", [](Engine& engine, const std::string& name, int to) { return engine.CatchUp(name, to); }, name,
+      py::arg("iteration"));
+  ask("take_round", &TakeRound, names, py::arg("pointers"));
+  ask("has_round", [](Engine& engine, const Family& names) { return engine.families().HasRound(names); }, names);
+  ask(
+      "deliver", [](Engine& engine, const std::vector<Family>& families) { engine.Deliver(families); },
+      py::arg("families"));
+  ask("claim", [](Engine& engine, const Family& names) { engine.families().Claim(names); }, names);
+  ask("clear", [](Engine& engine, const Family& names) { engine.families().Clear(names); }, names);
+  // Does nothing if Horovod is down: then there is nobody to tell.
+  m.def(
+      "say_farewell",
+      [](const std::string& library, const std::string& failure) {
+        if (const auto session = attach::FindSession(library, 0)) session->engine().SayFarewell(failure);
+      },
+      py::call_guard<py::gil_scoped_release>(), library, py::arg("failure"));
+  m.def("statistics", &Statistics, library, process_set);
 }

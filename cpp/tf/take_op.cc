@@ -74,7 +74,7 @@ class TakeRoundOp final : public tensorflow::OpKernel {
       const auto stream = StreamOf(context);
       CheckDevices(*session, stream->device());
       stream->Synchronize();  // earlier work may still use the memory for the results
-      while (const auto taken = session->engine().TakeRound(family)) {
+      while (const auto taken = session->engine().families().TakeRound(family)) {
         if (taken->gradients == 0) continue;  // a round without gradients is no update
         gradients->scalar<std::int32_t>()() = taken->gradients;
         return;
@@ -90,10 +90,10 @@ class TakeRoundOp final : public tensorflow::OpKernel {
   // Throws if TensorFlow has placed this kernel on another device than the arrivals.
   void CheckDevices(attach::Session& session, int device) const {
     for (const std::string& name : buckets_) {
-      const auto bucket = session.engine().Find(name);
-      if (bucket != nullptr && bucket->config.memory->device() != device)
+      const auto config = Engine::ConfigOf(session.engine().Find(name));
+      if (config != nullptr && config->memory->device() != device)
         throw std::invalid_argument("rank " + std::to_string(session.engine().rank()) + ": the gradients of " + name +
-                                    " lie on " + NameOf(bucket->config.memory->device()) + ", and are taken on " +
+                                    " lie on " + NameOf(config->memory->device()) + ", and are taken on " +
                                     NameOf(device) + ": flush under the tf.device that you train under");
     }
   }
@@ -130,7 +130,7 @@ class HasRoundOp final : public tensorflow::OpKernel {
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
     const auto session = attach::FindSession(LibraryPath(), process_set_);
-    output->scalar<bool>()() = session != nullptr && session->engine().HasRound(buckets_);
+    output->scalar<bool>()() = session != nullptr && session->engine().families().HasRound(buckets_);
   }
 
  private:

@@ -172,7 +172,7 @@ class Pair {
     std::vector<std::future<void>> ends;
     for (auto& rank : ranks_)
       ends.push_back(std::async(std::launch::async, [this, &rank] {
-        horovod_.engine(rank->rank()).End();
+        WaitForEnd(horovod_.engine(rank->rank()));
         rank->Collect();
       }));
     for (auto& end : ends)
@@ -312,7 +312,7 @@ TEST(DevicesTest, ARankThatJoinsWhileARoundRunsTakesNothingOfIt) {
   EXPECT_FALSE(pair[0].IsDone(0));
   pair.horovod().Join(1);
   pair.Wait(pair[0]);
-  EXPECT_FALSE(pair.horovod().engine(1).HasRound({BucketName(0)}));
+  EXPECT_FALSE(pair.horovod().engine(1).families().HasRound({BucketName(0)}));
   pair.horovod().Join(0);
   while (pair.horovod().IsJoining(0)) pair.Cycle();
   for (const Rank rank : {0, 1}) pair[rank].Arrive(0);

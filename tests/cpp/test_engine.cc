@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/shared_bucket.h"
 #include "harness/application.h"
 #include "harness/fake_horovod.h"
 #include "harness/others.h"
@@ -121,7 +122,7 @@ class SharingRanksTest : public RanksTest {
     std::vector<float> sums = {};
 
     void Take() {
-      while (const auto taken = engine.TakeRound({{"keeper", keeper.data()}, {"other", other.data()}})) {
+      while (const auto taken = engine.families().TakeRound({{"keeper", keeper.data()}, {"other", other.data()}})) {
         if (taken->gradients == 0) continue;
         EXPECT_EQ(keeper.values(), other.values());
         sums.push_back(keeper.values()[0]);
@@ -141,7 +142,7 @@ class SharingRanksTest : public RanksTest {
     // Until so many updates have been made, or so many micro-batches here.
     void Run(int most_updates, int most_made = 1000) {
       while (updates < most_updates && made < most_made) {
-        if (engine.NextMicroBatch({"keeper", "other"}, true)) {
+        if (engine.sharing().Next({"keeper", "other"}, true)) {
           Make();
         } else {
           Take();
@@ -216,7 +217,7 @@ TEST_F(SharingRanksTest, WhoWaitsForAMicroBatchHearsOfAShutdown) {
   auto waiting = Begin([&] {
     EXPECT_THROW(
         {
-          while (true) trainings_[1]->engine.NextMicroBatch({"keeper", "other"}, true);
+          while (true) trainings_[1]->engine.sharing().Next({"keeper", "other"}, true);
         },
         EngineError);
   });
@@ -359,11 +360,11 @@ TEST_F(RanksTest, RanksThatWaitForDifferentBucketsDoNotWaitForEachOther) {
   // A thread is known to bring what it has collected. Then each waits in a bucket of its own.
   auto first = Begin([&] {
     for (const int bucket : {0, 1, 0, 1}) step(0, bucket);
-    EngineOf(0).End();
+    WaitForEnd(EngineOf(0));
   });
   auto second = Begin([&] {
     for (const int bucket : {0, 1, 1, 0}) step(1, bucket);
-    EngineOf(1).End();
+    WaitForEnd(EngineOf(1));
   });
   CycleUntilDone(std::move(first));
   CycleUntilDone(std::move(second));
@@ -389,7 +390,7 @@ TEST_F(RanksTest, AFlushReturnsWhenEveryBucketHasBeenDelivered) {
   std::atomic<int> early{0};
   for (Rank rank = 0; rank < 3; ++rank) {
     threads.push_back(Begin([&, rank] {
-      EngineOf(rank).Flush();
+      WaitForFlush(EngineOf(rank));
       for (int bucket = 0; bucket < 4; ++bucket)
         if (StateOf(*At(rank).At(bucket).handle) != Bucket::State::kIdle || HasPending(*At(rank).At(bucket).handle))
           ++early;
@@ -415,7 +416,7 @@ TEST_F(RanksTest, RanksEndAfterUnequalNumbersOfSteps) {
         for (int bucket = 0; bucket < 2; ++bucket) At(rank).Arrive(bucket);
         for (int bucket = 0; bucket < 2; ++bucket) At(rank).Wait(bucket);
       }
-      EngineOf(rank).End();
+      WaitForEnd(EngineOf(rank));
       At(rank).Collect();
     }));
   }
@@ -434,13 +435,13 @@ TEST_F(RanksTest, AFlushWhileOthersEndDoesNotEndThem) {
   std::atomic<bool> ended{false};
   std::vector<std::future<void>> threads;
   threads.push_back(Begin([&] {
-    EngineOf(0).End();
+    WaitForEnd(EngineOf(0));
     ended = true;
   }));
-  CycleUntilDone(Begin([&] { EngineOf(1).Flush(); }));
+  CycleUntilDone(Begin([&] { WaitForFlush(EngineOf(1)); }));
   for (int i = 0; i < 20; ++i) Cycle();
   EXPECT_FALSE(ended);
-  threads.push_back(Begin([&] { EngineOf(1).End(); }));
+  threads.push_back(Begin([&] { WaitForEnd(EngineOf(1)); }));
   CycleUntilDone(std::move(threads));
 }
 
@@ -605,13 +606,13 @@ TEST_F(RanksTest, ABucketThatNobodyElseWillUseIsRefused) {
   for (const Rank rank : {0, 1}) At(rank).Arrive(0);
   Cycle();
   for (const Rank rank : {0, 1}) At(rank).Wait(0);
-  auto ending = Begin([&] { EngineOf(1).End(); });
+  auto ending = Begin([&] { WaitForEnd(EngineOf(1)); });
   At(0).Arrive(1);
   while (!At(0).IsDone(1)) Cycle();
   EXPECT_THAT([&] { At(0).Wait(1); }, ThrowsMessage<EngineError>(HasSubstr("will ever use this bucket")));
   std::vector<std::future<void>> threads;
   threads.push_back(std::move(ending));
-  threads.push_back(Begin([&] { EngineOf(0).End(); }));
+  threads.push_back(Begin([&] { WaitForEnd(EngineOf(0)); }));
   CycleUntilDone(std::move(threads));
 }
 
@@ -661,14 +662,14 @@ TEST_F(RanksTest, AShutdownInTheMiddleOfAWaitEndsIt) {
   At(0).Arrive(0);
   std::vector<std::future<void>> threads;
   threads.push_back(Begin([&] { EXPECT_THROW(At(0).Wait(0), EngineError); }));
-  threads.push_back(Begin([&] { EXPECT_THROW(EngineOf(1).Flush(), EngineError); }));
+  threads.push_back(Begin([&] { EXPECT_THROW(WaitForFlush(EngineOf(1)), EngineError); }));
   for (int i = 0; i < 3; ++i) Cycle();
   Shutdown();
   CycleUntilDone(std::move(threads));
   for (const Rank rank : {0, 1, 2}) {
     EXPECT_THROW(At(rank).Arrive(0), EngineError) << "also a bucket that waited for nothing";
     EXPECT_THROW(At(rank).Arrive(1), EngineError);
-    EXPECT_THROW(EngineOf(rank).Flush(), EngineError);
+    EXPECT_THROW(WaitForFlush(EngineOf(rank)), EngineError);
   }
 }
 
@@ -710,7 +711,7 @@ TEST_F(RanksTest, AFlushAfterAnErrorEnds) {
   Cycle();
   EXPECT_THROW(At(0).Wait(0), EngineError);
   std::vector<std::future<void>> threads;
-  for (const Rank rank : {0, 1}) threads.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
+  for (const Rank rank : {0, 1}) threads.push_back(Begin([&, rank] { WaitForFlush(EngineOf(rank)); }));
   CycleUntilDone(std::move(threads));
 }
 
@@ -737,8 +738,8 @@ TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
   At(0).Wait(0);
   horovod_->Join(0);
   Cycle();
-  EngineOf(1).Flush();  // it has nothing to deliver, and returns at once
-  CycleUntilDone(Begin([&] { EngineOf(0).Flush(); }));
+  WaitForFlush(EngineOf(1));  // it has nothing to deliver, and returns at once
+  CycleUntilDone(Begin([&] { WaitForFlush(EngineOf(0)); }));
 }
 
 // A rank that had joined in round 0 comes to a later round, when its report has been sent: what it does not know of is
@@ -763,11 +764,11 @@ TEST_F(RanksTest, ARankThatSlipsIntoALaterRoundStillDeclares) {
   Cycle();
   At(2).Wait(0);
   std::vector<std::future<void>> flushes;
-  for (const Rank rank : {0, 1}) flushes.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
+  for (const Rank rank : {0, 1}) flushes.push_back(Begin([&, rank] { WaitForFlush(EngineOf(rank)); }));
   for (const Rank rank : {0, 1}) AwaitWaiting(rank);
   for (int i = 0; i < 5; ++i) Cycle();
   ASSERT_EQ(flushes[0].wait_for(0s), std::future_status::timeout) << "rank 2 has not come";
-  flushes.push_back(Begin([&] { EngineOf(2).Flush(); }));
+  flushes.push_back(Begin([&] { WaitForFlush(EngineOf(2)); }));
   CycleUntilDone(std::move(flushes));
 }
 
@@ -788,7 +789,7 @@ class FamilyTest : public RanksTest {
   int Take(Rank rank) {
     Tensor first(horovod_->memory(rank));
     Tensor second(horovod_->memory(rank));
-    const auto taken = EngineOf(rank).TakeRound({{family_[0], first.data()}, {family_[1], second.data()}});
+    const auto taken = EngineOf(rank).families().TakeRound({{family_[0], first.data()}, {family_[1], second.data()}});
     if (!taken) return -1;
     first_ = first.values();
     second_ = second.values();
@@ -803,27 +804,27 @@ TEST_F(FamilyTest, ARoundIsTakenWhenItHasEndedInAllMembers) {
   StartFamily();
   At(0).Arrive(0);
   Cycle();
-  EXPECT_FALSE(EngineOf(1).HasRound(family_));
+  EXPECT_FALSE(EngineOf(1).families().HasRound(family_));
   EXPECT_EQ(Take(1), -1);
   At(0).Arrive(1);
   Cycle();
-  EXPECT_TRUE(EngineOf(1).HasRound(family_));
+  EXPECT_TRUE(EngineOf(1).families().HasRound(family_));
   EXPECT_EQ(Take(1), 2);
   EXPECT_EQ(first_, Contribution(0, 0, 1));
   EXPECT_EQ(second_, Contribution(0, 1, 1));
-  EXPECT_FALSE(EngineOf(1).HasRound(family_));
+  EXPECT_FALSE(EngineOf(1).families().HasRound(family_));
 }
 
 TEST_F(FamilyTest, AFamilyThatIsNotThereHasNoRound) {
   StartFamily();
-  EXPECT_FALSE(EngineOf(1).HasRound({}));
-  EXPECT_FALSE(EngineOf(1).HasRound({BucketName(0), "unknown"}));
+  EXPECT_FALSE(EngineOf(1).families().HasRound({}));
+  EXPECT_FALSE(EngineOf(1).families().HasRound({BucketName(0), "unknown"}));
 }
 
 TEST_F(FamilyTest, AFlushTakesNothingThatComesBehindIt) {
   StartFamily();
   Engine::Flushing flushing(EngineOf(1), Report::Flush::kFlushing, {family_});
-  auto other = Begin([&] { EngineOf(0).Flush(); });
+  auto other = Begin([&] { WaitForFlush(EngineOf(0)); });
   auto own = Begin([&] {
     while (flushing.Wait()) EXPECT_EQ(Take(1), 0) << "nothing was pending";
   });
@@ -845,7 +846,7 @@ TEST_F(FamilyTest, WhatTheLastFlushHasBroughtIsTakenAlsoAfterAShutdown) {
   for (const int bucket : {0, 1}) At(0).Arrive(bucket);
   Cycle();
   Engine::Flushing flushing(EngineOf(1), Report::Flush::kEnding, {family_});
-  auto other = Begin([&] { EngineOf(0).End(); });
+  auto other = Begin([&] { WaitForEnd(EngineOf(0)); });
   std::vector<int> taken;
   auto own = Begin([&] {
     while (flushing.Wait()) taken.push_back(Take(1));
@@ -884,7 +885,7 @@ TEST_F(FamilyTest, ClearForgetsWholeRounds) {
   At(0).Wait(0);
   At(0).Arrive(0);
   Cycle();
-  EngineOf(1).Clear(family_);
+  EngineOf(1).families().Clear(family_);
   EXPECT_EQ(Take(1), -1) << "the first round is forgotten, and the second has not ended in all members";
   At(0).Wait(1);
   At(0).Arrive(1);
@@ -1015,8 +1016,7 @@ TEST_F(EndsTest, DeliveringToABucketThatHasEndedBeginsNoNewOne) {
   StartOwned(2, {Config(1)});
   for (const Rank rank : {0, 1}) Leave(rank);
   Cycle();
-  const SharedBucket& handle = *At(1).At(0).handle;
-  EXPECT_TRUE(EngineOf(1).Poll(handle, *EngineOf(1).Arrive(At(1).At(0).handle, {})));
+  EXPECT_EQ(EngineOf(1).BeginDelivery(At(1).At(0).handle), nullptr);
   EXPECT_FALSE(Knows(1, 0));
 }
 
@@ -1029,7 +1029,7 @@ TEST_F(EndsTest, ABucketWhoseLastRoundFailsEndsToo) {
   Cycle();
   for (const Rank rank : {0, 1}) {
     ASSERT_FALSE(Knows(rank, 0)) << "rank " << rank;
-    EngineOf(rank).Flush();  // waits for nothing
+    WaitForFlush(EngineOf(rank));  // waits for nothing
   }
 }
 
@@ -1085,11 +1085,12 @@ TEST_P(CrossingTest, DeliveringBesideALastRoundBeginsNoNewBucket) {
   StepWithoutRank1();
   for (const Rank rank : {0, 1}) Leave(rank);
   std::shared_ptr<Operation> operation;
-  CycleAnd([&] { operation = EngineOf(1).Arrive(At(1).At(0).handle, {}); });
+  CycleAnd([&] { operation = EngineOf(1).BeginDelivery(At(1).At(0).handle); });
   Cycle();
-  ASSERT_NE(operation, nullptr);
-  EXPECT_TRUE(EngineOf(1).Poll(*At(1).At(0).handle, *operation));
-  EXPECT_TRUE(operation->error.empty());
+  if (operation != nullptr) {  // else the last round has delivered what was pending
+    EXPECT_TRUE(EngineOf(1).Poll(*At(1).At(0).handle, *operation));
+    EXPECT_TRUE(operation->error.empty());
+  }
   for (const Rank rank : {0, 1}) EXPECT_FALSE(Knows(rank, 0)) << "rank " << rank;
 }
 
@@ -1121,27 +1122,27 @@ TEST_F(EndsTest, AFlushAfterTheLastBucketReturnsAtOnce) {
   StartOwned(2, {Config(1)});
   for (const Rank rank : {0, 1}) Leave(rank);
   Cycle();
-  EngineOf(0).Flush();
-  EngineOf(1).End();
+  WaitForFlush(EngineOf(0));
+  WaitForEnd(EngineOf(1));
 }
 
 TEST_F(EndsTest, AFlushThatWaitsIsReleasedWhenTheLastBucketEnds) {
   StartOwned(2, {Config(1)});
   StepWithoutRank1();
-  auto flush = Begin([&] { EngineOf(0).Flush(); });
+  auto flush = Begin([&] { WaitForFlush(EngineOf(0)); });
   while (!EngineOf(0).WantsCycle(Now(), kNever)) std::this_thread::yield();
   Cycle();
   for (const Rank rank : {0, 1}) Leave(rank);
   CycleUntilDone(std::move(flush));
   EXPECT_TRUE(LastRound().closing.ends);
-  EngineOf(1).Flush();
+  WaitForFlush(EngineOf(1));
 }
 
 TEST_F(EndsTest, AFlushOfOtherBucketsGoesOn) {
   StartOwned(2, {Config(1), Config(1)});
   const auto stays = std::make_shared<Owner>();
   for (const Rank rank : {0, 1}) EngineOf(rank).Own(BucketName(1), stays);
-  auto flush = Begin([&] { EngineOf(0).Flush(); });
+  auto flush = Begin([&] { WaitForFlush(EngineOf(0)); });
   while (!EngineOf(0).WantsCycle(Now(), kNever)) std::this_thread::yield();
   for (const Rank rank : {0, 1}) Leave(rank);
   Cycle();
@@ -1150,7 +1151,7 @@ TEST_F(EndsTest, AFlushOfOtherBucketsGoesOn) {
   EXPECT_EQ(flush.wait_for(0s), std::future_status::timeout);
   std::vector<std::future<void>> threads;
   threads.push_back(std::move(flush));
-  threads.push_back(Begin([&] { EngineOf(1).Flush(); }));
+  threads.push_back(Begin([&] { WaitForFlush(EngineOf(1)); }));
   CycleUntilDone(std::move(threads));
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFlush);
 }
@@ -1184,7 +1185,7 @@ TEST_F(RanksTest, ClearForgetsOnThisRankAndAFullRoundFollows) {
   At(0).Wait(0);
   At(1).Arrive(0);  // late, so its contribution is pending
   At(1).Wait(0);
-  for (const Rank rank : {0, 1}) EngineOf(rank).Clear({BucketName(0)});
+  for (const Rank rank : {0, 1}) EngineOf(rank).families().Clear({BucketName(0)});
   At(0).Arrive(0);
   Cycle();
   EXPECT_EQ(Rounds(), 2u) << "a quorum of 1 is not enough now";
@@ -1210,7 +1211,7 @@ TEST_F(RanksTest, AClearBetweenAnnouncementAndRoundIsNoError) {
   Cycle([&] {
     if (cleared || Rounds() < 3 || StateOf(*At(1).At(0).handle) != Bucket::State::kIdle) return;
     cleared = true;
-    EngineOf(1).Clear({BucketName(0)});
+    EngineOf(1).families().Clear({BucketName(0)});
   });
   ASSERT_TRUE(cleared);
   At(0).Wait(0);
@@ -1248,12 +1249,12 @@ class GroupsTest : public RanksTest {
   // While these ranks have ended, calls `body`; then the others end too.
   void WhileEnded(const Members& ranks, const std::function<void()>& body) {
     std::vector<std::future<void>> threads;
-    for (const Rank rank : ranks) threads.push_back(Begin([this, rank] { EngineOf(rank).End(); }));
+    for (const Rank rank : ranks) threads.push_back(Begin([this, rank] { WaitForEnd(EngineOf(rank)); }));
     for (const Rank rank : ranks) AwaitWaiting(rank);
     body();
     for (Rank rank = 0; rank < horovod_->size(); ++rank)
       if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
-        threads.push_back(Begin([this, rank] { EngineOf(rank).End(); }));
+        threads.push_back(Begin([this, rank] { WaitForEnd(EngineOf(rank)); }));
     CycleUntilDone(std::move(threads));
   }
   // Round 0 without these ranks; then they are back.
@@ -1363,7 +1364,7 @@ TEST_F(GroupsTest, AFlushOfModelsIsNoRound) {
   RunRoundZero();
   for (int flush = 0; flush < 2; ++flush) {
     std::vector<std::future<void>> threads;
-    for (const Rank rank : {0, 1, 2}) threads.push_back(Begin([this, rank] { EngineOf(rank).Flush(); }));
+    for (const Rank rank : {0, 1, 2}) threads.push_back(Begin([this, rank] { WaitForFlush(EngineOf(rank)); }));
     CycleUntilDone(std::move(threads));
   }
   for (int bucket = 0; bucket < 3; ++bucket) {
@@ -1475,7 +1476,7 @@ TEST_F(GroupsTest, ALoneRankKeepsItsModel) {
 TEST_F(GroupsTest, ClearAsksForAFullRoundOfReadyRanks) {
   Start(3, {ReadyConfig(2)});
   RunRoundZero();
-  EngineOf(1).Clear({BucketName(0)});
+  EngineOf(1).families().Clear({BucketName(0)});
   ArriveTogether({0, 1});
   EXPECT_EQ(Rounds(), 1u);
   ArriveTogether({2});
@@ -1587,9 +1588,9 @@ TEST_F(GroupsTest, AFlushAfterALateDisagreementEnds) {
   for (int i = 0; i < 5; ++i) Cycle();
   EXPECT_THROW(At(0).Wait(0), EngineError);
   for (const Rank rank : {0, 1, 2}) ASSERT_EQ(EngineOf(rank).Find(BucketName(0)), nullptr) << "the name is free";
-  EXPECT_THROW(EngineOf(1).Flush(), EngineError) << "it waited in nothing, and has lost what was in the bucket";
+  EXPECT_THROW(WaitForFlush(EngineOf(1)), EngineError) << "it waited in nothing, and has lost what was in the bucket";
   std::vector<std::future<void>> flushes;
-  for (const Rank rank : {0, 1, 2}) flushes.push_back(Begin([&, rank] { EngineOf(rank).Flush(); }));
+  for (const Rank rank : {0, 1, 2}) flushes.push_back(Begin([&, rank] { WaitForFlush(EngineOf(rank)); }));
   CycleUntilDone(std::move(flushes));
 }
 
@@ -1634,7 +1635,9 @@ TEST_F(GroupsTest, WeightedAveragesCountTheWorkBehindAModel) {
 class MockTransport : public Collectives {
  public:
   MockTransport() { ON_CALL(*this, Alive).WillByDefault(Return(true)); }
-  MOCK_METHOD(void, Place, (const std::shared_ptr<SharedBucket>&, const Bucket::Entry&), (override));
+  MOCK_METHOD(void, Place,
+              (const std::shared_ptr<SharedBucket>&, const std::string&, const BucketConfig&, const Bucket::Entry&),
+              (override));
   MOCK_METHOD(bool, Alive, (), (const, override));
   MOCK_METHOD(void, Interrupt, (), (const, override));
 };
@@ -1666,8 +1669,8 @@ class OneEngineTest : public testing::Test {
   const Watchdog watchdog_{testing::UnitTest::GetInstance()->current_test_info()->name()};
   testing::NiceMock<MockTransport> transport_;
   FakeDevices devices_{1, FakeDevices::Streams::kNone};  // before the buckets that may lie there
-  const std::shared_ptr<Bringers> bringers_ = std::make_shared<Bringers>();
-  Engine engine_{transport_, 0, 2, kThresholds, bringers_};
+  const std::shared_ptr<PossibleArrivals> arrivals_ = std::make_shared<PossibleArrivals>();
+  Engine engine_{transport_, 0, 2, kThresholds, arrivals_};
   std::shared_ptr<SharedBucket> handle_;
   Floats values_ = Floats(kElements);
   Round round_ = 0;
@@ -1679,9 +1682,10 @@ TEST_F(OneEngineTest, PlacesWhatTheApplicationHasWhenItsRoundBegins) {
   EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
   ReportAt(Now());
   testing::Mock::VerifyAndClearExpectations(&transport_);
-  EXPECT_CALL(transport_, Place(_, testing::AllOf(testing::Field(&Bucket::Entry::own, true),
-                                                  testing::Field(&Bucket::Entry::input, values_.data()),
-                                                  testing::Field(&Bucket::Entry::output, values_.data()))));
+  EXPECT_CALL(transport_, Place(_, _, _,
+                                testing::AllOf(testing::Field(&Bucket::Entry::own, true),
+                                               testing::Field(&Bucket::Entry::input, values_.data()),
+                                               testing::Field(&Bucket::Entry::output, values_.data()))));
   CloseRound(true, 1);
 }
 
@@ -1763,7 +1767,7 @@ TEST_F(OneEngineTest, AFlushIsReportedAsAWaitToo) {
   auto flushing = std::async(std::launch::async, [&] {
     RunRoundZero();
     used.set_value();
-    EXPECT_THROW(engine_.Flush(), EngineError);
+    EXPECT_THROW(WaitForFlush(engine_), EngineError);
   });
   used.get_future().wait();
   Report report;
@@ -1794,19 +1798,17 @@ TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
     EXPECT_CALL(transport_, Interrupt).WillRepeatedly([&] {
       if (!interrupted.exchange(true)) throw std::runtime_error("Ctrl-C");
     });
-    auto first = std::async(std::launch::async, [&] { EXPECT_THROW(engine_.Flush(), std::runtime_error); });
+    auto first = std::async(std::launch::async, [&] { EXPECT_THROW(WaitForFlush(engine_), std::runtime_error); });
     while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
     if (closed) close();
     first.get();
     ReportAt(Now() - 1h);  // what was news is none any more
-    auto second = std::async(std::launch::async, [&] { engine_.Flush(); });
-    if (closed) {
-      while (!engine_.WantsCycle(Now(), kNever)) std::this_thread::yield();
-      engine_.Finished(handle_, "");
-      EXPECT_EQ(ReportAt(Now()).flush, Report::Flush::kFlushing) << "the old rounds are not those of this flush";
-      EXPECT_EQ(second.wait_for(200ms), std::future_status::timeout);
-    }
-    while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
+    auto second = std::async(std::launch::async, [&] { WaitForFlush(engine_); });
+    while (!engine_.WantsCycle(Now(), kNever)) std::this_thread::yield();
+    if (!closed) close();
+    engine_.Finished(handle_, "");
+    EXPECT_EQ(ReportAt(Now()).flush, Report::Flush::kFlushing) << "the old rounds are not those of this flush";
+    EXPECT_EQ(second.wait_for(200ms), std::future_status::timeout);
     close();
     engine_.Finished(handle_, "");
     second.get();
@@ -1815,7 +1817,7 @@ TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
 
 TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsUnderWay) {
   RunRoundZero();
-  auto first = std::async(std::launch::async, [&] { engine_.Flush(); });
+  auto first = std::async(std::launch::async, [&] { WaitForFlush(engine_); });
   while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
   Closing closing;
   closing.bucket = "bucket";
@@ -1825,7 +1827,7 @@ TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsUnderWay) {
   closing.flush_over = Report::Flush::kFlushing;
   closing.contributions.resize(2);
   engine_.Begin({closing}, false);
-  EXPECT_THROW(engine_.Flush(), std::invalid_argument);
+  EXPECT_THROW(WaitForFlush(engine_), std::invalid_argument);
   engine_.Finished(handle_, "");
   first.get();
 }
@@ -1835,7 +1837,7 @@ TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsNoWait) {
   auto flush = std::async(std::launch::async, [&] {
     RunRoundZero();
     used.set_value();
-    engine_.Flush();
+    WaitForFlush(engine_);
   });
   used.get_future().wait();
   while (ReportAt(Now() + 1h).flush == Report::Flush::kNone) std::this_thread::yield();
@@ -1859,7 +1861,7 @@ TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsNoWait) {
 TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
   RunRoundZero();
   engine_.Declare("other", Config(1));
-  auto flush = std::async(std::launch::async, [&] { engine_.Flush(); });
+  auto flush = std::async(std::launch::async, [&] { WaitForFlush(engine_); });
   while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
   Closing refused;
   refused.bucket = "other";
@@ -1882,14 +1884,14 @@ TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
 
 TEST_F(OneEngineTest, AFlushFailsWithABucketThatIsRefused) {
   RunRoundZero();
-  auto flush = std::async(std::launch::async, [&] { engine_.Flush(); });
+  auto flush = std::async(std::launch::async, [&] { WaitForFlush(engine_); });
   while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
   Closing refused;
   refused.bucket = "bucket";
   refused.error = "ranks wait for each other";
   engine_.Begin({refused}, false);
   EXPECT_THAT([&] { flush.get(); }, ThrowsMessage<EngineError>(HasSubstr("ranks wait for each other")));
-  EXPECT_NO_THROW(engine_.Flush()) << "no bucket is in use any more";
+  EXPECT_NO_THROW(WaitForFlush(engine_)) << "no bucket is in use any more";
 }
 
 TEST_F(OneEngineTest, WhoWaitsInNothingIsToldOnceWhatIsLostWithARefusedBucket) {
@@ -1898,14 +1900,14 @@ TEST_F(OneEngineTest, WhoWaitsInNothingIsToldOnceWhatIsLostWithARefusedBucket) {
   refused.bucket = "bucket";
   refused.error = "ranks wait for each other";
   engine_.Begin({refused}, false);
-  EXPECT_THAT([&] { engine_.Flush(); }, ThrowsMessage<EngineError>(HasSubstr("ranks wait for each other")));
-  EXPECT_NO_THROW(engine_.Flush());
+  EXPECT_THAT([&] { WaitForFlush(engine_); }, ThrowsMessage<EngineError>(HasSubstr("ranks wait for each other")));
+  EXPECT_NO_THROW(WaitForFlush(engine_));
 }
 
 TEST_F(OneEngineTest, AnInterruptEndsAFlush) {
   RunRoundZero();
   EXPECT_CALL(transport_, Interrupt).WillOnce([] { throw std::runtime_error("Ctrl-C"); });
-  EXPECT_THAT([&] { engine_.Flush(); }, ThrowsMessage<std::runtime_error>("Ctrl-C"));
+  EXPECT_THAT([&] { WaitForFlush(engine_); }, ThrowsMessage<std::runtime_error>("Ctrl-C"));
   EXPECT_TRUE(ReportAt(Now() + 1h).empty());
 }
 
@@ -1924,13 +1926,13 @@ TEST_F(OneEngineTest, AShutdownWhenEveryRankHasEndedIsNoError) {
     engine_.Finished(handle_, "");
     engine_.Close("Horovod has been shut down");
   });
-  EXPECT_NO_THROW(engine_.End());
+  EXPECT_NO_THROW(WaitForEnd(engine_));
 }
 
 TEST_F(OneEngineTest, ADeadlockOfAllProcessSetsEndsItsWaits) {
   const auto heard = std::make_shared<FirstFailure>();
-  Engine other(transport_, 0, 2, kThresholds, bringers_, heard);
-  Engine everybody(transport_, 0, 2, kThresholds, bringers_, heard);
+  Engine other(transport_, 0, 2, kThresholds, arrivals_, heard);
+  Engine everybody(transport_, 0, 2, kThresholds, arrivals_, heard);
   const auto bucket = other.Declare("bucket", Config(1));
   auto waiting = std::async(std::launch::async, [&] {
     const auto operation = other.Arrive(bucket, {values_.data(), values_.data(), 1});
@@ -1953,7 +1955,7 @@ TEST_F(OneEngineTest, AWaitForAForeignCollectiveIsReportedBeyondItsThreshold) {
   RunRoundZero();
   const Time since = Now();
   EXPECT_FALSE(ReportAt(since + 100ms + 1ns, since).absent.all) << "it is asynchronous";
-  const Bringers::ForeignWait wait(bringers_, since);
+  const PossibleArrivals::ForeignWait wait(arrivals_, since);
   EXPECT_FALSE(ReportAt(since + 100ms, since).absent.all);
   EXPECT_TRUE(ReportAt(since + 100ms + 1ns, since).absent.all);
 }
@@ -2133,9 +2135,10 @@ TEST_F(ReadyGroupsTest, AnArrivalIsReportedOnce) {
 TEST_F(ReadyGroupsTest, AMembersEntryIsPlacedWhenItsRoundBegins) {
   const auto operation = ArriveAfterRoundZero();
   ReportAt(Now());
-  EXPECT_CALL(transport_, Place(_, testing::AllOf(testing::Field(&Bucket::Entry::member, true),
-                                                  testing::Field(&Bucket::Entry::input, values_.data()),
-                                                  testing::Field(&Bucket::Entry::output, values_.data()))));
+  EXPECT_CALL(transport_, Place(_, _, _,
+                                testing::AllOf(testing::Field(&Bucket::Entry::member, true),
+                                               testing::Field(&Bucket::Entry::input, values_.data()),
+                                               testing::Field(&Bucket::Entry::output, values_.data()))));
   CloseGroup({0, 0});
   engine_.Finished(handle_, "");
   EXPECT_TRUE(operation->done);
@@ -2144,12 +2147,13 @@ TEST_F(ReadyGroupsTest, AMembersEntryIsPlacedWhenItsRoundBegins) {
 TEST_F(ReadyGroupsTest, WhoIsNoMemberGetsAnEntryWithoutData) {
   const auto operation = ArriveAfterRoundZero();
   ReportAt(Now());
-  EXPECT_CALL(transport_, Place(_, testing::AllOf(testing::Field(&Bucket::Entry::member, false),
-                                                  testing::Field(&Bucket::Entry::input, testing::IsNull()))));
+  EXPECT_CALL(transport_, Place(_, _, _,
+                                testing::AllOf(testing::Field(&Bucket::Entry::member, false),
+                                               testing::Field(&Bucket::Entry::input, testing::IsNull()))));
   CloseGroup({kNoGroup, 0});
   EXPECT_FALSE(operation->done);
   testing::Mock::VerifyAndClearExpectations(&transport_);
-  EXPECT_CALL(transport_, Place(_, testing::Field(&Bucket::Entry::member, true)));
+  EXPECT_CALL(transport_, Place(_, _, _, testing::Field(&Bucket::Entry::member, true)));
   CloseGroup({0, kNoGroup});
   engine_.Finished(handle_, "");
   EXPECT_TRUE(operation->done);
@@ -2168,8 +2172,8 @@ TEST_F(ReadyGroupsTest, AWaitEndsSoonAfterAShutdown) {
 }
 
 TEST_F(OneEngineTest, AFlushOfAnEngineWithoutARoundReturnsAtOnce) {
-  engine_.Flush();
-  engine_.End();
+  WaitForFlush(engine_);
+  WaitForEnd(engine_);
 }
 
 TEST_F(OneEngineTest, StatisticsFollowTheClosings) {

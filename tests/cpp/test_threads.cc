@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/shared_bucket.h"
 #include "harness/application.h"
 #include "harness/fake_horovod.h"
 #include "harness/threads.h"
@@ -156,13 +157,13 @@ class Job {
       Step(application, random, step == 0 || Below(random, 2) == 0);
       const bool last = step == steps - 1;
       for (; flushes > 0 && (last || Below(random, 2) == 0); --flushes) {
-        script_.Block([&] { engine.Flush(); });
+        script_.Block([&] { WaitForFlush(engine); });
         application.Collect();
       }
       for (; barriers > 0 && (last || Below(random, 2) == 0); --barriers) Barrier(application.rank());
       if (draw_.delivers && Below(random, 3) == 0) script_.Block([&] { engine.Deliver(); });
     }
-    script_.Block([&] { engine.End(); });
+    script_.Block([&] { WaitForEnd(engine); });
     application.Collect();
   }
 
@@ -905,7 +906,7 @@ void RunFreely(On on, int size, int threads, int steps, Missed missed, int shutd
         for (int bucket = 0; bucket < threads; ++bucket) workers.emplace_back(work, bucket);
         for (auto& worker : workers) worker.join();
         try {
-          horovod.engine(rank).End();
+          WaitForEnd(horovod.engine(rank));
           application.Collect();
         } catch (const EngineError&) {
           ++failures;
@@ -967,7 +968,7 @@ void RunModelsFreely(On on, int size, int steps, const std::vector<BucketConfig>
           }
         });
       for (auto& worker : workers) worker.join();
-      horovod.engine(application.rank()).End();
+      WaitForEnd(horovod.engine(application.rank()));
     } catch (const EngineError&) {
       ++failures;
     }

@@ -98,3 +98,9 @@ def test_the_tree_of_the_architecture_names_every_file() -> None:
     sources = {path.stem for path in (ROOT / "cpp").glob("**/*") if path.suffix in (".h", ".cc")}
     assert not modules - named
     assert not sources - named
+
+
+def test_only_the_engine_locks_buckets() -> None:
+    sources = [path for path in (ROOT / "cpp").glob("*/*") if path.suffix in (".h", ".cc")]
+    takers = {path.parent.name for path in sources if '"engine/shared_bucket.h"' in path.read_text()}
+    assert takers == {"engine"}

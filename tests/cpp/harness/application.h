@@ -180,8 +180,8 @@ class Application {
   void Collect() {
     for (int bucket = 0; bucket < buckets(); ++bucket) {
       Tensors& tensors = At(bucket);
-      if (tensors.handle == nullptr || tensors.handle->config.spec.late != Late::kAccumulate) continue;
-      if (tensors.handle->config.spec.missed == Missed::kReplay) {
+      if (tensors.handle == nullptr || configs_[Index(bucket)].spec.late != Late::kAccumulate) continue;
+      if (configs_[Index(bucket)].spec.missed == Missed::kReplay) {
         Keep(bucket, {}, tensors.output);
       } else if (const auto operation = engine_.Collect(tensors.handle, tensors.output.data())) {
         Keep(bucket, operation->info, tensors.output);
@@ -217,8 +217,8 @@ class Application {
   void Keep(int bucket, const RoundInfo& info, const Tensor& result) {
     Tensors& tensors = At(bucket);
     Got got{info, {}};
-    if (tensors.handle->config.spec.missed == Missed::kReplay) {
-      while (const auto taken = engine_.TakeRound({{BucketName(bucket), tensors.round.data()}}))
+    if (configs_[Index(bucket)].spec.missed == Missed::kReplay) {
+      while (const auto taken = engine_.families().TakeRound({{BucketName(bucket), tensors.round.data()}}))
         if (taken->gradients > 0) got.results.push_back(tensors.round.values());
     } else {
       got.results.push_back(result.values());

@@ -1,4 +1,4 @@
-// Where a rank of a simulated job can come: the answers of the real Bringers, which belong to real threads.
+// Where a rank of a simulated job can come: the answers of the real PossibleArrivals, which belong to real threads.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,14 @@
 
 #include "core/rounds/message.h"
 #include "core/values/types.h"
-#include "engine/bringers.h"
+#include "engine/possible_arrivals.h"
 #include "harness/program.h"
 #include "harness/worker.h"
 
 namespace horovod_partial::test {
 
-// One rank at one time: all that the answer depends on, as long as no bucket has more rounds than Bringers remembers.
+// One rank at one time: all that the answer depends on, as long as no bucket has more rounds than PossibleArrivals
+// remembers.
 struct Attending {
   struct Thread {
     enum class Does : std::uint8_t { kRun, kWait, kFlush, kEnd, kPark };
@@ -39,8 +40,8 @@ struct Attending {
   }
 };
 
-// A simulated job has one thread and no clock, and Bringers wants both. So for each question that is new, threads do
-// what those of the rank have done, and wait as those do; the answer is kept.
+// A simulated job has one thread and no clock, and PossibleArrivals wants both. So for each question that is new,
+// threads do what those of the rank have done, and wait as those do; the answer is kept.
 class Attendance {
  public:
   // What a rank says.
@@ -77,11 +78,11 @@ class Attendance {
     const Time before = std::chrono::seconds(1);
     const Time now = before + std::chrono::milliseconds(question.silent ? 20000 : 200);
     std::vector<std::unique_ptr<Worker>> workers;
-    const auto bringers = std::make_shared<Bringers>();
-    std::array<std::unique_ptr<Bringers::Bucket>, kMostBuckets> buckets;
-    const auto use = [&](int bucket) -> Bringers::Bucket& {
+    const auto arrivals = std::make_shared<PossibleArrivals>();
+    std::array<std::unique_ptr<PossibleArrivals::Bucket>, kMostBuckets> buckets;
+    const auto use = [&](int bucket) -> PossibleArrivals::Bucket& {
       auto& used = buckets[static_cast<std::size_t>(bucket)];
-      if (used == nullptr) used = std::make_unique<Bringers::Bucket>(bringers, engine, NameOf(bucket));
+      if (used == nullptr) used = std::make_unique<PossibleArrivals::Bucket>(arrivals, engine, NameOf(bucket));
       return *used;
     };
     for (std::size_t t = 0; t < process.size(); ++t) {
@@ -96,7 +97,7 @@ class Attendance {
     }
     for (int b = 0; b < kMostBuckets; ++b)
       if ((question.open >> b & 1) != 0) use(b).Open(before);
-    std::vector<std::unique_ptr<Bringers::ForeignWait>> parked;
+    std::vector<std::unique_ptr<PossibleArrivals::ForeignWait>> parked;
     auto flush = Does::kRun;
     for (std::size_t t = 0; t < process.size(); ++t) {
       const Attending::Thread& thread = question.threads[t];
@@ -109,14 +110,14 @@ class Attendance {
         case Does::kFlush:
         case Does::kEnd:
           flush = thread.does;
-          workers[t]->Do([&] { bringers->BeginFlush(engine, since); });
+          workers[t]->Do([&] { arrivals->BeginFlush(engine, since); });
           break;
         case Does::kPark:
-          workers[t]->Do([&] { parked.push_back(std::make_unique<Bringers::ForeignWait>(bringers, since)); });
+          workers[t]->Do([&] { parked.push_back(std::make_unique<PossibleArrivals::ForeignWait>(arrivals, since)); });
           break;
       }
     }
-    const Bringers::Away away = bringers->Look(engine, now, {}, flush != Does::kRun, {});
+    const PossibleArrivals::Away away = arrivals->Look(engine, now, {}, flush != Does::kRun, {});
     // What the engine adds, whatever its threads do.
     return {flush == Does::kEnd ? BucketSet{true, {}} : away.absent, away.waiting, away.blocked};
   }

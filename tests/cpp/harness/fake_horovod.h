@@ -61,6 +61,10 @@ struct PastRound {
   std::vector<std::vector<char>> results;  // by rank; empty if it failed, or the rank is in no group
 };
 
+// Waits until every rank that has not joined flushes, or until all have ended.
+inline void WaitForFlush(Engine& engine) { Engine::Flushing(engine, Flush::Kind::kFlushing, {}).Wait(); }
+inline void WaitForEnd(Engine& engine) { Engine::Flushing(engine, Flush::Kind::kEnding, {}).Wait(); }
+
 class FakeHorovod {
  public:
   struct Settings {
@@ -98,11 +102,11 @@ class FakeHorovod {
   bool IsJoining(Rank rank) const { return ranks_[Index(rank)]->wants_join || ranks_[Index(rank)]->joined; }
   // A collective that is not ours, such as a barrier: is there until every rank has submitted one. The calling thread
   // waits for it as long as it keeps what this returns.
-  std::unique_ptr<Bringers::ForeignWait> SubmitForeign(Rank rank) {
+  std::unique_ptr<PossibleArrivals::ForeignWait> SubmitForeign(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
     state.foreign_since = Now();
     state.foreign = true;
-    return std::make_unique<Bringers::ForeignWait>(state.bringers, Now());
+    return std::make_unique<PossibleArrivals::ForeignWait>(state.arrivals, Now());
   }
   bool IsForeignOutstanding(Rank rank) const { return ranks_[Index(rank)]->foreign; }
   void Shutdown() { shutdown_ = true; }
@@ -164,13 +168,9 @@ class FakeHorovod {
       text += "\nrank " + std::to_string(state->rank) + ": absent " + Describe(state->report.absent) + " waiting " +
               Describe(state->report.waiting) + " flush " + std::to_string(static_cast<int>(state->report.flush)) +
               (state->joined ? " joined" : "");
-      for (const auto& handle : state->engine.Buckets()) {
-        std::lock_guard<std::mutex> lock(handle->mutex);
-        text += "; " + handle->core.name() + " state " + std::to_string(static_cast<int>(handle->core.state())) +
-                " completed " + std::to_string(handle->core.completed()) +
-                (handle->core.HasPending() ? " pending" : "") + (handle->core.HasMissed() ? " missed" : "") +
-                (handle->operation != nullptr ? " outstanding" : "");
-      }
+      for (const BucketSnapshot& bucket : state->engine.Snapshot())
+        text += "; " + bucket.name + " completed " + std::to_string(bucket.completed) +
+                (bucket.pending ? " pending" : "") + (bucket.missed_rounds > 0 ? " missed" : "");
     }
     return text;
   }
@@ -208,17 +208,16 @@ class FakeHorovod {
 
   struct RankState final : Collectives {
     RankState(FakeHorovod& the_owner, Rank the_rank, int size, Engine::Thresholds thresholds)
-        : owner(the_owner), rank(the_rank), engine(*this, the_rank, size, thresholds, bringers) {
+        : owner(the_owner), rank(the_rank), engine(*this, the_rank, size, thresholds, arrivals) {
       if (the_owner.settings_.finalizer) finalizer = std::make_unique<FakeStream>(static_cast<std::uint64_t>(the_rank));
     }
 
-    void Place(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Entry& entry) override {
+    void Place(const std::shared_ptr<SharedBucket>& bucket, const std::string& name, const BucketConfig& config,
+               const Bucket::Entry& entry) override {
       std::lock_guard<std::mutex> lock(queue_mutex);
       Entry made;
-      if (entry.member)
-        made = {entry.input, entry.output, bucket->core.bytes(), &bucket->core.memory(), bucket, nullptr};
-      if (!table.emplace(bucket->core.name(), made).second)
-        throw std::logic_error("two entries for " + bucket->core.name());
+      if (entry.member) made = {entry.input, entry.output, config.bytes(), config.memory, bucket, nullptr};
+      if (!table.emplace(name, made).second) throw std::logic_error("two entries for " + name);
     }
     bool Alive() const override { return alive; }
 
@@ -243,7 +242,7 @@ class FakeHorovod {
     std::vector<std::vector<char>> inputs;  // what was to be sent, when the reduction began
     std::vector<std::vector<char>> results;
 
-    const std::shared_ptr<Bringers> bringers = std::make_shared<Bringers>();
+    const std::shared_ptr<PossibleArrivals> arrivals = std::make_shared<PossibleArrivals>();
     Engine engine;
     std::unique_ptr<FakeStream> finalizer;  // null: the background calls back
   };
@@ -377,7 +376,7 @@ class FakeHorovod {
     }
     Entry entry;
     for (const auto& other : ranks_)  // the response tells the size
-      if (const auto handle = other->engine.Find(bucket)) entry.bytes = handle->core.bytes();
+      if (const auto config = Engine::ConfigOf(other->engine.Find(bucket))) entry.bytes = config->bytes();
     entry.zeros = std::make_shared<Buffer>();
     entry.memory = &memory(state.rank);
     try {
@@ -454,7 +453,7 @@ class FakeHorovod {
 
   DataType TypeOf(const std::string& bucket) const {
     for (const auto& state : ranks_)
-      if (const auto handle = state->engine.Find(bucket)) return handle->config.type;
+      if (const auto config = Engine::ConfigOf(state->engine.Find(bucket))) return config->type;
     return DataType::kUInt8;
   }
 

@@ -1,4 +1,4 @@
-#include "engine/bringers.h"
+#include "engine/possible_arrivals.h"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,7 @@
 
 namespace horovod_partial {
 
-struct Bringers::Graph {
+struct PossibleArrivals::Graph {
   std::shared_ptr<Bringer> bringer;
   std::set<Bucket*> buckets;  // as far as is known from its runs
   std::int64_t run = 0;       // the last run
@@ -22,22 +22,23 @@ constexpr Time kPollGap = std::chrono::milliseconds(100);  // a thread that poll
 // look again then, because the end of a thread is no event
 constexpr Time kLongestLook = std::chrono::milliseconds(100);
 
-// The bringers of a thread, by the ids of the Bringers objects that know it. The destructor runs when the thread ends.
+// The bringers of a thread, by the ids of the PossibleArrivals objects that know it. The destructor runs when the
+// thread ends.
 struct OfThread {
   ~OfThread() {
     for (const auto& [id, bringer] : bringers) bringer->lives = false;
   }
-  std::map<std::uint64_t, std::shared_ptr<Bringers::Bringer>> bringers;
+  std::map<std::uint64_t, std::shared_ptr<PossibleArrivals::Bringer>> bringers;
 };
 
 }  // namespace
 
-std::uint64_t Bringers::NextId() {
+std::uint64_t PossibleArrivals::NextId() {
   static std::atomic<std::uint64_t> last{0};
   return ++last;
 }
 
-std::shared_ptr<Bringers::Bringer> Bringers::Self() {
+std::shared_ptr<PossibleArrivals::Bringer> PossibleArrivals::Self() {
   static thread_local OfThread self;
   auto& bringer = self.bringers[id_];
   if (bringer == nullptr) bringer = std::make_shared<Bringer>();
@@ -45,12 +46,12 @@ std::shared_ptr<Bringers::Bringer> Bringers::Self() {
 }
 
 // Under the mutex. This holds for all private functions below, too.
-void Bringers::SetWaiting(Bringer& bringer, Time since) {
+void PossibleArrivals::SetWaiting(Bringer& bringer, Time since) {
   waiting_ += (since != kNever ? 1 : 0) - (bringer.waits_since != kNever ? 1 : 0);
   bringer.waits_since = since;
 }
 
-std::shared_ptr<Bringers::Bringer> Bringers::BeginFlush(const void* engine, Time now) {
+std::shared_ptr<PossibleArrivals::Bringer> PossibleArrivals::BeginFlush(const void* engine, Time now) {
   auto self = Self();
   std::lock_guard<std::mutex> lock(mutex_);
   ++events_;
@@ -60,7 +61,7 @@ std::shared_ptr<Bringers::Bringer> Bringers::BeginFlush(const void* engine, Time
   return self;
 }
 
-void Bringers::EndFlush(Bringer& bringer, Time now) {
+void PossibleArrivals::EndFlush(Bringer& bringer, Time now) {
   std::lock_guard<std::mutex> lock(mutex_);
   ++events_;
   active_ = now;
@@ -68,7 +69,7 @@ void Bringers::EndFlush(Bringer& bringer, Time now) {
   bringer.flushes = nullptr;
 }
 
-Bringers::ForeignWait::ForeignWait(std::shared_ptr<Bringers> bringers, Time now)
+PossibleArrivals::ForeignWait::ForeignWait(std::shared_ptr<PossibleArrivals> bringers, Time now)
     : owner_(std::move(bringers)), self_(owner_->Self()) {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
@@ -77,14 +78,14 @@ Bringers::ForeignWait::ForeignWait(std::shared_ptr<Bringers> bringers, Time now)
   owner_->parked_.insert(self_.get());
 }
 
-Bringers::ForeignWait::~ForeignWait() {
+PossibleArrivals::ForeignWait::~ForeignWait() {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
   self_->parked_since = before_;
   if (before_ == kNever) owner_->parked_.erase(self_.get());
 }
 
-void Bringers::Polled(bool over, Time now) {
+void PossibleArrivals::Polled(bool over, Time now) {
   const auto self = Self();
   std::lock_guard<std::mutex> lock(mutex_);
   if (over && self->polled == kNever) return;
@@ -99,13 +100,13 @@ void Bringers::Polled(bool over, Time now) {
 
 // --- One bucket
 
-Bringers::Bucket::Bucket(std::shared_ptr<Bringers> bringers, const void* engine, std::string name)
+PossibleArrivals::Bucket::Bucket(std::shared_ptr<PossibleArrivals> bringers, const void* engine, std::string name)
     : owner_(std::move(bringers)), engine_(engine), name_(std::move(name)) {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   owner_->buckets_.insert(this);
 }
 
-Bringers::Bucket::~Bucket() {
+PossibleArrivals::Bucket::~Bucket() {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
   owner_->buckets_.erase(this);
@@ -117,13 +118,13 @@ Bringers::Bucket::~Bucket() {
   if (graph_->buckets.empty()) owner_->graphs_.erase(graph_);
 }
 
-void Bringers::Bucket::Add(std::vector<Visit>& visits, const std::shared_ptr<Bringer>& bringer, Round round) {
+void PossibleArrivals::Bucket::Add(std::vector<Visit>& visits, const std::shared_ptr<Bringer>& bringer, Round round) {
   const auto gone = [&](const Visit& visit) { return visit.bringer == bringer || visit.round + kRemembered < round; };
   visits.erase(std::remove_if(visits.begin(), visits.end(), gone), visits.end());
   visits.push_back({bringer, round});
 }
 
-void Bringers::Bucket::Arrive(const Caller& caller, Round round, Time now) {
+void PossibleArrivals::Bucket::Arrive(const Caller& caller, Round round, Time now) {
   const auto self = caller.kind == Caller::Kind::kGraph ? nullptr : owner_->Self();
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
@@ -140,14 +141,14 @@ void Bringers::Bucket::Arrive(const Caller& caller, Round round, Time now) {
   AddWaiter(self, now);
 }
 
-void Bringers::Bucket::AddWaiter(const std::shared_ptr<Bringer>& waiter, Time now) {
+void PossibleArrivals::Bucket::AddWaiter(const std::shared_ptr<Bringer>& waiter, Time now) {
   if (waiters_.empty()) waited_since_ = now;
   waiters_.push_back(waiter);
 }
 
 // A graph is the set of buckets that get contributions in one run. If two graphs were in progress at the same time, two
 // threads run them, so each has its own bringer. All others share one, because one thread may run them in turn.
-void Bringers::Bucket::ArriveInRun(std::int64_t run, Time now) {
+void PossibleArrivals::Bucket::ArriveInRun(std::int64_t run, Time now) {
   auto& graphs = owner_->graphs_;
   const auto same_run =
       std::find_if(graphs.begin(), graphs.end(), [&](const auto& graph) { return graph->run == run; });
@@ -186,7 +187,7 @@ void Bringers::Bucket::ArriveInRun(std::int64_t run, Time now) {
   if (graph_->arrived.size() == graph_->buckets.size()) graph_->complete = now;
 }
 
-void Bringers::Bucket::Open(Time now) {
+void PossibleArrivals::Bucket::Open(Time now) {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
   if (std::exchange(open_, true)) return;
@@ -194,7 +195,7 @@ void Bringers::Bucket::Open(Time now) {
   for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, now);
 }
 
-void Bringers::Bucket::Settle() {
+void PossibleArrivals::Bucket::Settle() {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
   if (!std::exchange(open_, false)) return;
@@ -202,7 +203,7 @@ void Bringers::Bucket::Settle() {
   for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, kNever);
 }
 
-void Bringers::Bucket::Done(Round round, Time now) {
+void PossibleArrivals::Bucket::Done(Round round, Time now) {
   Settle();
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
@@ -214,13 +215,13 @@ void Bringers::Bucket::Done(Round round, Time now) {
   blocked_ = nullptr;
 }
 
-void Bringers::Bucket::Collect(const std::shared_ptr<Bringer>& bringer, Round round, Time now) {
+void PossibleArrivals::Bucket::Collect(const std::shared_ptr<Bringer>& bringer, Round round, Time now) {
   free_ = owner_->active_ = now;
   bringer->polled = kNever;
   Add(collections_, bringer, round);
 }
 
-void Bringers::Bucket::BeginWait(Time now) {
+void PossibleArrivals::Bucket::BeginWait(Time now) {
   const auto self = owner_->Self();
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
@@ -228,7 +229,7 @@ void Bringers::Bucket::BeginWait(Time now) {
   if (open_) owner_->SetWaiting(*self, now);
 }
 
-void Bringers::Bucket::EndWait(bool collects, Round round, Time now) {
+void PossibleArrivals::Bucket::EndWait(bool collects, Round round, Time now) {
   const auto self = owner_->Self();
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
@@ -240,20 +241,20 @@ void Bringers::Bucket::EndWait(bool collects, Round round, Time now) {
   if (collects) Collect(self, round, now);
 }
 
-void Bringers::Bucket::Claim(Round round) {
+void PossibleArrivals::Bucket::Claim(Round round) {
   const auto self = owner_->Self();
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
   Add(collections_, self, round);
 }
 
-Time Bringers::Bucket::UnattendedSince() const {
+Time PossibleArrivals::Bucket::UnattendedSince() const {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   if (blocked_ != nullptr) return arrived_;
   return graph_ != nullptr && graph_->arrived.count(const_cast<Bucket*>(this)) > 0 ? graph_->complete : kNever;
 }
 
-Time Bringers::Bucket::WaitsSince() const {
+Time PossibleArrivals::Bucket::WaitsSince() const {
   if (!waiters_.empty()) return waited_since_;
   const bool complete = graph_ != nullptr && outstanding_ && graph_->arrived.size() == graph_->buckets.size();
   return complete ? graph_->complete : kNever;
@@ -261,7 +262,7 @@ Time Bringers::Bucket::WaitsSince() const {
 
 // --- All of them
 
-Bringers::Wait Bringers::LongestWait() const {
+PossibleArrivals::Wait PossibleArrivals::LongestWait() const {
   std::lock_guard<std::mutex> lock(mutex_);
   Wait longest;
   for (const Bucket* bucket : buckets_)
@@ -272,18 +273,19 @@ Bringers::Wait Bringers::LongestWait() const {
   return longest;
 }
 
-Bringers::FlushWait::FlushWait(std::shared_ptr<Bringers> bringers, const void* engine, bool ends, Time now)
+PossibleArrivals::FlushWait::FlushWait(std::shared_ptr<PossibleArrivals> bringers, const void* engine, bool ends,
+                                       Time now)
     : owner_(std::move(bringers)) {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   wait_ = owner_->flush_waits_.insert(owner_->flush_waits_.end(), {now, engine, ends ? "its end" : "a flush", ends});
 }
 
-Bringers::FlushWait::~FlushWait() {
+PossibleArrivals::FlushWait::~FlushWait() {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   owner_->flush_waits_.erase(wait_);
 }
 
-std::vector<Bringers::Bringer*> Bringers::BringersOf(const Bucket& bucket) const {
+std::vector<PossibleArrivals::Bringer*> PossibleArrivals::BringersOf(const Bucket& bucket) const {
   std::vector<Bringer*> bringers;
   for (const auto& visit : bucket.collections_)
     if (visit.bringer->lives) bringers.push_back(visit.bringer.get());
@@ -295,7 +297,7 @@ std::vector<Bringers::Bringer*> Bringers::BringersOf(const Bucket& bucket) const
   return bringers;
 }
 
-Time Bringers::WaitsSince(const Bringer& bringer) const {
+Time PossibleArrivals::WaitsSince(const Bringer& bringer) const {
   if (!bringer.graphs) return bringer.waits_since;
   Time since = kNever;
   for (const auto& graph : graphs_) {
@@ -306,7 +308,7 @@ Time Bringers::WaitsSince(const Bringer& bringer) const {
   return since;
 }
 
-bool Bringers::InProgress(const Bringer& graphs) const {
+bool PossibleArrivals::InProgress(const Bringer& graphs) const {
   return std::any_of(graphs_.begin(), graphs_.end(), [&](const auto& graph) {
     const bool outstanding = std::any_of(graph->buckets.begin(), graph->buckets.end(),
                                          [](const Bucket* bucket) { return bucket->outstanding_; });
@@ -316,7 +318,7 @@ bool Bringers::InProgress(const Bringer& graphs) const {
 
 // Says in words in what a thread waits in another engine, in a round 0 or in a flush; empty if none does. A blocked
 // rank cannot end such waits.
-std::string Bringers::WaitElsewhere(const void* engine) const {
+std::string PossibleArrivals::WaitElsewhere(const void* engine) const {
   for (const Bucket* bucket : buckets_)
     if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0 && bucket->WaitsSince() != kNever)
       return "in round 0 of " + bucket->name_;
@@ -324,8 +326,8 @@ std::string Bringers::WaitElsewhere(const void* engine) const {
   return std::any_of(flush_waits_.begin(), flush_waits_.end(), flushes) ? "in a flush" : "";
 }
 
-Bringers::Away Bringers::Look(const void* engine, Time now, const Foreign& foreign, bool flushes,
-                              const Thresholds& thresholds) const {
+PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, const Foreign& foreign, bool flushes,
+                                              const Thresholds& thresholds) const {
   std::lock_guard<std::mutex> lock(mutex_);
   Away away;
   away.events = events_;

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/bringers.h"
+#include "engine/possible_arrivals.h"
 #include "harness/worker.h"
 
 namespace horovod_partial {
@@ -17,11 +17,11 @@ using test::Worker;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-class BringersTest : public testing::Test {
+class PossibleArrivalsTest : public testing::Test {
  protected:
-  using Bucket = Bringers::Bucket;
+  using Bucket = PossibleArrivals::Bucket;
 
-  std::unique_ptr<Bucket> Make(const std::string& name) { return std::make_unique<Bucket>(bringers_, this, name); }
+  std::unique_ptr<Bucket> Make(const std::string& name) { return std::make_unique<Bucket>(arrivals_, this, name); }
   // One round of a bucket.
   void Run(Bucket& bucket, Worker& arrives, Worker& collects) {
     arrives.Do([&] { bucket.Arrive({}, round_, now_); });
@@ -47,16 +47,16 @@ class BringersTest : public testing::Test {
   void End(Bucket& bucket) { bucket.Done(round_, now_); }
 
   // `foreign`: of a front end that tells of no waits, unless it says so.
-  Bringers::Away Look(const Bringers::Foreign& foreign = {}, bool flushes = false) const {
-    return bringers_->Look(this, now_, foreign, flushes, Bringers::Thresholds());
+  PossibleArrivals::Away Look(const PossibleArrivals::Foreign& foreign = {}, bool flushes = false) const {
+    return arrivals_->Look(this, now_, foreign, flushes, PossibleArrivals::Thresholds());
   }
-  std::unique_ptr<Bringers::ForeignWait> Park(Worker& worker) {
-    std::unique_ptr<Bringers::ForeignWait> wait;
-    worker.Do([&] { wait = std::make_unique<Bringers::ForeignWait>(bringers_, now_); });
+  std::unique_ptr<PossibleArrivals::ForeignWait> Park(Worker& worker) {
+    std::unique_ptr<PossibleArrivals::ForeignWait> wait;
+    worker.Do([&] { wait = std::make_unique<PossibleArrivals::ForeignWait>(arrivals_, now_); });
     return wait;
   }
 
-  const std::shared_ptr<Bringers> bringers_ = std::make_shared<Bringers>();
+  const std::shared_ptr<PossibleArrivals> arrivals_ = std::make_shared<PossibleArrivals>();
   Time now_ = 1s;
   Round round_ = 0;
   // Its thread is never said to wait, so that not all can be away.
@@ -68,12 +68,12 @@ class BringersTest : public testing::Test {
   std::unique_ptr<Bucket> waits_ = Make("waits");
 };
 
-TEST_F(BringersTest, NobodyIsAwayAtFirst) {
+TEST_F(PossibleArrivalsTest, NobodyIsAwayAtFirst) {
   EXPECT_TRUE(Look().waiting.empty());
   EXPECT_TRUE(Look().absent.empty());
 }
 
-TEST_F(BringersTest, WhoCollectsBrings) {
+TEST_F(PossibleArrivalsTest, WhoCollectsBrings) {
   Run(*others_, busy_);
   Run(*bucket_, second_, first_);
   Wait(*waits_, second_);
@@ -84,7 +84,7 @@ TEST_F(BringersTest, WhoCollectsBrings) {
   EXPECT_TRUE(Look().absent.empty());
 }
 
-TEST_F(BringersTest, AWaitCountsWhenItIsLong) {
+TEST_F(PossibleArrivalsTest, AWaitCountsWhenItIsLong) {
   Run(*others_, busy_);
   Run(*bucket_, first_);
   Wait(*waits_, first_);
@@ -96,7 +96,7 @@ TEST_F(BringersTest, AWaitCountsWhenItIsLong) {
   EXPECT_TRUE(Look().waiting.empty()) << "its round has begun";
 }
 
-TEST_F(BringersTest, WhereAllWaitTheyCanComeNowhere) {
+TEST_F(PossibleArrivalsTest, WhereAllWaitTheyCanComeNowhere) {
   others_.reset();
   Run(*bucket_, first_);
   Wait(*waits_, first_);
@@ -104,7 +104,7 @@ TEST_F(BringersTest, WhereAllWaitTheyCanComeNowhere) {
   EXPECT_THAT(Look().waiting.names, IsEmpty());
 }
 
-TEST_F(BringersTest, WhoArrivesBringsWhereNoCollectorLives) {
+TEST_F(PossibleArrivalsTest, WhoArrivesBringsWhereNoCollectorLives) {
   Run(*others_, busy_);
   {
     Worker ends;
@@ -115,19 +115,19 @@ TEST_F(BringersTest, WhoArrivesBringsWhereNoCollectorLives) {
   EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));
 }
 
-TEST_F(BringersTest, ABucketWhoseThreadsHaveEndedIsLeftByAFlush) {
+TEST_F(PossibleArrivalsTest, ABucketWhoseThreadsHaveEndedIsLeftByAFlush) {
   waits_.reset();
   Run(*others_, busy_);
   {
     Worker ends;
     Run(*bucket_, ends);
   }
-  first_.Do([this] { bringers_->BeginFlush(this, now_); });
+  first_.Do([this] { arrivals_->BeginFlush(this, now_); });
   EXPECT_TRUE(Look().absent.empty());
   EXPECT_THAT(Look({}, true).absent.names, ElementsAre("bucket"));
 }
 
-TEST_F(BringersTest, ABucketMayBeHandedOver) {
+TEST_F(PossibleArrivalsTest, ABucketMayBeHandedOver) {
   Run(*others_, busy_);
   Run(*bucket_, first_);
   for (round_ = 1; round_ <= 8; ++round_) Run(*bucket_, second_);
@@ -142,29 +142,29 @@ TEST_F(BringersTest, ABucketMayBeHandedOver) {
   EXPECT_TRUE(Look().waiting.Has("bucket"));
 }
 
-TEST_F(BringersTest, AFlushExemptsTheBucketsOfItsThread) {
+TEST_F(PossibleArrivalsTest, AFlushExemptsTheBucketsOfItsThread) {
   waits_.reset();
   Run(*others_, busy_);
   Run(*bucket_, first_);
-  std::shared_ptr<Bringers::Bringer> flushing;
-  first_.Do([&] { flushing = bringers_->BeginFlush(this, now_); });
+  std::shared_ptr<PossibleArrivals::Bringer> flushing;
+  first_.Do([&] { flushing = arrivals_->BeginFlush(this, now_); });
   now_ += 6ms;
   EXPECT_THAT(Look({}, true).absent.names, ElementsAre("bucket"));
   EXPECT_THAT(Look({}, true).waiting.names, ElementsAre("bucket"));
-  bringers_->EndFlush(*flushing, now_);
+  arrivals_->EndFlush(*flushing, now_);
   EXPECT_TRUE(Look().absent.empty());
 }
 
-TEST_F(BringersTest, AFlushOfAnotherEngineIsAWait) {
+TEST_F(PossibleArrivalsTest, AFlushOfAnotherEngineIsAWait) {
   Run(*others_, busy_);
   Run(*bucket_, first_);
-  first_.Do([&] { bringers_->BeginFlush(&round_, now_); });
+  first_.Do([&] { arrivals_->BeginFlush(&round_, now_); });
   now_ += 6ms;
   EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));
   EXPECT_TRUE(Look().absent.empty());
 }
 
-TEST_F(BringersTest, AThreadInAForeignCollectiveIsAbsent) {
+TEST_F(PossibleArrivalsTest, AThreadInAForeignCollectiveIsAbsent) {
   waits_.reset();
   Run(*others_, busy_);
   Run(*bucket_, first_);
@@ -182,23 +182,23 @@ TEST_F(BringersTest, AThreadInAForeignCollectiveIsAbsent) {
   EXPECT_TRUE(Look().absent.empty()) << "not for long";
 }
 
-TEST(BringersOfNothingTest, AProcessWithoutBucketsIsAbsentInAForeignCollective) {
-  const auto bringers = std::make_shared<Bringers>();
+TEST(PossibleArrivalsOfNothingTest, AProcessWithoutBucketsIsAbsentInAForeignCollective) {
+  const auto arrivals = std::make_shared<PossibleArrivals>();
   const auto look = [&](bool told) {
-    return bringers->Look(nullptr, 6s + 1ns, {5s, told}, false, Bringers::Thresholds());
+    return arrivals->Look(nullptr, 6s + 1ns, {5s, told}, false, PossibleArrivals::Thresholds());
   };
   EXPECT_TRUE(look(false).absent.all);
   EXPECT_FALSE(look(false).blocked) << "it may prepare its training meanwhile";
   EXPECT_TRUE(look(true).absent.empty()) << "nobody waits for it";
-  const Bringers::ForeignWait wait(bringers, 5s);
+  const PossibleArrivals::ForeignWait wait(arrivals, 5s);
   EXPECT_TRUE(look(true).absent.all);
   EXPECT_TRUE(look(true).blocked);
-  const Bringers::Bucket bucket(bringers, nullptr, "bucket");
+  const PossibleArrivals::Bucket bucket(arrivals, nullptr, "bucket");
   EXPECT_TRUE(look(true).absent.empty()) << "some thread may be on its way there";
 }
 
 // A loss that has been posted, or another thread that waits for a collective, says nothing of a thread that computes.
-TEST_F(BringersTest, WhoIsNotKnownToWaitComputes) {
+TEST_F(PossibleArrivalsTest, WhoIsNotKnownToWaitComputes) {
   others_.reset();
   waits_.reset();
   Run(*bucket_, first_);
@@ -216,7 +216,7 @@ TEST_F(BringersTest, WhoIsNotKnownToWaitComputes) {
   EXPECT_FALSE(Look({since, true}).blocked) << "a guess";
 }
 
-TEST_F(BringersTest, WhoAsksInVainWaitsWhenItIsSilent) {
+TEST_F(PossibleArrivalsTest, WhoAsksInVainWaitsWhenItIsSilent) {
   others_.reset();
   waits_.reset();
   Run(*bucket_, first_);
@@ -225,7 +225,7 @@ TEST_F(BringersTest, WhoAsksInVainWaitsWhenItIsSilent) {
   const Time since = now_;
   const auto look = [&] { return Look({since, true}); };
   now_ += 900ms;
-  first_.Do([this] { bringers_->Polled(false, now_); });
+  first_.Do([this] { arrivals_->Polled(false, now_); });
   EXPECT_TRUE(look().absent.empty());
   now_ += 200ms;
   EXPECT_TRUE(look().absent.all);
@@ -234,12 +234,12 @@ TEST_F(BringersTest, WhoAsksInVainWaitsWhenItIsSilent) {
   EXPECT_TRUE(look().absent.empty()) << "it has not asked for long";
 }
 
-TEST_F(BringersTest, WhoAsksAgainAndAgainWaits) {
+TEST_F(PossibleArrivalsTest, WhoAsksAgainAndAgainWaits) {
   others_.reset();
   waits_.reset();
   Run(*bucket_, first_);
   const auto look = [&, since = now_] { return Look({since, true}); };
-  const auto ask = [&] { first_.Do([this] { bringers_->Polled(false, now_); }); };
+  const auto ask = [&] { first_.Do([this] { arrivals_->Polled(false, now_); }); };
   ask();
   now_ += 90ms;
   ask();
@@ -253,7 +253,7 @@ TEST_F(BringersTest, WhoAsksAgainAndAgainWaits) {
   EXPECT_TRUE(look().absent.empty());
 }
 
-TEST_F(BringersTest, AWaitForHorovodIsNoIntervalOfTraining) {
+TEST_F(PossibleArrivalsTest, AWaitForHorovodIsNoIntervalOfTraining) {
   others_.reset();
   waits_.reset();
   Run(*bucket_, first_);
@@ -268,7 +268,7 @@ TEST_F(BringersTest, AWaitForHorovodIsNoIntervalOfTraining) {
   }
 }
 
-TEST_F(BringersTest, ASilentProcessIsJudgedAsAWhole) {
+TEST_F(PossibleArrivalsTest, ASilentProcessIsJudgedAsAWhole) {
   Run(*others_, busy_);
   Run(*bucket_, first_);
   now_ += 10ms;
@@ -283,7 +283,7 @@ TEST_F(BringersTest, ASilentProcessIsJudgedAsAWhole) {
   EXPECT_FALSE(Look().blocked) << "the silent thread may compute";
 }
 
-TEST_F(BringersTest, NotBeforeTenTimesItsLongestInterval) {
+TEST_F(PossibleArrivalsTest, NotBeforeTenTimesItsLongestInterval) {
   Run(*others_, busy_);
   Run(*bucket_, first_);
   now_ += 10ms;
@@ -298,7 +298,7 @@ TEST_F(BringersTest, NotBeforeTenTimesItsLongestInterval) {
   EXPECT_TRUE(Look().waiting.all);
 }
 
-TEST_F(BringersTest, AThreadThatIsBlockedAtItsArrivalWaits) {
+TEST_F(PossibleArrivalsTest, AThreadThatIsBlockedAtItsArrivalWaits) {
   Run(*others_, busy_);
   Run(*bucket_, first_);
   first_.Do([this] { waits_->Arrive({Caller::Kind::kBlockedThread}, round_, now_); });
@@ -313,7 +313,7 @@ TEST_F(BringersTest, AThreadThatIsBlockedAtItsArrivalWaits) {
 
 // --- Graphs
 
-class GraphBringersTest : public BringersTest {
+class GraphArrivalsTest : public PossibleArrivalsTest {
  protected:
   std::unique_ptr<Bucket> tape_ = Make("tape");  // with bucket_ in one graph
   std::unique_ptr<Bucket> other_ = Make("other graph");
@@ -327,7 +327,7 @@ class GraphBringersTest : public BringersTest {
   }
 };
 
-TEST_F(GraphBringersTest, ARunWaitsWhenAllItsTapesHaveArrived) {
+TEST_F(GraphArrivalsTest, ARunWaitsWhenAllItsTapesHaveArrived) {
   ArriveInGraph(*other_, 2);
   End(*other_);
   ArriveInGraph(*bucket_, 3);
@@ -339,7 +339,7 @@ TEST_F(GraphBringersTest, ARunWaitsWhenAllItsTapesHaveArrived) {
   EXPECT_THAT(Look().waiting.names, ElementsAre("other graph"));
 }
 
-TEST_F(GraphBringersTest, GraphsThatRunAtOnceHaveTwoBringers) {
+TEST_F(GraphArrivalsTest, GraphsThatRunAtOnceHaveTwoBringers) {
   ArriveInGraph(*other_, 2);
   ArriveInGraph(*bucket_, 3);
   ArriveInGraph(*tape_, 3);
@@ -348,50 +348,50 @@ TEST_F(GraphBringersTest, GraphsThatRunAtOnceHaveTwoBringers) {
   EXPECT_TRUE(Look().waiting.empty());
 }
 
-TEST_F(GraphBringersTest, ARunThatIsOverDoesNotWait) {
+TEST_F(GraphArrivalsTest, ARunThatIsOverDoesNotWait) {
   ArriveInGraph(*other_, 2);
   End(*other_);
   now_ += 6ms;
   EXPECT_TRUE(Look().waiting.empty());
 }
 
-TEST_F(BringersTest, TheLongestWaitLastsUntilItsResultIsThere) {
+TEST_F(PossibleArrivalsTest, TheLongestWaitLastsUntilItsResultIsThere) {
   const auto a = Make("a"), b = Make("b");
-  EXPECT_EQ(bringers_->LongestWait().since, kNever);
+  EXPECT_EQ(arrivals_->LongestWait().since, kNever);
   Wait(*a, first_);
-  const Time began = bringers_->LongestWait().since;
-  EXPECT_EQ(bringers_->LongestWait().what, "a round of a");
-  EXPECT_EQ(bringers_->LongestWait().engine, this);
+  const Time began = arrivals_->LongestWait().since;
+  EXPECT_EQ(arrivals_->LongestWait().what, "a round of a");
+  EXPECT_EQ(arrivals_->LongestWait().engine, this);
   Wait(*b, second_);
   a->Settle();  // it is being reduced, which another rank may hold up
-  EXPECT_EQ(bringers_->LongestWait().since, began);
+  EXPECT_EQ(arrivals_->LongestWait().since, began);
   a->Done(round_, now_);
   first_.Do([&] { a->EndWait(true, round_, now_); });
-  EXPECT_EQ(bringers_->LongestWait().what, "a round of b");
+  EXPECT_EQ(arrivals_->LongestWait().what, "a round of b");
   second_.Do([&] { b->EndWait(false, round_, now_); });
-  EXPECT_EQ(bringers_->LongestWait().since, kNever);
+  EXPECT_EQ(arrivals_->LongestWait().since, kNever);
 }
 
-TEST_F(BringersTest, AnEndIsTheLongestWaitOnlyWhereThereIsNoOther) {
-  const Bringers::FlushWait end(bringers_, this, true, now_);
-  EXPECT_TRUE(bringers_->LongestWait().ends);
+TEST_F(PossibleArrivalsTest, AnEndIsTheLongestWaitOnlyWhereThereIsNoOther) {
+  const PossibleArrivals::FlushWait end(arrivals_, this, true, now_);
+  EXPECT_TRUE(arrivals_->LongestWait().ends);
   {
-    const Bringers::FlushWait flush(bringers_, this, false, now_ + 1s);
-    EXPECT_EQ(bringers_->LongestWait().what, "a flush");
+    const PossibleArrivals::FlushWait flush(arrivals_, this, false, now_ + 1s);
+    EXPECT_EQ(arrivals_->LongestWait().what, "a flush");
     const auto a = Make("a");
     Wait(*a, first_);
-    EXPECT_EQ(bringers_->LongestWait().what, "a round of a") << "it is older";
+    EXPECT_EQ(arrivals_->LongestWait().what, "a round of a") << "it is older";
     first_.Do([&] { a->EndWait(false, round_, now_); });
   }
-  EXPECT_TRUE(bringers_->LongestWait().ends);
+  EXPECT_TRUE(arrivals_->LongestWait().ends);
 }
 
-TEST_F(BringersTest, AGraphWaitsWhenItHasArrivedInAllItsBuckets) {
+TEST_F(PossibleArrivalsTest, AGraphWaitsWhenItHasArrivedInAllItsBuckets) {
   const auto a = Make("a");
   ArriveInGraph(*a, 1);
-  EXPECT_EQ(bringers_->LongestWait().what, "a round of a");
+  EXPECT_EQ(arrivals_->LongestWait().what, "a round of a");
   End(*a);
-  EXPECT_EQ(bringers_->LongestWait().since, kNever);
+  EXPECT_EQ(arrivals_->LongestWait().since, kNever);
 }
 
 }  // namespace

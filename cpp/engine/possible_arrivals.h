@@ -37,7 +37,7 @@ struct Caller {
 //
 // One object serves all process sets of a process, because a thread that waits in one of them cannot contribute in the
 // others. All functions are thread-safe. The mutex guards all members. No other lock is taken while it is held.
-class Bringers {
+class PossibleArrivals {
  public:
   // A thread, or a set of TensorFlow graphs that run one after the other.
   struct Bringer {
@@ -97,26 +97,26 @@ class Bringers {
   // While this object lives, the calling thread is in a flush. The reductions of the flush are included.
   class FlushWait {
    public:
-    FlushWait(std::shared_ptr<Bringers> bringers, const void* engine, bool ends, Time now);
+    FlushWait(std::shared_ptr<PossibleArrivals> bringers, const void* engine, bool ends, Time now);
     ~FlushWait();
     FlushWait(const FlushWait&) = delete;
     FlushWait& operator=(const FlushWait&) = delete;
 
    private:
-    const std::shared_ptr<Bringers> owner_;
+    const std::shared_ptr<PossibleArrivals> owner_;
     std::list<Wait>::iterator wait_;
   };
 
   // While this object lives, the calling thread waits in one of Horovod's collectives.
   class ForeignWait {
    public:
-    ForeignWait(std::shared_ptr<Bringers> bringers, Time now);
+    ForeignWait(std::shared_ptr<PossibleArrivals> bringers, Time now);
     ~ForeignWait();
     ForeignWait(const ForeignWait&) = delete;
     ForeignWait& operator=(const ForeignWait&) = delete;
 
    private:
-    const std::shared_ptr<Bringers> owner_;
+    const std::shared_ptr<PossibleArrivals> owner_;
     const std::shared_ptr<Bringer> self_;
     Time before_ = kNever;  // start of the wait around this one, or kNever
   };
@@ -133,7 +133,7 @@ class Bringers {
   // The records of one bucket of one engine. SharedBucket has one as a member.
   class Bucket {
    public:
-    Bucket(std::shared_ptr<Bringers> bringers, const void* engine, std::string name);
+    Bucket(std::shared_ptr<PossibleArrivals> bringers, const void* engine, std::string name);
     ~Bucket();
     Bucket(const Bucket&) = delete;
     Bucket& operator=(const Bucket&) = delete;
@@ -153,7 +153,7 @@ class Bringers {
     Time UnattendedSince() const;
 
    private:
-    friend class Bringers;
+    friend class PossibleArrivals;
     void AddWaiter(const std::shared_ptr<Bringer>& waiter, Time now);
     Time WaitsSince() const;
     struct Visit {
@@ -164,7 +164,7 @@ class Bringers {
     void Collect(const std::shared_ptr<Bringer>& bringer, Round round, Time now);
     void ArriveInRun(std::int64_t run, Time now);
 
-    const std::shared_ptr<Bringers> owner_;
+    const std::shared_ptr<PossibleArrivals> owner_;
     const void* const engine_;
     const std::string name_;
     bool outstanding_ = false;  // a contribution has no result yet

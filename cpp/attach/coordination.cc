@@ -1,0 +1,259 @@
+#include "attach/coordination.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "attach/envelope.h"
+#include "attach/group_communicators.h"
+#include "attach/tensors.h"
+#include "engine/farewell.h"
+#include "engine/log.h"
+
+namespace horovod_partial::attach {
+namespace {
+
+// Fusing saves the latency of a reduction, and costs a copy into the fusion buffer and one out of it. For a tensor of
+// this size the copies cost more (4 ranks on one machine: from 256 KiB on over MPI, from 4 MiB on over Gloo).
+constexpr std::int64_t kLargeBytes = 4 << 20;
+
+// Returns how long ranks may wait for each other before that is a deadlock: kNever if Horovod's stall check is off, its
+// warning time (1 s at least) if the user has set one, else our default.
+Time DeadlockAfter(hvd::Controller& controller) {
+  const auto& inspector = StallInspectorAccess::Of(controller);
+  if (!inspector.perform_stall_check) return kNever;
+  if (std::getenv("HOROVOD_STALL_CHECK_TIME_SECONDS") == nullptr) return Coordinator::kDeadlockAfter;
+  return std::chrono::seconds(std::max(1, inspector.stall_warning_time_seconds));
+}
+
+// Splits fused responses of ours: large tensors and refused tensors get a response of their own. Large tensors are then
+// reduced where they lie. The tensors that stay together have the same groups.
+std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
+                                   const std::map<std::string, Closing>& closed) {
+  std::vector<hvd::Response> list;
+  for (const auto& response : responses) {
+    if (!IsOurs(response) || response.tensor_names().size() < 2) {
+      list.push_back(response);
+      continue;
+    }
+    const auto element_bytes = static_cast<std::int64_t>(SizeOf(static_cast<DataType>(response.tensor_type())));
+    std::map<Partition, std::size_t> together;  // index in the list of the response for these groups
+    for (std::size_t i = 0; i < response.tensor_names().size(); ++i) {
+      const std::string& name = response.tensor_names()[i];
+      const std::int64_t elements = response.tensor_sizes()[i];
+      const Closing& closing = closed.at(name);
+      const bool alone = elements * element_bytes >= kLargeBytes || !closing.error.empty();
+      const auto known = alone ? together.end() : together.find(closing.groups);
+      if (known != together.end()) {
+        list[known->second].add_tensor_name(name);
+        list[known->second].add_tensor_size(elements);
+        continue;
+      }
+      if (!alone) together[closing.groups] = list.size();
+      list.push_back(response);
+      list.back().set_tensor_names({name});
+      list.back().set_tensor_sizes({elements});
+    }
+  }
+  return list;
+}
+
+}  // namespace
+
+std::string Failed(Rank rank) { return "rank " + std::to_string(rank) + " has failed: "; }
+
+void Coordination::Begin(hvd::HorovodGlobalState& state, bool for_all_ranks) {
+  state_ = &state;
+  coordinator_.SetDeadlockAfter(for_all_ranks ? DeadlockAfter(controller_) : kNever);
+}
+
+bool Coordination::WatchWaits(Time now) {
+  const auto& inspector = StallInspectorAccess::Of(controller_);
+  const Time warn_after = std::chrono::seconds(inspector.stall_warning_time_seconds);
+  const Time end_after = std::chrono::seconds(inspector.stall_shutdown_time_seconds);
+  if (!inspector.perform_stall_check || now - last_watch_ < warn_after / 10) return false;
+  last_watch_ = now;
+  const std::string waits = coordinator_.DescribeWaits(now - warn_after);
+  const bool ends = end_after > Time(0) && end_after >= warn_after && coordinator_.OldestWait() < now - end_after;
+  if (waits == warned_ && !ends) return false;
+  warned_ = waits;
+  if (waits.empty()) return false;
+  const std::string text = "waiting for " + std::to_string(inspector.stall_warning_time_seconds) + " s and longer: ";
+  Log(LogLevel::kWarning, 0, text + waits);
+  if (ends) Log(LogLevel::kError, 0, "all ranks shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS says");
+  return ends;
+}
+
+bool Coordination::TakeReports(std::vector<hvd::RequestList>& ready, Time now) {
+  bool fails = false;
+  for (Rank rank = 1; rank < size_; ++rank) {
+    auto& list = ready[static_cast<std::size_t>(rank)];
+    Report report;
+    std::vector<hvd::Request> others;
+    for (const auto& request : list.requests()) {
+      if (auto opened = Open(request)) {
+        report = std::move(*opened);
+        continue;
+      }
+      if (request.request_type() == hvd::Request::JOIN) {
+        joined_[static_cast<std::size_t>(rank)] = true;
+        join_devices_[rank] = request.device();
+      }
+      others.push_back(request);
+    }
+    if (others.size() < list.requests().size()) list.set_requests(others);
+    fails = fails || (list.shutdown() && !report.failure.empty());
+    Observe(rank, report, now);
+  }
+  return fails;
+}
+
+void Coordination::Observe(Rank rank, const Report& report, Time now) {
+  hvd::Timeline& timeline = ControllerAccess::Of(controller_).timeline_;
+  for (const auto& item : report.items) {
+    if (item.kind != Report::Item::Kind::kArrival) continue;
+    timeline.NegotiateStart(WireName(item.bucket), hvd::Request::ALLREDUCE);
+    timeline.NegotiateRankReady(WireName(item.bucket), rank);
+  }
+  if (!report.failure.empty()) NoteFailure(rank, report.failure);
+  std::lock_guard<std::mutex> lock(mutex_);
+  coordinator_.Observe(rank, report, now);
+}
+
+void Coordination::NoteFailure(Rank rank, const std::string& failure) {
+  failures_ += failures_.empty() ? Failed(rank) + failure : "; so has rank " + std::to_string(rank);
+}
+
+std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time now) {
+  joined_[0] = joined;
+  if (joined) join_devices_[0] = OwnJoinDevice();
+  std::vector<Closing> closings;
+  if (own != nullptr) {
+    Observe(0, *own, now);
+    std::lock_guard<std::mutex> lock(mutex_);
+    coordinator_.SetJoined(joined_);
+    closings = coordinator_.Decide(now);
+    grants_ = coordinator_.grants();
+    if (!coordinator_.deadlock().empty()) {
+      Closing& deadlock = closings.emplace_back();
+      deadlock.bucket = FirstFailure::kDeadlock;
+      deadlock.error = coordinator_.deadlock();
+    }
+  }
+  if (!failures_.empty()) {
+    Closing& farewell = closings.emplace_back();
+    farewell.bucket = Farewell::kBucket;
+    farewell.error = std::exchange(failures_, "");
+  }
+  // Looked up only if something closes: most cycles close nothing.
+  const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
+  for (auto& closing : closings) {
+    if (closing.ends && !refusal.empty()) closing.groups.clear();  // then all ranks reduce together, some with zeros
+    const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
+    if (closing.error.empty() && grouped && !refusal.empty())
+      closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
+    if (closing.error.empty()) closing.error = JoinRefusal(closing.bucket);
+  }
+  return closings;
+}
+
+int Coordination::OwnJoinDevice() const {
+  auto& queue = QueueAccess::Of(controller_);
+  std::lock_guard<std::mutex> lock(queue.mutex_);
+  return queue.tensor_table_.at(JOIN_TENSOR_NAME).device;
+}
+
+// Returns why a bucket cannot be reduced with the ranks that have joined, or "". Horovod puts a joined rank's zeros on
+// the device that its join names. That must be of the same kind as the device of the other ranks' tensors: NCCL reads
+// no memory of the host, and Gloo and MPI read none of a GPU.
+std::string Coordination::JoinRefusal(const std::string& bucket) const {
+  const auto on_host = [](int device) { return device == CPU_DEVICE_ID; };
+  for (Rank rank = 0; rank < size_; ++rank) {
+    if (!joined_[static_cast<std::size_t>(rank)]) continue;
+    const bool joined_on_host = on_host(join_devices_.at(rank));
+    if (joined_on_host == on_host(coordinator_.declaration(bucket).device)) continue;
+    return "rank " + std::to_string(rank) + " has joined with " + (joined_on_host ? "the CPU" : "a GPU") +
+           " as its device, and " + bucket + " lies on " + (joined_on_host ? "GPUs" : "CPUs") +
+           ": give hvd.join the device=" + (joined_on_host ? " of that rank's tensors" : "-1") +
+           " there, or with TensorFlow train and join on the same kind of device.";
+  }
+  return "";
+}
+
+std::vector<hvd::Request> Coordination::RowOf(const Closing& closing) const {
+  // A refused round is an error on every rank, and reduces nothing. The coordinator may not know its bucket.
+  static const auto* const nothing = new Declaration;
+  const bool refused = !closing.error.empty();
+  const Declaration& declaration = refused ? *nothing : coordinator_.declaration(closing.bucket);
+  hvd::Request request;
+  request.set_request_type(hvd::Request::ALLREDUCE);
+  request.set_tensor_name(WireName(closing.bucket));
+  request.set_tensor_type(HorovodType(declaration.type));
+  request.set_tensor_shape(declaration.shape);
+  request.set_reduce_op(TravellingSum());
+  request.set_prescale_factor(declaration.prescale_factor);
+  request.set_postscale_factor(declaration.postscale_factor);
+  std::vector<hvd::Request> row(static_cast<std::size_t>(size_), request);
+  for (Rank rank = 0; rank < size_; ++rank) {
+    row[static_cast<std::size_t>(rank)].set_request_rank(rank);
+    row[static_cast<std::size_t>(rank)].set_device(refused ? CPU_DEVICE_ID : coordinator_.device(closing.bucket, rank));
+  }
+  return row;
+}
+
+void Coordination::Add(std::vector<Closing> closings, std::vector<std::vector<hvd::Request>> rows,
+                       std::vector<std::string>& ready_to_reduce) {
+  hvd::Timeline& timeline = ControllerAccess::Of(controller_).timeline_;
+  for (std::size_t i = 0; i < closings.size(); ++i) {
+    const std::string name = WireName(closings[i].bucket);
+    timeline.NegotiateStart(name, hvd::Request::ALLREDUCE);  // if nobody has arrived, this is its first call
+    timeline.NegotiateEnd(name);
+    ControllerAccess::Of(controller_).message_table_[name] = std::move(rows[i]);
+    ready_to_reduce.push_back(name);
+    closed_[name] = std::move(closings[i]);
+  }
+}
+
+void Coordination::Enclose(hvd::ResponseList& responses) {
+  for (const auto& response : responses.responses())
+    if (response.response_type() == hvd::Response::JOIN) joined_.assign(joined_.size(), false);
+  if (!HasOurs(responses) && grants_.empty()) return;
+  std::vector<hvd::Response> list = Unfused(responses.responses(), closed_);
+  for (auto& response : list) {
+    if (!IsOurs(response)) continue;
+    const std::string& first = response.tensor_names()[0];
+    const std::string& error = closed_.at(first).error;
+    if (!error.empty()) {
+      response.set_response_type(hvd::Response::ERROR);
+      response.set_error_message(error);
+      std::lock_guard<std::mutex> lock(mutex_);
+      coordinator_.Forget(BucketName(first));
+      continue;
+    }
+    std::vector<Closing> closings;
+    for (const auto& name : response.tensor_names()) closings.push_back(closed_.at(name));
+    attach::Enclose(closings, response);
+  }
+  if (!grants_.empty()) list.push_back(Enclosed(std::exchange(grants_, {})));
+  responses.set_responses(list);
+}
+
+bool Coordination::AddFailure(const std::string& failure, hvd::ResponseList& responses) {
+  const std::string name = WireName(Farewell::kBucket);
+  if (closed_.count(name) > 0) return false;
+  Closing& farewell = closed_[name];
+  farewell.bucket = Farewell::kBucket;
+  farewell.error = Failed(0) + failure;
+  hvd::Response response;
+  response.set_response_type(hvd::Response::ERROR);
+  response.set_tensor_names({name});
+  responses.add_response(response);
+  return true;
+}
+
+Coordination::Statistics Coordination::statistics() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {coordinator_.ArrivalOffsets(), coordinator_.UnconnectedWindows()};
+}
+
+}  // namespace horovod_partial::attach

@@ -1,0 +1,58 @@
+#include "attach/cycle_record.h"
+
+#include <algorithm>
+
+#include "attach/envelope.h"
+#include "engine/surroundings.h"
+
+namespace horovod_partial::attach {
+
+void CycleRecord::Handed(Time now) {
+  if (!recorder_->on()) return;
+  std::size_t there;
+  {
+    auto& queue = QueueAccess::Of(controller_);
+    std::lock_guard<std::mutex> lock(queue.mutex_);
+    there = queue.tensor_table_.size();
+  }
+  if (there > known_) recorder_->Handed(now, static_cast<std::int64_t>(there - known_));
+  known_ = there;
+}
+
+void CycleRecord::Reduced(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Time begin,
+                          bool everyone) {
+  const std::int64_t sequence = sequence_++;
+  if (!recorder_->on()) return;
+  const bool ours = IsOurs(response);
+  const auto& names = response.tensor_names();
+  const bool trains = !ours && !std::all_of(names.begin(), names.end(), IsAgreement);
+  if (!ours) known_ -= std::min(known_, entries.size());
+  std::int64_t bytes = 0;
+  for (const auto& entry : entries) bytes += static_cast<std::int64_t>(entry.tensor->size());
+  recorder_->Reduced({sequence, process_set_id_, trains ? &names : nullptr, begin, Now(),
+                      static_cast<std::int64_t>(entries.size()), bytes, everyone});
+}
+
+void CycleRecord::Decided(const std::vector<Closing>& closings, const Coordination& coordination, Time now) const {
+  if (!recorder_->on()) return;
+  for (const Closing& closing : closings) {
+    if (!closing.error.empty()) continue;
+    const Declaration& declaration = coordination.declaration(closing.bucket);
+    const Policy& policy = declaration.policy;
+    recording::DecidedRound round{
+        closing.round, now, NameOf(closing.reason), policy.quorum, closing.gradients(), {}, {}};
+    if (policy.rule == Policy::Rule::kReady) round.quorum = policy.group_size;
+    if (policy.rule == Policy::Rule::kAuto) round.quorum = closing.quorum;
+    for (std::size_t rank = 0; rank < closing.contributions.size(); ++rank) {
+      const auto& contribution = closing.contributions[rank];
+      if (contribution.fresh) continue;
+      round.missing.push_back(static_cast<Rank>(rank));
+      if (contribution.gradients > 0) round.delivered.push_back(static_cast<Rank>(rank));
+    }
+    std::size_t bytes = SizeOf(declaration.type);
+    for (const std::int64_t dimension : declaration.shape) bytes *= static_cast<std::size_t>(dimension);
+    recorder_->Decided({process_set_id_, closing.bucket, policy.description, bytes}, round);
+  }
+}
+
+}  // namespace horovod_partial::attach

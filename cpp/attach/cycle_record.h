@@ -1,0 +1,38 @@
+// What a rank's recording says of Horovod's cycles in one process set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "attach/coordination.h"
+#include "attach/horovod.h"
+#include "core/rounds/message.h"
+#include "recording/recorder.h"
+
+namespace horovod_partial::attach {
+
+// Used by the background thread only.
+class CycleRecord {
+ public:
+  CycleRecord(hvd::Controller& controller, std::int32_t process_set_id, std::shared_ptr<recording::Recorder> recorder)
+      : controller_(controller), process_set_id_(process_set_id), recorder_(std::move(recorder)) {}
+
+  // Records how many tensors of Horovod's own operations have come since the last look. It counts too few if an
+  // operation other than an allreduce has taken tensors away meanwhile.
+  void Handed(Time now);
+  void Decided(const std::vector<Closing>& closings, const Coordination& coordination, Time now) const;
+  // An allreduce has ended. `everyone`: all ranks of the process set reduced together.
+  void Reduced(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Time begin,
+               bool everyone);
+
+ private:
+  hvd::Controller& controller_;
+  const std::int32_t process_set_id_;
+  const std::shared_ptr<recording::Recorder> recorder_;
+  std::int64_t sequence_ = 0;  // number of the next allreduce, the same on all ranks
+  std::size_t known_ = 1;      // entries in Horovod's table that Handed has seen; one is the session's own
+};
+
+}  // namespace horovod_partial::attach

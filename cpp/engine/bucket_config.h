@@ -1,0 +1,29 @@
+// What a bucket is declared with.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/rounds/bucket.h"
+#include "core/rounds/bucket_spec.h"
+#include "core/rounds/message.h"
+
+namespace horovod_partial {
+
+// The specification of a bucket, and its tensor's memory, type and shape. Only the number of the device may differ
+// between the ranks.
+struct BucketConfig {
+  BucketSpec spec;
+  Memory* memory = &Memory::Host();
+  DataType type = DataType::kFloat32;
+  std::vector<std::int64_t> shape;
+
+  std::size_t elements() const;
+  std::size_t bytes() const { return elements() * SizeOf(type); }
+  BucketOptions options() const;
+  Declaration declaration() const;
+  bool operator==(const BucketConfig& other) const;
+};
+
+}  // namespace horovod_partial

@@ -1,0 +1,270 @@
+// What an engine does in a cycle of the background thread: it reports, begins the rounds that were closed, and ends
+// those that were reduced.
+#include <algorithm>
+#include <utility>
+
+#include "engine/engine.h"
+#include "engine/log.h"
+#include "engine/shared_bucket.h"
+
+namespace horovod_partial {
+namespace {
+
+// True if any bucket but those of flushes is in use here. If none is, the others compare replicas without this rank.
+bool AnyTrains(const Buckets& buckets) {
+  return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    return bucket->Counts() > 0 && bucket->core.declared() && !bucket->Retired();
+  });
+}
+
+}  // namespace
+
+// --- Reports
+
+PossibleArrivals::Away Engine::Away(Time now, Time foreign_since) const {
+  const Flush::Kind flush = flush_.waits_in();
+  const PossibleArrivals::Foreign foreign{foreign_since, waits_are_told_};
+  PossibleArrivals::Away away =
+      surroundings_.arrivals->Look(this, now, foreign, flush != Flush::Kind::kNone, thresholds_);
+  if (flush == Flush::Kind::kEnding) away.absent = {true, {}};  // also if other threads of it still contribute
+  return away;
+}
+
+// Lets operations arrive whose contribution the device has computed.
+void Engine::ArriveWhatIsReady() {
+  if (surroundings_.awaited == 0) return;
+  for (const auto& bucket : buckets_.All()) {
+    Calls calls;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
+    bucket->StopAwaiting();
+    bucket->ArriveOrFail(calls);
+    if (surroundings_.shares_work) surroundings_.changes.Tell();  // the next micro-batch may begin
+  }
+}
+
+// Rank 0 has reported that the ranks wait for each other, in one or several process sets. All waits of this process set
+// end. Its buckets fail for good, because its ranks hear of it in different cycles.
+void Engine::EndIfDeadlocked() {
+  const std::uint64_t deadlocks = surroundings_.first_failure->deadlocks();
+  if (std::exchange(deadlocks_, deadlocks) == deadlocks) return;
+  const std::string why = surroundings_.first_failure->LastDeadlock();
+  for (const auto& bucket : buckets_.All()) {
+    Calls calls;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->Fail(why, calls);
+  }
+  flush_.Refuse(why);
+}
+
+bool Engine::WantsCycle(Time now, Time foreign_since) {
+  EndIfDeadlocked();
+  ArriveWhatIsReady();
+  if (surroundings_.news || Owner::Departures() != departures_) return true;
+  // A tick comes a thousand times a second, and mostly there was no event.
+  const bool same = looked_.events == surroundings_.arrivals->events() && foreign_since == looked_foreign_;
+  if (same && now <= looked_.until) return false;
+  looked_ = Away(now, foreign_since);
+  looked_foreign_ = foreign_since;
+  return !(looked_ == reported_);
+}
+
+Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
+  EndIfDeadlocked();
+  ArriveWhatIsReady();  // here too, because not every library calls WantsCycle first
+  surroundings_.news = false;
+  if (const std::uint64_t departures = Owner::Departures(); std::exchange(departures_, departures) != departures)
+    buckets_.ForgetOwnersThatLeft();
+  Report report;
+  report.failure = farewell_.TakeUnsaid();
+  // Look before the arrivals are collected. A rank that waits has arrived, and must not be reported to wait for an
+  // arrival that is not in this report.
+  reported_ = looked_ = Away(now, foreign_since);
+  looked_foreign_ = foreign_since;
+  report.absent = reported_.absent;
+  report.waiting = reported_.waiting;
+  report.blocked = reported_.blocked;
+  report.elsewhere = reported_.elsewhere;
+  report.leaves = sharing_.ReportLeaves();
+  report.flush = flush_.ToReport();
+  const Buckets buckets = buckets_.All();
+  const bool trains = AnyTrains(buckets);
+  for (const auto& bucket : buckets) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    auto item = ItemOf(*bucket, now, joined, trains, report.flush == Flush::Kind::kEnding);
+    if (item) report.items.push_back(std::move(*item));
+  }
+  return report;
+}
+
+// Under the bucket's lock: what the report says of a bucket, if anything. `ends`: this rank will not train any more.
+std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool joined, bool trains, bool ends) {
+  using Kind = Report::Item::Kind;
+  Bucket& core = bucket.core;
+  const bool retired = bucket.Retired() || (!trains && core.declared() && IsOfFlushes(core.name()));
+  Report::Item item;
+  item.bucket = core.name();
+  if (retired && !core.declared()) {
+    buckets_.Forget(bucket);  // no round of it has closed, and nothing waits in it
+    return std::nullopt;
+  }
+  if (!bucket.poison.empty()) {
+    item.kind = Kind::kRetired;
+    return retired ? std::optional(item) : std::nullopt;
+  }
+  if (joined) core.LeaveOut(core.completed());
+  item.age = std::max(now - bucket.arrived, Time(0));
+  if (bucket.share) {
+    const bool gone = bucket.OwnerIsGone();
+    if (joined) bucket.share->Leave();
+    if (gone) bucket.share->GiveUp(bucket.Made());
+    if (core.declared()) item.share = bucket.share->share(bucket.wants, gone);
+  }
+  if (core.state() == Bucket::State::kRunning) {
+    item.kind = Kind::kRunning;
+    return item;
+  }
+  if (core.state() == Bucket::State::kArrived && joined) {
+    core.Unreport();
+    return std::nullopt;
+  }
+  if (core.state() == Bucket::State::kArrived && !core.reported()) {
+    item.kind = Kind::kArrival;
+    item.gradients = bucket.InMemory([&] { return core.ReportArrival(); });
+    item.work = core.arrival().work;
+    item.full = core.wants_full_round();
+    if (!core.declared()) item.declaration = bucket.config.declaration();
+    return item;
+  }
+  item.kind = retired ? Kind::kRetired : Kind::kPending;
+  if (retired) core.DiscardMissed();
+  // A rank that will not train any more does not contribute its old model to the others' averages.
+  const bool leaves = retired || ends;
+  if (!leaves || core.options().late != Late::kKeep) {
+    item.gradients = bucket.InMemory([&] { return core.ReportPending(); });
+    item.late = core.ReportLate();
+  }
+  if (!retired && core.full()) item.backlog = bucket.draining > 0 ? Report::Backlog::kDraining : Report::Backlog::kFull;
+  const bool says_nothing = item.gradients == 0 && item.backlog == Report::Backlog::kNone && !retired && !item.share;
+  return says_nothing ? std::nullopt : std::optional(item);
+}
+
+// --- Rounds begin
+
+void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
+  std::string lost;   // the error of buckets that were in use here and are gone
+  bool told = false;  // some thread of this rank gets that error
+  int flush_rounds = 0;
+  Flush::Kind flush_over = Flush::Kind::kNone;
+  for (const auto& closing : closings) {
+    // A closing with an error does not end a flush: the coordinator begins that flush again.
+    const bool round = closing.error.empty() && !joined;
+    if (round && closing.flush_over != Flush::Kind::kNone) flush_over = closing.flush_over;
+    const auto bucket = Find(closing.bucket);
+    if (bucket == nullptr) {
+      if (closing.bucket == Farewell::kBucket && !closing.error.empty())
+        surroundings_.first_failure->Hear(closing.error);
+      if (closing.bucket == FirstFailure::kDeadlock) {
+        surroundings_.first_failure->HearOfDeadlock(closing.error);
+        ++deadlocks_;  // this process set's own waits have got their errors already
+      }
+      LogRefusal(closing.error);
+      continue;
+    }
+    Calls calls;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (!closing.error.empty()) {
+      if (bucket->operation == nullptr) LogRefusal(closing.error);
+      told = told || bucket->operation != nullptr || flush_.waits_in() != Flush::Kind::kNone;
+      if (bucket->core.declared() && !bucket->Retired()) lost = closing.error;
+      Refuse(*bucket, closing.error, calls);
+      continue;
+    }
+    if (bucket->share) {
+      bucket->share->Advance();
+      bucket->update = closing.round + 1;
+      bucket->updates += closing.gradients() > 0 ? 1 : 0;
+    }
+    if (joined || !bucket->poison.empty()) {  // the library below sends zeros
+      if (joined) bucket->core.LeaveOut(closing.round + 1);
+      if (closing.ends) End(*bucket, calls);
+      continue;
+    }
+    // This rank has arrived, but has not reported it or declared the bucket, and the round needs its entry. The library
+    // sends zeros for it, and the arrival goes on waiting.
+    if (!bucket->core.declared() && !bucket->core.reported() && closing.Includes(rank())) continue;
+    const bool first = !bucket->core.declared();
+    const Bucket::Entry entry = bucket->InMemory([&] { return bucket->core.Begin(closing, rank()); });
+    bucket->flush_round = closing.flushes && entry.member;
+    if (closing.flushes && bucket->in_flush) bucket->flush_end = closing.round + 1;
+    flush_rounds += bucket->flush_round ? 1 : 0;
+    bucket->statistics.Record(closing);
+    surroundings_.collectives.Place(bucket, bucket->core.name(), bucket->config, entry);
+    if (entry.member) bucket->arrivals.Settle();
+    if (first && bucket->core.declared()) surroundings_.in_use += bucket->Counts();
+    if (closing.ends && !entry.member) End(*bucket, calls);
+  }
+  if (!lost.empty() && !told) buckets_.NoteLoss(lost);
+  flush_.BeginRounds(flush_rounds, flush_over);
+  flush_.Release();
+}
+
+// Under the bucket's lock: the arrival fails, and the name is free again, on every rank. A flush that waits here fails
+// too: it cannot deliver what was pending.
+void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
+  if (bucket.core.declared()) {
+    surroundings_.in_use -= bucket.Counts();
+    flush_.Refuse(error);
+  }
+  bucket.Fail(error, calls);
+  buckets_.NoteRefusal(error);
+  buckets_.Forget(bucket);
+}
+
+// Logs the error of a bucket in which no thread of this rank waits. This rank may wait elsewhere because of it.
+void Engine::LogRefusal(const std::string& error) {
+  if (!error.empty() && std::exchange(logged_, error) != error) Log(LogLevel::kError, rank(), error);
+}
+
+// --- Rounds end
+
+void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error) {
+  Calls calls;
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  const bool ends = bucket->core.last().ends;
+  std::string failure = error;
+  try {
+    if (failure.empty()) bucket->EndRound(calls);
+  } catch (const std::exception& exception) {  // a device may fail, and Horovod's callback must not throw
+    failure = bucket->WhyItFailed(exception);
+  }
+  if (!failure.empty()) bucket->Fail(failure, calls);
+  if (ends) End(*bucket, calls);
+  if (std::exchange(bucket->flush_round, false)) {
+    flush_.EndRound(failure);
+  } else if (bucket->draining > 0) {
+    surroundings_.changes.Tell();
+  }
+  if (ends) flush_.Release();
+}
+
+// Under the bucket's lock: the last round of the bucket is over, and has delivered everything. A contribution that came
+// since that was decided begins a new bucket of the same name.
+void Engine::End(SharedBucket& bucket, Calls& calls) {
+  if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) bucket.Complete(true, calls);
+  if (bucket.core.declared()) surroundings_.in_use -= bucket.Counts();
+  bucket.Reset();
+  if (bucket.operation == nullptr) return buckets_.Forget(bucket);
+  if (bucket.awaited == nullptr) bucket.ArriveOrFail(calls);
+}
+
+void Engine::RecordGroups(const std::string& name, int made, std::chrono::nanoseconds setup) {
+  const auto bucket = Find(name);
+  if (bucket == nullptr) return;
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  bucket->statistics.groups_made += made;
+  bucket->statistics.setup_seconds += std::chrono::duration<double>(setup).count();
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,135 @@
+#include "engine/families.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "engine/log.h"
+#include "engine/shared_bucket.h"
+
+namespace horovod_partial {
+namespace {
+
+// Calls BeTaken(false) at its end, after RoundsToTake has called BeTaken(true).
+class BeingTaken {
+ public:
+  explicit BeingTaken(const Buckets& family) : family_(family) {}
+  ~BeingTaken() {
+    for (const auto& bucket : family_) {
+      std::lock_guard<std::mutex> lock(bucket->mutex);
+      bucket->core.BeTaken(false);
+    }
+  }
+  BeingTaken(const BeingTaken&) = delete;
+  BeingTaken& operator=(const BeingTaken&) = delete;
+
+ private:
+  const Buckets& family_;
+};
+
+}  // namespace
+
+// Returns how many rounds the family may take as one step: 1 normally, more if results had to be added up, 0 if no
+// round has ended in every bucket, or the flush of this rank ends before it. With `takes` the results are frozen:
+// otherwise the end of another round could add some of them up meanwhile.
+int Families::RoundsToTake(const Buckets& family, bool takes) const {
+  int rounds = 1;
+  int least = std::numeric_limits<int>::max();
+  Round before = kForEver;  // how many rounds the flush lets this rank take
+  for (const auto& bucket : family) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (takes) bucket->core.BeTaken(true);
+    rounds = std::max(rounds, bucket->core.oldest_rounds());
+    least = std::min(least, bucket->core.untaken());
+    if (flush_.bounds()) before = std::min(before, bucket->flush_end - bucket->core.taken());
+  }
+  return !family.empty() && rounds <= least && rounds <= before ? rounds : 0;
+}
+
+bool Families::HasRound(const Family& family) const { return RoundsToTake(buckets_.FindAll(family), false) > 0; }
+
+bool Families::IsNearlyFull(const Family& family) const {
+  const Buckets buckets = buckets_.FindAll(family);
+  const auto nearly_full = [](const auto& bucket) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    return bucket->core.untaken() + 1 >= bucket->core.options().replay_limit;
+  };
+  return std::any_of(buckets.begin(), buckets.end(), nearly_full) && RoundsToTake(buckets, false) > 0;
+}
+
+std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family) {
+  Family names;
+  for (const Member& member : family) names.push_back(member.bucket);
+  const Buckets buckets = buckets_.FindAll(names);
+  TakenRounds taken;
+  const BeingTaken being_taken(buckets);  // ends the freeze, also after an exception
+  taken.rounds = RoundsToTake(buckets, true);
+  if (taken.rounds == 0) return std::nullopt;
+  Round newest = -1;
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    SharedBucket& bucket = *buckets[i];
+    Calls calls;
+    std::lock_guard<std::mutex> lock(bucket.mutex);
+    // This rank may take the results of a flush even if the bucket has failed since: a rank that has ended may have
+    // shut Horovod down already.
+    const bool is_flushed = flush_.bounds() && bucket.flush_end != kForEver;
+    if (!bucket.poison.empty() && !is_flushed) throw EngineError(bucket.poison);
+    if (bucket.core.full()) surroundings_.news = true;  // the others may wait until this bucket has room
+    try {
+      taken.gradients += bucket.core.TakeRounds(taken.rounds, family[i].output);
+    } catch (const std::exception& error) {  // the members are not at the same round any more
+      bucket.FailAndThrow(error, calls);
+    }
+    newest = bucket.core.taken() - 1;
+  }
+  if (auto* recorder = surroundings_.Recording())
+    recorder->Applied(buckets.front()->label(), Now(), newest, taken.rounds, taken.gradients);
+  if (taken.rounds > 1 && !has_warned_.exchange(true)) {
+    Log(LogLevel::kWarning, surroundings_.rank,
+        "this rank was blocked, in a collective of Horovod's or a wait for another optimizer, while others trained: " +
+            std::to_string(taken.rounds) + " rounds of " + names.front() +
+            " had to be applied as one step, so that its model may differ until the next flush. Call optimizer.flush() "
+            "on every rank before, say, a long evaluation on one, or give the policy a larger replay_limit");
+  }
+  return taken;
+}
+
+void Families::Claim(const Family& family) const {
+  for (const auto& bucket : buckets_.FindAll(family)) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->arrivals.Claim(bucket->core.completed());
+  }
+}
+
+void Families::Clear(const Family& family) {
+  const Buckets buckets = buckets_.FindAll(family);
+  Round complete = kForEver;
+  for (const auto& bucket : buckets) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    complete = std::min(complete, bucket->core.completed());
+  }
+  for (const auto& bucket : buckets) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->core.Clear(complete);
+  }
+  surroundings_.news = true;  // the other ranks may have waited for this
+}
+
+Round Families::Lost(const Family& family) const {
+  Round lost = 0;
+  for (const std::string& name : family) {
+    const auto bucket = buckets_.Find(name);
+    if (bucket == nullptr) continue;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    lost = std::max(lost, bucket->core.lost());
+  }
+  return lost;
+}
+
+void Draining::Add(int waits) const {
+  for (const auto& bucket : buckets_) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->draining += waits;
+  }
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,176 @@
+#include "engine/shared_bucket.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/log.h"
+
+namespace horovod_partial {
+namespace {
+
+constexpr std::chrono::seconds kDeadPatience(5);
+
+double SecondsBetween(Time begin, Time end) { return std::chrono::duration<double>(end - begin).count(); }
+
+}  // namespace
+
+SharedBucket::SharedBucket(Surroundings& the_surroundings, const std::string& name, BucketConfig bucket_config)
+    : surroundings(the_surroundings),
+      config(std::move(bucket_config)),
+      core(name, config.options()),
+      arrivals(surroundings.arrivals, surroundings.engine, name) {
+  Reset();
+}
+
+void SharedBucket::Reset() {
+  core = Bucket(core.name(), core.options());
+  statistics = {};
+  const Policy& policy = config.spec.policy;
+  if (!policy.grants) return;
+  share.emplace(surroundings.rank, policy.micro_batches / surroundings.size);
+  update = updates = 0;
+  surroundings.shares_work = true;
+}
+
+bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
+  std::unique_lock<std::mutex> lock(mutex);
+  const Time start = Now();
+  if (!waited.done) {
+    arrivals.BeginWait(start);
+    try {
+      Time dead_since = kNever;
+      while (!waited.done) {
+        if (finished.wait_for(lock, PatienceOf(is_due)) == std::cv_status::no_timeout) continue;
+        lock.unlock();
+        if (is_due && is_due()) {
+          lock.lock();
+          break;
+        }
+        surroundings.collectives.Interrupt();
+        // A shutdown calls back every entry. If one is not called back, the shutdown has lost it. Only a running round
+        // has an entry.
+        const Time now = Now();
+        dead_since = surroundings.collectives.Alive() ? kNever : std::min(dead_since, now);
+        lock.lock();
+        const Time patience = core.state() == Bucket::State::kRunning ? kDeadPatience : Time(0);
+        if (!waited.done && dead_since != kNever && now - dead_since >= patience) surroundings.ThrowShutDown();
+      }
+    } catch (...) {
+      if (!lock.owns_lock()) lock.lock();
+      arrivals.EndWait(false, core.completed(), Now());
+      throw;
+    }
+    const Time end = Now();
+    statistics.waited_seconds += SecondsBetween(start, end);
+    if (auto* recorder = surroundings.Recording()) recorder->Waited(label(), start, end);
+  }
+  arrivals.EndWait(collects && waited.done, core.completed(), Now());
+  if (!waited.error.empty()) throw EngineError(waited.error);
+  return waited.done;
+}
+
+void SharedBucket::Arrive(Calls& calls) {
+  arrived = Now();
+  surroundings.news = true;
+  if (SharesWork() && core.state() == Bucket::State::kArrived) return core.Add(operation->arrival.gradients);
+  auto* const recorder = surroundings.Recording();
+  if (recorder != nullptr && operation->arrival.input != nullptr && !operation->recorded) {
+    operation->recorded = true;
+    recorder->Arrived(label(), arrived);
+  }
+  switch (core.Arrive(operation->arrival)) {
+    case Bucket::Arrived::kOnTime: arrivals.Open(arrived); break;
+    case Bucket::Arrived::kWaiting: break;
+    case Bucket::Arrived::kLate: Complete(true, calls); break;
+    case Bucket::Arrived::kBusy:
+      throw std::logic_error("bucket " + core.name() + " is busy without an outstanding operation");
+  }
+}
+
+void SharedBucket::ArriveOrFail(Calls& calls) {
+  try {
+    Arrive(calls);
+  } catch (const std::exception& error) {
+    Fail(WhyItFailed(error), calls);
+  }
+}
+
+void SharedBucket::StopAwaiting() {
+  if (std::exchange(awaited, nullptr) != nullptr) --surroundings.awaited;
+}
+
+void SharedBucket::End(Operation& ended, Calls& calls) {
+  ended.done = true;
+  const Time now = Now();
+  const Time since = arrivals.UnattendedSince();
+  if (since != kNever) statistics.waited_seconds += SecondsBetween(since, now);
+  arrivals.Done(core.completed(), now);  // its threads may still be asleep, but they do not wait any more
+  finished.notify_all();
+  if (ended.on_done)
+    calls.Add([on_done = std::exchange(ended.on_done, nullptr), self = ended.shared_from_this()] { on_done(*self); });
+}
+
+void SharedBucket::Complete(bool late, Calls& calls) {
+  Fill(*operation, late);
+  const RoundInfo& info = operation->info;
+  if (auto* recorder = surroundings.Recording(); recorder != nullptr && operation->recorded)
+    recorder->Got(label(), Now(), {info.round, info.late, info.staleness, info.fresh, info.gradients});
+  End(*std::exchange(operation, nullptr), calls);
+}
+
+void SharedBucket::Fill(Operation& result, bool late) {
+  const Closing& closing = core.last();
+  const Rank rank = surroundings.rank;
+  RoundInfo& info = result.info;
+  info.round = closing.round;
+  info.late = late;
+  info.fresh = closing.fresh(rank);
+  info.gradients = closing.gradients(rank);
+  for (const Rank member : closing.members(rank)) {
+    const auto& contribution = closing.contributions[static_cast<std::size_t>(member)];
+    if (contribution.gradients == 0) continue;
+    info.members.push_back(member);
+    info.work.push_back(contribution.work);
+  }
+  if (!late || result.arrival.input == nullptr) return;
+  info.staleness = core.missed_rounds();
+  info.empty = !core.HasMissed();
+  if (core.options().missed == Missed::kReplay || core.TakeMissed(result.arrival.output)) return;
+  Log(LogLevel::kWarning, rank,
+      "the sum of the results of " + core.name() +
+          " that this rank has missed is not finite in float16. Leave the compression out, or pass "
+          "missed=\"replay\"");
+}
+
+void SharedBucket::EndRound(Calls& calls) {
+  const bool on_time = core.Finish();
+  if (core.last().ends) return;
+  // There is something that could not be reported while the round was running.
+  if (core.HasUnannounced() || OwnerIsGone()) surroundings.news = true;
+  statistics.dropped = core.dropped();
+  statistics.summed = core.summed();
+  // If a device still computes the operation's contribution, it has not arrived, and waits for a later round.
+  if (operation != nullptr && awaited == nullptr) Complete(!on_time, calls);
+}
+
+std::string SharedBucket::WhyItFailed(const std::exception& error) const {
+  return "rank " + std::to_string(surroundings.rank) + " could not keep what belongs to " + core.name() + ": " +
+         error.what() + ". Nothing more can be done with this bucket";
+}
+
+void SharedBucket::Fail(const std::string& error, Calls& calls) {
+  poison = error;
+  StopAwaiting();
+  if (const auto failed = std::exchange(operation, nullptr)) {
+    failed->error = error;
+    End(*failed, calls);
+  }
+}
+
+void SharedBucket::FailAndThrow(const std::exception& error, Calls& calls) {
+  const std::string why = WhyItFailed(error);
+  Fail(why, calls);
+  throw EngineError(why);
+}
+
+}  // namespace horovod_partial

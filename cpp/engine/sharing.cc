@@ -1,0 +1,110 @@
+#include "engine/sharing.h"
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+
+#include "engine/shared_bucket.h"
+
+namespace horovod_partial {
+namespace {
+
+bool IsAwaited(const Buckets& family) {
+  return std::any_of(family.begin(), family.end(), [](const auto& bucket) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    return bucket->awaited != nullptr;
+  });
+}
+
+}  // namespace
+
+std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool begins) {
+  SharedBucket& keeper = *family.front();
+  Round update;
+  {
+    std::lock_guard<std::mutex> lock(keeper.mutex);
+    update = keeper.update;
+  }
+  for (const auto& bucket : family) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (!bucket->poison.empty()) throw EngineError(bucket->poison);
+    if (bucket->core.taken() != update || bucket->awaited != nullptr) return std::nullopt;
+  }
+  // Nothing of a later update can have closed since: this rank would have to be told first, and its micro-batches done.
+  std::lock_guard<std::mutex> lock(keeper.mutex);
+  if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
+  const std::pair<int, int> next(keeper.share->next(), keeper.updates);
+  if (begins) {
+    keeper.share->Begin();
+    surroundings_.news = true;
+  }
+  return next;
+}
+
+std::optional<std::pair<int, int>> WorkSharing::Next(const Family& names, bool begins, const IsDue& is_due) {
+  const Buckets family = buckets_.FindAll(names);
+  if (family.empty()) {
+    const std::string refusal = buckets_.refusal();
+    if (!refusal.empty()) throw EngineError(refusal);  // the arrival has failed, but nobody waits for its error
+    throw std::invalid_argument("no micro-batch can begin before its buckets have been declared");
+  }
+  SharedBucket& keeper = *family.front();
+  const Draining draining(family);  // the caller takes rounds as they come
+  Time start{0};
+  const auto tell = [&](bool wants) {
+    std::lock_guard<std::mutex> lock(keeper.mutex);
+    if (std::exchange(keeper.wants, wants) == wants) return;
+    surroundings_.news = true;
+    const Time now = Now();
+    if (wants) {
+      start = now;
+      return keeper.arrivals.BeginWait(now);
+    }
+    keeper.arrivals.EndWait(true, keeper.core.completed(), now);
+    keeper.statistics.waited_seconds += std::chrono::duration<double>(now - start).count();
+    if (auto* recorder = surroundings_.Recording()) recorder->Waited(keeper.label(), start, now);
+  };
+  const std::shared_ptr<void> ends(nullptr, [&](void*) { tell(false); });
+  while (true) {
+    const std::uint64_t seen = surroundings_.changes.count();
+    if (families_.HasRound(names)) return std::nullopt;
+    if (const auto next = Take(family, begins)) return next;
+    if (is_due && is_due()) return std::nullopt;
+    tell(!IsAwaited(family));  // a rank that waits for its own device is at work
+    if (!surroundings_.collectives.Alive()) surroundings_.ThrowShutDown();
+    if (!surroundings_.changes.Await(seen, PatienceOf(is_due))) surroundings_.collectives.Interrupt();
+  }
+}
+
+void WorkSharing::Return(const std::string& name) {
+  const auto bucket = buckets_.Find(name);
+  if (bucket == nullptr) return;
+  std::lock_guard<std::mutex> lock(bucket->mutex);
+  if (!bucket->share || bucket->share->begun() <= bucket->Made()) return;
+  bucket->share->Return();
+  surroundings_.news = true;
+}
+
+bool WorkSharing::ReportLeaves() {
+  has_left_ = false;
+  if (leaving_ == 0 || !surroundings_.shares_work) return false;
+  has_left_ = true;  // set before the check, so that no micro-batch begins after it
+  for (const auto& bucket : buckets_.All()) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    const bool open = bucket->share && bucket->share->begun() != bucket->Made();
+    if (bucket->SharesWork() && (open || bucket->awaited != nullptr)) return has_left_ = false;
+  }
+  return true;
+}
+
+void WorkSharing::Hear(const std::vector<Grants>& grants) {
+  for (const Grants& each : grants) {
+    const auto bucket = buckets_.Find(each.bucket);
+    if (bucket == nullptr) continue;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    if (bucket->share) bucket->share->Hear(each.by_rank.at(static_cast<std::size_t>(surroundings_.rank)));
+  }
+  surroundings_.changes.Tell();
+}
+
+}  // namespace horovod_partial

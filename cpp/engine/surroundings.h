@@ -1,0 +1,86 @@
+// What the parts of one engine have in common.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+
+#include "core/values/types.h"
+#include "engine/collectives.h"
+#include "engine/farewell.h"
+#include "engine/possible_arrivals.h"
+#include "recording/recorder.h"
+
+namespace horovod_partial {
+
+// The library of collectives has failed or shut down. Python raises HorovodInternalError for it.
+struct EngineError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Tells whether the waiting thread has something else to do. Called any number of times, without an engine's lock.
+using IsDue = std::function<bool()>;
+
+// A wait looks again after this long, so that a lost wake-up is no hang. It looks sooner if something else may be due:
+// Horovod's own wait polls at that interval.
+inline std::chrono::milliseconds PatienceOf(const IsDue& is_due) { return std::chrono::milliseconds(is_due ? 1 : 100); }
+
+// The monotonic clock that the engine and its callers use.
+inline Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
+
+// Counts changes, for threads that wait for one of several things: for the end of a flush or of a round, or for a
+// micro-batch that they may begin. Any thread may call its functions, under any lock of the engine.
+class Changes {
+ public:
+  void Tell() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++count_;
+    changed_.notify_all();
+  }
+  std::uint64_t count() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return count_;
+  }
+  // Blocks until there are more than `seen` changes (true), or for this long (false).
+  bool Await(std::uint64_t seen, std::chrono::milliseconds patience) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, patience, [&] { return count_ != seen; });
+  }
+
+ private:
+  mutable std::mutex mutex_;  // guards the count; no other lock is taken while it is held
+  std::condition_variable changed_;
+  std::uint64_t count_ = 0;
+};
+
+struct Surroundings {
+  Collectives& collectives;
+  const Rank rank;
+  const int size;
+  const void* const engine;  // PossibleArrivals knows the engine by its address
+  const std::shared_ptr<PossibleArrivals> arrivals;
+  const std::shared_ptr<FirstFailure> first_failure;
+
+  // Set before anything else happens.
+  std::shared_ptr<recording::Recorder> recorder{};
+  int process_set = 0;  // its number in the recording
+
+  // Atomic, because the tick reads them in every cycle and must not wait for the application.
+  std::atomic<bool> news{false};         // there is something to report
+  std::atomic<int> awaited{0};           // operations whose contribution a device still computes
+  std::atomic<bool> shares_work{false};  // some bucket keeps the grants
+  std::atomic<int> in_use{0};            // buckets that have had a round and have not ended, without those of flushes
+  Changes changes{};
+
+  // Returns the recorder if it records, else null.
+  recording::Recorder* Recording() const { return recorder != nullptr && recorder->on() ? recorder.get() : nullptr; }
+  // Throws EngineError because Horovod has shut down. The text says why, as far as this rank has heard.
+  [[noreturn]] void ThrowShutDown() const;
+};
+
+}  // namespace horovod_partial
