@@ -21,7 +21,7 @@ from horovod_partial import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Partial collectives for a stock Horovod.")
 
-# Each in a process of its own: attaching cannot be undone, and Horovod may abort where MPI is broken.
+# Each runs in a process of its own, because attaching cannot be undone, and Horovod may abort if MPI is broken.
 SELF_TESTS = {
     "torch": """
 import torch
@@ -42,7 +42,7 @@ hvd.shutdown()
 }
 
 
-# Added to a self-test where Horovod has NCCL. It prints which NCCL is in use, in one line.
+# This is added to a self-test if Horovod has NCCL. It prints in one line which NCCL is in use.
 NCCL_QUESTION = """
 import json
 from horovod.{framework} import mpi_ops
@@ -51,7 +51,7 @@ own = nccl.of_horovod(mpi_ops._basics.MPI_LIB_CTYPES._name, mpi_ops.nccl_built()
 print(json.dumps(nccl.describe("{framework}", own, nccl.loaded())))
 """
 
-# What `run` is asked for. It begins outside of the command line's library, which has its own ways with some exceptions.
+# The program that `run` was asked for. `main` runs it after typer has returned, because typer handles some exceptions.
 _programs: list[Callable[[], None]] = []
 
 
@@ -108,7 +108,12 @@ def _on_gpus(framework: str, features: Sequence[str]) -> str:
 
 
 class SelfTest(NamedTuple):
-    """What a self-test has found: what went wrong, or nothing; which NCCL is in use, or nothing where there is none."""
+    """The result of a self-test.
+
+    Attributes:
+        failure: what went wrong; empty if it passed.
+        nccl: which NCCL is in use; empty if Horovod has none.
+    """
 
     failure: str = ""
     nccl: str = ""
@@ -254,7 +259,7 @@ def simulate(
     title += f", {passes} micro-batches" if passes > 1 else ""
     table.title = f"{title}, delays: {delay}"
     console = Console()
-    console.width = max(console.width, 110)  # a narrow one would cut the names
+    console.width = max(console.width, 110)  # a narrower table would cut names
     console.print(table)
     if output is not None and plots is not None:
         folder = Path(output)
@@ -393,13 +398,13 @@ def _page() -> ModuleType:
 
 
 def _refused(text: str) -> typer.Exit:
-    """Says why, and returns what to raise."""
+    """Print why a command is refused, and return the exception to raise."""
     typer.echo(text, err=True)
     return typer.Exit(2)
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     try:
         app()
     except SystemExit:

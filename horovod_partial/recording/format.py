@@ -1,4 +1,4 @@
-"""The format of recordings: its header, and the columns of its tables that are read. `docs/recording.md` describes both."""
+"""The format of recordings: the header, and the columns that are read. `docs/recording.md` describes the format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = 1
 
 Table = dict[str, NDArray[Any]]
 
-# The kinds of columns: whole numbers, texts, and lists of ranks. Tables and columns that are not here are left unread.
+# The types of columns: whole numbers, texts, and lists of ranks. Other tables and columns are not read.
 TABLES: dict[str, dict[str, type]] = {
     "buckets": {"bucket": int, "name": str, "policy": str, "process_set": int, "bytes": int},
     "arrivals": {"step": int, "bucket": int, "time": int},
@@ -66,10 +66,10 @@ class Header:
 
 
 def columns(name: str, line: dict[str, Any]) -> Table:
-    """The columns of a line of table `name`.
+    """Return the columns of a line that belongs to table `name`.
 
     Raises:
-        ValueError: a column is missing, longer or shorter than another one, or of another kind.
+        ValueError: a column is missing, has another length than the others, or has values of another type.
     """
     read = {}
     for column, kind in TABLES[name].items():
@@ -88,7 +88,7 @@ def columns(name: str, line: dict[str, Any]) -> Table:
 
 
 def joined(name: str, lines: list[Table]) -> Table:
-    """The rows of all lines of a table, in their order."""
+    """Return one table with the rows of all lines, in their order."""
     kinds = TABLES[name].items()
     if not lines:
         return {column: np.empty(0, dtype=np.int64 if kind is int else object) for column, kind in kinds}

@@ -1,4 +1,4 @@
-"""The plots of a report. Needs plotly, which the package itself does not."""
+"""The plots of a report. This module needs plotly; the package itself does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPUTE, _WAIT, _REDUCE = "#0072B2", "#E69F00", "#009E73"
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _GREY = "#999999"
 _HEAT = [[0.0, "#f4f6f8"], [0.35, "#F3C969"], [0.7, "#D55E00"], [1.0, "#6b1d00"]]
-_COLUMNS, _CELLS = 1000, 60_000  # of a heat map, at most: a browser draws no more at ease
+_COLUMNS, _CELLS = 1000, 60_000  # the most that a heat map has: a browser is slow with more
 _WINDOWS = 60
 _LINES = len(_COLOURS)
 _POINTS = 3000
@@ -27,7 +27,7 @@ _POINTS = 3000
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, its title, and one sentence that says how to read it."""
+    """A figure, its title, and a text that says how to read it."""
 
     title: str
     reading: str
@@ -35,7 +35,7 @@ class Plot:
 
 
 def plots(summary: Summary) -> list[Plot]:
-    """Those for which there is data, in the order of the page."""
+    """Return the plots that the recording has data for, in the order of the page."""
     made = [_compute_times(summary), _slow_ranks(summary), _parts(summary), _waiting(summary)]
     if summary.steps.rounds:
         made += [_late(summary), _staleness(summary), *_rounds(summary)]
@@ -141,7 +141,7 @@ def _staleness(summary: Summary) -> Plot:
 
 
 def _rounds(summary: Summary) -> Iterator[Plot]:
-    """The rounds of the bucket that carries most, if there are several."""
+    """Plot the rounds of the bucket that carries the most bytes. Yields nothing if there are fewer than two rounds."""
     table = summary.rounds
     if len(table["time"]) < 2:
         return
@@ -171,7 +171,10 @@ def _rounds(summary: Summary) -> Iterator[Plot]:
 
 
 def _windows(summary: Summary, values: Floats, most: int) -> tuple[NDArray[np.int64], Floats]:
-    """The steps at which windows begin, and the means of rows of values in each; at most so many windows."""
+    """Return the first step of each window, and the mean of each row of values within each window.
+
+    There are at most `most` windows.
+    """
     step = summary.steps.ranks[0].step
     begins = np.unique(np.linspace(0, len(step), min(len(step), most), endpoint=False).astype(int))
     sizes = np.diff(np.r_[begins, len(step)])
