@@ -25,7 +25,7 @@ _LIBRARY = str(Path(get_extension_full_path(mpi_ops.__file__, "mpi_lib")).resolv
 runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY, waits_are_told=False)
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
-_operations = tf.load_op_library(_OPERATIONS)
+graph_operations = tf.load_op_library(_OPERATIONS)
 library = ctypes.CDLL(_OPERATIONS)  # plain functions: they run without the interpreter's lock, and do not throw
 library.horovod_partial_set_library(_LIBRARY.encode())
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
@@ -79,10 +79,10 @@ def native(variable: Any) -> Any:
     return value if isinstance(value, tf.Variable) else variable
 
 
-def _bucket(name: str) -> tf.Tensor:
+def bucket_resource(name: str) -> tf.Tensor:
     """Return the resource that stands for a bucket. Each function has one, so operations on the bucket keep their order."""
     if tf.executing_eagerly():
-        return _operations.horovod_partial_bucket(bucket=name)
+        return graph_operations.horovod_partial_bucket(bucket=name)
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
         graph = graph.outer_graph
@@ -91,7 +91,7 @@ def _bucket(name: str) -> tf.Tensor:
         if bucket.graph is graph:
             return bucket
     with graph.as_default():
-        buckets.append(_operations.horovod_partial_bucket(bucket=name))
+        buckets.append(graph_operations.horovod_partial_bucket(bucket=name))
     return buckets[-1]
 
 
@@ -101,7 +101,7 @@ def _plain(message: str) -> str:
 
 
 @contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """Turn TensorFlow's errors in eager code into the errors that the other front ends raise."""
     try:
         yield
@@ -111,7 +111,7 @@ def _plain_errors() -> Iterator[None]:
         raise HorovodInternalError(_plain(error.message)) from None
 
 
-def _placed() -> contextlib.AbstractContextManager[None]:
+def placed() -> contextlib.AbstractContextManager[None]:
     """Place operations on a bucket: where TensorFlow puts them, or on the host if there are no kernels for GPUs."""
     return contextlib.nullcontext() if library.horovod_partial_has_gpu_kernels() else tf.device("/CPU:0")
 
@@ -146,9 +146,9 @@ def arrive(
             graph raises `tf.errors.UnknownError` instead.
     """
     attributes = _destination(process_set, spec)
-    with _plain_errors(), _placed():
-        results, numbers, members, member_work = _operations.horovod_partial_arrive(
-            handle=_bucket(name),
+    with plain_errors(), placed():
+        results, numbers, members, member_work = graph_operations.horovod_partial_arrive(
+            handle=bucket_resource(name),
             tensors=tensors,
             work=work,
             bucket=name,
@@ -173,46 +173,6 @@ def _round_info(numbers: tf.Tensor, members: tf.Tensor, work: tf.Tensor) -> Roun
     return RoundInfo(round, late, fresh, gradients, staleness, empty, members, work)
 
 
-def memory(described: Sequence[tuple[tf.DType, tf.TensorShape]]) -> list[tf.Tensor]:
-    """Return tensors of these types and shapes with undefined values, side by side like in a bucket. In eager code."""
-    dtypes, shapes = zip(*described, strict=True)
-    with _placed():
-        return list(_operations.horovod_partial_memory(T=dtypes[0], N=len(shapes), shapes=shapes))
-
-
-def taken_round(
-    process_set: ProcessSet, names: Sequence[str], counts: Sequence[int], memory: Sequence[tf.Tensor]
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Take the oldest round of a family that this rank has not taken.
-
-    Args:
-        process_set: the ranks that take part.
-        names: the names of the buckets.
-        counts: the number of tensors in each bucket.
-        memory: tensors for the results: those that `arrive` has returned for each bucket, or those of `memory`.
-
-    Returns:
-        The results, and the number of gradients in them, in all buckets together; 0 if there was no such round.
-    """
-    with _plain_errors(), _placed():
-        results, count = _operations.horovod_partial_take_round(
-            handles=[_bucket(name) for name in names],
-            memory=memory,
-            buckets=names,
-            counts=counts,
-            process_set=process_set.process_set_id,
-        )
-    return list(results), count
-
-
-def round_is_there(process_set: ProcessSet, names: Sequence[str]) -> tf.Tensor:
-    """Return whether `taken_round` would find a round, as a tensor."""
-    with _placed():
-        return _operations.horovod_partial_has_round(
-            handles=[_bucket(name) for name in names], buckets=names, process_set=process_set.process_set_id
-        )
-
-
 def arrive_merged(
     tensors: Sequence[tf.Tensor], name: str, process_set: ProcessSet, spec: _core.BucketSpec
 ) -> tuple[list[tf.Tensor], list[RoundInfo], tf.Tensor]:
@@ -232,10 +192,10 @@ def arrive_merged(
     """
     attributes = _destination(process_set, spec)
     results, infos, numbers = [], [], []
-    with _placed():
+    with placed():
         for number, tensor in enumerate(tensors):
-            result, *info = _operations.horovod_partial_member(
-                handle=_bucket(f"{name}.{number}"), tensor=tensor, steps=name, gradient=number, **attributes
+            result, *info = graph_operations.horovod_partial_member(
+                handle=bucket_resource(f"{name}.{number}"), tensor=tensor, steps=name, gradient=number, **attributes
             )
             results.append(result)
             infos.append(_round_info(*info))
@@ -247,10 +207,12 @@ def arrive_merged(
 def step_ended(name: str) -> tf.Tensor:
     """Tell that the results of a step are there. Returns whether a plan is due, as a tensor."""
     with tf.device("/CPU:0"):
-        return _operations.horovod_partial_step_ended(steps=name)
+        return graph_operations.horovod_partial_step_ended(steps=name)
 
 
 def planned(name: str, gradients: int) -> tf.Operation:
     """Return an operation that all gradients of the next step wait for, in a graph."""
-    with _placed():
-        return _operations.horovod_partial_planned(handles=[_bucket(f"{name}.{i}") for i in range(gradients)])
+    with placed():
+        return graph_operations.horovod_partial_planned(
+            handles=[bucket_resource(f"{name}.{i}") for i in range(gradients)]
+        )
