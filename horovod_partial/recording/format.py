@@ -45,7 +45,20 @@ TABLES: dict[str, dict[str, type]] = {
 
 @dataclass(frozen=True)
 class Header:
-    """The first line of a segment."""
+    """The first line of a segment.
+
+    Attributes:
+        format: always `FORMAT`.
+        version: always `VERSION`.
+        run: the name of the run: the time in UTC at which it began.
+        rank: the rank.
+        size: the number of ranks in the job.
+        host: the name of the rank's host.
+        clock: names the clock of `steady`: ranks with the same text share it.
+        segment: the number of the segment.
+        wall: Unix time at time 0 of the rank, in seconds, by the host's clock.
+        steady: the host's monotonic clock at time 0 of the rank, in microseconds.
+    """
 
     format: str
     version: int

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,16 +147,14 @@ class JobSteps:
         return JobSteps(self.policy, self.rounds, ranks, remarks)
 
 
-def busy(rank: RankRecording, clocks: Clocks) -> Intervals:
-    """Return when reductions ran on a rank, on rank 0's clock."""
-    table = rank.tables["reductions"]
-    return _union(clocks.seconds(rank, table["begin"]), clocks.seconds(rank, table["end"]))
+def intervals(rank: RankRecording, name: str, clocks: Clocks, rows: Any = slice(None)) -> Intervals:
+    """Return the union of the intervals in rows of a table, on rank 0's clock.
 
-
-def blocked(rank: RankRecording, clocks: Clocks) -> Intervals:
-    """Return when a rank's application was blocked, on rank 0's clock. Under TensorFlow this is unknown, and empty."""
-    table = rank.tables["waits"]
-    return _union(clocks.seconds(rank, table["begin"]), clocks.seconds(rank, table["end"]))
+    In the table `reductions` these are the times when reductions ran on this rank. In `waits` its application was
+    blocked; under TensorFlow that is unknown, and the table is empty.
+    """
+    table = rank.tables[name]
+    return _union(clocks.seconds(rank, table["begin"][rows]), clocks.seconds(rank, table["end"][rows]))
 
 
 def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:
@@ -165,9 +164,7 @@ def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks
     operations. Under `Full()` they are the waits after which the application worked on, before it handed over the last
     tensors of the step. Under TensorFlow they are unknown, and the share is 0.
     """
-    waits = rank.tables["waits"]
-    own = waits["bucket"] < 0
-    begin, end = _union(clocks.seconds(rank, waits["begin"][own]), clocks.seconds(rank, waits["end"][own]))
+    begin, end = intervals(rank, "waits", clocks, rank.tables["waits"]["bucket"] < 0)
     if not len(steps.step) or not len(begin):
         return 0.0
     if rounds:
@@ -252,8 +249,7 @@ def _steps(
     """Return the whole steps that follow a whole step, with times on rank 0's clock."""
     ends, given, done = (clocks.seconds(rank, times) for times in (went_on, handed, result))
     begin = np.minimum(np.r_[np.nan, ends[:-1]][: len(step)], given)
-    reductions = busy(rank, clocks)
-    halts = blocked(rank, clocks)
+    reductions, halts = (intervals(rank, name, clocks) for name in ("reductions", "waits"))
     halted = _time_within(halts, begin, given)
     running = _time_within(reductions, given, done) + _time_within(_common(halts, reductions), begin, given)
     steps = RankSteps(

@@ -20,7 +20,7 @@ points between unknown levels, such as PELT, would need a penalty, and would not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -119,7 +119,7 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
     splits = [_split(column) for column in _own(times).T]
     # With 5 ranks or more, the others do not count as slow only because one or two ranks are faster than all of them.
     normal = sorted(splits, key=lambda split: split.usual)[(len(splits) - 1) // 4]
-    return [_of_rank(one, split, normal, plain) for one, split in zip(plain, splits, strict=True)]
+    return [_of_rank(one, split, normal) for one, split in zip(plain, splits, strict=True)]
 
 
 def follows_data(compute: Floats, slow: list[Slowness]) -> bool:
@@ -205,21 +205,21 @@ def _error(times: Floats) -> float:
     return float(1.2533 * 1.4826 * np.median(np.abs(times - np.median(times))) / np.sqrt(len(times)))
 
 
-def _of_rank(plain: Slowness, split: _Split, normal: _Split, job: list[Slowness]) -> Slowness:
+def _of_rank(plain: Slowness, split: _Split, normal: _Split) -> Slowness:
     ahead = split.usual - normal.usual
     share = float(split.slow.mean())
     error = float(np.hypot(split.error, normal.error))
     # If short steps alternate with long ones, the usual time may be that of the short ones. So the mean must be longer too.
     persistent = ahead > max(np.log(LEAST_SLOWNESS), _SURE * error) and plain.score < 1 / LEAST_SLOWNESS
     if persistent and np.expm1(ahead) > share * np.expm1(split.higher):
-        return Slowness(plain.rank, plain.compute, plain.score, "persistent", float(np.exp(ahead)), 1.0)
+        return replace(plain, kind="persistent", factor=float(np.exp(ahead)), share=1.0)
     if not split.slow.any():
         return plain
     factor = float(np.exp(split.higher))
     if not _in_runs(split.slow):
-        return Slowness(plain.rank, plain.compute, plain.score, "random", factor, share)
+        return replace(plain, kind="random", factor=factor, share=share)
     burst, period = _bursts(split.slow)
-    return Slowness(plain.rank, plain.compute, plain.score, "bursts", factor, share, burst, period)
+    return replace(plain, kind="bursts", factor=factor, share=share, burst=burst, period=period)
 
 
 def _in_runs(slow: Flags) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from horovod_partial.recording import RankRecording, RankSteps
-from horovod_partial.recording.steps import Intervals, blocked, busy, results_of_arrivals
+from horovod_partial.recording.steps import Intervals, intervals, results_of_arrivals
 from horovod_partial.report.summary import Summary
 
 Event = dict[str, Any]
@@ -34,7 +34,7 @@ def _events(summary: Summary) -> Iterator[Event]:
     for steps in summary.steps.ranks:
         rank = recording.ranks[steps.rank]
         yield _named("thread_name", steps.rank, f"rank {steps.rank} ({rank.host})")
-        yield from _of_rank(steps, busy(rank, summary.clocks), blocked(rank, summary.clocks))
+        yield from _of_rank(steps, *(intervals(rank, name, summary.clocks) for name in ("reductions", "waits")))
     yield from _of_rounds(summary)
 
 
@@ -80,17 +80,13 @@ def _of_rounds(summary: Summary) -> Iterator[Event]:
     track = recording.size  # below the tracks of the ranks
     yield _named("thread_name", track, "rounds, as rank 0 decided them")
     times = clocks.seconds(decider, rounds["time"])
-    moments = np.unique(times)
-    ended = np.r_[busy(decider, clocks)[1], np.inf]
+    edges = np.union1d(times, intervals(decider, "reductions", clocks)[1])  # a round is shown until the next of these
     pending = {rank.rank: _late_arrivals(rank, summary) for rank in recording.ranks.values()}
     arrows = 0
     for row, time in enumerate(times.tolist()):
         bucket = decider.buckets[int(rounds["bucket"][row])]
-        later = np.searchsorted(moments, time, side="right")
-        until = min(
-            ended[np.searchsorted(ended, time, side="right")], moments[later] if later < len(moments) else np.inf
-        )
-        until = time if np.isinf(until) else float(until)
+        later = np.searchsorted(edges, time, side="right")
+        until = float(edges[later]) if later < len(edges) else time
         missing, delivered = rounds["missing"][row], rounds["delivered"][row]
         told = {"closed by": rounds["reason"][row], "quorum": int(rounds["quorum"][row]), "missing": str(missing)}
         yield _slice(track, f"round {rounds['round'][row]} of {bucket.name}", time, until, False, **told)
