@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import typer
 from rich.console import Console
@@ -143,10 +144,8 @@ def plan(
     """Compare the rules of merged gradients on the times that a plan was made from."""
     from horovod_partial import fusion
 
-    try:
+    with _refusing():
         saved = fusion.FusionPlan.load(path)
-    except (OSError, ValueError) as error:
-        raise _refused(str(error)) from None
     if saved.cost is None and (latency_ms is None or ns_per_byte is None):
         raise _refused(f"{path} has no cost of messages ({saved.reason}); give --latency-ms and --ns-per-byte")
     measured = saved.cost or fusion.MessageCost(0.0, 0.0)
@@ -167,10 +166,9 @@ def plan(
     if output is not None:
         from horovod_partial.simulate import Trace
 
-        try:
-            _plots().gantt(Trace.recorded(saved), fusion.RULES, cost, f"{path}: backward and messages", Path(output))
-        except ValueError as error:
-            raise _refused(str(error)) from None
+        plots = _for_output("plots", "matplotlib", "matplotlib")
+        with _refusing():
+            plots.gantt(Trace.recorded(saved), fusion.RULES, cost, f"{path}: backward and messages", Path(output))
 
 
 @app.command()
@@ -211,13 +209,13 @@ def simulate(
     from horovod_partial.simulate import Cluster, Result, Trace, parse_delays
     from horovod_partial.simulate import simulate as run
 
-    plots = _plots() if output is not None else None
+    plots = _for_output("plots", "matplotlib", "matplotlib") if output is not None else None
     table = Table(title_justify="left")
     shown = ("ranks", "policy", "rule", "messages", "ms", "bound", "efficiency", "late", "contributors", "staleness")
     for column in shown:
         table.add_column(column, justify="left" if column in ("policy", "rule") else "right")
     curves: dict[str, dict[int, Result]] = {}
-    try:
+    with _refusing():
         model = Trace.load(trace)
         model = model if backward is None else model.scaled(backward)
         cluster = replace(
@@ -253,8 +251,6 @@ def simulate(
                     *(f"{result.efficiency:.3f}", f"{result.late:.1%}"),
                     *(f"{result.contributors:.1f}", f"{result.staleness:.2f}"),
                 )
-    except (OSError, ValueError) as error:
-        raise _refused(str(error)) from None
     title = f"{model.name}, backward {1e3 * model.backward:.0f} ms, {algorithm}"
     title += f", {passes} micro-batches" if passes > 1 else ""
     table.title = f"{title}, delays: {delay}"
@@ -290,8 +286,8 @@ def report(
     from horovod_partial.report import prometheus as metrics
     from horovod_partial.report import trace as traces
 
-    page = _page() if output is not None else None
-    try:
+    page = _for_output("report.page", "plotly", "horovod-partial[report]") if output is not None else None
+    with _refusing():
         summary = Summary.of(recording.load(folder, run))
         text.show(summary)
         if page is not None:
@@ -300,8 +296,6 @@ def report(
             traces.write(summary, trace)
         if prometheus is not None:
             metrics.write(summary, prometheus)
-    except (OSError, ValueError) as error:
-        raise _refused(str(error)) from None
 
 
 @app.command()
@@ -315,10 +309,8 @@ def advise(
 
     if optimizer is not None and (optimizer := optimizer.lower()) not in advice.LEAST_QUORUM:
         raise _refused(f"--optimizer must be one of {', '.join(advice.LEAST_QUORUM)}, not {optimizer!r}")
-    try:
+    with _refusing():
         found = advice.advise(recording.load(folder, run), optimizer)
-    except (OSError, ValueError) as error:
-        raise _refused(str(error)) from None
     table = Table(title=found.title, title_justify="left")
     for column in ("policy", "steps/s", "95 % of resamples", "over full", "late", "staleness", "95 % of those"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
@@ -356,11 +348,9 @@ def run(
     from horovod_partial import policies
     from horovod_partial import program as programs
 
-    try:
-        if sync is not None:
+    if sync is not None:
+        with _refusing("--sync: "):
             policies.parse(sync)
-    except ValueError as error:
-        raise _refused(f"--sync: {error}") from None
     if not is_module and not Path(program).is_file():
         raise _refused(f"there is no file {program}")
     settings = {name: value for name, value in (("SYNC", sync), ("RECORD", record)) if value is not None}
@@ -375,26 +365,25 @@ def srun(command: list[str] = typer.Argument(help="A program and its arguments."
     """
     from horovod_partial.launch import slurm
 
-    try:
+    with _refusing("horovod-partial srun: "):
         slurm.run(command)
+
+
+def _for_output(module: str, needs: str, install: str) -> Any:
+    """Import a module of ours that only `--output` uses. Refuses the command if a package that it needs is missing."""
+    try:
+        return importlib.import_module(f"horovod_partial.{module}")
+    except ImportError:
+        raise _refused(f"--output needs {needs}: run `pip install {install}`") from None
+
+
+@contextlib.contextmanager
+def _refusing(begin: str = "") -> Iterator[None]:
+    """Refuse the command if a file or an argument is wrong. `begin` is the begin of the message."""
+    try:
+        yield
     except (OSError, ValueError) as error:
-        raise _refused(f"horovod-partial srun: {error}") from None
-
-
-def _plots() -> ModuleType:
-    try:
-        from horovod_partial import plots
-    except ImportError:
-        raise _refused("--output needs matplotlib: run `pip install matplotlib`") from None
-    return plots
-
-
-def _page() -> ModuleType:
-    try:
-        from horovod_partial.report import page
-    except ImportError:
-        raise _refused("--output needs plotly: run `pip install horovod-partial[report]`") from None
-    return page
+        raise _refused(f"{begin}{error}") from None
 
 
 def _refused(text: str) -> typer.Exit:
