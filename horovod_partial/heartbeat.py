@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from horovod_partial import _attach, log
 from horovod_partial.settings import settings
@@ -50,28 +50,15 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
         return None
     _prepare_stacks()
     neighbours = _neighbours(rank, gather) if config.abort_seconds else {}  # processes that may have to be ended
+    options = {"abort_seconds": config.abort_seconds, "neighbours": neighbours}
     monitor, problem, own = None, "", _Offer("", _stall_seconds())
     if rank == 0 and (config.abort_seconds or own.stall_seconds):
-        monitor, problem = _attempt(
-            lambda: _attach.Monitor.listen(
-                size,
-                abort_seconds=config.abort_seconds,
-                stall_seconds=own.stall_seconds,
-                neighbours=neighbours,
-            )
-        )
+        monitor, problem = _attempt(_attach.Monitor.listen, size, stall_seconds=own.stall_seconds, **options)
         own = own._replace(endpoint=monitor.endpoint if monitor else "")
     offer = _Offer(*json.loads(gather(json.dumps(own))[0]))
     if rank > 0 and offer.endpoint:
-        monitor, problem = _attempt(
-            lambda: _attach.Monitor.join(
-                rank,
-                offer.endpoint,
-                abort_seconds=config.abort_seconds,
-                stall_seconds=offer.stall_seconds,
-                neighbours=neighbours,
-            )
-        )
+        join = _attach.Monitor.join
+        monitor, problem = _attempt(join, rank, offer.endpoint, stall_seconds=offer.stall_seconds, **options)
     problems = {of: text for of, text in enumerate(gather(problem)) if text}
     if not problems:
         return monitor
@@ -114,8 +101,9 @@ def _neighbours(rank: int, gather: Gather) -> dict[int, int]:
     return {of: number for of, (its_place, number) in others if its_place == place is not None and of != rank}
 
 
-def _attempt(make: Callable[[], _attach.Monitor]) -> tuple[_attach.Monitor | None, str]:
+def _attempt(make: Callable[..., _attach.Monitor], *args: Any, **options: Any) -> tuple[_attach.Monitor | None, str]:
+    """Return a monitor, or None and what went wrong."""
     try:
-        return make(), ""
+        return make(*args, **options), ""
     except RuntimeError as error:
         return None, str(error)

@@ -71,29 +71,12 @@ def summarise(raw: Raw) -> dict[str, dict[str, Any]]:
 def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
     fresh = {count: rounds for count, rounds in enumerate(raw["fresh"]) if rounds}
     rounds = raw["rounds"]
-    summary = {
-        "rounds": rounds,
+    summary = {key: value for key, value in raw.items() if key not in ("fresh", "staleness", "quorums")} | {
         "closed_by": {reason: count for reason, count in raw["closed_by"].items() if count},
-        "on_time": list(raw["on_time"]),
-        "late": list(raw["late"]),
-        "gradients": list(raw["gradients"]),
         "fresh_mean": sum(count * n for count, n in fresh.items()) / rounds if rounds else 0.0,
         "fresh_histogram": fresh,
         "staleness_histogram": dict(sorted(raw["staleness"].items())),
-        "waited_seconds": raw["waited_seconds"],
-        "dropped": raw["dropped"],
-        "summed": raw["summed"],
-        "healed": raw["healed"],
-        "bytes_held": raw["bytes_held"],
-        "pending": raw["pending"],
-        "missed_rounds": raw["missed_rounds"],
-        "groups_made": raw["groups_made"],
-        "setup_seconds": raw["setup_seconds"],
     }
     if raw["quorums"]:
-        summary["quorum"] = raw["quorums"][-1][1]
-        summary["quorum_changes"] = list(raw["quorums"])
-    for key in ("arrival_offset_seconds", "unconnected_windows"):
-        if key in raw:
-            summary[key] = raw[key]
+        summary |= {"quorum": raw["quorums"][-1][1], "quorum_changes": raw["quorums"]}
     return summary

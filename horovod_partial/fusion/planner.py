@@ -218,13 +218,9 @@ class Planner:
                 reason=cost,
             )
         # Sort by dtype and device, because a message can only have one of each.
-        kinds = dict.fromkeys(gradients[name].kind for name in ready)
-        by_kind = [[name for name in ready if gradients[name].kind == kind] for kind in kinds]
-        names = [name for members in by_kind for name in members]
-        breaks, at = [], 0
-        for members in by_kind[:-1]:
-            at += len(members)
-            breaks.append(at)
+        kinds = list(dict.fromkeys(gradients[name].kind for name in ready))
+        names = sorted(ready, key=lambda name: kinds.index(gradients[name].kind))
+        breaks = [i for i in range(1, len(names)) if gradients[names[i]].kind != gradients[names[i - 1]].kind]
         made = fusion.plan(
             self._options.rule,
             names,

@@ -240,6 +240,7 @@ class _Pass:
         sampler: Any = loader.batch_sampler
         place = sampler._place if sampler._pass is None else _Place(sampler._next_epoch)
         self.loader = loader
+        self.sampler = sampler
         self.plan = _Plan(sampler, place, runtime.size_of(sampler.process_set))
         self.first = first
         self.end = first + self.plan.updates
@@ -275,14 +276,6 @@ class _Pass:
     def place(self) -> _Place:
         return self.plan.after(self.made)
 
-    def serve(self) -> None:
-        """Let the sampler take its place in the data from this pass."""
-        self._sampler._pass = self
-
-    @property
-    def _sampler(self) -> Any:
-        return self.loader.batch_sampler
-
 
 class _Batches:
     """The batches of a pass. The loader's workers load this rank's own ones, in order; this process loads others."""
@@ -290,9 +283,9 @@ class _Batches:
     def __init__(self, current: _Pass) -> None:
         self._plan = current.plan
         self._loader = current.loader
-        sampler: Any = current.loader.batch_sampler
-        self._workers: Iterator[Any] = iter(self._loader) if self._loader.num_workers > 0 else iter(())
-        self._handed_out = sampler._handed_out if self._loader.num_workers > 0 else deque()
+        has_workers = self._loader.num_workers > 0
+        self._workers: Iterator[Any] = iter(self._loader) if has_workers else iter(())
+        self._handed_out = current.sampler._handed_out if has_workers else deque()
 
     def get(self, update: int, number: int) -> Any:
         """Return a micro-batch's batch. Batches prefetched for earlier ones are dropped: others have made those."""
@@ -407,8 +400,9 @@ class DynamicShardingLoader:
         loop = timeline.begin(self._loader, self._optimizer)
         try:
             while timeline.passes:
-                timeline.passes[0].serve()
-                yield from self._batches(timeline.passes[0])
+                current = timeline.passes[0]
+                current.sampler._pass = current  # the sampler's place in the data is now that of this pass
+                yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
             if timeline.loop is loop:  # False if this generator is closed after a newer loop has begun
