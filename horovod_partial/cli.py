@@ -137,9 +137,9 @@ def _self_test(framework: str, has_nccl: bool) -> SelfTest:
 @app.command()
 def plan(
     path: str = typer.Argument(help="A file that `optimizer.fusion_plan.save` made."),
-    latency_ms: float | None = typer.Option(None, min=0.0, help="Start-up of a message, in place of the measured one."),
-    ns_per_byte: float | None = typer.Option(None, min=0.0, help="Time of a byte, in place of the measured one."),
-    output: str | None = typer.Option(None, help="Picture of backward and messages under each rule."),
+    latency_ms: float | None = typer.Option(None, min=0.0, help="Start-up of a message; replaces the measured one."),
+    ns_per_byte: float | None = typer.Option(None, min=0.0, help="Time of a byte; replaces the measured one."),
+    output: str | None = typer.Option(None, help="File for a picture of backward and messages under each rule."),
 ) -> None:
     """Compare the rules of merged gradients on the times that a plan was made from."""
     from horovod_partial import fusion
@@ -179,30 +179,30 @@ def simulate(
     ranks: str = typer.Option("4,8,16,32,64", help="Numbers of ranks, with commas between them."),
     delay: str = typer.Option("none", help="none, random:RANKS:S, rotating:S:S..., slow:FACTOR or log-normal:S:SIGMA."),
     delay_in: str = typer.Option(
-        "each", help="Of a rank that shares work: each of its micro-batches, or the first one."
+        "each", help="Under work sharing, what a rank's delay lengthens: each of its micro-batches, or the first one."
     ),
-    passes: int = typer.Option(1, min=1, help="Micro-batches of a step: backward_passes_per_step."),
-    split_ms: float = typer.Option(0.0, min=0.0, help="What a micro-batch takes beside its part of the step."),
-    backward: float | None = typer.Option(None, min=1e-9, help="Seconds that backward takes: scales the trace."),
-    latency_ms: float = typer.Option(0.972, min=0.0, help="Start-up of an allreduce over a ring, as measured."),
-    ns_per_byte: float = typer.Option(1.97, min=0.0, help="What a byte costs in it."),
-    measured_ranks: int = typer.Option(16, min=2, help="Ranks of the ring on which these two were measured."),
+    passes: int = typer.Option(1, min=1, help="Micro-batches in a step: backward_passes_per_step."),
+    split_ms: float = typer.Option(0.0, min=0.0, help="How much longer a micro-batch takes than its part of the step."),
+    backward: float | None = typer.Option(None, min=1e-9, help="Scale the trace so that backward takes these seconds."),
+    latency_ms: float = typer.Option(0.972, min=0.0, help="Measured start-up of an allreduce over a ring."),
+    ns_per_byte: float = typer.Option(1.97, min=0.0, help="Measured time of a byte in this allreduce."),
+    measured_ranks: int = typer.Option(16, min=2, help="Number of ranks in the ring of these two measurements."),
     algorithm: str = typer.Option(
         "ring",
-        help="Of allreduces: ring, recursive_doubling, recursive_halving_doubling, binary_tree, double_binary_trees or "
-        "hierarchical.",
+        help="Algorithm of allreduces: ring, recursive_doubling, recursive_halving_doubling, binary_tree, "
+        "double_binary_trees or hierarchical.",
     ),
-    ranks_per_node: int = typer.Option(1, min=1, help="For hierarchical allreduces."),
-    local_latency_ms: float = typer.Option(0.0, min=0.0, help="From rank to rank within a node."),
-    local_ns_per_byte: float = typer.Option(0.0, min=0.0, help="From rank to rank within a node."),
+    ranks_per_node: int = typer.Option(1, min=1, help="Ranks on a node, for hierarchical allreduces."),
+    local_latency_ms: float = typer.Option(0.0, min=0.0, help="Latency from rank to rank within a node."),
+    local_ns_per_byte: float = typer.Option(0.0, min=0.0, help="Time of a byte from rank to rank within a node."),
     cycle_ms: float = typer.Option(1.0, min=0.0, help="HOROVOD_CYCLE_TIME."),
-    iterations: int = typer.Option(100, min=1, help="Of each rank. Without delays three tell all."),
-    seed: int = typer.Option(0, min=0, help="Of the delays."),
+    iterations: int = typer.Option(100, min=1, help="Steps of each rank. Without delays three are enough."),
+    seed: int = typer.Option(0, min=0, help="Seed of the delays."),
     output: str | None = typer.Option(None, help="Folder for scaling.png, and gantt.png for the largest job."),
 ) -> None:
     """Simulate a job: iteration time, efficiency, contributors and staleness, by policy, rule and number of ranks.
 
-    Under work-sharing the bound is what the best schedule of whole micro-batches would take. The defaults of the cluster are those of the MG-WFBP paper's first one.
+    Under work sharing the bound is the time of the best schedule of whole micro-batches. The default cluster is the first one of the MG-WFBP paper.
     """
     from horovod_partial.fusion import MessageCost
     from horovod_partial.policies import ModelPolicy, parse
@@ -274,11 +274,11 @@ def simulate(
 
 @app.command()
 def report(
-    folder: str = typer.Argument(metavar="DIR", help="What HOROVOD_PARTIAL_RECORD named: it holds runs, or is one."),
-    run: str | None = typer.Option(None, help="Name of the run, in place of the newest."),
-    output: str | None = typer.Option(None, help="Page with plots, FILE.html; it needs no network."),
-    trace: str | None = typer.Option(None, help="Trace for Perfetto or chrome://tracing, FILE.json."),
-    prometheus: str | None = typer.Option(None, help="Metrics for the node exporter's textfile collector, FILE.prom."),
+    folder: str = typer.Argument(metavar="DIR", help="Folder that HOROVOD_PARTIAL_RECORD named, or one run in it."),
+    run: str | None = typer.Option(None, help="Name of a run; without it the newest one is read."),
+    output: str | None = typer.Option(None, help="File for a page with plots, FILE.html; it needs no network."),
+    trace: str | None = typer.Option(None, help="File for a trace for Perfetto or chrome://tracing, FILE.json."),
+    prometheus: str | None = typer.Option(None, help="File for metrics for the node exporter's collector, FILE.prom."),
 ) -> None:
     """Tell from a recording which rank is slow, where the time went, and what waiting has cost."""
     from horovod_partial import recording
@@ -300,11 +300,11 @@ def report(
 
 @app.command()
 def advise(
-    folder: str = typer.Argument(metavar="DIR", help="What HOROVOD_PARTIAL_RECORD named: it holds runs, or is one."),
-    run: str | None = typer.Option(None, help="Name of the run, in place of the newest."),
+    folder: str = typer.Argument(metavar="DIR", help="Folder that HOROVOD_PARTIAL_RECORD named, or one run in it."),
+    run: str | None = typer.Option(None, help="Name of a run; without it the newest one is read."),
     optimizer: str | None = typer.Option(None, help="The job's optimizer: sgd, adam, adamw or muon."),
 ) -> None:
-    """Predict from a recording what each policy would come to, and recommend one."""
+    """Predict from a recording how fast the job would be under each policy, and recommend one."""
     from horovod_partial import advice, recording
 
     if optimizer is not None and (optimizer := optimizer.lower()) not in advice.LEAST_QUORUM:
@@ -334,14 +334,14 @@ def advise(
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     program: str = typer.Argument(help="A script that imports Horovod; with -m, a module."),
-    arguments: list[str] | None = typer.Argument(None, help="Of the program."),  # noqa: B008 (typer's way)
+    arguments: list[str] | None = typer.Argument(None, help="Arguments of the program."),  # noqa: B008 (typer's way)
     is_module: bool = typer.Option(False, "-m", help="The program is the name of a module."),
     sync: str | None = typer.Option(
-        None, help="Sync policy where the program names none: majority, solo, quorum:0.75 …"
+        None, help="Policy to use if the program names none: majority, solo, quorum:0.75 …"
     ),
-    record: str | None = typer.Option(None, metavar="DIR", help="Record in this folder who is slow, and what for."),
+    record: str | None = typer.Option(None, metavar="DIR", help="Record in this folder which rank is slow, and why."),
 ) -> None:
-    """Run a program that was written for Horovod, unedited, with ours in Horovod's place.
+    """Run an unedited program that was written for Horovod, with this package in Horovod's place.
 
     On every rank: horovodrun -np 4 horovod-partial run --sync majority train.py --lr 0.1
     """

@@ -276,7 +276,7 @@ class Trace:
             ValueError: the gradients have several dtypes or devices; a trace can have only one.
         """
         if any(later < earlier for earlier, later in itertools.pairwise(plan.ready)):
-            raise ValueError("the plan's gradients have several dtypes or devices: they make no trace")
+            raise ValueError("the plan's gradients have several dtypes or devices: a trace can have only one")
         seconds = np.diff(plan.ready, prepend=plan.ready[:1]).tolist()
         gradients = zip(plan.gradients, plan.nbytes, seconds, strict=True)
         return cls("recorded", plan.around, tuple(Gradient(*gradient) for gradient in gradients))

@@ -134,8 +134,8 @@ def _of_other_waits(share: float) -> str:
         return ""
     return (
         f"In {share:.0%} of its steps the program waits for an operation of Horovod's own beside its gradients, such as the "
-        "average of a metric. There it meets the slowest rank under any policy, so none can help before that is done more "
-        "rarely, say every 50 steps. What follows holds for then."
+        "average of a metric. There it meets the slowest rank under every policy. So no policy helps until this operation is "
+        "done less often, for example every 50 steps. The rest of this advice assumes that."
     )
 
 
@@ -166,8 +166,8 @@ def _of_data(full: Prediction, alike: Prediction | None) -> str:
     if alike is None or alike.rate * NEAR < full.rate:
         return ""
     return (
-        "Long and short steps come on all ranks alike, and one says nothing of the next, as where samples differ in length. If "
-        "yours do, first give all ranks samples of like length in the same step, with hvd.BalancedBatchSampler: under Full() "
+        "All ranks have long and short steps, and one step does not predict the next. This happens if samples differ in length. "
+        "If yours do, first give all ranks samples of like length in the same step, with hvd.BalancedBatchSampler: under Full() "
         f"{alike.rate / full.rate:.2f} times as many steps in a second are predicted, and nothing is stale. Otherwise:"
     )
 

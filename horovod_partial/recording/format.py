@@ -73,7 +73,7 @@ class Header:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.wall) or not 0 <= self.steady < 2**53:
-            raise ValueError(f"wall {self.wall} and steady {self.steady} are no times")
+            raise ValueError(f"wall {self.wall} and steady {self.steady} are not valid times")
         if self.size < 1 or not 0 <= self.rank < self.size:
             raise ValueError(f"there is no rank {self.rank} of {self.size}")
 
@@ -90,13 +90,13 @@ def columns(name: str, line: dict[str, Any]) -> Table:
         if not isinstance(values, list):
             raise ValueError(f"table {name!r} has no column {column!r}")
         if not all(type(value) is kind for value in values):
-            raise ValueError(f"column {column!r} of table {name!r} holds something that is no {kind.__name__}")
+            raise ValueError(f"column {column!r} of table {name!r} holds a value that is not of type {kind.__name__}")
         try:
             read[column] = np.fromiter(values, dtype=np.int64 if kind is int else object, count=len(values))
         except OverflowError:
             raise ValueError(f"column {column!r} of table {name!r} holds a number of more than 64 bits") from None
     if len({len(values) for values in read.values()}) > 1:
-        raise ValueError(f"the columns of table {name!r} have not the same length")
+        raise ValueError(f"the columns of table {name!r} differ in length")
     return read
 
 

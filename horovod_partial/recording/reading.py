@@ -180,9 +180,9 @@ def _segment(path: Path, lines: dict[str, list[Table]]) -> Header | None:
         except (ValueError, RecursionError):
             if number == len(raw):
                 break
-            raise ValueError(f"{path}, line {number} is no JSON; only the last line may be cut off") from None
+            raise ValueError(f"{path}, line {number} is not JSON; only the last line may be cut off") from None
         if not isinstance(line, dict):
-            raise ValueError(f"{path}, line {number} is no table")
+            raise ValueError(f"{path}, line {number} is not a table")
         if header is None:
             header = _header(line, path)
         elif isinstance(name := line.get("table"), str) and name in TABLES:

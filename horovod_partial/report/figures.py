@@ -51,8 +51,8 @@ def _compute_times(summary: Summary) -> Plot:
     each = "step" if len(edges) == len(summary.waited) else "few steps"
     return Plot(
         "Compute time of each rank",
-        f"A row is a rank, a column is a {each}; the darker, the longer it computed. A dark row is a rank that is always slow, "
-        "dark stretches are bursts, dark specks are slow steps at random, and a dark column is a step that was long for all.",
+        f"A row is a rank, and a column is a {each}. Darker colours mean longer computation. A dark row is a rank that is always "
+        "slow, dark stretches are bursts, dark specks are random slow steps, and a dark column is a step that was long for all.",
         figure,
     )
 
@@ -71,7 +71,7 @@ def _slow_ranks(summary: Summary) -> Plot:
     which = "slow ranks" if summary.slow else "slowest ranks"
     return Plot(
         f"Compute time of the {which}",
-        f"Each line is one of the {which} (at most {_LINES}); where it lies on the grey line, the rank is as fast as the others.",
+        f"Each line is one of the {which} (at most {_LINES}). Where it lies on the grey line, the rank is as fast as the others.",
         figure,
     )
 
@@ -91,7 +91,7 @@ def _parts(summary: Summary) -> Plot:
     _axes(figure, "mean time of a step (ms)", "")
     return Plot(
         "What a step's time went to",
-        "A bar is a rank's mean step; a rank with much blue and little orange is one that the others wait for.",
+        "A bar is a rank's mean step. The others wait for a rank with much blue and little orange.",
         figure,
     )
 
@@ -100,14 +100,14 @@ def _waiting(summary: Summary) -> Plot:
     lines = [(f"recorded, {summary.steps.policy}", summary.waited, _WAIT, "solid")]
     title, reading = (
         "Waiting",
-        "The line adds up how long a rank has waited, on average: what a policy that waits for nobody saves.",
+        "The line adds up how long a rank has waited, on average. A policy that waits for nobody saves this time.",
     )
     if summary.steps.rounds:
         lines.append(("under Full(), computed", summary.waited_under_full, _GREY, "dash"))
         title = "Waiting, against Full()"
         reading = (
-            "The lines add up how long a rank has waited, on average: as recorded, and if each step with these compute times "
-            "had waited for its slowest rank; between them lies what the policy has saved."
+            "The lines add up how long a rank has waited, on average. One line is recorded. For the other, each step with these "
+            "compute times waits for its slowest rank. The difference is what the policy has saved."
         )
     figure = go.Figure()
     step = summary.steps.ranks[0].step
@@ -124,8 +124,8 @@ def _late(summary: Summary) -> Plot:
     edges, shares = _windows(summary, late, _WINDOWS)
     return Plot(
         "Late steps",
-        "A row is a rank; the darker, the more of its steps had a contribution that came too late for its round and travelled "
-        "with a later one.",
+        "A row is a rank. Darker colours mean that more of its steps had a contribution that came too late for its round and "
+        "travelled with a later one.",
         _heat(summary, edges, shares, "% of steps", (0.0, 100.0)),
     )
 
@@ -135,7 +135,7 @@ def _staleness(summary: Summary) -> Plot:
     edges, rounds = _windows(summary, stale, _WINDOWS)
     return Plot(
         "Staleness",
-        "A row is a rank; the darker, the more rounds it had missed before a step, so the older the model that it computed with.",
+        "A row is a rank. Darker colours mean that it had missed more rounds before a step, so it computed with an older model.",
         _heat(summary, edges, rounds, "rounds missed", (0.0, max(1.0, float(rounds.max())))),
     )
 
@@ -164,8 +164,8 @@ def _rounds(summary: Summary) -> Iterator[Plot]:
     figure.update_yaxes(rangemode="tozero")
     yield Plot(
         "Rounds, and the quorum",
-        "A dot is a round, at the height of the ranks that were on time, in the colour of why it closed; the line is the number "
-        "of arrivals that the policy asked for.",
+        "A dot is a round. Its height is the number of ranks that were on time, and its colour tells why it closed. The line is "
+        "the number of arrivals that the policy asked for.",
         figure,
     )
 

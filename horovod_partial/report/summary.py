@@ -15,8 +15,8 @@ from horovod_partial.report.slowness import Slowness
 Floats = NDArray[np.float64]
 
 _LIKE_DATA = (
-    " But steps differ: all ranks have long and short ones, and one step says nothing of the next. So it is where samples differ, "
-    "such as sentences of all lengths; hvd.BalancedBatchSampler gives all ranks samples of like length in the same step."
+    " But steps differ: all ranks have long and short ones, and one step does not predict the next. This happens if samples "
+    "differ, such as sentences of all lengths; hvd.BalancedBatchSampler gives all ranks samples of like length in the same step."
 )
 
 
