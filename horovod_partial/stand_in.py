@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -67,22 +68,18 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        then = self._what_follows(fullname)
-        if then is None:
+        then: Callable[[], object]
+        if fullname in FRONT_ENDS:
+            then = partial(self._replace, fullname)
+        elif fullname in FRONT_ENDS.values():  # a program may import both ours and Horovod's
+            then = partial(self._replace_those_of, fullname)
+        else:
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(fullname, path, target)) is not None:
                 if spec.loader is not None:
                     spec.loader = _Then(spec.loader, then)
                 return spec
-        return None
-
-    def _what_follows(self, name: str) -> Callable[[], object] | None:
-        """Return what to call after this module has been imported, or None."""
-        if name in FRONT_ENDS:
-            return lambda: self._replace(name)
-        if name in FRONT_ENDS.values():  # a program may import both ours and Horovod's
-            return lambda: self._replace_those_of(name)
         return None
 
     def _replace_those_of(self, ours: str) -> None:

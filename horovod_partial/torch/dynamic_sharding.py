@@ -251,11 +251,6 @@ class _Pass:
         sampler._pass = sampler._pass or self
 
     @property
-    def is_current(self) -> bool:
-        """Whether its updates can still be made: the generation is the same, and the optimizer still exists."""
-        return self._tenure.is_current and self._optimizer() is not None
-
-    @property
     def made(self) -> int:
         """How many of its updates this rank has applied."""
         optimizer = self._optimizer()
@@ -270,7 +265,8 @@ class _Pass:
 
     @property
     def is_under_way(self) -> bool:
-        return self.is_current and not self.is_over
+        """Whether it has updates left, and these can still be made: in the same generation, by the same optimizer."""
+        return self._tenure.is_current and self._optimizer() is not None and not self.is_over
 
     @property
     def place(self) -> _Place:

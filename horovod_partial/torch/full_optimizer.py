@@ -101,9 +101,6 @@ def wrap(
         _reduce_last_group(self)
         take_over(self, process_set)
 
-    def reduce(self: torch.optim.Optimizer) -> tuple[Any, ...]:
-        return unwrapped(self, base)
-
     cls.synchronize, cls.gives_way = synchronize, False
     cls.is_under_way = lambda self: bool(getattr(self, "_handles", None))
     cls.stop_reducing = lambda self: None  # its hooks check `gives_way` themselves
@@ -120,7 +117,7 @@ def wrap(
     cls.steps_in_round = 1.0
     cls.updated = 1
     cls.fusion_plan = cls.last_round = cls.last_average = None  # `Full` has no plan, rounds or averages
-    cls.__reduce__ = reduce
+    cls.__reduce__ = lambda self: unwrapped(self, base)
     wrapped._rounds = 0
     if grad_scaler is None:
         cls._step_supports_amp_scaling = property(_refuse_scaler_of_local_gradients)
