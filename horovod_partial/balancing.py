@@ -1,4 +1,4 @@
-"""Batches that cost all ranks alike: in each step all ranks take samples of like length."""
+"""Batches that take all ranks the same time: in each step all ranks get samples of similar length."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from horovod_partial.exchange.arguments import check_sampler
 
 
 class BalancedBatchSampler:
-    """Batches of samples whose lengths are like those that the other ranks have in the same step.
+    """Batches of samples whose lengths are similar on all ranks in the same step.
 
-    For samples that take different times, such as sentences or videos. Samples are sorted by length; those of equal length
-    come in a random order. `batch_size` neighbours for each rank are a step. So all ranks take about as long for a step, and
-    batches need little padding. The steps come in a random order. All ranks know the same plan, and send no messages for it.
+    Use it for samples that take different times, such as sentences or videos. Samples are sorted by length; samples of
+    equal length come in a random order. A step has `batch_size` neighbours for each rank. So all ranks take about the
+    same time for a step, and batches need little padding. The steps come in a random order. Every rank computes the same
+    plan, without any message.
 
-    It is a batch sampler: pass it to PyTorch's `DataLoader(dataset, batch_sampler=...)`, or make a dataset of TensorFlow of
-    it with `tf.data.Dataset.from_generator`. Each loop gives the batches of this rank in one epoch.
+    This is a batch sampler: pass it to PyTorch's `DataLoader(dataset, batch_sampler=...)`, or make a dataset of
+    TensorFlow from it with `tf.data.Dataset.from_generator`. Each loop gives the batches of this rank in one epoch.
 
     Args:
-        lengths: what each sample costs, about, such as its words, frames or seconds: a list, an array or a tensor of numbers,
-            of the shape (samples,).
-        batch_size: samples of a batch.
-        shuffle: whether the order is another one in each epoch. Otherwise steps go from short samples to long ones.
-        seed: of that order, the same on all ranks.
-        drop_last: leave out the samples that do not make up a step; with `shuffle` other ones in each epoch. Otherwise some
-            come twice, so that the last step is whole, as with `DistributedSampler`.
+        lengths: what each sample costs, about, for example its number of words, frames or seconds: a list, an array or
+            a tensor of numbers, of the shape (samples,).
+        batch_size: samples in a batch, 1 or more.
+        shuffle: whether the order differs between epochs. Otherwise steps go from short samples to long ones.
+        seed: decides the order; the same on all ranks.
+        drop_last: whether to leave out samples that do not fill a step; with `shuffle` these are others in each epoch.
+            Otherwise some samples come twice to fill the last step, same as with `DistributedSampler`.
         process_set: the ranks that take a step together.
 
     Raises:
-        ValueError: an argument is wrong, or with `drop_last` there is no step.
+        ValueError: an argument is wrong, or with `drop_last` no step is left.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class BalancedBatchSampler:
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop be of that epoch; call it on all ranks. Without it each loop has the same order."""
+        """Set the epoch of the next loop; call it on all ranks. Without this call each loop has the same order."""
         require(is_int(epoch) and epoch >= 0, "epoch", "an int, 0 or more", epoch)
         self._epoch = epoch
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch; every rank has as many."""
+        """Return the number of batches of this rank in an epoch. It is the same on every rank."""
         whole, rest = divmod(len(self._lengths), self._samples_of_step)
         return whole if self.drop_last or rest == 0 else whole + 1
 
@@ -81,7 +82,7 @@ class BalancedBatchSampler:
         if self._shuffle:
             steps = draw.permutation(steps)
         rank, size = self._process_set.rank(), self._process_set.size()
-        for number, step in enumerate(steps):  # the ranks take turns at having the longest sample
+        for number, step in enumerate(steps):  # another rank has the longest sample in each step
             yield step[(rank + number) % size :: size].tolist()
 
     @property
@@ -93,7 +94,7 @@ class BalancedBatchSampler:
 def _as_lengths(lengths: Any) -> NDArray[np.float64]:
     allowed = "numbers of the shape (samples,), each finite and 0 or more"
     try:
-        lengths = lengths.tolist() if hasattr(lengths, "tolist") else lengths  # also of a tensor on a device
+        lengths = lengths.tolist() if hasattr(lengths, "tolist") else lengths  # a tensor may lie on a device
         found = np.asarray(lengths, dtype=np.float64)
     except (TypeError, ValueError):
         found = np.empty((0, 0))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import typer
 from rich.console import Console
@@ -21,7 +22,7 @@ from horovod_partial import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Partial collectives for a stock Horovod.")
 
-# Each in a process of its own: attaching cannot be undone, and Horovod may abort where MPI is broken.
+# Each runs in a process of its own, because attaching cannot be undone, and Horovod may abort if MPI is broken.
 SELF_TESTS = {
     "torch": """
 import torch
@@ -42,7 +43,7 @@ hvd.shutdown()
 }
 
 
-# Added to a self-test where Horovod has NCCL. It prints which NCCL is in use, in one line.
+# This is added to a self-test if Horovod has NCCL. It prints in one line which NCCL is in use.
 NCCL_QUESTION = """
 import json
 from horovod.{framework} import mpi_ops
@@ -51,7 +52,7 @@ own = nccl.of_horovod(mpi_ops._basics.MPI_LIB_CTYPES._name, mpi_ops.nccl_built()
 print(json.dumps(nccl.describe("{framework}", own, nccl.loaded())))
 """
 
-# What `run` is asked for. It begins outside of the command line's library, which has its own ways with some exceptions.
+# The program that `run` was asked for. `main` runs it after typer has returned, because typer handles some exceptions.
 _programs: list[Callable[[], None]] = []
 
 
@@ -108,7 +109,12 @@ def _on_gpus(framework: str, features: Sequence[str]) -> str:
 
 
 class SelfTest(NamedTuple):
-    """What a self-test has found: what went wrong, or nothing; which NCCL is in use, or nothing where there is none."""
+    """The result of a self-test.
+
+    Attributes:
+        failure: what went wrong; empty if it passed.
+        nccl: which NCCL is in use; empty if Horovod has none.
+    """
 
     failure: str = ""
     nccl: str = ""
@@ -131,17 +137,15 @@ def _self_test(framework: str, has_nccl: bool) -> SelfTest:
 @app.command()
 def plan(
     path: str = typer.Argument(help="A file that `optimizer.fusion_plan.save` made."),
-    latency_ms: float | None = typer.Option(None, min=0.0, help="Start-up of a message, in place of the measured one."),
-    ns_per_byte: float | None = typer.Option(None, min=0.0, help="Time of a byte, in place of the measured one."),
-    output: str | None = typer.Option(None, help="Picture of backward and messages under each rule."),
+    latency_ms: float | None = typer.Option(None, min=0.0, help="Start-up of a message; replaces the measured one."),
+    ns_per_byte: float | None = typer.Option(None, min=0.0, help="Time of a byte; replaces the measured one."),
+    output: str | None = typer.Option(None, help="File for a picture of backward and messages under each rule."),
 ) -> None:
     """Compare the rules of merged gradients on the times that a plan was made from."""
     from horovod_partial import fusion
 
-    try:
+    with _refusing():
         saved = fusion.FusionPlan.load(path)
-    except (OSError, ValueError) as error:
-        raise _refused(str(error)) from None
     if saved.cost is None and (latency_ms is None or ns_per_byte is None):
         raise _refused(f"{path} has no cost of messages ({saved.reason}); give --latency-ms and --ns-per-byte")
     measured = saved.cost or fusion.MessageCost(0.0, 0.0)
@@ -162,10 +166,9 @@ def plan(
     if output is not None:
         from horovod_partial.simulate import Trace
 
-        try:
-            _plots().gantt(Trace.recorded(saved), fusion.RULES, cost, f"{path}: backward and messages", Path(output))
-        except ValueError as error:
-            raise _refused(str(error)) from None
+        plots = _for_output("plots", "matplotlib", "matplotlib")
+        with _refusing():
+            plots.gantt(Trace.recorded(saved), fusion.RULES, cost, f"{path}: backward and messages", Path(output))
 
 
 @app.command()
@@ -176,43 +179,43 @@ def simulate(
     ranks: str = typer.Option("4,8,16,32,64", help="Numbers of ranks, with commas between them."),
     delay: str = typer.Option("none", help="none, random:RANKS:S, rotating:S:S..., slow:FACTOR or log-normal:S:SIGMA."),
     delay_in: str = typer.Option(
-        "each", help="Of a rank that shares work: each of its micro-batches, or the first one."
+        "each", help="Under work sharing, what a rank's delay lengthens: each of its micro-batches, or the first one."
     ),
-    passes: int = typer.Option(1, min=1, help="Micro-batches of a step: backward_passes_per_step."),
-    split_ms: float = typer.Option(0.0, min=0.0, help="What a micro-batch takes beside its part of the step."),
-    backward: float | None = typer.Option(None, min=1e-9, help="Seconds that backward takes: scales the trace."),
-    latency_ms: float = typer.Option(0.972, min=0.0, help="Start-up of an allreduce over a ring, as measured."),
-    ns_per_byte: float = typer.Option(1.97, min=0.0, help="What a byte costs in it."),
-    measured_ranks: int = typer.Option(16, min=2, help="Ranks of the ring on which these two were measured."),
+    passes: int = typer.Option(1, min=1, help="Micro-batches in a step: backward_passes_per_step."),
+    split_ms: float = typer.Option(0.0, min=0.0, help="How much longer a micro-batch takes than its part of the step."),
+    backward: float | None = typer.Option(None, min=1e-9, help="Scale the trace so that backward takes these seconds."),
+    latency_ms: float = typer.Option(0.972, min=0.0, help="Measured start-up of an allreduce over a ring."),
+    ns_per_byte: float = typer.Option(1.97, min=0.0, help="Measured time of a byte in this allreduce."),
+    measured_ranks: int = typer.Option(16, min=2, help="Number of ranks in the ring of these two measurements."),
     algorithm: str = typer.Option(
         "ring",
-        help="Of allreduces: ring, recursive_doubling, recursive_halving_doubling, binary_tree, double_binary_trees or "
-        "hierarchical.",
+        help="Algorithm of allreduces: ring, recursive_doubling, recursive_halving_doubling, binary_tree, "
+        "double_binary_trees or hierarchical.",
     ),
-    ranks_per_node: int = typer.Option(1, min=1, help="For hierarchical allreduces."),
-    local_latency_ms: float = typer.Option(0.0, min=0.0, help="From rank to rank within a node."),
-    local_ns_per_byte: float = typer.Option(0.0, min=0.0, help="From rank to rank within a node."),
+    ranks_per_node: int = typer.Option(1, min=1, help="Ranks on a node, for hierarchical allreduces."),
+    local_latency_ms: float = typer.Option(0.0, min=0.0, help="Latency from rank to rank within a node."),
+    local_ns_per_byte: float = typer.Option(0.0, min=0.0, help="Time of a byte from rank to rank within a node."),
     cycle_ms: float = typer.Option(1.0, min=0.0, help="HOROVOD_CYCLE_TIME."),
-    iterations: int = typer.Option(100, min=1, help="Of each rank. Without delays three tell all."),
-    seed: int = typer.Option(0, min=0, help="Of the delays."),
+    iterations: int = typer.Option(100, min=1, help="Steps of each rank. Without delays three are enough."),
+    seed: int = typer.Option(0, min=0, help="Seed of the delays."),
     output: str | None = typer.Option(None, help="Folder for scaling.png, and gantt.png for the largest job."),
 ) -> None:
     """Simulate a job: iteration time, efficiency, contributors and staleness, by policy, rule and number of ranks.
 
-    Under work sharing the bound is what the best schedule of whole micro-batches would take. The defaults of the cluster are those of the MG-WFBP paper's first one.
+    Under work sharing the bound is the time of the best schedule of whole micro-batches. The default cluster is the first one of the MG-WFBP paper.
     """
     from horovod_partial.fusion import MessageCost
     from horovod_partial.policies import ModelPolicy, parse
     from horovod_partial.simulate import Cluster, Result, Trace, parse_delays
     from horovod_partial.simulate import simulate as run
 
-    plots = _plots() if output is not None else None
+    plots = _for_output("plots", "matplotlib", "matplotlib") if output is not None else None
     table = Table(title_justify="left")
     shown = ("ranks", "policy", "rule", "messages", "ms", "bound", "efficiency", "late", "contributors", "staleness")
     for column in shown:
         table.add_column(column, justify="left" if column in ("policy", "rule") else "right")
     curves: dict[str, dict[int, Result]] = {}
-    try:
+    with _refusing():
         model = Trace.load(trace)
         model = model if backward is None else model.scaled(backward)
         cluster = replace(
@@ -248,13 +251,11 @@ def simulate(
                     *(f"{result.efficiency:.3f}", f"{result.late:.1%}"),
                     *(f"{result.contributors:.1f}", f"{result.staleness:.2f}"),
                 )
-    except (OSError, ValueError) as error:
-        raise _refused(str(error)) from None
     title = f"{model.name}, backward {1e3 * model.backward:.0f} ms, {algorithm}"
     title += f", {passes} micro-batches" if passes > 1 else ""
     table.title = f"{title}, delays: {delay}"
     console = Console()
-    console.width = max(console.width, 110)  # a narrow one would cut the names
+    console.width = max(console.width, 110)  # a narrower table would cut names
     console.print(table)
     if output is not None and plots is not None:
         folder = Path(output)
@@ -273,11 +274,11 @@ def simulate(
 
 @app.command()
 def report(
-    folder: str = typer.Argument(metavar="DIR", help="What HOROVOD_PARTIAL_RECORD named: it holds runs, or is one."),
-    run: str | None = typer.Option(None, help="Name of the run, in place of the newest."),
-    output: str | None = typer.Option(None, help="Page with plots, FILE.html; it needs no network."),
-    trace: str | None = typer.Option(None, help="Trace for Perfetto or chrome://tracing, FILE.json."),
-    prometheus: str | None = typer.Option(None, help="Metrics for the node exporter's textfile collector, FILE.prom."),
+    folder: str = typer.Argument(metavar="DIR", help="Folder that HOROVOD_PARTIAL_RECORD named, or one run in it."),
+    run: str | None = typer.Option(None, help="Name of a run; without it the newest one is read."),
+    output: str | None = typer.Option(None, help="File for a page with plots, FILE.html; it needs no network."),
+    trace: str | None = typer.Option(None, help="File for a trace for Perfetto or chrome://tracing, FILE.json."),
+    prometheus: str | None = typer.Option(None, help="File for metrics for the node exporter's collector, FILE.prom."),
 ) -> None:
     """Tell from a recording which rank is slow, where the time went, and what waiting has cost."""
     from horovod_partial import recording
@@ -285,8 +286,8 @@ def report(
     from horovod_partial.report import prometheus as metrics
     from horovod_partial.report import trace as traces
 
-    page = _page() if output is not None else None
-    try:
+    page = _for_output("report.page", "plotly", "horovod-partial[report]") if output is not None else None
+    with _refusing():
         summary = Summary.of(recording.load(folder, run))
         text.show(summary)
         if page is not None:
@@ -295,25 +296,21 @@ def report(
             traces.write(summary, trace)
         if prometheus is not None:
             metrics.write(summary, prometheus)
-    except (OSError, ValueError) as error:
-        raise _refused(str(error)) from None
 
 
 @app.command()
 def advise(
-    folder: str = typer.Argument(metavar="DIR", help="What HOROVOD_PARTIAL_RECORD named: it holds runs, or is one."),
-    run: str | None = typer.Option(None, help="Name of the run, in place of the newest."),
+    folder: str = typer.Argument(metavar="DIR", help="Folder that HOROVOD_PARTIAL_RECORD named, or one run in it."),
+    run: str | None = typer.Option(None, help="Name of a run; without it the newest one is read."),
     optimizer: str | None = typer.Option(None, help="The job's optimizer: sgd, adam, adamw or muon."),
 ) -> None:
-    """Predict from a recording what each policy would come to, and recommend one."""
+    """Predict from a recording how fast the job would be under each policy, and recommend one."""
     from horovod_partial import advice, recording
 
     if optimizer is not None and (optimizer := optimizer.lower()) not in advice.LEAST_QUORUM:
         raise _refused(f"--optimizer must be one of {', '.join(advice.LEAST_QUORUM)}, not {optimizer!r}")
-    try:
+    with _refusing():
         found = advice.advise(recording.load(folder, run), optimizer)
-    except (OSError, ValueError) as error:
-        raise _refused(str(error)) from None
     table = Table(title=found.title, title_justify="left")
     for column in ("policy", "steps/s", "95 % of resamples", "over full", "late", "staleness", "95 % of those"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
@@ -337,25 +334,23 @@ def advise(
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     program: str = typer.Argument(help="A script that imports Horovod; with -m, a module."),
-    arguments: list[str] | None = typer.Argument(None, help="Of the program."),  # noqa: B008 (typer's way)
+    arguments: list[str] | None = typer.Argument(None, help="Arguments of the program."),  # noqa: B008 (typer's way)
     is_module: bool = typer.Option(False, "-m", help="The program is the name of a module."),
     sync: str | None = typer.Option(
-        None, help="Sync policy where the program names none: majority, solo, quorum:0.75 …"
+        None, help="Policy to use if the program names none: majority, solo, quorum:0.75 …"
     ),
-    record: str | None = typer.Option(None, metavar="DIR", help="Record in this folder who is slow, and what for."),
+    record: str | None = typer.Option(None, metavar="DIR", help="Record in this folder which rank is slow, and why."),
 ) -> None:
-    """Run a program that was written for Horovod, unedited, with ours in Horovod's place.
+    """Run an unedited program that was written for Horovod, with this package in Horovod's place.
 
     On every rank: horovodrun -np 4 horovod-partial run --sync majority train.py --lr 0.1
     """
     from horovod_partial import policies
     from horovod_partial import program as programs
 
-    try:
-        if sync is not None:
+    if sync is not None:
+        with _refusing("--sync: "):
             policies.parse(sync)
-    except ValueError as error:
-        raise _refused(f"--sync: {error}") from None
     if not is_module and not Path(program).is_file():
         raise _refused(f"there is no file {program}")
     settings = {name: value for name, value in (("SYNC", sync), ("RECORD", record)) if value is not None}
@@ -370,36 +365,35 @@ def srun(command: list[str] = typer.Argument(help="A program and its arguments."
     """
     from horovod_partial.launch import slurm
 
-    try:
+    with _refusing("horovod-partial srun: "):
         slurm.run(command)
+
+
+def _for_output(module: str, needs: str, install: str) -> Any:
+    """Import a module of ours that only `--output` uses. Refuses the command if a package that it needs is missing."""
+    try:
+        return importlib.import_module(f"horovod_partial.{module}")
+    except ImportError:
+        raise _refused(f"--output needs {needs}: run `pip install {install}`") from None
+
+
+@contextlib.contextmanager
+def _refusing(begin: str = "") -> Iterator[None]:
+    """Refuse the command if a file or an argument is wrong. `begin` is the begin of the message."""
+    try:
+        yield
     except (OSError, ValueError) as error:
-        raise _refused(f"horovod-partial srun: {error}") from None
-
-
-def _plots() -> ModuleType:
-    try:
-        from horovod_partial import plots
-    except ImportError:
-        raise _refused("--output needs matplotlib: run `pip install matplotlib`") from None
-    return plots
-
-
-def _page() -> ModuleType:
-    try:
-        from horovod_partial.report import page
-    except ImportError:
-        raise _refused("--output needs plotly: run `pip install horovod-partial[report]`") from None
-    return page
+        raise _refused(f"{begin}{error}") from None
 
 
 def _refused(text: str) -> typer.Exit:
-    """Says why, and returns what to raise."""
+    """Print why a command is refused, and return the exception to raise."""
     typer.echo(text, err=True)
     return typer.Exit(2)
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     try:
         app()
     except SystemExit:

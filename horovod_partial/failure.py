@@ -1,4 +1,4 @@
-"""Whether this process ends by a failure: by an exception, or with an exit status other than 0."""
+"""Finds out whether this process ends by a failure: by an exception, or with an exit status other than 0."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-MOST_CHARACTERS = 400  # of what other ranks are told of a failure
-_failure: str | None = None  # what ends this process
+MOST_CHARACTERS = 400  # the longest text about a failure that other ranks get
+_failure: str | None = None  # the failure that ends this process
 
 
 def is_failure(exception: BaseException | None) -> bool:
-    """Whether this exception ends a process with an exit status other than 0, where nothing catches it."""
+    """Return whether this exception ends a process with an exit status other than 0, if nothing catches it."""
     if isinstance(exception, SystemExit):
         code = exception.code
-        return code is not None and not (isinstance(code, int) and code == 0)  # the interpreter prints other objects
+        return code is not None and not (isinstance(code, int) and code == 0)  # any other object means status 1
     return exception is not None
 
 
 def of_process() -> str | None:
-    """By what failure this process ends, or None; for exit handlers."""
-    last = getattr(sys, "last_value", None)  # set whatever the excepthook is
+    """Return the failure that ends this process, or None. For exit handlers."""
+    last = getattr(sys, "last_value", None)  # set under every excepthook
     return _failure or (describe(last) if last is not None else None)
 
 
 def describe(exception: BaseException) -> str:
-    """An exception in one line of valid UTF-8, of a long one the beginning and the end."""
+    """Describe an exception in one line of valid UTF-8. A long text is cut in the middle."""
     try:
         if isinstance(exception, SystemExit):
             text = f"it exits with status {exception.code}"
@@ -49,13 +49,13 @@ def watch() -> None:
     """Begin to watch how this process ends. A second call does nothing."""
     sys.excepthook = _noticing(sys.excepthook)
     sys.exit = _noticed(sys.exit)
-    quitter: Any = type(getattr(builtins, "exit", None))  # of `exit` and `quit`, where the module site has made them
+    quitter: Any = type(getattr(builtins, "exit", None))  # the class of `exit` and `quit`, if there are such
     if quitter.__name__ == "Quitter":
         quitter.__call__ = _noticed(quitter.__call__)
 
 
 def ends(exception: BaseException) -> None:
-    """This exception, which is a failure, ends the process."""
+    """Note that this exception, which is a failure, ends the process."""
     global _failure
     _failure = describe(exception)
 
@@ -69,10 +69,10 @@ def _noticing(previous: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Exit(SystemExit):
-    """A SystemExit that notices whether it ends the process. No hook tells of that, and exit handlers come later.
+    """A SystemExit that notices when it ends the process. No hook of Python tells that, and exit handlers run later.
 
-    The interpreter asks for the code when it ends the process, and then no function of the program runs any more. If the
-    program catches the exception, one of its functions asks for the code, or nobody does.
+    The interpreter reads `code` when the exception ends the process. At that time no function of the program is running.
+    If the program catches the exception, `code` is read by one of its functions, or never.
     """
 
     @property
@@ -87,7 +87,7 @@ class _Exit(SystemExit):
 
 
 def _noticed(exit: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that raises SystemExit, made to raise one that notices."""
+    """Wrap a function that raises SystemExit, so that it raises `_Exit`."""
 
     @functools.wraps(exit)
     def noticed(*args: Any) -> None:

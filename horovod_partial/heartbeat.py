@@ -1,4 +1,4 @@
-"""Signs of life between the ranks, and what they tell when one of them is missing (docs/protocol.md, rules 13 and 14)."""
+"""Starts the exchange of heartbeats, which tell when a rank is missing (docs/protocol.md, rules 13 and 14)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from horovod_partial import _attach, log
 from horovod_partial.settings import settings
@@ -18,55 +18,47 @@ Gather = Callable[[str], list[str]]
 
 
 class _Offer(NamedTuple):
-    """What rank 0 tells the others."""
+    """What rank 0 tells the others.
 
-    endpoint: str  # where it listens; empty where it does not
+    Attributes:
+        endpoint: where it listens; empty if it does not listen.
+        stall_seconds: after how many seconds a wait is explained; 0 for never.
+    """
+
+    endpoint: str
     stall_seconds: float
 
 
 def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
-    """Watch over the other ranks, or over rank 0, until the monitor is dropped. All ranks call this together.
+    """Watch the other ranks (on rank 0), or rank 0 (on the others), until the monitor is dropped. All ranks call this.
 
     Args:
-        rank: this one.
-        size: how many ranks there are.
-        gather: gives every rank's text to all, by rank.
+        rank: this rank.
+        size: the number of ranks.
+        gather: sends a text to all ranks, and returns the texts of all ranks by rank.
 
     Returns:
-        The monitor; None where none was asked for, nobody is there to be missed, or, unless the job is to end when a rank
-        is missing, where some rank cannot reach rank 0.
+        The monitor; None if the settings ask for none, or there is only one rank. It is also None if some rank cannot
+        reach rank 0, and the job is not to end when a rank is missing.
 
     Raises:
-        ValueError: the job is to end when a rank is missing, and some rank cannot reach rank 0; the same on every rank,
+        ValueError: the job is to end when a rank is missing, and some rank cannot reach rank 0. Every rank raises it,
             with the ranks and the addresses.
     """
     config = settings()
     if size == 1 or config.abort_seconds == config.stall_seconds == 0:
         return None
     _prepare_stacks()
-    neighbours = _neighbours(rank, gather) if config.abort_seconds else {}  # who may have to be ended
+    neighbours = _neighbours(rank, gather) if config.abort_seconds else {}  # processes that may have to be ended
+    options = {"abort_seconds": config.abort_seconds, "neighbours": neighbours}
     monitor, problem, own = None, "", _Offer("", _stall_seconds())
     if rank == 0 and (config.abort_seconds or own.stall_seconds):
-        monitor, problem = _attempt(
-            lambda: _attach.Monitor.listen(
-                size,
-                abort_seconds=config.abort_seconds,
-                stall_seconds=own.stall_seconds,
-                neighbours=neighbours,
-            )
-        )
+        monitor, problem = _attempt(_attach.Monitor.listen, size, stall_seconds=own.stall_seconds, **options)
         own = own._replace(endpoint=monitor.endpoint if monitor else "")
     offer = _Offer(*json.loads(gather(json.dumps(own))[0]))
     if rank > 0 and offer.endpoint:
-        monitor, problem = _attempt(
-            lambda: _attach.Monitor.join(
-                rank,
-                offer.endpoint,
-                abort_seconds=config.abort_seconds,
-                stall_seconds=offer.stall_seconds,
-                neighbours=neighbours,
-            )
-        )
+        join = _attach.Monitor.join
+        monitor, problem = _attempt(join, rank, offer.endpoint, stall_seconds=offer.stall_seconds, **options)
     problems = {of: text for of, text in enumerate(gather(problem)) if text}
     if not problems:
         return monitor
@@ -86,31 +78,32 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
 
 
 def _stall_seconds() -> float:
-    """As set, but for where Horovod's own check is disabled: it takes the digits that its variable begins with."""
+    """Return the setting, or 0 if Horovod's own stall check is disabled: if its variable begins with a number above 0."""
     disabled = re.match(r"\s*\+?0*[1-9]", os.environ.get("HOROVOD_STALL_CHECK_DISABLE", ""))
     return 0.0 if disabled else settings().stall_seconds
 
 
 @functools.cache
 def _prepare_stacks() -> None:
-    """Lets the extension take the stacks of all threads, also where one of them keeps the interpreter's lock."""
+    """Let the extension take the stacks of all threads, even while a thread keeps the interpreter's lock."""
     signal, file = _attach.prepare_stacks()
     if signal:
         faulthandler.register(signal, file, all_threads=True)
 
 
 def _neighbours(rank: int, gather: Gather) -> dict[int, int]:
-    """The numbers of the processes of the other ranks that this one sees under the same numbers."""
+    """Return the numbers of the processes of other ranks that are in this process namespace, by rank."""
     try:
         place = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
-    except OSError:  # not told here, as in some sandboxes
+    except OSError:  # some sandboxes hide these files
         place = None
     others = enumerate(map(json.loads, gather(json.dumps([place, os.getpid()]))))
     return {of: number for of, (its_place, number) in others if its_place == place is not None and of != rank}
 
 
-def _attempt(make: Callable[[], _attach.Monitor]) -> tuple[_attach.Monitor | None, str]:
+def _attempt(make: Callable[..., _attach.Monitor], *args: Any, **options: Any) -> tuple[_attach.Monitor | None, str]:
+    """Return a monitor, or None and what went wrong."""
     try:
-        return make(), ""
+        return make(*args, **options), ""
     except RuntimeError as error:
         return None, str(error)

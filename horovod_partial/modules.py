@@ -1,10 +1,11 @@
-"""Modules of Horovod's front ends under our names, so that `horovod_partial` can stand wherever `horovod` stood.
+"""Modules of Horovod's front ends under our names, so that programs can import `horovod_partial` instead of `horovod`.
 
     from horovod_partial.torch.elastic.sampler import ElasticSampler
 
-A module that Horovod has and we have not is made when it is imported: it holds what Horovod's holds, and our function or
-class where the front end has one of that name, as `horovod_partial.torch.mpi_ops` has our `init`. Our own modules are found
-first. `horovod_partial.tensorflow.keras` holds what `horovod_partial.keras` does.
+A module that only Horovod has is made here when it is imported. It has the contents of Horovod's module, with the
+functions and classes of our front end in place of those of the same name. For example, `horovod_partial.torch.mpi_ops`
+has our `init`. Our own modules are found first. `horovod_partial.tensorflow.keras` has the contents of
+`horovod_partial.keras`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _FRONT_ENDS = ("torch", "tensorflow", "keras")
 
 
 class _Counterpart(importlib.abc.Loader):
-    """Makes a module out of another one.
+    """Makes a module from another one.
 
     Args:
-        source: the name of the other.
-        front_end: the name of our module whose functions and classes come before those of the other.
+        source: the name of the other module.
+        front_end: the name of our front end, whose functions and classes replace those of the same name.
     """
 
     def __init__(self, source: str, front_end: str) -> None:
@@ -34,7 +35,7 @@ class _Counterpart(importlib.abc.Loader):
         self._front_end = front_end
 
     def create_module(self, spec: ModuleSpec) -> None:
-        return None  # an ordinary one
+        return None  # Python makes an ordinary module
 
     def exec_module(self, module: ModuleType) -> None:
         source, front_end = importlib.import_module(self._source), importlib.import_module(self._front_end)
@@ -47,7 +48,7 @@ class _Counterpart(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Comes last, and so finds what no other has found."""
+    """Is asked last, for modules that no other finder has found."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -72,9 +73,9 @@ sys.meta_path.append(_Finder())
 
 
 def bind(front_end: ModuleType, horovods: ModuleType) -> None:
-    """Let the modules that Horovod's front end has as attributes be ours in `front_end`.
+    """Replace the modules that `front_end` has as attributes by ours.
 
-    `from horovod.torch import *` has made them Horovod's, and `from horovod_partial.torch import mpi_ops` would find that.
+    After `from horovod.torch import *` they are Horovod's, and `from horovod_partial.torch import mpi_ops` would find those.
     """
     for name, value in list(vars(horovods).items()):
         if isinstance(value, ModuleType) and value.__name__ == f"{horovods.__name__}.{name}":

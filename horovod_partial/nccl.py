@@ -1,7 +1,8 @@
-"""Which NCCL a framework's Horovod uses in this process, and which others are loaded.
+"""Finds out which NCCL a framework's Horovod uses in this process, and which others are loaded.
 
-PyTorch and TensorFlow load `libnccl.so.2` themselves. A Horovod that is linked with that name shares their NCCL. A Horovod that
-is linked with NCCL's static library has one of its own: `LD_PRELOAD` does not replace it, and the process holds two.
+PyTorch and TensorFlow load `libnccl.so.2` themselves. A Horovod that is linked with that name shares their NCCL. A
+Horovod that is linked with NCCL's static library has its own: `LD_PRELOAD` does not replace it, and the process holds
+two.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_NAME = "libnccl.so"  # without the number of its interface
+_NAME = "libnccl.so"  # the name of the library without its version
 
 
 class Nccl(NamedTuple):
-    """One NCCL of this process.
+    """An NCCL in this process.
 
     Attributes:
-        version: `"2.28.9"`, say.
-        path: the file that holds its code.
+        version: the version, such as `"2.28.9"`.
+        path: the file that contains its code.
     """
 
     version: str
@@ -27,13 +28,13 @@ class Nccl(NamedTuple):
 
 
 def of_horovod(library: str, compiled: int) -> Nccl:
-    """The NCCL that reduces the tensors of a framework's Horovod.
+    """Return the NCCL that reduces the tensors of a framework's Horovod.
 
     Args:
-        library: the path of Horovod's library for the framework, which is loaded.
-        compiled: the version that Horovod was compiled with, as `horovod.torch.nccl_built()` returns it.
+        library: the path of Horovod's library for the framework, which must be loaded.
+        compiled: the number of the version that Horovod was compiled with, from `horovod.torch.nccl_built()`.
     """
-    from horovod_partial import _attach  # which needs a Horovod that is loaded
+    from horovod_partial import _attach  # this module needs a loaded Horovod
 
     for name in _attach.needed_libraries(library):
         if name.startswith(_NAME):
@@ -42,7 +43,7 @@ def of_horovod(library: str, compiled: int) -> Nccl:
 
 
 def loaded() -> list[Nccl]:
-    """The shared libraries of NCCL that are loaded, by path."""
+    """Return the shared libraries of NCCL that are loaded, ordered by path."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line[line.index("/") :] for line in lines if "/" in line}
     return [_shared(path) for path in sorted(paths) if Path(path).name.startswith(_NAME)]
@@ -62,7 +63,7 @@ def describe(framework: str, own: Nccl, loaded: Sequence[Nccl]) -> str:
 
 
 def _shared(name: str) -> Nccl:
-    """A loaded library, by its path or by the name that others are linked with."""
+    """Return a loaded library, given its path, or the name that others are linked with."""
     get_version = ctypes.CDLL(name).ncclGetVersion
     version = ctypes.c_int()
     get_version(ctypes.byref(version))
@@ -70,7 +71,7 @@ def _shared(name: str) -> Nccl:
 
 
 def _file_of(function: object) -> str:
-    """The file that a function was loaded from."""
+    """Return the file that a function was loaded from."""
     address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, end = (int(number, 16) for number in line.partition(" ")[0].split("-"))
@@ -80,6 +81,6 @@ def _file_of(function: object) -> str:
 
 
 def _text(version: int) -> str:
-    """The form that people write; NCCL's number is 22809 for 2.28.9. Before 2.9 it had a digit less."""
+    """Return the text of a version: "2.28.9" for NCCL's number 22809. Numbers before 2.9 have one digit less."""
     major = 10_000 if version >= 10_000 else 1_000
     return f"{version // major}.{version % major // 100}.{version % 100}"

@@ -1,4 +1,4 @@
-"""Plots of simulated jobs. Needs matplotlib, which the package itself does not."""
+"""Plots of simulated jobs. This module needs matplotlib; the package itself does not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from horovod_partial import _core
 from horovod_partial.fusion import MessageCost
 from horovod_partial.simulate import Result, Trace
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; markers do without colour.
+# Okabe and Ito's colours: colour-blind readers can tell them apart. Markers differ too, for prints without colour.
 _COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
 _MARKERS = "os^Dv<>"
 _FORWARD, _BACKWARD, _MESSAGES = "#BBBBBB", "#56B4E9", ("#D55E00", "#E69F00")
 
 
 def scaling(curves: Mapping[str, Mapping[int, Result]], title: str, path: str | PathLike[str]) -> None:
-    """Iteration time and scaling efficiency over the number of ranks; one line for each label of `curves`."""
+    """Plot iteration time and scaling efficiency over the number of ranks, with one line for each label of `curves`."""
     figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, (label, results) in enumerate(curves.items()):
@@ -42,7 +42,7 @@ def scaling(curves: Mapping[str, Mapping[int, Result]], title: str, path: str | 
 
 
 def gantt(trace: Trace, rules: Sequence[str], cost: MessageCost, title: str, path: str | PathLike[str]) -> None:
-    """When a step computes, and when its messages travel, one row for each rule; lines are the ends of the steps."""
+    """Plot when a step computes, and when its messages travel, with one row for each rule. Lines mark the ends of steps."""
     figure = Figure(figsize=(11, 1.2 + 0.9 * len(rules)), layout="constrained")
     axes = figure.subplots()
     ends = [_step(axes, row, trace, rule, cost) for row, rule in enumerate(rules)]
@@ -57,7 +57,7 @@ def gantt(trace: Trace, rules: Sequence[str], cost: MessageCost, title: str, pat
 
 
 def _step(axes: Axes, row: int, trace: Trace, rule: str, cost: MessageCost) -> float:
-    """Returns its end, in milliseconds."""
+    """Draw the row of one rule. Returns the end of the step, in milliseconds."""
     plan = trace.plan(rule, cost)
     messages = _core.fusion_messages(plan.messages, plan.ready, plan.nbytes, cost.latency, cost.seconds_per_byte)
     axes.broken_barh([(0, 1e3 * trace.forward)], (row - 0.36, 0.34), facecolor=_FORWARD)

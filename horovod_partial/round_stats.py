@@ -1,4 +1,4 @@
-"""What happened to the rounds, in a form to read and to plot."""
+"""Statistics of rounds, in a form to read and to plot."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-Raw = dict[str, dict[str, Any]]  # the counts that the core keeps, by bucket
+Raw = dict[str, dict[str, Any]]  # the counts that the core keeps, by name of the bucket
 
 
 class Progress:
-    """What has happened to the rounds since it was last asked, for logs.
+    """Tells what has happened to the rounds since it was last asked. For logs.
 
     Args:
-        read: the counts of all buckets, from their beginning.
-        rank: this one's in the process set.
+        read: returns the counts of all buckets since they were declared.
+        rank: this rank's number in the process set.
     """
 
     def __init__(self, read: Callable[[], Raw], rank: int) -> None:
@@ -23,18 +23,18 @@ class Progress:
         self._before = self._counts()
 
     def since(self) -> dict[str, float]:
-        """What is new.
+        """Return what has happened since the last call.
 
         Returns:
-            `late`: the share of this rank's arrivals that came too late, 0 to 1. `fresh`: contributors to a round that were on
-            time, mean. `staleness`: rounds since a rank's contribution before, mean. `waited_seconds`: by this rank, for
-            results, over all buckets. Nothing if there was no round.
+            `late`: the share of this rank's arrivals that came too late, 0 to 1. `fresh`: the mean number of ranks that
+            were on time for a round. `staleness`: the mean staleness of contributions, in rounds. `waited_seconds`: how
+            long this rank waited for results, over all buckets. The dictionary is empty if there was no round.
         """
         before, self._before = self._before, self._counts()
         new: Counter[str] = Counter()
         for name, counts in self._before.items():
             new.update(counts)
-            if name in before:  # and what has ended since, as with an optimizer that is gone, is in neither
+            if name in before:  # a bucket that has ended since, for example with its optimizer, is not counted
                 new.subtract(before[name])
         if not new["rounds"]:
             return {}
@@ -61,9 +61,9 @@ class Progress:
 
 
 def summarise(raw: Raw) -> dict[str, dict[str, Any]]:
-    """Statistics by bucket, from the counts that the core keeps.
+    """Return statistics by bucket, from the counts that the core keeps.
 
-    What the keys mean stands in `docs/api.md`, under Statistics.
+    `docs/api.md` explains the keys, under Statistics.
     """
     return {name: _summarise_bucket(bucket) for name, bucket in sorted(raw.items())}
 
@@ -71,29 +71,12 @@ def summarise(raw: Raw) -> dict[str, dict[str, Any]]:
 def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
     fresh = {count: rounds for count, rounds in enumerate(raw["fresh"]) if rounds}
     rounds = raw["rounds"]
-    summary = {
-        "rounds": rounds,
+    summary = {key: value for key, value in raw.items() if key not in ("fresh", "staleness", "quorums")} | {
         "closed_by": {reason: count for reason, count in raw["closed_by"].items() if count},
-        "on_time": list(raw["on_time"]),
-        "late": list(raw["late"]),
-        "gradients": list(raw["gradients"]),
         "fresh_mean": sum(count * n for count, n in fresh.items()) / rounds if rounds else 0.0,
         "fresh_histogram": fresh,
         "staleness_histogram": dict(sorted(raw["staleness"].items())),
-        "waited_seconds": raw["waited_seconds"],
-        "dropped": raw["dropped"],
-        "summed": raw["summed"],
-        "healed": raw["healed"],
-        "bytes_held": raw["bytes_held"],
-        "pending": raw["pending"],
-        "missed_rounds": raw["missed_rounds"],
-        "groups_made": raw["groups_made"],
-        "setup_seconds": raw["setup_seconds"],
     }
     if raw["quorums"]:
-        summary["quorum"] = raw["quorums"][-1][1]
-        summary["quorum_changes"] = list(raw["quorums"])
-    for key in ("arrival_offset_seconds", "unconnected_windows"):
-        if key in raw:
-            summary[key] = raw[key]
+        summary |= {"quorum": raw["quorums"][-1][1], "quorum_changes": raw["quorums"]}
     return summary

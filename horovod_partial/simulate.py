@@ -1,7 +1,7 @@
-"""How long would iterations take? Simulates jobs on a model of a cluster, with the code that closes rounds in real jobs.
+"""Predicts how long iterations take: simulates jobs on a model of a cluster, with the code that closes rounds in real jobs.
 
 `simulate` runs a job in simulated time: ranks compute and are delayed, the coordinator closes rounds by a policy, and
-messages cost what a `Cluster` says. What is modelled, and what is not: `docs/simulator.md`.
+a `Cluster` gives the cost of messages. `docs/simulator.md` says what is modelled and what is not.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Cluster:
     """Links between ranks, and what reductions over them cost (MG-WFBP, IEEE TPDS 2021, section 2.5).
 
     Attributes:
-        latency: seconds of an empty message between two ranks, 0 or more; alpha.
-        seconds_per_byte: seconds that a link takes for a byte, 0 or more; beta.
-        reduce_seconds_per_byte: seconds to add a byte of one tensor to another, 0 or more; gamma.
+        latency: the time of an empty message between two ranks, in seconds, 0 or more; the paper's alpha.
+        seconds_per_byte: the time that a link takes for a byte, in seconds, 0 or more; the paper's beta.
+        reduce_seconds_per_byte: the time to add a byte of one tensor to another, in seconds, 0 or more; the paper's gamma.
         ranks_per_node: with `"hierarchical"`, how many ranks share a node and its link, 1 or more.
         local_latency: with `"hierarchical"`, the `latency` within a node.
         local_seconds_per_byte: with `"hierarchical"`, the `seconds_per_byte` within a node.
@@ -53,7 +53,7 @@ class Cluster:
 
     @classmethod
     def fit_ring(cls, cost: MessageCost, ranks: int) -> Cluster:
-        """The cluster on which a ring of `ranks` ranks costs that; the time of additions counts with the link's.
+        """Return the cluster on which a ring of `ranks` ranks has this cost. The time of additions counts as the link's.
 
         Raises:
             ValueError: `ranks` is below 2.
@@ -63,12 +63,13 @@ class Cluster:
         return cls(cost.latency / (2 * (ranks - 1)), cost.seconds_per_byte * ranks / (2 * (ranks - 1)))
 
     def cost(self, algorithm: str, ranks: int) -> MessageCost:
-        """What an allreduce among `ranks` ranks costs. The formulas are the paper's table 2, with whole steps.
+        """Return the cost of an allreduce among `ranks` ranks. The formulas are those of the paper's table 2, with whole steps.
 
         Args:
-            algorithm: one of `ALGORITHMS`. `"hierarchical"` is not in the paper: a ring within each node, and a ring of
-                nodes, in which the ranks of a node send their parts at the same time. Groups fill one node after another.
-            ranks: number of ranks, 1 or more; 1 costs nothing.
+            algorithm: one of `ALGORITHMS`. `"hierarchical"` is not in the paper: it is a ring within each node, and a
+                ring of nodes in which the ranks of a node send their parts at the same time. Groups fill one node after
+                another.
+            ranks: the number of ranks, 1 or more; 1 costs nothing.
 
         Raises:
             ValueError: the algorithm is unknown.
@@ -102,7 +103,7 @@ def _binary_tree(cluster: Cluster, ranks: int) -> tuple[float, float]:
 def _double_binary_trees(cluster: Cluster, ranks: int) -> tuple[float, float]:
     if ranks == 1:
         return 0.0, 0.0
-    # The table prints a start-up of 2 log N, without the latency of a message, which it cannot do without.
+    # The paper's table prints a start-up of 2 log N. It must be multiplied by the latency of a message.
     return 2 * _doublings(ranks) * cluster.latency, cluster.seconds_per_byte + cluster.reduce_seconds_per_byte
 
 
@@ -136,13 +137,13 @@ class Delays(Protocol):
     """Says which ranks are delayed in which steps, and for how long."""
 
     def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
-        """Seconds, of the shape (iterations, ranks). `compute`: seconds of a step without delay."""
+        """Return delays in seconds, of the shape (iterations, ranks). `compute` is the time of a step without delay."""
         ...
 
 
 @dataclass(frozen=True)
 class RandomRanks:
-    """In each step `count` ranks, drawn at random, are delayed by `seconds` (eager-SGD, PPoPP'20, section 7.2)."""
+    """Delays `count` random ranks by `seconds` in each step (eager-SGD, PPoPP'20, section 7.2)."""
 
     count: int
     seconds: float
@@ -154,7 +155,7 @@ class RandomRanks:
 
 @dataclass(frozen=True)
 class Rotating:
-    """In step t rank r is delayed by `seconds[(r + t) % len(seconds)]`."""
+    """Delays rank r in step t by `seconds[(r + t) % len(seconds)]`."""
 
     seconds: tuple[float, ...]
 
@@ -165,7 +166,7 @@ class Rotating:
 
 @dataclass(frozen=True)
 class OneSlow:
-    """Rank 0 takes `factor` times as long for each step, 1 or more."""
+    """Makes rank 0 take `factor` times as long for each step, 1 or more."""
 
     factor: float
 
@@ -177,10 +178,10 @@ class OneSlow:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Every rank is delayed in every step, by a log-normal time: in half of the steps by more than `median` seconds.
+    """Delays every rank in every step by a log-normal time, which exceeds `median` seconds in half of the steps.
 
-    Steps of ResNet-50 on a cloud (eager-SGD, PPoPP'20, figure 4: 399 to 1,892 ms, mean 454, standard deviation 116) are
-    about 0.4 s and such a delay with a median of 0.024 s and a sigma of 1.3.
+    Steps of ResNet-50 on a cloud (eager-SGD, PPoPP'20, figure 4: 399 to 1,892 ms, mean 454, standard deviation 116) take
+    about 0.4 s plus such a delay with a median of 0.024 s and a sigma of 1.3.
     """
 
     median: float
@@ -191,7 +192,13 @@ class LogNormal:
 
 
 def parse_delays(text: str) -> Delays | None:
-    """The delays that `text` names: `none`, `random:2:0.3`, `rotating:0:0.1:0.4`, `slow:3`, `log-normal:0.02[:1.3]`."""
+    """Return the delays that a text names; None for `none`.
+
+    Texts are such as `none`, `random:2:0.3`, `rotating:0:0.1:0.4`, `slow:3` and `log-normal:0.02[:1.3]`.
+
+    Raises:
+        ValueError: the text names no delays.
+    """
     name, *arguments = text.strip().lower().split(":")
     try:
         numbers = [float(argument) for argument in arguments]
@@ -219,7 +226,13 @@ def parse_delays(text: str) -> Delays | None:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of one parameter: its size, and the seconds that backward takes from the one before to it."""
+    """The gradient of one parameter.
+
+    Attributes:
+        name: the name of the parameter.
+        nbytes: its size in bytes.
+        seconds: the time that backward takes for it, after the gradient before.
+    """
 
     name: str
     nbytes: int
@@ -254,25 +267,25 @@ class Trace:
 
     @classmethod
     def recorded(cls, plan: FusionPlan) -> Trace:
-        """What a training with merged gradients has measured of itself.
+        """Return what a training with merged gradients has measured.
 
-        What the step does beside backward and the reductions counts as forward.
+        All time of a step besides backward and the reductions counts as forward.
 
         Raises:
-            ValueError: the gradients have several dtypes or devices, which a trace has not.
+            ValueError: the gradients have several dtypes or devices; a trace can have only one.
         """
         if any(later < earlier for earlier, later in itertools.pairwise(plan.ready)):
-            raise ValueError("the plan's gradients have several dtypes or devices: they make no trace")
+            raise ValueError("the plan's gradients have several dtypes or devices: a trace can have only one")
         seconds = np.diff(plan.ready, prepend=plan.ready[:1]).tolist()
         gradients = zip(plan.gradients, plan.nbytes, seconds, strict=True)
         return cls("recorded", plan.around, tuple(Gradient(*gradient) for gradient in gradients))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Trace:
-        """Read what `save`, or the `save` of an `hvd.FusionPlan`, wrote.
+        """Read a file that was written by `save`, or by the `save` of an `hvd.FusionPlan`.
 
         Raises:
-            ValueError: the file is something else.
+            ValueError: the file holds neither.
         """
         document = documents.load(path, "trace")
         if isinstance(document, dict) and "messages" in document:
@@ -284,11 +297,11 @@ class Trace:
         documents.save(self, path)
 
     def scaled(self, backward: float) -> Trace:
-        """The same model on a machine on which backward takes that many seconds, and all else in proportion."""
+        """Return the trace of the same model on a machine where backward takes this many seconds; all else in proportion."""
         return self._times(backward / self.backward)
 
     def split(self, passes: int, seconds: float = 0.0) -> Trace:
-        """The same step as `passes` micro-batches, of which each takes `seconds` more; the last one makes the gradients."""
+        """Return the same step as `passes` micro-batches. Each takes `seconds` more, and the last makes the gradients."""
         last = self._times(1 / passes)
         before = (passes - 1) * (last.compute + seconds)
         return replace(last, forward=before + seconds + last.forward)
@@ -299,26 +312,26 @@ class Trace:
 
     @property
     def backward(self) -> float:
-        """Seconds."""
+        """The time of backward, in seconds."""
         return sum(gradient.seconds for gradient in self.gradients)
 
     @property
     def compute(self) -> float:
-        """Seconds of a step on one rank alone."""
+        """The time of a step on one rank alone, in seconds."""
         return self.ready[-1]
 
     @property
     def nbytes(self) -> int:
-        """Of all gradients."""
+        """The size of all gradients, in bytes."""
         return sum(gradient.nbytes for gradient in self.gradients)
 
     @property
     def ready(self) -> list[float]:
-        """When each gradient is there, in seconds after the start of the step."""
+        """The time when each gradient is there, in seconds after the start of the step."""
         return list(itertools.accumulate((gradient.seconds for gradient in self.gradients), initial=self.forward))[1:]
 
     def plan(self, rule: str, cost: MessageCost) -> FusionPlan:
-        """Which gradients travel together by a rule of `hvd.MergedGradients`, if messages cost that."""
+        """Return the plan that a rule of `hvd.MergedGradients` makes if messages have this cost."""
         names = [gradient.name for gradient in self.gradients]
         nbytes = [gradient.nbytes for gradient in self.gradients]
         return fusion.plan(rule, names, nbytes, self.ready, cost)
@@ -329,21 +342,22 @@ class Trace:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a simulated job.
+    """The result of a simulated job.
 
     Attributes:
-        iteration_time: seconds of an iteration, mean over ranks and iterations.
-        efficiency: what a step computes, without delays, over `iteration_time`: the speed-up over one rank, by ranks.
-        messages: in a step, each with rounds of its own.
-        late: share of the arrivals that came too late for their round.
-        closed_by: reason (`docs/protocol.md`) to rounds, of all messages.
-        fresh_histogram: number of contributors that were on time to rounds.
-        staleness_histogram: rounds that a rank had missed before a contribution, to contributions.
-        ends: seconds, of the shape (iterations, ranks): when each step ended.
-        closed: seconds: when each round of a step's last message closed. Not of `hvd.WorkSharing`.
-        quorums: with `hvd.Auto`, since which round of a step's last message which quorum held, and why.
-        bound: with `hvd.WorkSharing`, seconds of an iteration if it were known beforehand what each micro-batch takes: the
-            longest goes first to the rank that would be the first to end it. Where delays are those of ranks, no
+        iteration_time: the time of an iteration in seconds; the mean over ranks and iterations.
+        efficiency: the compute time of a step without delays, divided by `iteration_time`. This is the speed-up over
+            one rank, divided by the number of ranks.
+        messages: the number of messages in a step. Each has rounds of its own.
+        late: the share of arrivals that came too late for their round.
+        closed_by: the number of rounds of all messages by the reason why they closed (`docs/protocol.md`).
+        fresh_histogram: the number of rounds by the number of ranks that were on time.
+        staleness_histogram: the number of contributions by the number of rounds that the rank had missed before.
+        ends: when each step ended, in seconds, of the shape (iterations, ranks).
+        closed: when each round of a step's last message closed, in seconds; empty with `hvd.WorkSharing`.
+        quorums: with `hvd.Auto`, the quorums of a step's last message: the first round, the quorum, and the reason.
+        bound: with `hvd.WorkSharing`, the time of an iteration in seconds if the time of each micro-batch were known
+            before: the longest one goes first, to the rank that would end it first. If delays belong to ranks, no
             schedule is better.
     """
 
@@ -361,12 +375,12 @@ class Result:
 
     @property
     def contributors(self) -> float:
-        """On time in a round, mean over rounds in which anybody was; 0 if no round was held."""
+        """The number of ranks that were on time, mean over rounds in which any rank was; 0 if there was no round."""
         return _mean({fresh: rounds for fresh, rounds in self.fresh_histogram.items() if fresh > 0})
 
     @property
     def staleness(self) -> float:
-        """Rounds that a rank had missed before a contribution, mean over contributions; 0 if there was none."""
+        """The number of rounds that a rank had missed before a contribution, mean over contributions; 0 if there was none."""
         return _mean(self.staleness_histogram)
 
 
@@ -393,30 +407,30 @@ def simulate(
 ) -> Result:
     """Run a job in simulated time.
 
-    With `passes` a step is the same work in so many micro-batches, and its messages travel during the last one. Under
-    `hvd.WorkSharing()` the ranks share the micro-batches of an iteration, and the delay of a rank is a delay of those
-    that it makes.
+    With `passes`, a step is the same work in several micro-batches, and its messages travel during the last one. Under
+    `hvd.WorkSharing()` the ranks share the micro-batches of an iteration, and the delay of a rank delays the
+    micro-batches that it makes.
 
     Args:
         trace: what each rank computes in a step.
-        policy: of synchronisation, or its text. One of gradients sends messages during backward, one of models sends
-            the whole model after it.
-        ranks: how many, 1 or more.
-        cluster: what links cost.
-        algorithm: of reductions, one of `ALGORITHMS`.
-        rule: which gradients travel together, of `hvd.MergedGradients`; planned for the cost among all ranks.
-        iterations: that each rank takes, 1 or more.
-        delays: a model of them, or seconds of the shape (iterations, ranks); they come before the compute of a step. Of
-            the shape (iterations, ranks, passes) they belong to micro-batches: who makes one for another rank takes its
-            delay over, as where samples differ in length.
-        seed: of the delays.
-        cycle: at least so many seconds are between two negotiations; the default is Horovod's. With 0 a round closes in
-            the moment that its last rank arrives, and large jobs take long to simulate.
-        passes: micro-batches of a step, on each rank or on average, 1 or more: `backward_passes_per_step`.
-        split: seconds that each micro-batch takes beside its part of the step's compute, 0 or more.
-        delays_in: where a rank's delay lies under `hvd.WorkSharing()`. `"each"`: each micro-batch that it makes in that
-            iteration takes 1 / `passes` of the delay more, as on a slow machine. `"first"`: its first one takes all of
-            it, as by a hiccup.
+        policy: the policy, or its text. With a policy of gradients, messages travel during backward. With a policy of
+            models, the whole model travels after backward.
+        ranks: the number of ranks, 1 or more.
+        cluster: the cost of links.
+        algorithm: the algorithm of reductions, one of `ALGORITHMS`.
+        rule: the rule of `hvd.MergedGradients` by which gradients travel together; it plans for the cost among all ranks.
+        iterations: the number of steps of each rank, 1 or more.
+        delays: a model of delays, or delays in seconds of the shape (iterations, ranks), which come before the compute
+            of a step. If the shape is (iterations, ranks, passes), delays belong to micro-batches: a rank that makes one
+            for another rank has its delay. This models samples of different lengths.
+        seed: seed of the delays.
+        cycle: the shortest time between two negotiations, in seconds; the default is Horovod's. With 0 a round closes
+            at the moment when its last rank arrives, but large jobs take long to simulate.
+        passes: micro-batches in a step per rank, on average, 1 or more: `backward_passes_per_step`.
+        split: how long each micro-batch takes in addition to its part of the step's compute, in seconds, 0 or more.
+        delays_in: where a rank's delay lies under `hvd.WorkSharing()`. With `"each"`, each micro-batch that it makes in
+            that iteration takes 1 / `passes` of the delay more, like on a slow machine. With `"first"`, its first
+            micro-batch takes the whole delay, like after a hiccup.
 
     Raises:
         ValueError: an argument is out of range, or the delays have another shape.
@@ -473,7 +487,7 @@ def simulate(
 
 
 def _messages(trace: Trace, policy: Policy, rule: str, cost: MessageCost) -> tuple[list[float], list[float]]:
-    """When each message of a step is ready, and its bytes."""
+    """Return when each message of a step is ready, in seconds after the start of the step, and its bytes."""
     if isinstance(policy, ModelPolicy):
         return [trace.compute], [trace.nbytes]
     plan = trace.plan(rule, cost)
@@ -547,16 +561,16 @@ def _share(
 def _bound(
     micro_batch: float, in_first: NDArray[np.float64], in_each: NDArray[np.float64], in_own: NDArray[np.float64]
 ) -> float:
-    """Seconds of an update's micro-batches by list scheduling.
+    """Return how long the micro-batches of an update take by list scheduling, in seconds.
 
     Args:
-        micro_batch: seconds, without delay.
-        in_first: seconds, by rank: a delay of its first micro-batch.
-        in_each: seconds, by rank: a delay of each one that it makes.
-        in_own: seconds, by micro-batch: its delay, whoever makes it.
+        micro_batch: the time of a micro-batch without delay, in seconds.
+        in_first: by rank, the delay of its first micro-batch, in seconds.
+        in_each: by rank, the delay of each micro-batch that it makes, in seconds.
+        in_own: by micro-batch, its delay on any rank, in seconds.
     """
     pace = micro_batch + in_each
-    ranks = [(end, rank) for rank, end in enumerate((in_first + pace).tolist())]  # by the ends of their next
+    ranks = [(end, rank) for rank, end in enumerate((in_first + pace).tolist())]  # when each could end its next one
     heapq.heapify(ranks)
     last = 0.0
     for more in sorted(in_own.tolist(), reverse=True):

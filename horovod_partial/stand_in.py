@@ -1,9 +1,9 @@
-"""Modules that stand where a program imports Horovod's: for `horovod-partial run`.
+"""Replaces Horovod's modules by ours when a program imports them: for `horovod-partial run`.
 
-A front end of Horovod stays what it is while it is being imported, since ours is made from it. When both are there, a module
-takes its place in which every function, class and value that ours has is ours, and all else is Horovod's. So it does not matter
-in which form a program imports it, nor whether the program does or a library that it uses. What Horovod's own modules have
-imported by then stays theirs.
+Horovod's front end is imported first, unchanged, because ours is made from it. When both have been imported, another
+module takes the place of Horovod's. Every function, class and value that our front end has is ours there, and all else
+is Horovod's. So the program, and libraries that it uses, may import the front end in any form. Names that Horovod's own
+modules have imported before stay Horovod's.
 """
 
 from __future__ import annotations
@@ -11,34 +11,36 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# Whose place is taken, and by what.
+# Horovod's front ends, and the module of ours that replaces each.
 FRONT_ENDS = {
     "horovod.torch": "horovod_partial.torch",
     "horovod.tensorflow": "horovod_partial.tensorflow",
     "horovod.keras": "horovod_partial.keras",
     "horovod.tensorflow.keras": "horovod_partial.keras",
 }
-# Of each, the public ones, which it imports itself. The others stay as they are: Horovod's own functions import from them
-# when they are called, and ask `horovod.torch.optimizer`, say, whether an optimizer is a wrapped one.
+# The public modules that each front end imports itself; they are replaced too. Other modules stay Horovod's, because its
+# functions import from them when they are called. For example, `horovod.torch.optimizer` tells them whether an optimizer
+# is wrapped.
 SUBMODULES = ("callbacks", "elastic")
 
 
 def install(tell: Callable[[str, list[str]], None]) -> None:
-    """From now on ours stands for each front end of Horovod that is imported.
+    """Replace each front end of Horovod that is imported from now on.
 
     Args:
-        tell: called when that has come to pass, with the front end's name, and the names in it that are ours now.
+        tell: is called after each replacement, with the front end's name, and the names in it that are ours now.
     """
     sys.meta_path.insert(0, _Finder(tell))
 
 
 class _Then(Loader):
-    """A loader after which something else happens."""
+    """A loader that calls a function after it has loaded a module."""
 
     def __init__(self, loader: Loader, then: Callable[[], object]) -> None:
         self._loader = loader
@@ -52,36 +54,32 @@ class _Then(Loader):
         self._then()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # as resources and sources are asked for
+        return getattr(self._loader, name)  # for resources and sources
 
 
 class _Finder(MetaPathFinder):
-    """Comes first, and leaves the finding to the others."""
+    """Is asked first for every module. It lets the other finders find the module, and adds what follows the import."""
 
     def __init__(self, tell: Callable[[str, list[str]], None]) -> None:
         self._tell = tell
-        self._whole: set[str] = set()  # front ends of ours whose import is over
-        self._replaced: set[str] = set()  # front ends of Horovod's
+        self._whole: set[str] = set()  # our front ends whose import is complete
+        self._replaced: set[str] = set()  # Horovod's front ends that have been replaced
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        then = self._what_follows(fullname)
-        if then is None:
+        then: Callable[[], object]
+        if fullname in FRONT_ENDS:
+            then = partial(self._replace, fullname)
+        elif fullname in FRONT_ENDS.values():  # a program may import both ours and Horovod's
+            then = partial(self._replace_those_of, fullname)
+        else:
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(fullname, path, target)) is not None:
                 if spec.loader is not None:
                     spec.loader = _Then(spec.loader, then)
                 return spec
-        return None
-
-    def _what_follows(self, name: str) -> Callable[[], object] | None:
-        """What is to happen when this module has been imported."""
-        if name in FRONT_ENDS:
-            return lambda: self._replace(name)
-        if name in FRONT_ENDS.values():  # a program that imports ours may import Horovod's as well
-            return lambda: self._replace_those_of(name)
         return None
 
     def _replace_those_of(self, ours: str) -> None:
@@ -91,9 +89,10 @@ class _Finder(MetaPathFinder):
                 self._replace(front_end)
 
     def _replace(self, front_end: str) -> None:
-        _bind(front_end, sys.modules[front_end])  # ours needs it, and the import does so when it is over only
+        _bind(front_end, sys.modules[front_end])  # our front end needs it, and Python binds it only after the import
         importlib.import_module(FRONT_ENDS[front_end])
-        if front_end in self._replaced or FRONT_ENDS[front_end] not in self._whole:  # else its import has led here
+        # If our front end is not complete, this call is part of its own import, and comes again after it.
+        if front_end in self._replaced or FRONT_ENDS[front_end] not in self._whole:
             return
         self._replaced.add(front_end)
         self._tell(front_end, _take_place(front_end, FRONT_ENDS[front_end]))
@@ -108,13 +107,13 @@ def _bind(name: str, module: ModuleType) -> None:
 
 
 def _take_place(name: str, of_ours: str) -> list[str]:
-    """Put a module with our names in the place of one of Horovod's; returns those that Horovod's had as well."""
+    """Put a module with our names in the place of one of Horovod's. Returns the names that Horovod's module had too."""
     horovods, ours = sys.modules[name], importlib.import_module(of_ours)
     public = getattr(ours, "__all__", [each for each in vars(ours) if not each.startswith("_")])
     has = {each: getattr(ours, each) for each in public if not isinstance(getattr(ours, each), ModuleType)}
     module = ModuleType(name)
     module.__dict__.update(vars(horovods) | has)
-    # What a star brings is what it brought: our further names may be the program's own.
+    # `import *` imports the same names as from Horovod's module, because a program may use our further names itself.
     module.__dict__.setdefault("__all__", [each for each in vars(horovods) if not each.startswith("_")])
     sys.modules[name] = module
     _bind(name, module)

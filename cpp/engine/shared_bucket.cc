@@ -138,8 +138,7 @@ void SharedBucket::Fill(Operation& result, bool late) {
   if (core.options().missed == Missed::kReplay || core.TakeMissed(result.arrival.output)) return;
   Log(LogLevel::kWarning, rank,
       "the sum of the results of " + core.name() +
-          " that this rank has missed is not finite in float16. Leave the compression out, or pass "
-          "missed=\"replay\"");
+          " that this rank has missed is not finite in float16. Leave the compression out.");
 }
 
 void SharedBucket::EndRound(Calls& calls) {

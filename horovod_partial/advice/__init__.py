@@ -1,4 +1,4 @@
-"""Which policy would make a recorded job fastest: its compute times, run through the simulator under each."""
+"""Predicts which policy would make a recorded job fastest, by running its compute times through the simulator."""
 
 from horovod_partial.advice.predictions import Prediction, gradient_policies, predict
 from horovod_partial.advice.recommendation import LEAST_QUORUM, Advice, advise

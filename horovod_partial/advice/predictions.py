@@ -1,4 +1,4 @@
-"""What recorded compute times would come to under each policy."""
+"""Predicts how fast recorded compute times would be under each policy."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from horovod_partial.simulate import Cluster, Gradient, Result, Trace, simulate
 
 Floats = NDArray[np.float64]
 
-# So many simulated steps of all ranks, over all policies and resamples, take some seconds.
+# The number of simulated steps, over all ranks, policies and resamples. So many take some seconds.
 _MOST_SIMULATED = 5_000_000
 _MOST_RESAMPLES = 50
-_LEAST_RESAMPLES = 20  # that make an interval
+_LEAST_RESAMPLES = 20  # fewer do not give an interval
 _LEAST_BLOCKS = 10
-_CYCLE = 1e-3  # Horovod's
+_CYCLE = 1e-3  # seconds; the default of Horovod
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A job under one policy.
+    """The prediction for a job under one policy.
 
     Attributes:
-        policy: as `HOROVOD_PARTIAL_SYNC` takes it.
-        rate: steps in a second, of each rank, mean over the ranks.
-        interval: 95 % of the rates of resampled steps; NaN where the job is too large to take enough of them.
-        late: share of the contributions that come too late for their round, 0 to 1.
-        staleness: rounds that a rank had missed before a contribution, mean over contributions.
-        staleness_95: of contributions that had missed any, the 95th percentile; 0 if there are none.
+        policy: the text of the policy, for `HOROVOD_PARTIAL_SYNC`.
+        rate: steps per second of a rank; the mean over the ranks.
+        interval: bounds of 95 % of the rates of resampled steps; NaN if the job is too large for enough resamples.
+        late: the share of contributions that come too late for their round, 0 to 1.
+        staleness: the number of rounds that a rank had missed before a contribution; the mean over contributions.
+        staleness_95: the 95th percentile of this number, over contributions before which a round was missed; 0 if there
+            are none.
     """
 
     policy: str
@@ -45,25 +46,24 @@ class Prediction:
 
 
 def gradient_policies(ranks: int) -> dict[str, int]:
-    """Policies for every job of gradients, each with its quorum: from the one that waits for all to the one that waits for nobody."""
+    """Return policies of gradients with their quorums, from the one that waits for all to the one that waits for nobody."""
     quorums = {f"quorum:{share}": math.ceil(share * ranks) for share in (0.875, 0.75, 0.25)}
     named = {"full": ranks, "majority": math.ceil(ranks / 2), "solo": 1, **quorums}
-    first = {quorum: name for name, quorum in reversed(named.items())}  # of several that are one the first
+    first = {quorum: name for name, quorum in reversed(named.items())}  # the first of several with the same quorum
     return {first[quorum]: quorum for quorum in sorted(first, reverse=True)}
 
 
 def model_policies(ranks: int) -> list[str]:
-    """Those of models, which change what is trained and not only when, with sizes that fit."""
+    """Return policies of models, with group sizes that fit. They change the training itself, not only its speed."""
     sized = max(2, 2 ** int(math.log2(ranks) / 2))
     fits = ["group_average"] if ranks % sized == 0 else []
     return [*fits, f"partial_reduce:{max(2, ranks // 2)}", "weighted_average:8,0.999"] if ranks > 2 else []
 
 
 def seconds_behind_the_last(steps: JobSteps) -> float:
-    """From the last gradient that a round needs to its result: the median over the steps, in seconds.
+    """Return the time from the last gradient that a round needs to its result, in seconds; the median over the steps.
 
-    That is what the rank of a step had to wait which waited least, among those that were on time: nobody else was missing
-    when it came.
+    In each step this is the shortest wait among the ranks that were on time: when that rank came, nobody was missing.
     """
     waited = np.column_stack([rank.wait + rank.reduce for rank in steps.ranks])
     late = np.column_stack([rank.late for rank in steps.ranks])
@@ -75,14 +75,15 @@ def seconds_behind_the_last(steps: JobSteps) -> float:
 def predict(compute: Floats, reduction: float, policies: Collection[str], seed: int = 0) -> list[Prediction]:
     """Run compute times through the simulator.
 
-    The cost of a reduction counts as one of bytes: a group of k of P ranks takes (k - 1) P / (k (P - 1)) of it, as a ring does.
-    Intervals are from blocks of steps that are drawn with replacement, the same ones for all ranks and policies.
+    The whole time of a reduction counts as time for bytes: a group of k of P ranks takes (k - 1) P / (k (P - 1)) of it,
+    as in a ring. Intervals come from blocks of steps that are drawn with replacement. All ranks and policies have the
+    same blocks.
 
     Args:
-        compute: seconds, of the shape (steps, ranks), more than 0.
-        reduction: seconds from the last gradient to the result, among all ranks.
-        policies: as `HOROVOD_PARTIAL_SYNC` takes them.
-        seed: of the blocks.
+        compute: compute times in seconds, of the shape (steps, ranks), above 0.
+        reduction: the time from the last gradient to the result among all ranks, in seconds.
+        policies: texts of policies.
+        seed: seed of the random blocks.
     """
     steps, ranks = compute.shape
     resamples = min(_MOST_RESAMPLES, _MOST_SIMULATED // max(1, steps * ranks * len(policies)))
@@ -107,7 +108,7 @@ def _run(compute: Floats, reduction: float, policy: str) -> Result:
     ranks = compute.shape[1]
     least = float(compute.min())
     trace = Trace("recorded", least, (Gradient("all", 1, 0.0),))
-    # Half a cycle passes until a round closes, and was measured with the reduction.
+    # The measured time includes half a cycle on average, which passes until a round closes. The simulator adds that itself.
     cost = max(reduction - _CYCLE / 2, 0.0)
     cluster = Cluster.fit_ring(MessageCost(0.0, cost), ranks) if ranks > 1 else Cluster(0.0, 0.0)
     return simulate(
@@ -123,7 +124,7 @@ def _run(compute: Floats, reduction: float, policy: str) -> Result:
 
 
 def _blocks(steps: int, resamples: int, seed: int) -> list[NDArray[np.int64]]:
-    """Rows of each resample: blocks long enough for bursts to stay whole."""
+    """Return the rows of each resample. Blocks are long enough to keep bursts whole."""
     length = max(1, steps // _LEAST_BLOCKS)
     count = math.ceil(steps / length)
     generator = np.random.default_rng(seed)

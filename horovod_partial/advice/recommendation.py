@@ -91,22 +91,20 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
     other_waits = [
         share_with_other_waits(recording.ranks[of.rank], of, clocks, rounds=steps.rounds) for of in all_steps.ranks
     ]
-    sentences = [
-        *_of_other_waits(statistics.median(other_waits)),
-        *_of_batches(of_gradients, balanced, slow, shares),
-        *_of_data(of_gradients[0], alike),
-    ]
-    sentences += [
+    sentences = (
+        _of_other_waits(statistics.median(other_waits)),
+        _of_batches(of_gradients, balanced, slow, shares),
+        _of_data(of_gradients[0], alike),
         _of_policy(of_gradients[0], chosen, least),
-        *_of_optimizer(optimizer, least, chosen),
-        *_of_models(chosen, of_models),
-    ]
+        _of_optimizer(optimizer, least, chosen),
+        _of_models(chosen, of_models),
+    )
     return Advice(
         title=f"run {recording.run}: {ranks} ranks, {count} steps, recorded under {_short(steps.policy)}; predicted",
         predictions=(*of_gradients, *of_models),
         chosen=chosen,
         shares=shares,
-        text=" ".join(sentences),
+        text=" ".join(filter(None, sentences)),
         remarks=(*recording.remarks, *steps.remarks),
     )
 
@@ -131,24 +129,22 @@ def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.random.default_rng(0).permutation(steps)
 
 
-def _of_other_waits(share: float) -> list[str]:
+def _of_other_waits(share: float) -> str:
     if share < _OFTEN:
-        return []
-    return [
-        (
-            f"In {share:.0%} of its steps the program waits for an operation of Horovod's own beside its gradients, such as the "
-            "average of a metric. There it meets the slowest rank under any policy, so none can help before that is done more "
-            "rarely, say every 50 steps. What follows holds for then."
-        )
-    ]
+        return ""
+    return (
+        f"In {share:.0%} of its steps the program waits for an operation of Horovod's own beside its gradients, such as the "
+        "average of a metric. There it meets the slowest rank under every policy. So no policy helps until this operation is "
+        "done less often, for example every 50 steps. The rest of this advice assumes that."
+    )
 
 
 def _of_batches(
     of_gradients: list[Prediction], balanced: Prediction | None, slow: list[Slowness], shares: dict[int, float]
-) -> list[str]:
+) -> str:
     full = of_gradients[0]
     if balanced is None or balanced.rate * NEAR < full.rate:
-        return []
+        return ""
     named = [rank for rank in slow if rank.kind == "persistent"]
     ranks = "; ".join(
         f"rank {rank.rank} always takes {rank.factor:.2f} times as long as the faster ranks: give it {shares[rank.rank]:.2f} of "
@@ -159,25 +155,21 @@ def _of_batches(
     rest = f", and each other rank {others[0]:.2f} of its own" if others else ""
     fastest = max(prediction.rate for prediction in of_gradients)
     best = ", which no policy of gradients betters by more than 4 %" if balanced.rate >= NEAR * fastest else ""
-    return [
-        (
-            f"{ranks[0].upper()}{ranks[1:]}{rest}: under Full() {balanced.rate / full.rate:.2f} times as many steps in a second are "
-            f"predicted{best}. Nothing is stale then, and if all batches are equal now, each step has as many samples as before; "
-            "weigh each rank's loss by its share. Where batches must stay as they are:"
-        )
-    ]
+    return (
+        f"{ranks[0].upper()}{ranks[1:]}{rest}: under Full() {balanced.rate / full.rate:.2f} times as many steps in a second are "
+        f"predicted{best}. Nothing is stale then, and if all batches are equal now, each step has as many samples as before; "
+        "weigh each rank's loss by its share. Where batches must stay as they are:"
+    )
 
 
-def _of_data(full: Prediction, alike: Prediction | None) -> list[str]:
+def _of_data(full: Prediction, alike: Prediction | None) -> str:
     if alike is None or alike.rate * NEAR < full.rate:
-        return []
-    return [
-        (
-            "Long and short steps come on all ranks alike, and one says nothing of the next, as where samples differ in length. If "
-            "yours do, first give all ranks samples of like length in the same step, with hvd.BalancedBatchSampler: under Full() "
-            f"{alike.rate / full.rate:.2f} times as many steps in a second are predicted, and nothing is stale. Otherwise:"
-        )
-    ]
+        return ""
+    return (
+        "All ranks have long and short steps, and one step does not predict the next. This happens if samples differ in length. "
+        "If yours do, first give all ranks samples of like length in the same step, with hvd.BalancedBatchSampler: under Full() "
+        f"{alike.rate / full.rate:.2f} times as many steps in a second are predicted, and nothing is stale. Otherwise:"
+    )
 
 
 def _of_policy(full: Prediction, chosen: Prediction, least: float) -> str:
@@ -192,32 +184,26 @@ def _of_policy(full: Prediction, chosen: Prediction, least: float) -> str:
     )
 
 
-def _of_optimizer(optimizer: str | None, least: float, chosen: Prediction) -> list[str]:
+def _of_optimizer(optimizer: str | None, least: float, chosen: Prediction) -> str:
     if optimizer is None and chosen.policy != "full":
-        return [
-            (
-                "In our benchmarks models with SGD bore late gradients, and a Transformer with Adam or Muon did not: if the job has "
-                "one of these, pass --optimizer."
-            )
-        ]
-    if least == 0:
-        return []
-    return [
-        (
-            f"Quorums below {least:.0%} of the ranks are left out: in our benchmarks a Transformer with such an optimizer ({optimizer}) "
-            "lost more by late gradients than the speed gained."
+        return (
+            "In our benchmarks models with SGD bore late gradients, and a Transformer with Adam or Muon did not: if the job has "
+            "one of these, pass --optimizer."
         )
-    ]
+    if least == 0:
+        return ""
+    return (
+        f"Quorums below {least:.0%} of the ranks are left out: in our benchmarks a Transformer with such an optimizer ({optimizer}) "
+        "lost more by late gradients than the speed gained."
+    )
 
 
-def _of_models(chosen: Prediction, of_models: list[Prediction]) -> list[str]:
+def _of_models(chosen: Prediction, of_models: list[Prediction]) -> str:
     faster = [one for one in of_models if one.rate * NEAR > chosen.rate]
     if not faster:
-        return []
+        return ""
     best = max(faster, key=lambda one: one.rate)
-    return [
-        (
-            f"An average of models would be faster still ({best.policy}: {best.rate / chosen.rate:.2f} times that), and changes what is "
-            "trained."
-        )
-    ]
+    return (
+        f"An average of models would be faster still ({best.policy}: {best.rate / chosen.rate:.2f} times that), and changes what is "
+        "trained."
+    )

@@ -1,4 +1,4 @@
-"""Which gradients travel in one message: merged by an optimal plan from measured times (MG-WFBP, INFOCOM'19, TPDS 2021)."""
+"""Plans which gradients travel in one message, from measured times (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from horovod_partial import _core, documents
 from horovod_partial.checks import require, require_count
 
 RULES = ("exact", "paper", "wait_free", "single", "threshold")
-THRESHOLD_BYTES = 64 * 2**20  # of Horovod's own tensor fusion
+THRESHOLD_BYTES = 64 * 2**20  # the default of Horovod's own tensor fusion
 
 _LEAST_R_SQUARED = 0.95
 
 
 @dataclass(frozen=True)
 class MessageCost:
-    """What a message of M bytes costs: `latency + seconds_per_byte * M` seconds; the paper's a and b (section 2.5).
+    """The cost of a message of M bytes: `latency + seconds_per_byte * M` seconds (section 2.5 of the paper).
 
     Attributes:
-        latency: seconds, a.
-        seconds_per_byte: b.
-        r_squared: of the fit; 1 for numbers that were not fitted.
+        latency: the time of an empty message, in seconds; the paper's a.
+        seconds_per_byte: the time that each byte adds, in seconds; the paper's b.
+        r_squared: R² of the fit; 1 if the numbers were not fitted.
     """
 
     latency: float
@@ -34,17 +34,17 @@ class MessageCost:
 
     @classmethod
     def fit(cls, sizes: Sequence[int], seconds: Sequence[float]) -> MessageCost:
-        """The line through measured times.
+        """Fit a line through measured times.
 
-        Its slope is the median of the slopes of all pairs, each counted by the distance of its sizes (Theil and Sen), so
-        outliers do not count.
+        The slope is the median of the slopes between all pairs, weighted by the distance of their sizes (Theil and
+        Sen). So outliers have little influence.
 
         Args:
-            sizes: bytes of the messages, at least three different ones.
-            seconds: what each took, best the median of several.
+            sizes: sizes of messages in bytes, at least three different ones.
+            seconds: the time of each message; a median of several is best.
 
         Raises:
-            ValueError: the times do not lie on a line; the text says how.
+            ValueError: the times do not lie on a line; the message says why.
         """
         if len(set(sizes)) < 3:
             raise ValueError("a fit needs messages of three sizes or more")
@@ -67,24 +67,24 @@ class MessageCost:
                 f"the times of messages do not lie on a line (R² {r_squared:.2f}, {_LEAST_R_SQUARED} is needed); the "
                 "machine or its network was busy"
             )
-        # A link that lets a burst pass makes small messages cheap, and the line begins below 0.
+        # If a link lets a burst pass, small messages are cheap, and the line may begin below 0.
         return cls(max(latency, 0.0), slope, r_squared)
 
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """Which gradients travel together, and why.
+    """Says which gradients travel together, and why.
 
     Attributes:
-        rule: that made it, of `hvd.MergedGradients`.
+        rule: the rule of `hvd.MergedGradients` that made the plan.
         gradients: names of the parameters, in the order in which backward makes their gradients.
-        nbytes: of each gradient, on the wire.
-        ready: when each gradient was there, in seconds after the first, median of the measured steps.
-        messages: how many gradients each message has, in that order.
-        cost: of a message; None where measuring it failed.
-        around: seconds of a step before the first gradient and after the last result, median of the measured steps.
-        reason: why this is the default plan in place of the rule's; "" if it is not.
-        measured: seconds of an iteration under this plan, median of some steps; None before those were taken.
+        nbytes: bytes of each gradient that travel.
+        ready: when each gradient was there, in seconds after the first one; the median of the measured steps.
+        messages: the number of gradients in each message, in the same order.
+        cost: the cost of a message; None if it could not be measured.
+        around: the time of a step before its first gradient and after its last result, in seconds; the median.
+        reason: why this is the default plan instead of the rule's; empty if it is the rule's.
+        measured: the time of an iteration under this plan, in seconds, the median of several steps; None before.
     """
 
     rule: str
@@ -99,24 +99,24 @@ class FusionPlan:
 
     @property
     def predicted(self) -> float | None:
-        """Seconds of an iteration, as the cost model has it; None without one."""
+        """The time of an iteration in seconds that the cost of messages predicts; None without a cost."""
         return None if self.cost is None else self.around + self.duration(self.cost)
 
     def duration(self, cost: MessageCost) -> float:
-        """Seconds from the first gradient to the last result, if messages cost that."""
+        """Return the time from the first gradient to the last result in seconds, if messages have this cost."""
         messages = _core.fusion_messages(
             list(self.messages), self.ready, self.nbytes, cost.latency, cost.seconds_per_byte
         )
         return messages[-1][1] if messages else 0.0
 
     def by_rule(self, rule: str, cost: MessageCost) -> FusionPlan:
-        """The plan that a rule makes from the same times."""
-        # Where times begin anew, so does a dtype or device.
+        """Return the plan that a rule makes from the same times."""
+        # Where times start again from 0, gradients of another dtype or device begin.
         breaks = [i for i in range(1, len(self.ready)) if self.ready[i] < self.ready[i - 1]]
         return plan(rule, self.gradients, self.nbytes, self.ready, cost, breaks=breaks, around=self.around)
 
     def names(self) -> list[list[str]]:
-        """The parameters of each message."""
+        """Return the names of the parameters of each message."""
         names = iter(self.gradients)
         return [list(itertools.islice(names, count)) for count in self.messages]
 
@@ -126,16 +126,16 @@ class FusionPlan:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> FusionPlan:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            ValueError: the file is something else.
+            ValueError: the file holds no plan.
         """
         return cls.of_document(documents.load(path, "fusion plan"), path)
 
     @classmethod
     def of_document(cls, document: Any, path: str | PathLike[str]) -> FusionPlan:
-        """What the file at `path` holds. Raises as `load` does."""
+        """Return the plan of a document from the file at `path`. Raises the same errors as `load`."""
         plan = documents.read_as(cls, document, path, "fusion plan")
         fits = len(plan.gradients) == len(plan.nbytes) == len(plan.ready) == sum(plan.messages)
         if not fits or any(count < 1 for count in plan.messages) or any(nbytes < 0 for nbytes in plan.nbytes):
@@ -165,17 +165,17 @@ def plan(
     breaks: Sequence[int] = (),
     around: float = 0.0,
 ) -> FusionPlan:
-    """A plan by a rule.
+    """Make a plan by a rule.
 
     Args:
-        rule: `"exact"`, `"paper"`, `"wait_free"`, `"single"` or `"threshold"`, as in `hvd.MergedGradients`.
-        gradients: names, in the order in which backward makes them.
-        nbytes: of each.
-        ready: seconds after some moment at which each is there; never less than the one before.
-        cost: of a message.
-        breaks: positions before which a message must end, because the gradients there cannot travel together. Each part
-            is planned as if the line were free then.
-        around: as in `FusionPlan`.
+        rule: `"exact"`, `"paper"`, `"wait_free"`, `"single"` or `"threshold"`; see `hvd.MergedGradients`.
+        gradients: names of the parameters, in the order in which backward makes their gradients.
+        nbytes: bytes of each gradient.
+        ready: when each gradient is there, in seconds after any moment; it must not decrease.
+        cost: the cost of a message.
+        breaks: positions before which a message must end, because gradients on both sides cannot travel together. Each
+            part is planned as if the line were free when it begins.
+        around: same as in `FusionPlan`.
     """
     messages: list[int] = []
     for first, last in itertools.pairwise([0, *breaks, len(gradients)]):
@@ -187,22 +187,23 @@ def plan(
 
 @dataclass(frozen=True)
 class MergedGradients:
-    """Gradients travel in messages that a plan from measured times makes (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021).
+    """Merges gradients into messages by a plan from measured times (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021).
 
-    Merging saves a message's latency, and waiting for the next gradient costs time in which nothing is sent. During the
-    first steps the times at which backward makes gradients, and what messages cost, are measured on the way that the
-    training itself takes; then rank 0's plan replaces the buckets between two steps, on all ranks.
+    Merging gradients saves the latency of messages, but nothing is sent while a message waits for its next gradient.
+    During the first steps it measures when backward makes each gradient, and what messages cost, with the same
+    collectives as the training. Then rank 0's plan replaces the buckets between two steps, on all ranks.
 
-    The paper calls its rule (`"paper"`) optimal. Under its own model it is not: `"exact"` is, at the same cost.
+    The paper calls its rule (`"paper"`) optimal. Under the paper's own model it is not: `"exact"` is, at the same cost.
 
     Args:
-        rule: `"exact"`; `"paper"`, its Algorithm 1 (section 4.2); `"wait_free"`, a message for each gradient;
-            `"single"`, one message; `"threshold"`, what is ready when the line is free, up to 64 MiB, as Horovod's
-            tensor fusion.
-        warmup_steps: to measure, 2 or more, after the first. Every rank must take one step more than that.
-        replan_every: steps after which times are measured again; a plan that is more than 5 % better then replaces the
-            old one. None never does. Ranks wait for each other there, unless one has left.
-        plan: an `hvd.FusionPlan`, or a file that its `save` wrote, to use after the first step without measuring.
+        rule: the rule of the plan. `"exact"` is optimal; `"paper"` is the paper's Algorithm 1 (section 4.2);
+            `"wait_free"` sends a message for each gradient; `"single"` sends one message; `"threshold"` sends what is
+            ready when the line is free, up to 64 MiB, same as Horovod's tensor fusion.
+        warmup_steps: how many steps after the first one to measure, 2 or more. Every rank must take at least one step
+            more than that.
+        replan_every: after how many steps to measure again. A plan that is more than 5 % better then replaces the old
+            one. None never measures again. Ranks wait for each other at that step, unless one has left.
+        plan: an `hvd.FusionPlan`, or a file that its `save` wrote. It is used after the first step, without measuring.
     """
 
     rule: str = "exact"

@@ -17,21 +17,22 @@ from horovod_partial.fusion import FusionPlan, MergedGradients, MessageCost
 
 # The range of the released code's profiler, 32 KiB to 2 MiB; the paper's own fits are in section 6.2.
 _PROBE_BYTES = tuple(2**n for n in range(15, 22))
-_PROBES = 20  # of each size
-_ATTEMPTS = 3  # a machine may be busy for a moment
-_WORTH_IT = 0.95  # of the old plan's time: buckets that are replaced cost a round of all ranks
+_PROBES = 20  # messages of each size
+_ATTEMPTS = 3  # tries to measure, because a machine may be busy for a moment
+# A new plan must take at most this share of the old plan's time, because replacing buckets costs a round of all ranks.
+_WORTH_IT = 0.95
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """What a plan has to know of a gradient.
+    """What a planner knows of a gradient.
 
     Attributes:
-        name: the same on every rank.
-        kind: what gradients in one message have in common: dtype and device.
-        shape: its own.
-        dtype: its own, as text.
-        nbytes: that travel.
+        name: the name, the same on every rank.
+        kind: what all gradients in a message must have in common: dtype and device.
+        shape: the shape.
+        dtype: the name of the dtype.
+        nbytes: the number of bytes that travel.
     """
 
     name: str
@@ -42,43 +43,44 @@ class Gradient:
 
 
 class Collectives(Protocol):
-    """What planning needs of a framework's Horovod. All ranks of the training call the same, under the same names."""
+    """The collectives that planning needs from a front end. All ranks make the same calls with the same names."""
 
     def everybody_is_here(self, name: str) -> bool:
-        """Wait for all ranks; False if one has left.
+        """Wait for all ranks. Returns False if a rank has left.
 
-        Before the ranks flush: those that train no more may be flushing for another reason.
+        Call it before a flush, because ranks that have stopped training may be in another flush.
 
         Raises:
-            HorovodInternalError: a rank has left before it ever came here.
+            HorovodInternalError: a rank has left without ever calling this.
         """
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
-        """What sums a tensor of so many bytes over the ranks in the way that the training takes, and waits.
+        """Return a function that sums a tensor of this size over the ranks in the same way as the training, and waits.
 
-        It returns False if what came back was not made with this rank's contribution: then its time tells nothing.
+        The function returns False if the result does not contain this rank's contribution. Then its time is not valid.
         """
 
     def from_rank_0(self, value: Any, name: str) -> Any:
-        """The value of the first rank."""
+        """Return the value of the first rank."""
 
     def gather(self, row: list[int], name: str) -> list[list[int]]:
-        """The rows of all ranks, numbers of 64 bits."""
+        """Return the rows of all ranks, which are lists of signed numbers of 64 bits."""
 
 
 class StepTimes:
-    """When the gradients of successive steps were there, on one rank.
+    """The times of successive steps on one rank: when their gradients and their last results were there.
 
     Args:
-        names: of the gradients.
-        rows: of each step the moments of its gradients, NaN where one did not come, and of its last result behind them;
-            all in seconds of one times. A step begins where the one before has ended, so the first one is not measured.
+        names: names of the gradients.
+        rows: for each step, the times of its gradients, NaN for a gradient that did not come, and then the time of its
+            last result; all in seconds on one clock. A step begins when the step before has ended, so the first one is
+            not measured.
     """
 
     def __init__(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
         self._steps: list[float] = []
         self._around: list[float] = []
-        self._behind: dict[str, list[float]] = {}  # by gradient: seconds behind the first of the step
+        self._behind: dict[str, list[float]] = {}  # by gradient, how many seconds after the first one it came
         for (*_, begin), (*moments, end) in itertools.pairwise(rows):
             came = {name: at for name, at in zip(names, moments, strict=True) if not math.isnan(at)}
             if not came:
@@ -91,19 +93,22 @@ class StepTimes:
 
     @property
     def steps(self) -> int:
-        """Steps that have been measured."""
+        """The number of measured steps."""
         return len(self._steps)
 
     def step_seconds(self) -> float:
-        """Median of the measured steps."""
+        """Return the median time of the measured steps."""
         return statistics.median(self._steps)
 
     def around_seconds(self) -> float:
-        """Median of the time from the last result of a step to the first gradient of the next one."""
+        """Return the median time from the last result of a step to the first gradient of the next step."""
         return statistics.median(self._around)
 
     def ready(self, names: Sequence[str]) -> dict[str, float]:
-        """When each gradient is there, in seconds after the first, earliest first; the last moment if it never was."""
+        """Return when each gradient is there, in seconds after the first one, earliest first.
+
+        A gradient that never came gets the latest time.
+        """
         medians = {name: statistics.median(values) for name, values in self._behind.items()}
         latest = max(medians.values(), default=0.0)
         ready = {name: medians.get(name, latest) for name in names}
@@ -111,11 +116,15 @@ class StepTimes:
 
 
 class Planner:
-    """Makes the plans of one training. Its steps are counted, and measured, by whoever asks for a plan.
+    """Makes the plans of one training. The caller counts and measures the steps.
 
     Args:
-        gradients: in the order of the model.
-        name: of the training's buckets.
+        options: the user's options.
+        gradients: the gradients in the order of the model.
+        name: prefix of the names of the training's buckets.
+
+    Attributes:
+        plan: the plan in use; None before there is one.
     """
 
     def __init__(self, options: MergedGradients, gradients: Sequence[Gradient], name: str) -> None:
@@ -127,36 +136,36 @@ class Planner:
 
     @property
     def meeting(self) -> str:
-        """The bucket by which it is known that everybody is here."""
+        """The name of the bucket with which ranks wait for each other."""
         return f"{self._name}.everybody"
 
     @property
     def probes(self) -> dict[str, int]:
-        """The buckets that measure what a message costs, with their bytes."""
+        """The names of the buckets that measure what a message costs, with their sizes in bytes."""
         return {f"{self._name}.probe.{nbytes}": nbytes for nbytes in _PROBE_BYTES}
 
     @property
     def first_due(self) -> int:
-        """Steps before the first plan."""
+        """The number of steps before the first plan."""
         return self._options.warmup_steps + 1 if self._given is None else 1
 
     def restart(self) -> None:
-        """Horovod has been initialised anew, perhaps with other ranks: begin as those that are new."""
+        """Start from the beginning, because a new generation may have new ranks, which have no plan yet."""
         self.plan, self._given = None, self._options.plan
 
     def make_plan(self, current: list[list[str]], times: StepTimes, collectives: Collectives) -> list[list[str]] | None:
-        """Rank 0 plans, and all ranks get the plan: which gradients travel together.
+        """Make a plan on rank 0, and give it to all ranks.
 
         Args:
-            current: what is in use.
-            times: what was measured under it.
-            collectives: of the framework.
+            current: the names of the gradients in each message that is in use.
+            times: the times that were measured with these messages.
+            collectives: the front end's collectives.
 
         Returns:
-            None if what is in use stays.
+            The names of the gradients in each new message; None if the present messages stay.
 
         Raises:
-            ValueError: the plan does not fit the gradients of some rank; on every rank.
+            ValueError: the plan does not fit the gradients of some rank. Every rank raises it.
         """
         planned, self._given = self._given, None
         if not isinstance(planned, FusionPlan):
@@ -170,23 +179,23 @@ class Planner:
         return messages if not planned.reason and messages != current else None
 
     def measured(self, times: StepTimes) -> None:
-        """These are steps under the plan."""
+        """Note the times of steps that were made with the plan."""
         if self.plan is not None:
             self.plan = replace(self.plan, measured=times.step_seconds())
 
     def _measure_cost(self, collectives: Collectives) -> MessageCost | str:
-        """The cost of a message, or why it could not be measured. Every rank takes part."""
+        """Measure the cost of a message, or return why it could not be measured. Every rank must call this."""
         seconds: dict[int, list[float]] = {nbytes: [] for nbytes in _PROBE_BYTES}
         probes = {nbytes: collectives.probe(name, nbytes) for name, nbytes in self.probes.items()}
-        # A message waits for Horovod's next cycle. Probes that began just after the one before had ended would all wait
-        # for a whole one, and most sizes would take the same time; these begin anywhere in it, evenly.
+        # A message waits for Horovod's next cycle. If each probe began just after the one before, all would wait for a
+        # whole cycle, and most sizes would take the same time. So probes begin at times spread evenly over a cycle.
         cycle = float(os.environ.get("HOROVOD_CYCLE_TIME") or 1.0) / 1e3
         for number in range(_PROBES + 1):
             for nbytes, probe in probes.items():
                 time.sleep(cycle * (number + 0.5) / (_PROBES + 1))
                 start = time.perf_counter()
                 in_time = probe()
-                if in_time and number > 0:  # the first of a name is a round of all ranks
+                if in_time and number > 0:  # in the first round of a bucket all ranks wait for each other
                     seconds[nbytes].append(time.perf_counter() - start)
         medians = {nbytes: statistics.median(times) for nbytes, times in seconds.items() if times}
         try:
@@ -208,14 +217,10 @@ class Planner:
                 around=times.around_seconds(),
                 reason=cost,
             )
-        # One dtype and device after the other: what is in one message has one.
-        kinds = dict.fromkeys(gradients[name].kind for name in ready)
-        by_kind = [[name for name in ready if gradients[name].kind == kind] for kind in kinds]
-        names = [name for members in by_kind for name in members]
-        breaks, at = [], 0
-        for members in by_kind[:-1]:
-            at += len(members)
-            breaks.append(at)
+        # Sort by dtype and device, because a message can only have one of each.
+        kinds = list(dict.fromkeys(gradients[name].kind for name in ready))
+        names = sorted(ready, key=lambda name: kinds.index(gradients[name].kind))
+        breaks = [i for i in range(1, len(names)) if gradients[names[i]].kind != gradients[names[i - 1]].kind]
         made = fusion.plan(
             self._options.rule,
             names,
@@ -238,7 +243,11 @@ class Planner:
         return made if made.duration(cost) < _WORTH_IT * old.duration(cost) else old
 
     def _check(self, planned: FusionPlan, collectives: Collectives) -> list[list[str]]:
-        """The plan's messages, if every rank can follow it, and all have the same."""
+        """Return the names of the gradients in each message. Every rank must call this.
+
+        Raises:
+            ValueError: a rank cannot follow the plan, or ranks have different plans or models.
+        """
         gradients = self._gradients
         messages: list[list[str]] = []
         problem = ""

@@ -77,7 +77,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     metrics.
 
     Args:
-        device: as in Horovod; refused on PyTorch.
+        device: same as in Horovod; refused on PyTorch.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -100,24 +100,25 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Set the learning rate to `initial_lr * multiplier`, between two epochs.
+    """Set the learning rate to `initial_lr * multiplier`, from `start_epoch` to `end_epoch`.
 
-    Under a partial policy whose rounds are replayed it sets the rate of each round, by the steps that the rounds before amount
-    to: so all ranks apply a round at the same rate. It flushes where training begins, and needs `steps_per_epoch` there.
+    Under a partial policy that replays rounds, it sets the rate of each round by the number of steps in the rounds
+    before. So all ranks apply a round at the same rate. Then it flushes when training begins, and needs
+    `steps_per_epoch`.
 
     Args:
         initial_lr: the learning rate at the start of training.
-        multiplier: a function of the epoch, or a number to be raised to the power of the epochs since `start_epoch`.
+        multiplier: a function of the epoch, or a number that is raised to the power of the epochs since `start_epoch`.
         start_epoch: the first epoch that is adjusted.
-        end_epoch: the first that is not any more; None for never.
-        staircase: adjust at the start of an epoch, which is an integer then; else before every batch, and the epoch is
-            `epoch + batch / steps_per_epoch`.
-        momentum_correction: scale velocities along with the learning rate that is in them, for optimizers with
-            `momentum` (https://arxiv.org/abs/1706.02677, remark 2).
-        steps_per_epoch: where Keras does not tell.
+        end_epoch: the first epoch that is not adjusted any more; None for never.
+        staircase: whether to adjust only at the start of an epoch, with a whole number of the epoch. Otherwise the rate
+            is adjusted before every batch, and the epoch is `epoch + batch / steps_per_epoch`.
+        momentum_correction: whether to scale velocities together with the learning rate, which they contain, for
+            optimizers with `momentum` (https://arxiv.org/abs/1706.02677, remark 2).
+        steps_per_epoch: steps in an epoch; only needed if Keras does not know it.
 
     Raises:
-        ValueError: an argument is wrong; or, in training, the steps of an epoch are not known.
+        ValueError: an argument is wrong; or training begins, and the number of steps in an epoch is unknown.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._multiplier = multiplier
 
     def multiplier(self, epoch: float) -> float:
-        """By how much the initial learning rate is multiplied."""
+        """Return the factor of the initial learning rate."""
         if callable(self._multiplier):
             return self._multiplier(epoch)
         return self._multiplier ** (epoch - self.start_epoch)
@@ -171,7 +172,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if self._rates is not None:
             optimizer = self.model.optimizer
             optimizer.learning_rate = float(optimizer.learning_rate)  # raises where a schedule sets it
-            self._first: int | None = None  # how many steps the optimizer had applied before the first epoch
+            self._first: int | None = None  # number of steps that the optimizer had applied before epoch 0
             self._is_under_way = False
             self._rates.add(self)
 
@@ -179,7 +180,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.current_epoch = epoch
         if self._rates is not None and self._first is None:
             assert self.steps_per_epoch is not None
-            self.model.optimizer.flush()  # all ranks begin after the same round
+            self.model.optimizer.flush()  # so that all ranks begin after the same round
             self._first = steps_of(self.model.optimizer) - epoch * self.steps_per_epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -191,13 +192,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             set_rate(optimizer, rate, self.correction(float(optimizer.learning_rate), rate))
 
     def rate_after(self, steps: int) -> float | None:
-        """The rate of a round before which the optimizer has applied so many steps; None leaves it as it is."""
+        """Return the rate of a round before which the optimizer has applied this many steps; None for no change."""
         assert self.steps_per_epoch is not None
         assert self._first is not None
         step, per_epoch = steps - self._first, self.steps_per_epoch
         last = math.inf if self.end_epoch is None else math.ceil(self.end_epoch) * per_epoch - 1
         if self._is_under_way and step > last:
-            step = int(last)  # at which no round began
+            step = int(last)  # rounds skipped the last adjusted step, so make that adjustment now
         rate = self._rate_at(*divmod(step, per_epoch))
         self._is_under_way = rate is not None and step < last
         return rate
@@ -211,7 +212,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return self.initial_lr * self.multiplier(epoch)
 
     def correction(self, before: float, after: float) -> float:
-        """What momentum is multiplied by where one rate follows another."""
+        """Return the factor of velocities when the rate changes from `before` to `after`."""
         return after / before if self.momentum_correction and before > 0 else 1.0
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -228,10 +229,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: the learning rate after the warm-up.
-        warmup_epochs: how many epochs it takes.
-        momentum_correction: as in `LearningRateScheduleCallback`.
-        steps_per_epoch: as in `LearningRateScheduleCallback`.
-        verbose: 1 prints a line on rank 0 when it is over.
+        warmup_epochs: the number of epochs of the warm-up.
+        momentum_correction: same as in `LearningRateScheduleCallback`.
+        steps_per_epoch: same as in `LearningRateScheduleCallback`.
+        verbose: 1 prints a line on rank 0 when the warm-up is over.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         require(is_number(warmup_epochs) and warmup_epochs >= 0, "warmup_epochs", "a number, 0 or more", warmup_epochs)
 
         def multiplier(epoch: float) -> float:
-            # One batch on, so that the last batch of an epoch has the rate of a whole number of epochs.
+            # Count one batch more, so that the last batch of an epoch has the rate of a whole number of epochs.
             assert self.steps_per_epoch is not None
             epoch += 1.0 / self.steps_per_epoch
             size = backend.horovod.size()
@@ -269,16 +270,16 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keras's `ModelCheckpoint` of the best model, as Horovod's: for a training whose file is known later.
+    """Save the best model, same as Horovod's: Keras's `ModelCheckpoint`, with a file path that is set later.
 
     Set its `filepath` before `fit`, on the one rank that saves.
 
     Args:
-        monitor: as in `keras.callbacks.ModelCheckpoint`, as the others.
-        verbose: as there.
-        save_weights_only: as there.
-        mode: as there.
-        save_freq: as there.
+        monitor: same as in `keras.callbacks.ModelCheckpoint`.
+        verbose: same as in `keras.callbacks.ModelCheckpoint`.
+        save_weights_only: same as in `keras.callbacks.ModelCheckpoint`.
+        mode: same as in `keras.callbacks.ModelCheckpoint`.
+        save_freq: same as in `keras.callbacks.ModelCheckpoint`.
     """
 
     def __init__(
@@ -299,7 +300,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             mode=mode,
             save_freq=save_freq,
         )
-        self.filepath: str | None = None  # which Keras 3 does not take
+        self.filepath: str | None = None  # Keras 3 does not accept None as an argument
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:
@@ -308,16 +309,16 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 class FlushCallback(keras.callbacks.Callback):
-    """Deliver everything late after the last batch of each epoch and of training, so that what is evaluated and saved has it.
+    """Flush after the last batch of each epoch and of training, so that evaluated and saved models contain late gradients.
 
-    It does so before validation, and before other callbacks save, whatever its place among them; where Keras does not know how
-    many batches an epoch has, at the epoch's end: put it before `ModelCheckpoint` then. All ranks wait for each other there,
-    and need the same number of epochs.
+    It flushes before validation, and before other callbacks save, at any place among them. But if Keras does not know
+    how many batches an epoch has, it flushes at the end of the epoch: put it before `ModelCheckpoint` then. All ranks
+    wait for each other in a flush, and need the same number of epochs.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._has_flushed = False  # since the last step, or the begin of the epoch
+        self._has_flushed = False  # whether it has flushed since the last step, or since the begin of the epoch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._has_flushed = False
@@ -344,18 +345,18 @@ class FlushCallback(keras.callbacks.Callback):
 
 
 class ModelSyncCallback(keras.callbacks.Callback):
-    """Average the model over all ranks now and then: parameters and other floating-point weights, as BatchNorm's.
+    """Average the model over all ranks from time to time: all floating-point weights, including those of BatchNorm.
 
-    Under a partial policy replicas drift apart a little, since a rank meets what it has missed in another order. All
-    ranks wait for each other there.
+    Under a partial policy replicas may part a little, because a rank applies missed rounds in another order. All ranks
+    wait for each other in an average.
 
     Args:
         every_n_steps: steps of this rank between two averages.
-        every_n_epochs: epochs between two averages. Give one of the two.
+        every_n_epochs: epochs between two averages. Give exactly one of the two.
         process_set: the ranks that take part.
 
     Raises:
-        ValueError: both are given, or none, or one below 1.
+        ValueError: not exactly one of the two is given, or it is below 1.
     """
 
     def __init__(
@@ -388,21 +389,22 @@ class ModelSyncCallback(keras.callbacks.Callback):
         variables = [variable for variable in self.model.weights if is_floating(variable)]
         if not variables:
             return
-        # Every average of the same weights, whatever callback asks for it, is a round of one bucket.
+        # All averages of the same weights are rounds of one bucket, even if several callbacks ask for them.
         kinds = f"{[(keras.backend.standardize_dtype(v.dtype), tuple(v.shape)) for v in variables]}"
         name = f"ModelSyncCallback.{hashlib.sha256(kinds.encode()).hexdigest()[:8]}"
         backend.average_(variables, name, Quorum(1.0), self.process_set)
 
 
 class PartialStatsCallback(keras.callbacks.Callback):
-    """Put what happened to the rounds of an epoch into its logs: for the progress bar, `History` and `TensorBoard`.
+    """Add what happened to the rounds of an epoch to its logs: for the progress bar, `History` and `TensorBoard`.
 
-    Put it before `TensorBoard`. `late`: the share of this rank's arrivals that came too late; `fresh`: contributors to a
-    round on time, their mean; `staleness`: rounds since a rank's contribution before, their mean; `waited_seconds`: by this
-    rank, for results. Nothing under `hvd.Full()`, which has no rounds: `HOROVOD_PARTIAL_RECORD` has it all.
+    Put it before `TensorBoard`. It adds `late`: the share of this rank's arrivals that came too late; `fresh`: the mean
+    number of ranks that were on time for a round; `staleness`: the mean staleness of contributions, in rounds;
+    `waited_seconds`: how long this rank waited for results. It adds nothing under `hvd.Full()`, which has no rounds; use
+    `HOROVOD_PARTIAL_RECORD` there.
 
     Args:
-        process_set: whose buckets.
+        process_set: the process set of the buckets.
     """
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:

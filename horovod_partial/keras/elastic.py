@@ -29,11 +29,12 @@ class _StateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class CommitStateCallback(_StateCallback):
-    """Commits the state every so many batches, and after each epoch. Put it last.
+    """Commit the state after every `batches_per_commit` batches, and after each epoch. Put this callback last.
 
     Args:
         state: a `KerasState`.
-        batches_per_commit: counted from where training begins, so that all ranks commit together.
+        batches_per_commit: batches between two commits, 1 or more. They are counted from the begin of training, so that
+            all ranks commit together.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -54,9 +55,10 @@ class CommitStateCallback(_StateCallback):
 
 
 class UpdateBatchStateCallback(_StateCallback):
-    """Keeps the number of the batches of this epoch that are done in `state.batch`.
+    """Keep the number of the newest finished batch of the epoch in `state.batch`.
 
-    Keras 3 counts the steps of an epoch itself, so unlike Horovod's this does not shorten the epoch after a restart.
+    Unlike Horovod's callback, it does not shorten the epoch after a restart, because Keras 3 counts the steps of an
+    epoch itself.
     """
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -67,9 +69,10 @@ class UpdateBatchStateCallback(_StateCallback):
 
 
 class UpdateEpochStateCallback(_StateCallback):
-    """Keeps the number of the epochs that are done in `state.epoch`, those before a restart included.
+    """Keep the number of finished epochs in `state.epoch`, including those before a restart.
 
-    Start with `fit(epochs=total - state.epoch)`, as with Horovod: epochs are counted from 0 after a restart.
+    Start with `fit(epochs=total - state.epoch)`, same as with Horovod, because Keras counts epochs from 0 after a
+    restart.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:

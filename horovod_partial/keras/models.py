@@ -1,4 +1,4 @@
-"""Models averaged over ranks, for the policies that do that, in eager code and in graphs."""
+"""Averages models over ranks under the policies of models, in eager code and in graphs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from horovod_partial.policies import ModelPolicy, WeightedAverage
 
 
 class ModelAverager(models.ModelAverager):
-    """The averages of one optimizer's model.
+    """Averages the model of one optimizer.
 
     Args:
-        policy: what to average with whom.
-        arguments: as in `GradientReducer`.
-        is_local: whether a variable is left alone.
+        policy: the policy.
+        arguments: same as in `GradientReducer`.
+        is_local: returns whether a variable is each rank's own, and not averaged.
 
     Raises:
-        ValueError: the policy needs what an optimizer of Keras does not have.
+        ValueError: the policy needs something that an optimizer of Keras does not have.
     """
 
     runtime = backend.runtime
@@ -45,11 +45,11 @@ class ModelAverager(models.ModelAverager):
                 "hvd.ModelSyncCallback, which averages the whole model"
             )
         self._is_local = is_local
-        self._trained: list[int] | None = None  # the numbers of what the first step has trained
+        self._trained: list[int] | None = None  # numbers of the variables that the first step has trained
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def average(self, optimizer: Any, variables: list[Any]) -> None:
-        """The average that the policy asks for after a step, in eager code or in a graph.
+        """Average after a step if the policy asks for it, in eager code or in a graph.
 
         Raises:
             ValueError: the step has trained other variables than the first one.
@@ -74,7 +74,7 @@ class ModelAverager(models.ModelAverager):
         backend.average_(model, self.name, self.policy, self.process_set, steps=steps)
 
     def flush_optimizer(self, optimizer: Any) -> None:
-        """Average what the policy averages over all ranks, which all must come: then the models are equal."""
+        """Average over all ranks what the policy averages, so that models are equal. Every rank must call this."""
         self.flush(self._averaged(optimizer, optimizer._trainable_variables))
 
     def _signal(self) -> None:
@@ -84,7 +84,10 @@ class ModelAverager(models.ModelAverager):
         return list(map(int, backend.average_(model, name, policy, self.process_set, steps=work).work))
 
     def _averaged(self, optimizer: Any, variables: list[Any]) -> list[Any]:
-        """What the policy names, in an order that is the same on every rank: parameters, then state of their shapes."""
+        """Return the variables that the policy averages, in the same order on every rank.
+
+        Parameters come first, then floating-point state that has the shape of a parameter.
+        """
         averaged = [variable for variable in variables if not self._is_local(variable)]
         if "state" in self.policy.average:
             shapes = {tuple(variable.shape) for variable in averaged}
@@ -97,5 +100,5 @@ class ModelAverager(models.ModelAverager):
 
 
 def is_floating(variable: Any) -> bool:
-    """Whether a variable holds floating-point numbers."""
+    """Return whether a variable holds floating-point numbers."""
     return keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype))

@@ -1,4 +1,4 @@
-"""What all ranks of a training with Keras should have alike: trained variables, and the optimizer's."""
+"""A replica of a training with Keras, for comparison: trained variables and the variables of the optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from horovod_partial.healing import Array, Key, Replica
 
 
 def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
-    """What makes the replica of an optimizer and of variables that it trains; it makes none when the optimizer is gone."""
+    """Return a function that makes the replica of variables that an optimizer trains.
+
+    The function returns None if the optimizer no longer exists.
+    """
     reference = weakref.ref(optimizer)
 
     def replica(variables: list[Any]) -> Replica | None:
@@ -24,21 +27,24 @@ def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
 
 
 def state_of(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer that ranks should have alike; none of None. Gradients that accumulate are each rank's own."""
+    """Return the variables of an optimizer that must be equal on all ranks; an empty list for None.
+
+    Accumulated gradients are left out, because each rank has its own.
+    """
     own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
     return [variable for variable in variables_of(optimizer) if id(variable) not in own]
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """All variables of an optimizer, of ours or of Keras; none of None."""
+    """Return all variables of our optimizer, or of an optimizer of Keras; an empty list for None."""
     return getattr(optimizer, "all_variables", None) or getattr(optimizer, "variables", [])
 
 
 class _Replica:
-    """See `horovod_partial.healing.Replica`. In eager code."""
+    """The replica of a training, in eager code: see `horovod_partial.healing.Replica`."""
 
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
-        self._optimizer = optimizer  # its buckets do not end while they are compared
+        self._optimizer = optimizer  # this reference keeps its buckets alive during the comparison
         self._variables = variables
         everything = {"weight": variables, "optimizer's variable": state_of(optimizer)}
         self._named: dict[Key, Any] = {

@@ -1,4 +1,4 @@
-"""One model on all ranks: the check."""
+"""Checks that all ranks have the same model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from horovod_partial.keras.replica import state_of
 
 
 def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
-    """Compare trainable weights, and the optimizer's variables, over all ranks, bit for bit; every rank must come.
+    """Compare trainable weights, and the optimizer's variables, over all ranks, bit for bit; every rank must call this.
 
-    Costs a hash of each variable and one small collective. Call `optimizer.flush()` before. What is not trainable, as the
-    moving averages of BatchNorm, is each rank's own, and so are gradients that accumulate: they are left out. In eager code.
+    It costs a hash of each variable and one small collective. Call `optimizer.flush()` before. Weights that are not
+    trainable, such as the moving averages of BatchNorm, and accumulated gradients are not compared, because each rank
+    has its own. In eager code.
 
     Args:
-        model: whose weights are compared.
-        optimizer: whose variables are compared too; None leaves them out.
+        model: its trainable weights are compared.
+        optimizer: its variables are compared too; None compares none.
 
     Raises:
         ValueError: an argument is wrong.
-        AssertionError: replicas differ; on every rank, with the first variable that does, and the ranks.
+        AssertionError: replicas differ. Every rank raises it, and the message names the first such variable and the
+            ranks.
     """
     require(isinstance(model, keras.Model), "model", "a keras.Model", model)
     fits = optimizer is None or isinstance(optimizer, keras.optimizers.Optimizer)
@@ -34,7 +36,7 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
     state = [("optimizer's variable", variable) for variable in state_of(optimizer)]
     hashes = {}
     for index, (kind, variable) in enumerate([*weights, *state]):
-        # Keras numbers layers through the process, so numbers in a path may differ.
+        # Keras numbers all layers of a process, so numbers in a path may differ between ranks.
         path = re.sub(r"_\d+", "", variable.path)
         value = keras.ops.convert_to_numpy(variable.value)
         hashes[f"{kind} {path} (number {index})"] = replicas.digest(value.tobytes())

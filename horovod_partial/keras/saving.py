@@ -1,4 +1,4 @@
-"""`hvd.load_model`: a saved model, with its optimizer wrapped again."""
+"""`hvd.load_model`: loads a saved model, and wraps its optimizer again."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def load_model(
     custom_objects: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> keras.Model:
-    """Load a model that was saved with `model.save`, and wrap its optimizer, whose state is kept.
+    """Load a model that was saved with `model.save`, and wrap its optimizer. The state of the optimizer is kept.
 
     Args:
-        filepath: as in `keras.models.load_model`.
+        filepath: same as in `keras.models.load_model`.
         custom_optimizers: optimizer classes of your own.
-        custom_objects: as in `keras.models.load_model`.
-        arguments: for `hvd.DistributedOptimizer`, as `compression` and `sync`.
+        custom_objects: same as in `keras.models.load_model`.
+        arguments: arguments for `hvd.DistributedOptimizer`, such as `compression` and `sync`.
 
     Raises:
-        ValueError: the file is none that Keras 3 can load, or an argument is wrong.
+        ValueError: Keras 3 cannot load the file, or an argument is wrong.
     """
     if arguments.pop("legacy_opts", False):
         raise ValueError("Keras 3 has no legacy optimizers")
@@ -34,5 +34,5 @@ def load_model(
     if model.optimizer is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, **arguments)
         if has_schedule(model.optimizer):
-            model.load_weights(filepath)  # again, with how many steps the rounds are
+            model.load_weights(filepath)  # once more, because wrapping has added the count of steps
     return model

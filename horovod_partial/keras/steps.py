@@ -86,7 +86,8 @@ class Rates:
 
     def __init__(self) -> None:
         self._callbacks: list[Any] = []
-        self._are_set = keras.Variable(False, dtype="bool", trainable=False)  # a graph does without Python where not
+        # Whether any callback sets rates. A graph reads it, and calls Python only if it is true.
+        self._are_set = keras.Variable(False, dtype="bool", trainable=False)
 
     def add(self, callback: Any) -> None:
         """Ask this callback from now on, and no longer the callbacks of a training that was interrupted."""

@@ -1,4 +1,4 @@
-"""Horovod's collectives of Keras's values, in eager code."""
+"""Horovod's collectives for values of Keras, in eager code."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """`horovod.keras.allreduce`, of anything that `keras.ops.convert_to_tensor` takes; the average, unless `op` says otherwise.
+    """Reduce a value over all ranks: `horovod.keras.allreduce`. It averages, unless `op` says otherwise. In eager code.
 
-    In eager code, as `allgather`, `broadcast` and `reducescatter`.
+    The value may be anything that `keras.ops.convert_to_tensor` takes.
     """
     return backend.horovod.allreduce(
         keras.ops.convert_to_tensor(value),
@@ -36,22 +36,22 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """`horovod.keras.allgather`: along the first dimension."""
+    """Concatenate the values of all ranks along the first dimension: `horovod.keras.allgather`. In eager code."""
     return backend.horovod.allgather(keras.ops.convert_to_tensor(value), name=name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """`horovod.keras.broadcast`: the root rank's value."""
+    """Return the value of the root rank: `horovod.keras.broadcast`. In eager code."""
     return backend.horovod.broadcast(keras.ops.convert_to_tensor(value), root_rank, name=name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """`horovod.keras.reducescatter`: along the first dimension."""
+    """Reduce a value, and return this rank's part along the first dimension: `horovod.keras.reducescatter`. In eager code."""
     return backend.horovod.reducescatter(keras.ops.convert_to_tensor(value), op=op, name=name)
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Horovod's, for graphs of TensorFlow 1: Keras 3 keeps no list of variables.
+    """Raise an error: Horovod's function is for graphs of TensorFlow 1, and Keras 3 keeps no list of variables.
 
     Raises:
         RuntimeError: always.

@@ -1,1 +1,1 @@
-"""Starting the ranks of a job by launchers that Horovod's own does not know."""
+"""Starts the ranks of a job with launchers that Horovod itself does not support."""

@@ -1,4 +1,4 @@
-"""Where ranks that nobody else has introduced to each other meet: Horovod's rendezvous, at a port that all of them know."""
+"""Serves and finds Horovod's rendezvous at a port that all ranks can compute, for launchers that do not provide one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 PAUSE_SECONDS = 0.2
 ANSWER_SECONDS = 5.0
-SCOPE = "horovod-partial"  # under which a rendezvous says whose it is
+SCOPE = "horovod-partial"  # under this scope a rendezvous has the name of its job
 
 
 def serve(ports: Sequence[int], job: str, slots: Sequence[SlotInfo]) -> int:
-    """Serve the ranks of a job from a child process, until this process ends, whatever program it becomes meanwhile.
+    """Serve the ranks of a job from a child process until this process ends, even if it executes another program.
 
-    Horovod's `RendezvousServer` takes a port of its own choice, which nobody would know, and a thread, which would not
-    outlast the change to another program.
+    Horovod's `RendezvousServer` does not fit: other ranks would not know the port that it chooses, and its thread would
+    end when this process executes another program.
 
     Args:
-        ports: those that may be taken.
-        job: the job's name.
-        slots: of its ranks.
+        ports: the ports that may be used.
+        job: the name of the job.
+        slots: the slots of its ranks.
 
     Returns:
-        The port.
+        The port that is used.
 
     Raises:
         OSError: none of the ports is free.
@@ -56,7 +56,7 @@ def _bound(ports: Sequence[int]) -> RendezvousHTTPServer:
 
 
 def _serve_until_it_ends(server: RendezvousHTTPServer, program: int) -> NoReturn:
-    """The child's life. Signals are the program's to answer, and its output is not to be held open."""
+    """Serve in the child process. It blocks signals and closes its output, because both belong to the program."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -70,10 +70,10 @@ def _serve_until_it_ends(server: RendezvousHTTPServer, program: int) -> NoReturn
 
 
 def find(address: str, ports: Sequence[int], job: str, seconds: float) -> int:
-    """Wait until the rendezvous of a job answers, and return its port. Those of other jobs are told from it.
+    """Wait until the rendezvous of a job answers, and return its port. Servers of other jobs are passed over.
 
     Raises:
-        TimeoutError: it has not answered.
+        TimeoutError: it has not answered within `seconds`.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -99,10 +99,10 @@ def _is_of(job: str, address: str, port: int) -> bool:
 
 
 def interface_to(host: str) -> str:
-    """The network interface by which this machine reaches another one. Nothing is sent there.
+    """Return the network interface through which this machine reaches another one. This sends nothing.
 
     Raises:
-        OSError: the name is unknown, or no way leads there.
+        OSError: the name is unknown, or there is no route to that machine.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,4 +1,4 @@
-"""The tasks of a Slurm step as ranks of Horovod over Gloo: the command `horovod-partial srun`."""
+"""Makes the tasks of a Slurm step ranks of Horovod over Gloo: the command `horovod-partial srun`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod_partial.launch import rendezvous
 
 LOOPBACK = "127.0.0.1"
-# From below the range of which Linux takes the ports of connections, so that few are taken when a job begins.
+# These ports are below the range from which Linux takes ports for connections, so few of them are in use.
 PORTS = range(20000, 30000)
 CANDIDATES = 8
-# Where a user has chosen an interface, that one holds.
+# If a user has chosen an interface by one of these variables, that choice is kept.
 INTERFACE_VARIABLES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What Slurm tells a task of itself and of its step.
+    """What Slurm tells a task about itself and its step.
 
     Attributes:
-        step: the step's name, which no other one of the cluster has.
+        step: the name of the step, unique in the cluster.
         rank: the number of the task in the step.
         node: the number of its node in the step.
         local_rank: the number of the task on its node.
-        tasks: how many tasks each node has.
-        nodes: the step's nodes, in Slurm's short form.
+        tasks: the number of tasks on each node.
+        nodes: the nodes of the step, in Slurm's short form.
     """
 
     step: str
@@ -46,15 +46,15 @@ class Task:
 
     @property
     def has_rendezvous(self) -> bool:
-        """Whether the ranks find each other through this task. Rank 0 may be on any node: `--distribution=arbitrary`."""
+        """Whether this task serves the rendezvous. It need not be rank 0, which `--distribution` may put on any node."""
         return self.node == self.local_rank == 0
 
 
 def task_of(environ: Mapping[str, str]) -> Task:
-    """Read Slurm's variables. Those of the step differ from those of the job, of which a step may take a part.
+    """Read Slurm's variables. It reads those of the step, because a step may have only a part of the job's nodes.
 
     Raises:
-        ValueError: this is no task of a step.
+        ValueError: this process is not a task of a step.
     """
     try:
         return Task(
@@ -72,50 +72,51 @@ def task_of(environ: Mapping[str, str]) -> Task:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Numbers of tasks as Slurm writes them: `2(x3),1` is 2, 2, 2, 1."""
+    """Read numbers of tasks in Slurm's short form: `2(x3),1` means 2, 2, 2, 1."""
     runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return tuple(int(count) for count, times in runs for _ in range(int(times or 1)))
 
 
 def slots_of(task: Task, hosts: Sequence[str]) -> list[SlotInfo]:
-    """What Horovod's own launcher would start on these hosts, which are those of the step in its order."""
+    """Return the slots that Horovod's own launcher would start on the hosts of a step, which are in the step's order."""
     shares = [HostInfo(host, count) for host, count in zip(hosts, task.tasks, strict=True)]
     return get_host_assignments(shares, sum(task.tasks))
 
 
 def slot_of(task: Task, slots: Sequence[SlotInfo]) -> SlotInfo:
-    """The slot of a task. Its rank is Slurm's number, by which srun labels output and names who has failed.
+    """Return the slot of a task. Its rank is Slurm's number, because srun labels output and reports failures by that.
 
-    Horovod numbers ranks host by host. Its operations over Gloo do not rely on that, so tasks may be dealt out in any way.
+    Horovod itself numbers ranks host by host. Its operations over Gloo do not rely on that, so any distribution of
+    tasks works.
     """
     before = sum(task.tasks[: task.node])
     return replace(slots[before + task.local_rank], rank=task.rank)
 
 
 def ports_of(task: Task) -> list[int]:
-    """Where the rendezvous may listen: some ports, since the first may be taken; the same on every task of a step."""
+    """Return the ports on which the rendezvous may listen, the same on every task of a step. The first may be in use."""
     return random.Random(task.step).sample(PORTS, CANDIDATES)
 
 
 def neighbour_of(task: Task, hosts: Sequence[str]) -> str:
-    """A host that shows which interface leads to the others."""
+    """Return a host that is reached through the same interface as all other hosts."""
     if len(hosts) == 1:
         return LOOPBACK
     return hosts[1 if task.node == 0 else 0]
 
 
 def variables(slot: SlotInfo, address: str, port: int, interface: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Horovod's variables for a rank, by what its own launcher sets."""
+    """Return Horovod's variables for a rank, the same as its own launcher sets."""
     chosen = {name: environ[name] for name in INTERFACE_VARIABLES if name in environ}
     of_run = create_run_env_vars(address, [interface], port)
     return create_slot_env_vars(slot) | {name: str(value) for name, value in of_run.items()} | chosen
 
 
 def seconds_of(environ: Mapping[str, str]) -> int:
-    """How long to wait for the rendezvous: as long as Horovod over Gloo waits there for other ranks.
+    """Return how many seconds to wait for the rendezvous: as long as Horovod over Gloo waits there for other ranks.
 
     Raises:
-        ValueError: the variable is no number.
+        ValueError: the variable is not a number.
     """
     text = environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30")
     if not text.isdecimal():
@@ -124,13 +125,13 @@ def seconds_of(environ: Mapping[str, str]) -> int:
 
 
 def run(command: list[str]) -> NoReturn:
-    """Become the program of `command`, as a rank of the step.
+    """Execute `command` in place of this program, as a rank of the step.
 
     Raises:
         OSError: there is no such program, or the ranks cannot find each other.
-        ValueError: this is no task of a step, or Horovod has no Gloo.
+        ValueError: this process is not a task of a step, or Horovod was built without Gloo.
     """
-    from horovod_partial import _build_info as built  # written by the build
+    from horovod_partial import _build_info as built  # the build writes this module
 
     if "gloo" not in built.FEATURES:
         raise ValueError("Horovod was built without Gloo; use MPI: `srun --mpi=pmix -n 4 python train.py`")
@@ -151,7 +152,7 @@ def run(command: list[str]) -> NoReturn:
 
 
 def _host_names(nodes: str) -> list[str]:
-    """The single names of nodes in Slurm's short form."""
+    """Return the names of nodes that are given in Slurm's short form."""
     try:
         done = subprocess.run(
             ["scontrol", "show", "hostnames", nodes], check=True, capture_output=True, text=True, timeout=60

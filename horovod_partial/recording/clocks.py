@@ -27,18 +27,18 @@ _MICRO = 1e-6
 
 @dataclass(frozen=True)
 class HostClock:
-    """A host's monotonic clock, seen from that of rank 0's host.
+    """The monotonic clock of a host, compared with the clock of rank 0's host.
 
     Attributes:
         host: the name of the host, or one of its names.
-        source: what it was compared by: `"reductions"` of all ranks, or the `"wall"` clocks if there are too few of
-            these; `"reference"` for the host of rank 0.
+        source: how it was compared: by the `"reductions"` of all ranks, or by the `"wall"` clocks if there are too few
+            of these. The host of rank 0 is the `"reference"`.
         offset: how far it is ahead at `origin`, in seconds.
-        drift: seconds by which it gets further ahead in a second.
-        origin: seconds of the reference's monotonic clock.
-        reductions: that were compared.
-        median_residual: of the distances between ends and the line, in seconds; NaN without reductions.
-        residual_95: the 95th percentile of them.
+        drift: by how many seconds it gets further ahead in each second.
+        origin: a time on the reference clock, in seconds.
+        reductions: the number of reductions that were compared.
+        median_residual: the median distance between ends of reductions and the line, in seconds; NaN if there is none.
+        residual_95: the 95th percentile of these distances.
     """
 
     host: str

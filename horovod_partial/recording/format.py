@@ -1,4 +1,4 @@
-"""The format of recordings: its header, and the columns of its tables that are read. `docs/recording.md` describes both."""
+"""The format of recordings: the header, and the columns that are read. `docs/recording.md` describes the format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = 1
 
 Table = dict[str, NDArray[Any]]
 
-# The kinds of columns: whole numbers, texts, and lists of ranks. Tables and columns that are not here are left unread.
+# The types of columns: whole numbers, texts, and lists of ranks. Other tables and columns are not read.
 TABLES: dict[str, dict[str, type]] = {
     "buckets": {"bucket": int, "name": str, "policy": str, "process_set": int, "bytes": int},
     "arrivals": {"step": int, "bucket": int, "time": int},
@@ -45,7 +45,20 @@ TABLES: dict[str, dict[str, type]] = {
 
 @dataclass(frozen=True)
 class Header:
-    """The first line of a segment."""
+    """The first line of a segment.
+
+    Attributes:
+        format: always `FORMAT`.
+        version: always `VERSION`.
+        run: the name of the run: the time in UTC at which it began.
+        rank: the rank.
+        size: the number of ranks in the job.
+        host: the name of the rank's host.
+        clock: names the clock of `steady`: ranks with the same text share it.
+        segment: the number of the segment.
+        wall: Unix time at time 0 of the rank, in seconds, by the host's clock.
+        steady: the host's monotonic clock at time 0 of the rank, in microseconds.
+    """
 
     format: str
     version: int
@@ -60,16 +73,16 @@ class Header:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.wall) or not 0 <= self.steady < 2**53:
-            raise ValueError(f"wall {self.wall} and steady {self.steady} are no times")
+            raise ValueError(f"wall {self.wall} and steady {self.steady} are not valid times")
         if self.size < 1 or not 0 <= self.rank < self.size:
             raise ValueError(f"there is no rank {self.rank} of {self.size}")
 
 
 def columns(name: str, line: dict[str, Any]) -> Table:
-    """The columns of a line of table `name`.
+    """Return the columns of a line that belongs to table `name`.
 
     Raises:
-        ValueError: a column is missing, longer or shorter than another one, or of another kind.
+        ValueError: a column is missing, has another length than the others, or has values of another type.
     """
     read = {}
     for column, kind in TABLES[name].items():
@@ -77,18 +90,18 @@ def columns(name: str, line: dict[str, Any]) -> Table:
         if not isinstance(values, list):
             raise ValueError(f"table {name!r} has no column {column!r}")
         if not all(type(value) is kind for value in values):
-            raise ValueError(f"column {column!r} of table {name!r} holds something that is no {kind.__name__}")
+            raise ValueError(f"column {column!r} of table {name!r} holds a value that is not of type {kind.__name__}")
         try:
             read[column] = np.fromiter(values, dtype=np.int64 if kind is int else object, count=len(values))
         except OverflowError:
             raise ValueError(f"column {column!r} of table {name!r} holds a number of more than 64 bits") from None
     if len({len(values) for values in read.values()}) > 1:
-        raise ValueError(f"the columns of table {name!r} have not the same length")
+        raise ValueError(f"the columns of table {name!r} differ in length")
     return read
 
 
 def joined(name: str, lines: list[Table]) -> Table:
-    """The rows of all lines of a table, in their order."""
+    """Return one table with the rows of all lines, in their order."""
     kinds = TABLES[name].items()
     if not lines:
         return {column: np.empty(0, dtype=np.int64 if kind is int else object) for column, kind in kinds}

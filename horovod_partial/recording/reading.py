@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -34,26 +34,16 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class RankRecording:
-    """The recording of one rank.
+class RankRecording(Header):
+    """The recording of one rank: the header of its newest segment, and the contents of its segments.
 
     Attributes:
-        rank: the rank.
-        host: the name of its host.
-        clock: names the clock of `steady`: ranks with the same text share it.
-        wall: Unix time at time 0 of the rank, in seconds, by the host's clock.
-        steady: the host's monotonic clock at time 0 of the rank, in microseconds.
         ended: whether Horovod was shut down in good order.
         buckets: the buckets, by their number on this rank.
         tables: by name; a column is an array of the shape (rows,), of int64 or of objects. Times are microseconds since
             time 0 of the rank.
     """
 
-    rank: int
-    host: str
-    clock: str
-    wall: float
-    steady: int
     ended: bool
     buckets: dict[int, Bucket]
     tables: dict[str, Table]
@@ -107,23 +97,20 @@ def load(folder: str | PathLike[str], run: str | None = None) -> Recording:
         raise ValueError(f"{folder} holds no run {run}; there are {', '.join(there)}")
     path = there[run] if run is not None else there[max(there)]
     remarks: list[str] = []
-    files = _files(path).items()
-    ranks = {rank: _rank(rank, segments, remarks) for rank, segments in files}
-    read = {rank: found for rank, found in ranks.items() if found is not None}
-    if not read:
+    ranks = (_rank(rank, segments, remarks) for rank, segments in _files(path).items())
+    recordings = {recording.rank: recording for recording in ranks if recording is not None}
+    if not recordings:
         raise ValueError(f"{path} holds no recording: no file has a whole first line")
-    headers = [header for _, header in read.values()]
-    first = headers[0]
-    for header in headers:
-        if (header.run, header.size) != (first.run, first.size):
+    first = next(iter(recordings.values()))
+    for other in recordings.values():
+        if (other.run, other.size) != (first.run, first.size):
             raise ValueError(
                 f"{path} holds files of several runs: rank {first.rank} is of {first.run} with {first.size} ranks, rank "
-                f"{header.rank} of {header.run} with {header.size}; give each run a folder of its own"
+                f"{other.rank} of {other.run} with {other.size}; give each run a folder of its own"
             )
-    missing = sorted(set(range(first.size)) - set(read))
+    missing = sorted(set(range(first.size)) - set(recordings))
     if missing:
         remarks.append(f"Of {first.size} ranks there are no files of {', '.join(map(str, missing))}.")
-    recordings = {rank: recording for rank, (recording, _) in read.items()}
     killed = [rank for rank, recording in recordings.items() if not recording.ended]
     if killed:
         several = "ranks" if len(killed) > 1 else "rank"
@@ -145,7 +132,7 @@ def _files(folder: Path) -> dict[int, dict[int, Path]]:
     return files
 
 
-def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> tuple[RankRecording, Header] | None:
+def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecording | None:
     """Read one rank. Returns None if none of its files has a complete first line."""
     # Arrivals and results are matched by counting, so use only the segments after the last one that is missing.
     newest = max(files)
@@ -180,7 +167,7 @@ def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> tuple[RankRe
                 f"{files[newest].parent}, rank {rank}: table {name!r} has buckets that no line names: {unknown}"
             )
     ended = bool(tables.pop("end")["time"].size)
-    return RankRecording(rank, header.host, header.clock, header.wall, header.steady, ended, buckets, tables), header
+    return RankRecording(**asdict(header), ended=ended, buckets=buckets, tables=tables)
 
 
 def _segment(path: Path, lines: dict[str, list[Table]]) -> Header | None:
@@ -193,9 +180,9 @@ def _segment(path: Path, lines: dict[str, list[Table]]) -> Header | None:
         except (ValueError, RecursionError):
             if number == len(raw):
                 break
-            raise ValueError(f"{path}, line {number} is no JSON; only the last line may be cut off") from None
+            raise ValueError(f"{path}, line {number} is not JSON; only the last line may be cut off") from None
         if not isinstance(line, dict):
-            raise ValueError(f"{path}, line {number} is no table")
+            raise ValueError(f"{path}, line {number} is not a table")
         if header is None:
             header = _header(line, path)
         elif isinstance(name := line.get("table"), str) and name in TABLES:

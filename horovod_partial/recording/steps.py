@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,8 @@ from horovod_partial.recording.reading import RankRecording, Recording
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-_LEAST_WORK = 2e-4  # seconds; an optimizer takes less from one of its gradients to the next
-Intervals = tuple[Floats, Floats]  # begins and ends, in seconds, of intervals in order that do not overlap
+_LEAST_WORK = 2e-4  # seconds; an optimizer takes less time from one of its gradients to the next
+Intervals = tuple[Floats, Floats]  # begins and ends of intervals, in seconds; in order, and without overlap
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,17 @@ class RankSteps:
     """The steps of one rank; every array has the shape (steps,). Times are seconds since time 0 of rank 0, on its clock.
 
     Attributes:
-        rank: its number.
-        step: number of the step on this rank.
-        begin: float64.
-        handed: float64.
-        result: float64.
+        rank: the rank.
+        step: int64, the number of the step on this rank.
+        begin: float64, when the application went on after the step before.
+        handed: float64, when the rank's compute ended.
+        result: float64, when the last result was there.
         round: int64, the newest round whose result the step had; -1 if it had none.
         late: bool, whether a contribution of the step came too late for its round.
-        staleness: int64, rounds that the rank had missed before the step; the maximum over its buckets.
-        compute: float64, seconds.
-        reduce: float64, seconds.
-        wait: float64, seconds.
+        staleness: int64, the number of rounds that the rank had missed before the step; the maximum over its buckets.
+        compute: float64, how long the rank computed, in seconds.
+        reduce: float64, how long reductions ran after the compute or during a wait, in seconds.
+        wait: float64, how long the rank waited for others, in seconds.
     """
 
     rank: int
@@ -124,11 +125,11 @@ class JobSteps:
 
     @property
     def compute(self) -> Floats:
-        """Seconds, of the shape (steps, ranks); for the steps of `common()`."""
+        """The compute times in seconds, of the shape (steps, ranks). Only after `common()`."""
         return np.column_stack([steps.compute for steps in self.ranks])
 
     def common(self) -> JobSteps:
-        """The same, of the steps only that every rank here has, so that arrays of all ranks have the same shape."""
+        """Return only the steps that every rank here has. So the arrays of all ranks have the same shape."""
         both = self.ranks[0].step
         for steps in self.ranks[1:]:
             both = np.intersect1d(both, steps.step, assume_unique=True)
@@ -146,27 +147,24 @@ class JobSteps:
         return JobSteps(self.policy, self.rounds, ranks, remarks)
 
 
-def busy(rank: RankRecording, clocks: Clocks) -> Intervals:
-    """When reductions ran on a rank, on rank 0's clock."""
-    table = rank.tables["reductions"]
-    return _union(clocks.seconds(rank, table["begin"]), clocks.seconds(rank, table["end"]))
+def intervals(rank: RankRecording, name: str, clocks: Clocks, rows: Any = slice(None)) -> Intervals:
+    """Return the union of the intervals in rows of a table, on rank 0's clock.
 
-
-def blocked(rank: RankRecording, clocks: Clocks) -> Intervals:
-    """When its application was blocked, as far as that is known, on rank 0's clock."""
-    table = rank.tables["waits"]
-    return _union(clocks.seconds(rank, table["begin"]), clocks.seconds(rank, table["end"]))
+    In the table `reductions` these are the times when reductions ran on this rank. In `waits` its application was
+    blocked; under TensorFlow that is unknown, and the table is empty.
+    """
+    table = rank.tables[name]
+    return _union(clocks.seconds(rank, table["begin"][rows]), clocks.seconds(rank, table["end"][rows]))
 
 
 def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:
-    """The share of a rank's steps, 0 to 1, in which it waits for more than its gradients: there it meets all ranks again.
+    """Return in what share of its steps, 0 to 1, a rank waits for something besides its gradients.
 
-    Under a partial policy these are waits for operations of Horovod's own; under `Full()` those behind which the application
-    worked before the last tensors of the step were handed over. Under TensorFlow it is not known.
+    In such a wait it meets all ranks, under every policy. Under a partial policy these are the waits for Horovod's own
+    operations. Under `Full()` they are the waits after which the application worked on, before it handed over the last
+    tensors of the step. Under TensorFlow they are unknown, and the share is 0.
     """
-    waits = rank.tables["waits"]
-    own = waits["bucket"] < 0
-    begin, end = _union(clocks.seconds(rank, waits["begin"][own]), clocks.seconds(rank, waits["end"][own]))
+    begin, end = intervals(rank, "waits", clocks, rank.tables["waits"]["bucket"] < 0)
     if not len(steps.step) or not len(begin):
         return 0.0
     if rounds:
@@ -194,25 +192,25 @@ def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
     result, round_, late, staleness = (
         np.maximum.reduceat(rows[name], first) for name in ("time", "round", "late", "staleness")
     )
-    # The application went on when the last wait for a round that began in this step was over.
+    # The application went on after the last wait for a round that began in this step.
     of_rounds = np.flatnonzero(waits["bucket"] >= 0)
     begun = of_rounds[np.argsort(waits["begin"][of_rounds], kind="stable")]
     next_step = np.r_[np.minimum.reduceat(arrival, first)[1:], np.iinfo(np.int64).max]
     last = np.searchsorted(waits["begin"][begun], next_step) - 1
-    waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]  # -1, no wait so far, takes the 0
+    waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]  # if there was no wait so far, -1 takes the 0
     went_on = np.maximum(result, waited)
     whole = np.minimum.reduceat(of[order], first) >= 0
     return _steps(rank, clocks, step, handed, result, went_on, round_, late, staleness, whole)
 
 
 def results_of_arrivals(rank: RankRecording) -> Integers:
-    """The row in `results` of each arrival's result, of the shape (arrivals,); -1 where there is none."""
+    """Return, for each arrival, the row in `results` with its result, of the shape (arrivals,); -1 if there is none."""
     arrivals, results = rank.tables["arrivals"], rank.tables["results"]
     of = np.full(len(arrivals["time"]), -1)
     for bucket in np.unique(arrivals["bucket"]):
         arrived = np.flatnonzero(arrivals["bucket"] == bucket)
         ended = np.flatnonzero(results["bucket"] == bucket)
-        # Results before the first arrival are of arrivals in segments that were dropped.
+        # Results before the first arrival belong to arrivals in segments that were dropped.
         ended = ended[results["time"][ended] >= arrivals["time"][arrived[0]]]
         count = min(len(arrived), len(ended))
         of[arrived[:count]] = ended[:count]
@@ -231,7 +229,7 @@ def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
     handed = np.r_[looks, 0][seen]
     whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])  # a joined rank hands nothing over
     if len(step) and not rank.ended:
-        whole[-1] = False  # what else it had to reduce is not known
+        whole[-1] = False  # the step may have had more to reduce
     none = np.full(len(step), -1)
     return _steps(rank, clocks, step, handed, result, result, none, 0 * none, 0 * none, whole)
 
@@ -248,11 +246,10 @@ def _steps(
     staleness: Integers,
     whole: NDArray[np.bool_],
 ) -> RankSteps:
-    """The steps behind the first, on rank 0's clock, of those that are whole."""
+    """Return the whole steps that follow a whole step, with times on rank 0's clock."""
     ends, given, done = (clocks.seconds(rank, times) for times in (went_on, handed, result))
     begin = np.minimum(np.r_[np.nan, ends[:-1]][: len(step)], given)
-    reductions = busy(rank, clocks)
-    halts = blocked(rank, clocks)
+    reductions, halts = (intervals(rank, name, clocks) for name in ("reductions", "waits"))
     halted = _time_within(halts, begin, given)
     running = _time_within(reductions, given, done) + _time_within(_common(halts, reductions), begin, given)
     steps = RankSteps(
@@ -272,7 +269,7 @@ def _steps(
 
 
 def _union(begin: Floats, end: Floats) -> Intervals:
-    """What is in any of some intervals."""
+    """Return the union of intervals that may overlap."""
     order = np.argsort(begin, kind="stable")
     order = order[end[order] >= begin[order]]
     begin, end = begin[order], np.maximum.accumulate(end[order])
@@ -283,7 +280,7 @@ def _union(begin: Floats, end: Floats) -> Intervals:
 
 
 def _common(one: Intervals, other: Intervals) -> Intervals:
-    """What is in intervals of both kinds."""
+    """Return the intersection of two sets of intervals."""
     edges = np.unique(np.concatenate((*one, *other)))
     if not len(edges):
         return edges, edges
@@ -299,7 +296,7 @@ def _covers(intervals: Intervals, times: Floats) -> NDArray[np.bool_]:
 
 
 def _time_within(intervals: Intervals, since: Floats, until: Floats) -> Floats:
-    """Seconds between `since` and `until` that lie in the intervals."""
+    """Return how many seconds between `since` and `until` lie in the intervals."""
     begins, ends = intervals
     if not len(begins):
         return np.zeros(len(since))

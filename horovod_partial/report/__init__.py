@@ -1,6 +1,6 @@
-"""What a recording tells: which rank is slow, where the time went, and what waiting has cost.
+"""Tells from a recording which rank is slow, where the time went, and what waiting has cost.
 
-`summary` finds it out, with `slowness`; `text`, `page` (with `figures`), `trace` and `prometheus` say it.
+`summary` and `slowness` compute this. `text`, `page` (with `figures`), `trace` and `prometheus` show it.
 """
 
 from horovod_partial.report.slowness import Slowness

@@ -1,4 +1,4 @@
-"""The plots of a report. Needs plotly, which the package itself does not."""
+"""The plots of a report. This module needs plotly; the package itself does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPUTE, _WAIT, _REDUCE = "#0072B2", "#E69F00", "#009E73"
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _GREY = "#999999"
 _HEAT = [[0.0, "#f4f6f8"], [0.35, "#F3C969"], [0.7, "#D55E00"], [1.0, "#6b1d00"]]
-_COLUMNS, _CELLS = 1000, 60_000  # of a heat map, at most: a browser draws no more at ease
+_COLUMNS, _CELLS = 1000, 60_000  # the most that a heat map has: a browser is slow with more
 _WINDOWS = 60
 _LINES = len(_COLOURS)
 _POINTS = 3000
@@ -27,7 +27,7 @@ _POINTS = 3000
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, its title, and one sentence that says how to read it."""
+    """A figure, its title, and a text that says how to read it."""
 
     title: str
     reading: str
@@ -35,7 +35,7 @@ class Plot:
 
 
 def plots(summary: Summary) -> list[Plot]:
-    """Those for which there is data, in the order of the page."""
+    """Return the plots that the recording has data for, in the order of the page."""
     made = [_compute_times(summary), _slow_ranks(summary), _parts(summary), _waiting(summary)]
     if summary.steps.rounds:
         made += [_late(summary), _staleness(summary), *_rounds(summary)]
@@ -51,8 +51,8 @@ def _compute_times(summary: Summary) -> Plot:
     each = "step" if len(edges) == len(summary.waited) else "few steps"
     return Plot(
         "Compute time of each rank",
-        f"A row is a rank, a column is a {each}; the darker, the longer it computed. A dark row is a rank that is always slow, "
-        "dark stretches are bursts, dark specks are slow steps at random, and a dark column is a step that was long for all.",
+        f"A row is a rank, and a column is a {each}. Darker colours mean longer computation. A dark row is a rank that is always "
+        "slow, dark stretches are bursts, dark specks are random slow steps, and a dark column is a step that was long for all.",
         figure,
     )
 
@@ -71,7 +71,7 @@ def _slow_ranks(summary: Summary) -> Plot:
     which = "slow ranks" if summary.slow else "slowest ranks"
     return Plot(
         f"Compute time of the {which}",
-        f"Each line is one of the {which} (at most {_LINES}); where it lies on the grey line, the rank is as fast as the others.",
+        f"Each line is one of the {which} (at most {_LINES}). Where it lies on the grey line, the rank is as fast as the others.",
         figure,
     )
 
@@ -91,7 +91,7 @@ def _parts(summary: Summary) -> Plot:
     _axes(figure, "mean time of a step (ms)", "")
     return Plot(
         "What a step's time went to",
-        "A bar is a rank's mean step; a rank with much blue and little orange is one that the others wait for.",
+        "A bar is a rank's mean step. The others wait for a rank with much blue and little orange.",
         figure,
     )
 
@@ -100,14 +100,14 @@ def _waiting(summary: Summary) -> Plot:
     lines = [(f"recorded, {summary.steps.policy}", summary.waited, _WAIT, "solid")]
     title, reading = (
         "Waiting",
-        "The line adds up how long a rank has waited, on average: what a policy that waits for nobody saves.",
+        "The line adds up how long a rank has waited, on average. A policy that waits for nobody saves this time.",
     )
     if summary.steps.rounds:
         lines.append(("under Full(), computed", summary.waited_under_full, _GREY, "dash"))
         title = "Waiting, against Full()"
         reading = (
-            "The lines add up how long a rank has waited, on average: as recorded, and if each step with these compute times "
-            "had waited for its slowest rank; between them lies what the policy has saved."
+            "The lines add up how long a rank has waited, on average. One line is recorded. For the other, each step with these "
+            "compute times waits for its slowest rank. The difference is what the policy has saved."
         )
     figure = go.Figure()
     step = summary.steps.ranks[0].step
@@ -124,8 +124,8 @@ def _late(summary: Summary) -> Plot:
     edges, shares = _windows(summary, late, _WINDOWS)
     return Plot(
         "Late steps",
-        "A row is a rank; the darker, the more of its steps had a contribution that came too late for its round and travelled "
-        "with a later one.",
+        "A row is a rank. Darker colours mean that more of its steps had a contribution that came too late for its round and "
+        "travelled with a later one.",
         _heat(summary, edges, shares, "% of steps", (0.0, 100.0)),
     )
 
@@ -135,13 +135,13 @@ def _staleness(summary: Summary) -> Plot:
     edges, rounds = _windows(summary, stale, _WINDOWS)
     return Plot(
         "Staleness",
-        "A row is a rank; the darker, the more rounds it had missed before a step, so the older the model that it computed with.",
+        "A row is a rank. Darker colours mean that it had missed more rounds before a step, so it computed with an older model.",
         _heat(summary, edges, rounds, "rounds missed", (0.0, max(1.0, float(rounds.max())))),
     )
 
 
 def _rounds(summary: Summary) -> Iterator[Plot]:
-    """The rounds of the bucket that carries most, if there are several."""
+    """Plot the rounds of the bucket that carries the most bytes. Yields nothing if there are fewer than two rounds."""
     table = summary.rounds
     if len(table["time"]) < 2:
         return
@@ -164,14 +164,17 @@ def _rounds(summary: Summary) -> Iterator[Plot]:
     figure.update_yaxes(rangemode="tozero")
     yield Plot(
         "Rounds, and the quorum",
-        "A dot is a round, at the height of the ranks that were on time, in the colour of why it closed; the line is the number "
-        "of arrivals that the policy asked for.",
+        "A dot is a round. Its height is the number of ranks that were on time, and its colour tells why it closed. The line is "
+        "the number of arrivals that the policy asked for.",
         figure,
     )
 
 
 def _windows(summary: Summary, values: Floats, most: int) -> tuple[NDArray[np.int64], Floats]:
-    """The steps at which windows begin, and the means of rows of values in each; at most so many windows."""
+    """Return the first step of each window, and the mean of each row of values within each window.
+
+    There are at most `most` windows.
+    """
     step = summary.steps.ranks[0].step
     begins = np.unique(np.linspace(0, len(step), min(len(step), most), endpoint=False).astype(int))
     sizes = np.diff(np.r_[begins, len(step)])

@@ -1,4 +1,4 @@
-"""A summary as one HTML page that needs no network. Needs plotly, which the package itself does not."""
+"""Writes a summary as one HTML page that needs no network. This module needs plotly; the package itself does not."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _row(summary: Summary) -> list[str]:
 def _plots(summary: Summary) -> list[str]:
     sections = []
     for number, plot in enumerate(figures.plots(summary)):
-        # The library is in the page once, before the first plot.
+        # The page contains plotly's library once, before the first plot.
         figure = plot.figure.to_html(
             full_html=False,
             include_plotlyjs=number == 0,

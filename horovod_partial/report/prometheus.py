@@ -1,4 +1,4 @@
-"""A summary in the text format of Prometheus, for the textfile collector of the node exporter."""
+"""Writes a summary in the text format of Prometheus, for the textfile collector of the node exporter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Metric = tuple[str, str, list[Sample]]
 
 
 def write(summary: Summary, path: str | PathLike[str]) -> None:
-    """Write the metrics at once, so that a collector never reads half of them."""
+    """Write the metrics. The file appears whole, so a collector never reads half of it."""
     scratch = Path(f"{path}.{os.getpid()}")
     scratch.write_text("".join(_lines(_metrics(summary))))
     scratch.replace(path)

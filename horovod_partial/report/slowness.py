@@ -1,25 +1,26 @@
-"""Which rank is slow, how much, and in what way.
+"""Finds out which rank is slow, how much, and in what way.
 
-A rank's *score* is the fastest rank's mean compute time over its own. It is the mean and not the median, because a rank that
-is slow in one step of five has the median of the others.
+A rank's *score* is the fastest rank's mean compute time divided by its own. It uses the mean, because a rank that is
+slow in one step of five has the same median as the others.
 
-The *kind* follows from each rank's steps, of which what all ranks have in common in a step (longer sequences, an epoch's
-end) is taken out first. The logarithms of their times are split in two where the squares within both parts are least (Otsu,
-IEEE Transactions on Systems, Man, and Cybernetics 9, 1979). If the parts are clearly apart, the upper one holds the rank's slow
-steps. The lower one, or all, is the rank's usual time.
+The *kind* follows from the times of each rank's steps. First, what all ranks have in common in a step (longer
+sequences, the end of an epoch) is removed. Then the logarithms of the times are split in two, so that the sum of the
+squares within both parts is smallest (Otsu, IEEE Transactions on Systems, Man, and Cybernetics 9, 1979). If the parts
+are clearly apart, the upper one holds the rank's slow steps, and the lower one gives the rank's usual time. Otherwise
+all steps give the usual time.
 
-* *persistent*: the usual time is longer than other ranks', and so is the mean.
+* *persistent*: the rank's usual time and its mean are longer than those of other ranks.
 * *bursts*: slow steps come together, in fewer runs than by chance (the runs test of Wald and Wolfowitz, 1940).
-* *random*: slow steps come as by chance.
+* *random*: slow steps come at random.
 
-A rank that is slow in two ways is named by the one that costs more. There are two levels and they are known by then, so the
-change points of bursts are where the steps pass from one to the other, once single steps are smoothed away. A search for
-change points of unknown levels (PELT, say) would need a penalty to be chosen, and finds no steps that are slow one by one.
+If a rank is slow in two ways, the kind is the one that costs more. A burst begins and ends where the steps pass from
+one part to the other, after single steps have been smoothed away. Both levels are known by then. A search for change
+points between unknown levels, such as PELT, would need a penalty, and would not find single slow steps.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -29,20 +30,20 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Kind = Literal["none", "persistent", "bursts", "random"]
 
-LEAST_STEPS = 30  # fewer tell nothing of a kind
-LEAST_SLOWNESS = 1.05  # of the usual time, to be called persistent
-_LEAST_STEP = 1.2  # of a slow step over the usual time
-_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # slow steps; among all
-_LEAST_USUAL = 0.1  # a rank that is slow in more of its steps than the rest is slow persistently
-# A normal distribution that is split in two has its parts 2.7 of their standard deviations apart, an even one 3.5, and
-# those of few steps a little more by chance.
+LEAST_STEPS = 30  # fewer steps do not show the kind
+LEAST_SLOWNESS = 1.05  # a persistently slow rank takes at least this many times as long as usual
+_LEAST_STEP = 1.2  # a slow step takes at least this many times the usual time
+_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # the upper part has at least so many steps, and this share of all steps
+_LEAST_USUAL = 0.1  # the lower part has at least this share of the steps; a rank with less is slow persistently
+# If a normal distribution is split in two, its parts are 2.7 of their standard deviations apart, those of an even one
+# 3.5. With few steps they are a little further apart by chance.
 _LEAST_APART = 3.8
-_SURE = 4.0  # standard errors
-_SMOOTHED = 5  # steps
-_LEAST_IMBALANCE = 1.1  # the slowest rank of a step over the mean
-_FEW = 4  # ranks
-_TOGETHER = 0.5  # of the steps of two ranks, those on the same side of both medians, less the others
-_ALIKE = 1.5  # the largest over the smallest deviation of the ranks' times
+_SURE = 4.0  # standard errors by which two values must differ
+_SMOOTHED = 5  # steps in the window that removes single steps
+_LEAST_IMBALANCE = 1.1  # the time of the slowest rank of a step, divided by the mean of the step
+_FEW = 4  # ranks; fewer do not tell reliably what they have in common in a step
+_TOGETHER = 0.5  # least result of `_together` of ranks that have something in common
+_ALIKE = 1.5  # the most by which the deviations of the ranks' times may differ, as a factor
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,15 @@ class Slowness:
     """How slow a rank is.
 
     Attributes:
-        rank: its number.
-        compute: mean seconds of a step's compute.
-        score: the fastest rank's `compute` over this one's; 1 for the fastest.
-        kind: `"none"` also where there are too few steps to tell.
-        factor: how many times as long as usual its slow steps take; 1 for none.
-        share: of its steps that are slow, 0 to 1.
-        burst: steps that a burst lasts, the median; 0 unless the kind is bursts.
-        period: steps from one burst's begin to the next one's, the median; 0 unless there are two bursts or more.
+        rank: the rank.
+        compute: the mean compute time of a step, in seconds.
+        score: the fastest rank's `compute` divided by this rank's; 1 for the fastest.
+        kind: in what way it is slow; `"none"` also if there are too few steps to tell.
+        factor: how many times as long as usual its slow steps take; 1 if it is not slow.
+        share: the share of its steps that are slow, 0 to 1.
+        burst: the median length of a burst, in steps; 0 unless the kind is bursts.
+        period: the median number of steps from the begin of one burst to that of the next; 0 unless there are two
+            bursts or more.
     """
 
     rank: int
@@ -70,7 +72,7 @@ class Slowness:
     period: float = 0.0
 
     def __str__(self) -> str:
-        """What the rank does, to go on after its name."""
+        """Return what the rank does, as the rest of a sentence that begins with its name."""
         digits = 2 if self.factor < 1.2 else 1 if self.factor < 10 else 0
         times = f"{self.factor:.{digits}f} times"
         if self.kind == "persistent":
@@ -85,20 +87,27 @@ class Slowness:
 
 @dataclass(frozen=True)
 class _Split:
-    """The steps of one rank: its usual level, as a logarithm of seconds, and which steps are slow."""
+    """The steps of one rank, split in two. All levels are logarithms of seconds.
+
+    Attributes:
+        usual: the level of the usual steps.
+        error: the standard error of `usual`.
+        slow: whether each step is slow, of the shape (steps,).
+        higher: how far the level of slow steps is above `usual`; 0 if no step is slow.
+    """
 
     usual: float
     error: float
     slow: Flags
-    higher: float  # of slow steps, over the usual level; a logarithm
+    higher: float
 
 
 def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
-    """How slow each rank is.
+    """Return how slow each rank is.
 
     Args:
-        ranks: their numbers.
-        compute: seconds, of the shape (steps, ranks), with the same steps of all ranks.
+        ranks: the ranks.
+        compute: compute times in seconds, of the shape (steps, ranks), with the same steps of all ranks.
     """
     compute = np.maximum(compute, 1e-6)  # times are whole microseconds
     means = compute.mean(axis=0)
@@ -108,21 +117,22 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
         return plain
     times = np.log(compute)
     splits = [_split(column) for column in _own(times).T]
-    # A rank or two that are faster than all others (of 5 or more) make the others no slow ones.
+    # With 5 ranks or more, the others do not count as slow only because one or two ranks are faster than all of them.
     normal = sorted(splits, key=lambda split: split.usual)[(len(splits) - 1) // 4]
-    return [_of_rank(one, split, normal, plain) for one, split in zip(plain, splits, strict=True)]
+    return [_of_rank(one, split, normal) for one, split in zip(plain, splits, strict=True)]
 
 
 def follows_data(compute: Floats, slow: list[Slowness]) -> bool:
-    """Whether the imbalance is as where samples differ, and not machines.
+    """Return whether ranks wait for each other because samples differ, and not because machines differ.
 
-    If each rank draws its samples at random, all ranks have times of one distribution, and one step says nothing of the
-    next. A rank that is slow whatever it gets has a longer mean, a busy machine is busy for several steps, and hiccups stand
-    out from the usual time. Times that vary by themselves from step to step on all ranks alike cannot be told from such data.
+    If each rank draws its samples at random, the times of all ranks have one distribution, and one step does not
+    predict the next. A slow machine has a longer mean, a busy machine is busy for several steps in a row, and hiccups
+    stand out from the usual time. But if times vary from step to step on all ranks alike for another reason, this
+    function takes that for an effect of the samples.
 
     Args:
-        compute: seconds, of the shape (steps, ranks), with the same steps of all ranks.
-        slow: how slow each rank is.
+        compute: compute times in seconds, of the shape (steps, ranks), with the same steps of all ranks.
+        slow: how slow each rank is, from `of_job`.
     """
     steps = len(compute)
     if steps < LEAST_STEPS or any(rank.kind != "none" for rank in slow):
@@ -141,43 +151,44 @@ def follows_data(compute: Floats, slow: list[Slowness]) -> bool:
 
 
 def _own(times: Floats) -> Floats:
-    """Logarithms of a job's times, without what the ranks have in common in a step; of the shape (steps, ranks)."""
+    """Remove from the logarithms of times what all ranks have in common in a step. Shapes are (steps, ranks)."""
     if times.shape[1] == 1:
         return times
     above = times - np.median(times, axis=0)
     if times.shape[1] < _FEW and _together(above) < _TOGETHER:
-        return times  # nothing in common: the shortest would be taken out
-    # The lower quartile: that of a step in which some ranks are slow is as in any other.
+        return times  # they have nothing in common, and the quartile would be the shortest time
+    # Use the lower quartile, because slow ranks in a step do not change it.
     shared = np.quantile(above, 0.25, axis=1, method="lower")
     shared = shared - np.median(shared)
     own = times - shared[:, None]
     if _spread(own) < 0.8 * _spread(times):
         return own
-    # Where steps are alike the quartile is noise, and would only be added; but for steps that are long for all.
+    # If steps are alike, the quartile is noise, and removing it would add noise. Remove it from steps only that are
+    # long for all ranks.
     noise = 1.4826 * np.median(np.abs(shared))
     long = shared > max(np.log(_LEAST_STEP), 5 * noise)
     return np.where(long[:, None], own, times)
 
 
 def _together(above: Floats) -> float:
-    """How often two ranks are on the same side of their medians less how often they are not, as a share of the steps."""
+    """Return in what share of the steps two ranks are on the same side of their medians, minus the share of the others."""
     ranks = above.shape[1]
     return float((np.sign(above).sum(axis=1) ** 2 - ranks).mean() / (ranks * (ranks - 1)))
 
 
 def _spread(times: Floats) -> float:
-    """The median distance of times to their rank's median."""
+    """Return the median distance between times and the median of their rank."""
     return float(np.median(np.abs(times - np.median(times, axis=0))))
 
 
 def _split(times: Floats) -> _Split:
-    """One rank's steps in two, if they are of two kinds."""
+    """Split one rank's steps in two, if they are of two kinds."""
     steps = len(times)
     least, usual = max(_LEAST_SLOW, round(_LEAST_SHARE * steps)), max(_LEAST_SLOW, round(_LEAST_USUAL * steps))
-    # Single steps far out (a checkpoint, a first step) would be a part for themselves.
+    # Otherwise a single step that is far out (a checkpoint, the first step) would be a part of its own.
     low, high = np.partition(times, (least - 1, steps - least))[[least - 1, steps - least]]
     values = np.sort(np.clip(times, low, high))
-    sizes = np.arange(usual, steps - least + 1)  # of the lower part
+    sizes = np.arange(usual, steps - least + 1)  # possible sizes of the lower part
     sums = np.cumsum(values)
     below, above = sums[sizes - 1] / sizes, (sums[-1] - sums[sizes - 1]) / (steps - sizes)
     best = int(np.argmax(sizes * (steps - sizes) * (above - below) ** 2))
@@ -190,29 +201,29 @@ def _split(times: Floats) -> _Split:
 
 
 def _error(times: Floats) -> float:
-    """The standard error of a median, from the median of the distances to it."""
+    """Return the standard error of a median, estimated by the median distance to it."""
     return float(1.2533 * 1.4826 * np.median(np.abs(times - np.median(times))) / np.sqrt(len(times)))
 
 
-def _of_rank(plain: Slowness, split: _Split, normal: _Split, job: list[Slowness]) -> Slowness:
+def _of_rank(plain: Slowness, split: _Split, normal: _Split) -> Slowness:
     ahead = split.usual - normal.usual
     share = float(split.slow.mean())
     error = float(np.hypot(split.error, normal.error))
-    # Where short steps alternate with long ones, the usual time may be that of the short ones, which make no difference.
+    # If short steps alternate with long ones, the usual time may be that of the short ones. So the mean must be longer too.
     persistent = ahead > max(np.log(LEAST_SLOWNESS), _SURE * error) and plain.score < 1 / LEAST_SLOWNESS
     if persistent and np.expm1(ahead) > share * np.expm1(split.higher):
-        return Slowness(plain.rank, plain.compute, plain.score, "persistent", float(np.exp(ahead)), 1.0)
+        return replace(plain, kind="persistent", factor=float(np.exp(ahead)), share=1.0)
     if not split.slow.any():
         return plain
     factor = float(np.exp(split.higher))
     if not _in_runs(split.slow):
-        return Slowness(plain.rank, plain.compute, plain.score, "random", factor, share)
+        return replace(plain, kind="random", factor=factor, share=share)
     burst, period = _bursts(split.slow)
-    return Slowness(plain.rank, plain.compute, plain.score, "bursts", factor, share, burst, period)
+    return replace(plain, kind="bursts", factor=factor, share=share, burst=burst, period=period)
 
 
 def _in_runs(slow: Flags) -> bool:
-    """Whether slow steps come together, by the number of runs of slow and of other steps."""
+    """Return whether slow steps come together, by the number of runs of slow steps and of other steps."""
     few, many = int(slow.sum()), int((~slow).sum())
     both = few * many
     runs = 1 + int((slow[1:] != slow[:-1]).sum())
@@ -222,7 +233,7 @@ def _in_runs(slow: Flags) -> bool:
 
 
 def _bursts(slow: Flags) -> tuple[float, float]:
-    """Steps that bursts last, and steps from one to the next, from the change points between the two levels."""
+    """Return the median length of a burst, and the median distance from one burst to the next, both in steps."""
     half = _SMOOTHED // 2
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(slow, half, mode="edge"), _SMOOTHED)
     smooth = np.pad(windows.sum(axis=1) > half, 1).astype(np.int8)

@@ -1,4 +1,4 @@
-"""What there is to say of a recording, before anybody says it as a table, a page, a trace or metrics."""
+"""Summarises a recording. Other modules show the summary as a table, a page, a trace or metrics."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from horovod_partial.report.slowness import Slowness
 Floats = NDArray[np.float64]
 
 _LIKE_DATA = (
-    " But steps differ: all ranks have long and short ones, and one step says nothing of the next. So it is where samples differ, "
-    "such as sentences of all lengths; hvd.BalancedBatchSampler gives all ranks samples of like length in the same step."
+    " But steps differ: all ranks have long and short ones, and one step does not predict the next. This happens if samples "
+    "differ, such as sentences of all lengths; hvd.BalancedBatchSampler gives all ranks samples of like length in the same step."
 )
 
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank, over the steps that all ranks have recorded.
+    """The summary of one rank, over the steps that all ranks have recorded.
 
     Attributes:
-        rank: its number.
-        host: where it ran.
+        rank: the rank.
+        host: the name of its host.
         slowness: how slow it is.
-        wait: mean seconds of a step in which it waited for others.
-        reduce: mean seconds of a step from its last gradient to the result in which reductions ran.
-        late: share of its steps with a contribution that was late, 0 to 1.
-        staleness: rounds that it had missed before a step, mean over the steps.
+        wait: how long it waited for others in a step, in seconds; the mean.
+        reduce: how long reductions ran in a step after its last gradient, in seconds; the mean.
+        late: the share of its steps with a late contribution, 0 to 1.
+        staleness: the number of rounds that it had missed before a step; the mean.
     """
 
     rank: int
@@ -45,18 +45,18 @@ class RankSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """One run.
+    """The summary of one run.
 
     Attributes:
-        recording: what was read.
-        clocks: of its hosts.
-        steps: those that all ranks have recorded, so that the arrays of all ranks have the same shape.
-        ranks: in order.
-        waited: seconds that a rank waited in each step, mean over the ranks; of the shape (steps,).
-        follows_data: whether ranks wait for each other as where samples differ, and not machines (`slowness.follows_data`).
-        waited_under_full: the same, had each step with these compute times waited for its slowest rank. Reductions that
-            run meanwhile count as waiting here.
-        seconds: from the begin of the first step to the last result, mean over the ranks.
+        recording: the recording.
+        clocks: the clocks of its hosts.
+        steps: the steps that all ranks have recorded, so the arrays of all ranks have the same shape.
+        ranks: the summary of each rank, in order of rank.
+        follows_data: whether ranks wait for each other because samples differ (`slowness.follows_data`).
+        waited: how long a rank waited in each step, in seconds, of the shape (steps,); the mean over the ranks.
+        waited_under_full: the same under `Full()`, where each step with these compute times waits for its slowest rank.
+            Reductions that run meanwhile count as waiting here.
+        seconds: the time from the begin of the first step to the last result; the mean over the ranks.
     """
 
     recording: Recording
@@ -70,10 +70,10 @@ class Summary:
 
     @classmethod
     def of(cls, recording: Recording) -> Summary:
-        """Look at a recording.
+        """Summarise a recording.
 
         Raises:
-            ValueError: it has no steps that all ranks have recorded.
+            ValueError: there is no step that all ranks have recorded.
         """
         clocks = Clocks.fit(recording)
         steps = JobSteps.of(recording, clocks).common()
@@ -109,7 +109,10 @@ class Summary:
 
     @property
     def rounds(self) -> Table:
-        """The table of the rounds of all ranks, as rank 0 decided them, in order; without rows if it was not recorded."""
+        """The rounds of the process set of all ranks, in the order in which rank 0 closed them.
+
+        The table has no rows if rank 0 was not recorded.
+        """
         decider = self.recording.ranks.get(0)
         if decider is None:
             return joined("rounds", [])
@@ -120,17 +123,17 @@ class Summary:
 
     @property
     def slow(self) -> list[RankSummary]:
-        """The ranks that are slow, the slowest first."""
+        """The slow ranks, slowest first."""
         return [rank for rank in self.slowest_first if rank.slowness.kind != "none"]
 
     @property
     def slowest_first(self) -> list[RankSummary]:
-        """All ranks."""
+        """All ranks, slowest first."""
         return sorted(self.ranks, key=lambda rank: (-rank.slowness.compute, rank.rank))
 
     @property
     def answer(self) -> str:
-        """Which rank is slow, in one sentence."""
+        """A sentence that says which rank is slow."""
         steps = len(self.waited)
         if steps < slowness.LEAST_STEPS:
             return f"{steps} steps are too few to tell which rank is slow: record {slowness.LEAST_STEPS} or more."
@@ -148,7 +151,7 @@ class Summary:
 
     @property
     def waiting(self) -> str:
-        """What waiting has cost, and would have cost under `Full()`."""
+        """Sentences that say how long ranks have waited, and how long they would have waited under `Full()`."""
         waited, full = float(self.waited.sum()), float(self.waited_under_full.sum())
         told = f"Each rank waited for {waited:.1f} s of {self.seconds:.1f} s ({waited / self.seconds:.0%}) on average."
         if not self.steps.rounds:
@@ -158,6 +161,6 @@ class Summary:
 
     @property
     def remarks(self) -> list[str]:
-        """What is missing, and how good the clocks are; in sentences."""
+        """Sentences that say what data is missing, and how exact the clocks are."""
         clocks = [str(clock) for clock in self.clocks.hosts.values()] if len(self.clocks.hosts) > 1 else []
         return [*self.recording.remarks, *self.steps.remarks, *clocks]

@@ -1,7 +1,7 @@
-"""The steps of a job as a trace for Perfetto or chrome://tracing (Google's Trace Event Format).
+"""Writes the steps of a job as a trace for Perfetto or chrome://tracing (Google's Trace Event Format).
 
-Each rank has a track with its steps, and what their time went to. A track more has the rounds that rank 0 decided. From a late
-gradient an arrow leads to the round that delivered it.
+The track of each rank shows its steps, and what their time went to. Another track shows the rounds that rank 0
+closed. From each late gradient an arrow leads to the round that delivered it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from horovod_partial.recording import RankRecording, RankSteps
-from horovod_partial.recording.steps import Intervals, blocked, busy, results_of_arrivals
+from horovod_partial.recording.steps import Intervals, intervals, results_of_arrivals
 from horovod_partial.report.summary import Summary
 
 Event = dict[str, Any]
@@ -23,7 +23,7 @@ _PROCESS = 0
 
 
 def write(summary: Summary, path: str | PathLike[str]) -> None:
-    """Write the trace as JSON. Times are microseconds since time 0 of rank 0, on its clock."""
+    """Write the trace as JSON. Times are in microseconds since time 0 of rank 0, on its clock."""
     events = list(_events(summary))
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")))
 
@@ -34,7 +34,7 @@ def _events(summary: Summary) -> Iterator[Event]:
     for steps in summary.steps.ranks:
         rank = recording.ranks[steps.rank]
         yield _named("thread_name", steps.rank, f"rank {steps.rank} ({rank.host})")
-        yield from _of_rank(steps, busy(rank, summary.clocks), blocked(rank, summary.clocks))
+        yield from _of_rank(steps, *(intervals(rank, name, summary.clocks) for name in ("reductions", "waits")))
     yield from _of_rounds(summary)
 
 
@@ -53,7 +53,10 @@ def _of_rank(steps: RankSteps, reductions: Intervals, halts: Intervals) -> Itera
 
 
 def _parts(begin: float, end: float, intervals: Intervals) -> Iterator[tuple[float, float, bool]]:
-    """A time cut at the edges of intervals: begin, end, and whether it lies in one."""
+    """Cut the time from `begin` to `end` at the edges of intervals.
+
+    Yields the begin and the end of each part, and whether it lies within an interval.
+    """
     begins, ends = intervals
     since = begin
     for row in range(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(begins, end))):
@@ -68,31 +71,27 @@ def _parts(begin: float, end: float, intervals: Intervals) -> Iterator[tuple[flo
 
 
 def _of_rounds(summary: Summary) -> Iterator[Event]:
-    """The rounds, and an arrow to each from the late gradients that it delivered."""
+    """Yield the rounds, and the arrows from late gradients to the rounds that delivered them."""
     recording, clocks = summary.recording, summary.clocks
     rounds = summary.rounds
     if not len(rounds["time"]):
         return
     decider = recording.ranks[0]
-    track = recording.size  # behind those of the ranks
+    track = recording.size  # below the tracks of the ranks
     yield _named("thread_name", track, "rounds, as rank 0 decided them")
     times = clocks.seconds(decider, rounds["time"])
-    moments = np.unique(times)
-    ended = np.r_[busy(decider, clocks)[1], np.inf]
+    edges = np.union1d(times, intervals(decider, "reductions", clocks)[1])  # a round is shown until the next of these
     pending = {rank.rank: _late_arrivals(rank, summary) for rank in recording.ranks.values()}
     arrows = 0
     for row, time in enumerate(times.tolist()):
         bucket = decider.buckets[int(rounds["bucket"][row])]
-        later = np.searchsorted(moments, time, side="right")
-        until = min(
-            ended[np.searchsorted(ended, time, side="right")], moments[later] if later < len(moments) else np.inf
-        )
-        until = time if np.isinf(until) else float(until)
+        later = np.searchsorted(edges, time, side="right")
+        until = float(edges[later]) if later < len(edges) else time
         missing, delivered = rounds["missing"][row], rounds["delivered"][row]
         told = {"closed by": rounds["reason"][row], "quorum": int(rounds["quorum"][row]), "missing": str(missing)}
         yield _slice(track, f"round {rounds['round'][row]} of {bucket.name}", time, until, False, **told)
         for rank, arrivals in pending.items():
-            # A rank that is on time brings along what it has pending.
+            # A rank that is on time also delivers its late gradients.
             if rank in missing and rank not in delivered:
                 continue
             waiting = arrivals.get(bucket.name, [])
@@ -104,7 +103,7 @@ def _of_rounds(summary: Summary) -> Iterator[Event]:
 
 
 def _late_arrivals(rank: RankRecording, summary: Summary) -> dict[str, list[float]]:
-    """When contributions of a rank were handed over that came too late, by the bucket's name, in order."""
+    """Return the times at which a rank handed over late contributions, by the name of the bucket, in order."""
     arrivals, of = rank.tables["arrivals"], results_of_arrivals(rank)
     late = np.flatnonzero((of >= 0) & (np.r_[rank.tables["results"]["late"], 0][of] == 1))
     found: dict[str, list[float]] = {}

@@ -11,7 +11,7 @@ import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _core
-from horovod_partial.tensorflow.graph import memory, round_is_there, runtime, taken_round
+from horovod_partial.tensorflow.graph import bucket_resource, graph_operations, placed, plain_errors, runtime
 
 
 class Member(NamedTuple):
@@ -61,13 +61,13 @@ def memory_of(family: Sequence[Arrived]) -> list[tf.Tensor]:
 
 
 def new_memory(family: Sequence[Arrived]) -> list[tf.Tensor]:
-    """Allocate tensors of the same types and shapes as `memory_of` returns."""
-    with on_device_of(family):
-        return [
-            tensor
-            for bucket in family
-            for tensor in memory([(member.dtype, member.shape) for member in bucket.members])
-        ]
+    """Allocate tensors like those that `memory_of` returns: undefined, and side by side in a bucket. In eager code."""
+    tensors: list[tf.Tensor] = []
+    with on_device_of(family), placed():
+        for bucket in family:
+            shapes = [member.shape for member in bucket.members]
+            tensors += graph_operations.horovod_partial_memory(T=bucket.members[0].dtype, N=len(shapes), shapes=shapes)
+    return tensors
 
 
 def take_round(
@@ -84,9 +84,15 @@ def take_round(
         The results in the order of the step, and the number of gradients in them. If that is 0 the results are
         undefined.
     """
-    names, counts = [bucket.name for bucket in family], [len(bucket.members) for bucket in family]
-    with on_device_of(family):
-        taken, count = taken_round(process_set, names, counts, memory)
+    names = [bucket.name for bucket in family]
+    with plain_errors(), on_device_of(family), placed():
+        taken, count = graph_operations.horovod_partial_take_round(
+            handles=[bucket_resource(name) for name in names],
+            memory=memory,
+            buckets=names,
+            counts=[len(bucket.members) for bucket in family],
+            process_set=process_set.process_set_id,
+        )
     gradients: list[tf.Tensor] = [None] * len(taken)
     members = [(i, member) for bucket in family for i, member in zip(bucket.positions, bucket.members, strict=True)]
     for (position, member), result in zip(members, taken, strict=True):
@@ -96,8 +102,11 @@ def take_round(
 
 def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
     """Return whether `take_round` would find a round, as a tensor."""
-    with on_device_of(family):
-        return round_is_there(process_set, [bucket.name for bucket in family])
+    names = [bucket.name for bucket in family]
+    with on_device_of(family), placed():
+        return graph_operations.horovod_partial_has_round(
+            handles=[bucket_resource(name) for name in names], buckets=names, process_set=process_set.process_set_id
+        )
 
 
 def collect(process_set: ProcessSet, name: str, members: Sequence[Member]) -> list[tf.Tensor]:

@@ -1,4 +1,4 @@
-"""Elastic jobs: `horovod.tensorflow.elastic` for TensorFlow 2 and Keras 3, with a `run` that knows of partial collectives."""
+"""Elastic jobs: `horovod.tensorflow.elastic` for TensorFlow 2 and Keras 3, with a `run` for partial collectives."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """`horovod.tensorflow.elastic.run`.
+    """Decorate the function of an elastic training: `horovod.tensorflow.elastic.run`.
 
-    A graph that was traced for another number of ranks raises: make tf.functions within `func`, or in a reset callback.
-    (`TensorFlowKerasState` lets `model.fit` trace again by itself.) Where ranks are added or removed, what is pending is
-    delivered first; where a rank has failed, it is lost, as is all that happened after the last commit.
+    A graph that was traced for another number of ranks raises an error: make tf.functions within `func`, or in a reset
+    callback. (`TensorFlowKerasState` lets `model.fit` trace again by itself.) If ranks are added or removed, pending
+    gradients are delivered first. If a rank has failed, they are lost, like everything after the last commit.
     """
 
     @functools.wraps(func)
@@ -39,10 +39,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TensorFlowState(elastic.VariablesState):
-    """Variables, and further properties, that all ranks have in common; Horovod's own broadcasts none in TensorFlow 2.
+    """Variables and further properties that all ranks have in common. Horovod's own state broadcasts no variable of TF 2.
 
     Args:
-        variables: of TensorFlow or of Keras; on every rank the same, in one order.
+        variables: variables of TensorFlow or of Keras, in the same order on every rank.
         kwargs: further properties, which become attributes.
     """
 
@@ -50,13 +50,13 @@ class TensorFlowState(elastic.VariablesState):
 
 
 class TensorFlowKerasState(elastic.KerasState):
-    """A model of Keras 3 and its optimizer, and further properties; Horovod's own fails on Keras 3.
+    """A model of Keras 3, its optimizer, and further properties. Horovod's own state fails on Keras 3.
 
-    After a change of ranks the model is traced again by its next `fit`, for the new number.
+    If the number of ranks changes, the next `fit` traces the model again.
 
     Args:
-        model: which has been built.
-        optimizer: None takes the one that the model was compiled with.
+        model: the model, which must have been built.
+        optimizer: its optimizer; None takes the one that the model was compiled with.
         kwargs: further properties, which become attributes.
 
     Raises:
@@ -67,6 +67,6 @@ class TensorFlowKerasState(elastic.KerasState):
     functions = TensorFlowState.functions
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        import horovod_partial.keras  # noqa: F401 - which refuses Keras 2
+        import horovod_partial.keras  # noqa: F401 - this import refuses Keras 2
 
         super().__init__(model, optimizer, **kwargs)

@@ -22,8 +22,8 @@ from horovod_partial.tensorflow.buckets import Member, collect
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, arrive_merged, planned, runtime, step_ended
 from horovod_partial.tensorflow.operations import average
 
-_made: weakref.WeakValueDictionary[str, Fusion] = weakref.WeakValueDictionary()  # by name: graphs know only that
-_of_tapes: dict[str, Fusion] = {}  # keeps those of tapes alive, because programs make a new tape in each step
+_made: weakref.WeakValueDictionary[str, Fusion] = weakref.WeakValueDictionary()  # by name, the only thing graphs know
+_of_tapes: dict[str, Fusion] = {}  # keeps the fusions of tapes alive, because programs make a new tape in each step
 
 
 def fusion_of(name: str, options: MergedGradients, *arguments: Any, lives_on: bool) -> Fusion:
@@ -52,10 +52,10 @@ def fusion_of(name: str, options: MergedGradients, *arguments: Any, lives_on: bo
 
 
 def fusion_plans() -> dict[str, FusionPlan | None]:
-    """The plans of all tapes and optimizers with `fusion=hvd.MergedGradients(...)`, by the names of their buckets.
+    """Return the plans of all tapes and optimizers with `fusion=hvd.MergedGradients(...)`, by the names of their buckets.
 
-    None before there is a plan. A tape in a `tf.function` cannot be asked from outside; its name begins with
-    `DistributedGradientTape`.
+    A value is None before there is a plan. The names of tapes begin with `DistributedGradientTape`. This function shows
+    the plan of a tape that only exists within a `tf.function`.
     """
     return {name: one.plan for name, one in list(_made.items())}
 
@@ -105,12 +105,12 @@ class Fusion(FusedTraining):
         members: Sequence[Member],
         spec: _core.BucketSpec,
     ) -> tuple[list[tf.Tensor], list[RoundInfo]]:
-        """The combined gradients, restored; and what became of the round of each.
+        """Return the combined gradients, restored, and what became of the arrival of each.
 
         Args:
-            tensors: what travels.
-            members: of which gradients.
-            spec: of each message's bucket; that of an elastic job changes with its ranks.
+            tensors: the tensors that travel.
+            members: the gradients that they were made from.
+            spec: the specification of each message's bucket. In an elastic job it changes with the number of ranks.
         """
         self._members = members
         self._spec = spec
@@ -127,12 +127,12 @@ class Fusion(FusedTraining):
         with tf.control_dependencies(before):
             due = step_ended(self.name)
 
-        # TensorFlow keeps graphs, and what a `py_function` calls, when nobody needs them any more: neither may hold this.
+        # TensorFlow keeps graphs and functions of `py_function` for ever, so they must not hold a reference to this.
         reference = weakref.ref(self)
 
         def run_plan(*results: tf.Tensor) -> list[tf.Tensor]:
             fusion = reference()
-            assert fusion is not None  # the optimizer, or tape, whose step this is has it
+            assert fusion is not None  # the optimizer or tape that makes this step keeps it alive
             return fusion._plan(*results)
 
         def plan() -> list[tf.Tensor]:
@@ -145,7 +145,7 @@ class Fusion(FusedTraining):
         return results, _with_empty(infos, empty)
 
     def _reduce_now(self, tensors: Sequence[tf.Tensor], spec: _core.BucketSpec) -> tuple[list[Any], list[Any]]:
-        # Operations of single gradients would wait for each other for ever in eager code.
+        # In eager code operations of single gradients would wait for each other for ever, so reduce whole messages.
         runtime.enter(self._steps, self.process_set.process_set_id)
         self._steps.record_all_gradients()
         self.forget_an_old_plan()
@@ -161,15 +161,16 @@ class Fusion(FusedTraining):
         return [one.restore(result) for one, result in zip(self._members, results, strict=True)]
 
     def _plan(self, *results: tf.Tensor) -> list[tf.Tensor]:
-        """Between two steps, on all ranks: a new plan. The results get what this rank has missed.
+        """Make a new plan between two steps; every rank calls this. Results that this rank has missed are added.
 
-        Behind the results comes whether each is none.
+        `results` are the gradients of the step, and then a vector that says which of them are empty. The returned list
+        has the same form.
         """
         self.forget_an_old_plan()
         collectives = _Collectives(self.process_set, self._spec)
         if not self.everybody_is_here(collectives):
             return list(results)
-        runtime.flush(self.process_set.process_set_id)  # what is pending or missed in the old buckets belongs to them
+        runtime.flush(self.process_set.process_set_id)  # deliver what is pending or missed in the old buckets
         *gradients, empty = results
         is_empty = np.array(empty)
         for i, gradient in self.collect():
@@ -184,11 +185,11 @@ def _with_empty(infos: list[RoundInfo], empty: tf.Tensor) -> list[RoundInfo]:
 
 
 class _Collectives:
-    """TensorFlow's `horovod_partial.fusion.planner.Collectives`, in eager code."""
+    """The `horovod_partial.fusion.planner.Collectives` of TensorFlow, in eager code."""
 
     def __init__(self, process_set: ProcessSet, spec: _core.BucketSpec) -> None:
         self._process_set = process_set
-        self._spec = spec  # of the training's buckets
+        self._spec = spec  # the specification of the training's buckets
 
     def everybody_is_here(self, name: str) -> bool:
         _, info = average(tf.zeros([1]), name, Quorum(1.0), self._process_set, return_info=True)

@@ -1,4 +1,4 @@
-"""TensorFlow's graph operations, which cpp/tf adds to it, and the Horovod that they belong to."""
+"""The operations that cpp/tf adds to TensorFlow's graphs, and the Horovod that they use."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _LIBRARY = str(Path(get_extension_full_path(mpi_ops.__file__, "mpi_lib")).resolv
 runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY, waits_are_told=False)
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
-_operations = tf.load_op_library(_OPERATIONS)
-library = ctypes.CDLL(_OPERATIONS)  # what is no operation: without the interpreter's lock, and without exceptions
+graph_operations = tf.load_op_library(_OPERATIONS)
+library = ctypes.CDLL(_OPERATIONS)  # plain functions: they run without the interpreter's lock, and do not throw
 library.horovod_partial_set_library(_LIBRARY.encode())
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
 
 _ADVICE = "use sync=hvd.Full(), or compute and train under tf.device('/CPU:0')"
 
-# The types that travel, as in PyTorch; bfloat16, which Horovod 0.28.1 lacks, is widened to float32.
+# The types that travel, same as in PyTorch. Horovod 0.28.1 has no bfloat16; it is widened to float32.
 _DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
 
 
 class RoundInfo(NamedTuple):
-    """What became of an arrival: `horovod_partial.exchange.rounds.RoundInfo`, in tensors, because a graph has no numbers.
+    """What became of an arrival: `horovod_partial.exchange.rounds.RoundInfo` as tensors, because a graph has no numbers.
 
     Attributes:
         round: int64 scalar.
         late: int64 scalar, 0 or 1.
-        fresh: int64 scalar, a count of ranks.
-        gradients: int64 scalar, a count of contributions.
-        staleness: int64 scalar, a count of rounds.
-        empty: int64 scalar, 1 if nothing was missed but rounds without a result: then the results are zeros, and no update.
+        fresh: int64 scalar, a number of ranks.
+        gradients: int64 scalar, a number of contributions.
+        staleness: int64 scalar, a number of rounds.
+        empty: int64 scalar, 1 if all missed rounds were without a result. Then the results are zeros, and no update.
         members: int32 vector.
-        work: int32 vector, of each member.
+        work: int32 vector with the work of each member.
     """
 
     round: tf.Tensor
@@ -61,7 +61,7 @@ class RoundInfo(NamedTuple):
 
 
 def wire_dtype(dtype: tf.DType) -> tf.DType:
-    """The type that travels.
+    """Return the type in which tensors of this type travel.
 
     Raises:
         ValueError: Horovod does not reduce tensors of this type.
@@ -74,35 +74,35 @@ def wire_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def native(variable: Any) -> Any:
-    """TensorFlow's own variable behind one of Keras's; anything else as it is."""
+    """Return TensorFlow's variable behind a variable of Keras. Anything else is returned unchanged."""
     value = getattr(variable, "value", None)
     return value if isinstance(value, tf.Variable) else variable
 
 
-def _bucket(name: str) -> tf.Tensor:
-    """The resource that stands for a bucket: one for each function, in which all that touches it then keeps its order."""
+def bucket_resource(name: str) -> tf.Tensor:
+    """Return the resource that stands for a bucket. Each function has one, so operations on the bucket keep their order."""
     if tf.executing_eagerly():
-        return _operations.horovod_partial_bucket(bucket=name)
+        return graph_operations.horovod_partial_bucket(bucket=name)
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
         graph = graph.outer_graph
     buckets = graph.get_collection_ref(f"horovod_partial/{name}")
-    for bucket in buckets:  # a function has those of the one around it, too
+    for bucket in buckets:  # a function also inherits those of the function around it
         if bucket.graph is graph:
             return bucket
     with graph.as_default():
-        buckets.append(_operations.horovod_partial_bucket(bucket=name))
+        buckets.append(graph_operations.horovod_partial_bucket(bucket=name))
     return buckets[-1]
 
 
 def _plain(message: str) -> str:
-    """An error without what TensorFlow puts around it."""
+    """Return a message without the text that TensorFlow puts around it."""
     return re.sub(r"^\{\{.*?\}\} | \[Op:.*$", "", message)
 
 
 @contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """In eager code, errors as those of the other front ends."""
+def plain_errors() -> Iterator[None]:
+    """Turn TensorFlow's errors in eager code into the errors that the other front ends raise."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -111,13 +111,13 @@ def _plain_errors() -> Iterator[None]:
         raise HorovodInternalError(_plain(error.message)) from None
 
 
-def _placed() -> contextlib.AbstractContextManager[None]:
-    """Where operations on a bucket run: where TensorFlow puts them, or on the host, where all else is of no use."""
+def placed() -> contextlib.AbstractContextManager[None]:
+    """Place operations on a bucket: where TensorFlow puts them, or on the host if there are no kernels for GPUs."""
     return contextlib.nullcontext() if library.horovod_partial_has_gpu_kernels() else tf.device("/CPU:0")
 
 
 def refuse_xla() -> None:
-    """Raise ValueError where XLA is to compile the function that is being traced."""
+    """Raise ValueError if XLA is going to compile the function that is being traced."""
     if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise ValueError("XLA cannot compile collectives: pass jit_compile=False, to model.compile or to tf.function")
 
@@ -133,21 +133,22 @@ def arrive(
     """Arrive at a bucket's open round, in eager code or in a graph.
 
     Args:
-        tensors: of this rank, all of one type that travels; they are packed into one message.
-        name: of the bucket.
+        tensors: the tensors of this rank, all of one type that travels; they are packed into one message.
+        name: the name of the bucket.
         process_set: the ranks that take part.
-        spec: of the bucket, from `bucket_config.arguments`.
-        work: what a model's weight follows from.
+        spec: the specification of the bucket, from `bucket_config.arguments`.
+        work: the work of this rank, from which the weight of its model follows.
 
     Raises:
-        ValueError: an argument is wrong, or XLA is to compile the function around; eager code only, for the next too.
-        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A graph that
-            runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
+        ValueError: an argument is wrong, or XLA is going to compile the function around this. A running graph raises
+            `tf.errors.InvalidArgumentError` instead.
+        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A running
+            graph raises `tf.errors.UnknownError` instead.
     """
     attributes = _destination(process_set, spec)
-    with _plain_errors(), _placed():
-        results, numbers, members, member_work = _operations.horovod_partial_arrive(
-            handle=_bucket(name),
+    with plain_errors(), placed():
+        results, numbers, members, member_work = graph_operations.horovod_partial_arrive(
+            handle=bucket_resource(name),
             tensors=tensors,
             work=work,
             bucket=name,
@@ -158,10 +159,10 @@ def arrive(
 
 
 def _destination(process_set: ProcessSet, spec: _core.BucketSpec) -> dict[str, Any]:
-    """The attributes that say where a message goes."""
+    """Return the attributes of an operation that say where its message goes."""
     runtime.use(process_set.process_set_id)
     refuse_xla()
-    # Not before now: `init` may have taken the setting from rank 0.
+    # Look up the setting only now, because `init` may have taken it from rank 0.
     refusal = gpu_refusal("TensorFlow's tensors", _ADVICE, mpi_ops, experimental=True)
     library.horovod_partial_refuse_gpus(refusal.encode())
     return {"process_set": process_set.process_set_id, "size": runtime.size_of(process_set), "spec": spec.encode()}
@@ -172,84 +173,46 @@ def _round_info(numbers: tf.Tensor, members: tf.Tensor, work: tf.Tensor) -> Roun
     return RoundInfo(round, late, fresh, gradients, staleness, empty, members, work)
 
 
-def memory(described: Sequence[tuple[tf.DType, tf.TensorShape]]) -> list[tf.Tensor]:
-    """Tensors of these types and shapes, undefined, side by side as those of a bucket are. In eager code."""
-    dtypes, shapes = zip(*described, strict=True)
-    with _placed():
-        return list(_operations.horovod_partial_memory(T=dtypes[0], N=len(shapes), shapes=shapes))
-
-
-def taken_round(
-    process_set: ProcessSet, names: Sequence[str], counts: Sequence[int], memory: Sequence[tf.Tensor]
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Take the oldest round of a family that this rank has not taken.
-
-    Args:
-        process_set: the ranks that take part.
-        names: of the buckets.
-        counts: of the tensors in each.
-        memory: what is to hold the results: what `arrive` gave for each bucket, or `memory`.
-
-    Returns:
-        The results; and how many gradients are in them, in all buckets together: 0 if there was no such round.
-    """
-    with _plain_errors(), _placed():
-        results, count = _operations.horovod_partial_take_round(
-            handles=[_bucket(name) for name in names],
-            memory=memory,
-            buckets=names,
-            counts=counts,
-            process_set=process_set.process_set_id,
-        )
-    return list(results), count
-
-
-def round_is_there(process_set: ProcessSet, names: Sequence[str]) -> tf.Tensor:
-    """Whether there is such a round."""
-    with _placed():
-        return _operations.horovod_partial_has_round(
-            handles=[_bucket(name) for name in names], buckets=names, process_set=process_set.process_set_id
-        )
-
-
 def arrive_merged(
     tensors: Sequence[tf.Tensor], name: str, process_set: ProcessSet, spec: _core.BucketSpec
 ) -> tuple[list[tf.Tensor], list[RoundInfo], tf.Tensor]:
-    """Arrive with gradients in the messages that the plan puts them into when the graph runs. In graphs.
+    """Arrive with gradients whose plan decides, when the graph runs, in which messages they travel. In graphs.
 
     Args:
-        tensors: all that have been declared, in that order, each of a type that travels.
-        name: of what was declared.
-        process_set: as in `arrive`.
-        spec: as in `arrive`.
-
-    Raises:
-        As `arrive` does.
+        tensors: all gradients of the plan in their order, each of a type that travels.
+        name: the name of the merged gradients.
+        process_set: same as in `arrive`.
+        spec: same as in `arrive`.
 
     Returns:
-        The results; what became of the round of each; and `empty` of all these, an int64 vector.
+        The results, what became of the arrival of each, and an int64 vector with `empty` of each.
+
+    Raises:
+        The same errors as `arrive`.
     """
     attributes = _destination(process_set, spec)
     results, infos, numbers = [], [], []
-    with _placed():
+    with placed():
         for number, tensor in enumerate(tensors):
-            result, *info = _operations.horovod_partial_member(
-                handle=_bucket(f"{name}.{number}"), tensor=tensor, steps=name, gradient=number, **attributes
+            result, *info = graph_operations.horovod_partial_member(
+                handle=bucket_resource(f"{name}.{number}"), tensor=tensor, steps=name, gradient=number, **attributes
             )
             results.append(result)
             infos.append(_round_info(*info))
             numbers.append(info[0])
-    # Of all at once: what unpacks them one by one is then not run where nobody asks for it.
+    # Take it from all at once: a graph then leaves out the operations that unpack single ones, if nothing uses them.
     return results, infos, tf.stack(numbers)[:, RoundInfo._fields.index("empty")]
 
 
 def step_ended(name: str) -> tf.Tensor:
-    """A step's results are there; whether it is time to plan."""
+    """Tell that the results of a step are there. Returns whether a plan is due, as a tensor."""
     with tf.device("/CPU:0"):
-        return _operations.horovod_partial_step_ended(steps=name)
+        return graph_operations.horovod_partial_step_ended(steps=name)
 
 
 def planned(name: str, gradients: int) -> tf.Operation:
-    """What all gradients of the next step wait for, in a graph."""
-    with _placed():
-        return _operations.horovod_partial_planned(handles=[_bucket(f"{name}.{i}") for i in range(gradients)])
+    """Return an operation that all gradients of the next step wait for, in a graph."""
+    with placed():
+        return graph_operations.horovod_partial_planned(
+            handles=[bucket_resource(f"{name}.{i}") for i in range(gradients)]
+        )

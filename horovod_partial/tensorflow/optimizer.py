@@ -1,4 +1,4 @@
-"""`hvd.DistributedOptimizer` of TensorFlow: for Keras's optimizers, and for those of TensorFlow 1."""
+"""`hvd.DistributedOptimizer` of TensorFlow, for optimizers of Keras and of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sync: Policy | str | None = None,
     **arguments: Any,
 ) -> Any:
-    """Wrap an optimizer so that gradients are combined over the ranks before they are applied, or models after.
+    """Wrap an optimizer so that gradients are combined over the ranks before a step, or models after it.
 
-    For an optimizer of Keras this is `horovod_partial.keras.DistributedOptimizer`, with its arguments. One of
-    `tf.compat.v1.train` gets Horovod's own wrapper.
+    For an optimizer of Keras this is `horovod_partial.keras.DistributedOptimizer`, with the same arguments. An optimizer
+    of `tf.compat.v1.train` gets Horovod's own wrapper.
 
     Args:
-        optimizer: of Keras 3, or of `tf.compat.v1.train`.
+        optimizer: an optimizer of Keras 3, or of `tf.compat.v1.train`.
         name: prefix of the names of tensors and buckets.
-        use_locking: as in Horovod, for `tf.compat.v1.train`.
-        sync: a policy, or its name; `tf.compat.v1.train` takes `hvd.Full()` only.
-        arguments: Horovod's, and those of `horovod_partial.keras.DistributedOptimizer`.
+        use_locking: same as in Horovod, for `tf.compat.v1.train`.
+        sync: a policy, or its text; an optimizer of `tf.compat.v1.train` takes only `hvd.Full()`.
+        arguments: arguments of Horovod's wrapper, or of `horovod_partial.keras.DistributedOptimizer`.
 
     Raises:
-        ValueError: an argument is wrong, or does not go with the policy.
+        ValueError: an argument is wrong, or does not suit the policy.
         ImportError: the optimizer is one of Keras 2.
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
@@ -43,7 +43,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 f"Keras's backend is {keras.backend.backend()}, not TensorFlow; import horovod_partial.keras, which takes "
                 "the Horovod of that"
             )
-        from horovod_partial.keras import optimizer as of_keras  # which needs this package, and Keras 3
+        from horovod_partial.keras import optimizer as of_keras  # not at the top, because it imports this package
 
         return of_keras.DistributedOptimizer(optimizer, name, sync=sync, **arguments)
     policy = policies.resolve(sync, settings().sync)

@@ -1,4 +1,4 @@
-"""Variables of TensorFlow and of Keras that all ranks have in common."""
+"""Broadcasts of variables of TensorFlow and of Keras."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from horovod_partial.exchange import replicas
 from horovod_partial.tensorflow.graph import native, runtime
 from horovod_partial.tensorflow.operations import check_initialized
 
-# Types that Horovod 0.28.1 does not broadcast, and those in whose place their bits travel.
+# Types that Horovod 0.28.1 does not broadcast, and the types in which their bits travel instead.
 _BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Give variables of TensorFlow or of Keras the values of one rank.
+    """Give variables of TensorFlow or of Keras the values of one rank. Every rank must call this.
 
-    As in Horovod, but by the order of the variables and not by their names: Keras numbers models and layers through a
-    program, so that one more model on one rank gives all later ones other names there. In a graph, as in Horovod, it is part
-    of each run, and ranks with different variables are not told.
+    Unlike Horovod's function it matches variables by their order and not by their names. Keras numbers all models and
+    layers of a program, so one more model on one rank changes the names of all later ones there. In a graph the
+    broadcast is part of each run, same as in Horovod, and different variables are not detected.
 
     Args:
-        variables: of the same dtypes and shapes in the same order on every rank.
-        root_rank: whose values they get.
+        variables: the variables; on every rank the same dtypes and shapes in the same order.
+        root_rank: the rank whose values all ranks get.
         process_set: the ranks that take part.
-        inplace: save the memory of the received values; only for the types that Horovod takes there.
+        inplace: whether to save the memory of received values; only for types for which Horovod supports this.
 
     Returns:
-        In a graph its operation, otherwise nothing.
+        The operation in a graph, otherwise None.
 
     Raises:
-        ValueError: Horovod has not been initialised, or the ranks have different variables; on every rank.
+        ValueError: Horovod has not been initialised; or the ranks have different variables, which every rank raises.
     """
     check_initialized()
     natives = [native(variable) for variable in variables]
     if not tf.executing_eagerly():
         return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)
-    runtime.flush(process_set.process_set_id, compares=False)  # what is late belongs to the values before
+    runtime.flush(process_set.process_set_id, compares=False)  # late gradients belong to the old values
     kinds = [f"{variable.dtype.name} {tuple(variable.shape)}" for variable in natives]
     ranks = range(mpi_ops.size()) if process_set.ranks is None else process_set.ranks
     replicas.check_alike(kinds, lambda data: gather_bytes(data, "broadcast_variables.kinds", process_set), ranks)
@@ -65,7 +65,7 @@ def _by_copies(variables: Sequence[tf.Variable], root_rank: int, process_set: Pr
 
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
 def _by_copies_at_once(variables: Sequence[tf.Variable], root_rank: int, process_set: ProcessSet) -> None:
-    """In a graph: eager code sends each variable only after the one before has arrived."""
+    """Broadcast all variables in one graph. Eager code would send each only after the one before has arrived."""
     _by_copies(variables, root_rank, process_set)
 
 
@@ -88,7 +88,7 @@ def _in_place(variables: Sequence[tf.Variable], root_rank: int, process_set: Pro
 
 
 def gather_bytes(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:
-    """The bytes of every rank, of any length, by rank."""
+    """Return the bytes of every rank, ordered by rank. Lengths may differ."""
     sizes = mpi_ops.allgather(tf.constant([len(data)]), name=f"{name}.sizes", process_set=process_set).numpy()
     everything = mpi_ops.allgather(tf.io.decode_raw(data, tf.uint8), name=name, process_set=process_set)
     return [part.numpy().tobytes() for part in tf.split(everything, sizes)]

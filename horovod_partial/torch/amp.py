@@ -1,4 +1,4 @@
-"""A GradScaler whose scale and skipped steps follow rounds."""
+"""Lets the scale and the skipped steps of a GradScaler follow rounds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ Followers: TypeAlias = "weakref.WeakSet[Any]"  # optimizers whose contributions 
 
 
 def follow_rounds(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    """Let a scaler leave a wrapped optimizer's gradients to its rounds.
+    """Let a scaler follow the rounds of a wrapped optimizer.
 
-    A contribution is divided by the scale with which it was made before it travels, since a late one meets another. So all
-    results are unscaled: `unscale_` waits for them, and `step` is the optimizer's, which skips each round whose result is
-    not finite, on every rank alike. `update` moves the scale once for each round.
+    A contribution is divided by its scale before it travels, because a late one may be reduced with contributions of
+    another scale. So results are always unscaled. `unscale_` only waits for them. `step` is the optimizer's own, which
+    skips a round whose result is not finite, the same rounds on every rank. `update` updates the scale once for each
+    round.
     """
     followers: Followers | None = getattr(scaler, "_horovod_partial_followers", None)
     if followers is None:

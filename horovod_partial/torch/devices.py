@@ -1,4 +1,4 @@
-"""The device that a tensor lies on: whether it is taken, Horovod's number for it, and the stream that makes the tensor."""
+"""The device of a tensor: whether it is supported, Horovod's number for it, and its current stream."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from horovod_partial.exchange.devices import gpu_refusal
 
 
 def check_device(device: torch.device) -> None:
-    """Refuse tensors whose memory the core cannot work on.
+    """Refuse tensors on a device that the core cannot use.
 
     Raises:
-        ValueError: the tensor is neither on the host nor on a CUDA device, or Horovod or its settings do not allow the latter.
+        ValueError: the device is neither the host nor a CUDA device; or it is a CUDA device, and Horovod or the settings
+            do not allow that.
     """
     if device.type == "cpu":
         return
@@ -24,15 +25,15 @@ def check_device(device: torch.device) -> None:
 
 
 def device_number(device: torch.device) -> int:
-    """Horovod's number for a device: -1 is the host."""
+    """Return Horovod's number for a device; -1 is the host."""
     return -1 if device.type == "cpu" else device.index
 
 
 def stream_handle(device: torch.device) -> int:
-    """CUDA's handle of the stream on which PyTorch queues now, 0 on the host.
+    """Return CUDA's handle of PyTorch's current stream; 0 for the host.
 
     Raises:
-        RuntimeError: what is queued there is being captured into a graph.
+        RuntimeError: the stream is being captured into a graph.
     """
     if device.type == "cpu":
         return 0

@@ -240,6 +240,7 @@ class _Pass:
         sampler: Any = loader.batch_sampler
         place = sampler._place if sampler._pass is None else _Place(sampler._next_epoch)
         self.loader = loader
+        self.sampler = sampler
         self.plan = _Plan(sampler, place, runtime.size_of(sampler.process_set))
         self.first = first
         self.end = first + self.plan.updates
@@ -248,11 +249,6 @@ class _Pass:
         self._tenure.enter()
         self._made = 0  # the largest value of `made` so far
         sampler._pass = sampler._pass or self
-
-    @property
-    def is_current(self) -> bool:
-        """Whether its updates can still be made: the generation is the same, and the optimizer still exists."""
-        return self._tenure.is_current and self._optimizer() is not None
 
     @property
     def made(self) -> int:
@@ -269,19 +265,12 @@ class _Pass:
 
     @property
     def is_under_way(self) -> bool:
-        return self.is_current and not self.is_over
+        """Whether it has updates left, and these can still be made: in the same generation, by the same optimizer."""
+        return self._tenure.is_current and self._optimizer() is not None and not self.is_over
 
     @property
     def place(self) -> _Place:
         return self.plan.after(self.made)
-
-    def serve(self) -> None:
-        """Let the sampler take its place in the data from this pass."""
-        self._sampler._pass = self
-
-    @property
-    def _sampler(self) -> Any:
-        return self.loader.batch_sampler
 
 
 class _Batches:
@@ -290,9 +279,9 @@ class _Batches:
     def __init__(self, current: _Pass) -> None:
         self._plan = current.plan
         self._loader = current.loader
-        sampler: Any = current.loader.batch_sampler
-        self._workers: Iterator[Any] = iter(self._loader) if self._loader.num_workers > 0 else iter(())
-        self._handed_out = sampler._handed_out if self._loader.num_workers > 0 else deque()
+        has_workers = self._loader.num_workers > 0
+        self._workers: Iterator[Any] = iter(self._loader) if has_workers else iter(())
+        self._handed_out = current.sampler._handed_out if has_workers else deque()
 
     def get(self, update: int, number: int) -> Any:
         """Return a micro-batch's batch. Batches prefetched for earlier ones are dropped: others have made those."""
@@ -407,8 +396,9 @@ class DynamicShardingLoader:
         loop = timeline.begin(self._loader, self._optimizer)
         try:
             while timeline.passes:
-                timeline.passes[0].serve()
-                yield from self._batches(timeline.passes[0])
+                current = timeline.passes[0]
+                current.sampler._pass = current  # the sampler's place in the data is now that of this pass
+                yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
             if timeline.loop is loop:  # False if this generator is closed after a newer loop has begun

@@ -1,4 +1,4 @@
-"""All of `horovod.torch.elastic`; `run` also takes care of partial collectives when ranks come and go."""
+"""All of `horovod.torch.elastic`, with a `run` that supports partial collectives."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from horovod_partial.torch.dynamic_sharding import DynamicShardingSampler
 from horovod_partial.torch.operations import runtime
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
-__path__: list[str] = []  # a package, as Horovod's is; `modules` finds what is in it
+__path__: list[str] = []  # makes this a package like Horovod's; `modules` finds the modules within
 
-get_handler_registry().append((DynamicShardingSampler, SamplerStateHandler))  # so a `TorchState` saves its place
+# This lets a `TorchState` save the sampler's place in the data.
+get_handler_registry().append((DynamicShardingSampler, SamplerStateHandler))
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """`horovod.torch.elastic.run`.
+    """Decorate the function of an elastic training: `horovod.torch.elastic.run`.
 
-    Where ranks are added or removed, what is pending is delivered first; call the optimizer's `flush` before
-    `state.commit()` to have it in the state too. (Under `hvd.WorkSharing()` commit in a round hook, without a flush.) Where a
-    rank has failed, what was pending is lost, as is all that
-    happened after the last commit.
+    If ranks are added or removed, pending gradients are delivered first. To have them in the state too, call the
+    optimizer's `flush` before `state.commit()`. (Under `hvd.WorkSharing()` commit in a round hook, without a flush.) If
+    a rank has failed, pending gradients are lost, like everything after the last commit.
     """
 
     return elastic.run(func, runtime)

@@ -1,4 +1,4 @@
-"""The `Full` policy: Horovod's own optimizer, with its known defects mended."""
+"""The policy `Full`: Horovod's own optimizer, with its known defects mended."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def wrap(
     round_steps: RoundSteps,
     **arguments: Any,
 ) -> torch.optim.Optimizer:
-    """Horovod's DistributedOptimizer around `optimizer`; every gradient takes Horovod's own path.
+    """Wrap an optimizer with Horovod's DistributedOptimizer. Horovod's own code reduces every gradient.
 
-    What differs from Horovod's: the optimizer's state and `defaults` are kept, `zero_grad` takes `set_to_none`, bfloat16
-    gradients are reduced (as float32), the gradients of a closure are reduced each time the step evaluates it, hooks of the
-    step run once, the result can be pickled (it comes back unwrapped), and it ends when nobody holds it.
+    These things differ from Horovod: the optimizer's state and `defaults` are kept; `zero_grad` takes `set_to_none`;
+    bfloat16 gradients are reduced as float32; gradients of a closure are reduced each time when the step evaluates it;
+    hooks of the step run once; the result can be pickled (it is unwrapped when it is loaded), and it is freed when
+    nothing refers to it.
 
     Raises:
-        ValueError: gradients are to be clipped or transformed, and `op` is Adasum, which reduces none.
+        ValueError: gradients are to be clipped or transformed, and `op` is Adasum, which does not reduce gradients.
     """
     state, defaults, process_set = optimizer.state, optimizer.defaults, arguments["process_set"]
     has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
@@ -47,15 +48,14 @@ def wrap(
         )
     wrapped.state = state
     wrapped.defaults = defaults
-    # Horovod makes a class for each optimizer that it wraps, so this touches nobody else's.
+    # Horovod makes a new class for each optimizer that it wraps, so these changes affect no other optimizer.
     cls: Any = type(wrapped)
     base = type(optimizer)
     horovod_zero_grad = cls.zero_grad
     horovod_synchronize = cls.synchronize
-    horovod_step = inspect.unwrap(
-        cls.step
-    )  # PyTorch has put the step's hooks around it, and around the optimizer's own
-    takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step  # as the one for Adasum does
+    # PyTorch has wrapped this method to call hooks. It has wrapped that of the optimizer within too, which is enough.
+    horovod_step = inspect.unwrap(cls.step)
+    takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step  # the method for Adasum does
     if takes_closures and round_steps.changes_gradients:
         raise ValueError(
             "op=hvd.Adasum reduces no gradients, which could be clipped: leave max_grad_norm and its kin out"
@@ -71,7 +71,7 @@ def wrap(
             with self.skip_synchronize() if round_steps.changes_gradients or scaler_has_reduced else nullcontext():
                 result = horovod_step(self, closure)
         else:
-            if self._handles:  # the caller has made gradients already, as for the first of the two steps of SAM
+            if self._handles:  # the caller has made gradients already, such as for the first of the two steps of SAM
                 self.synchronize()
             result = base.step(self, lambda: _reduced(self, closure, round_steps))
             self._synchronized = False
@@ -101,12 +101,9 @@ def wrap(
         _reduce_last_group(self)
         take_over(self, process_set)
 
-    def reduce(self: torch.optim.Optimizer) -> tuple[Any, ...]:
-        return unwrapped(self, base)
-
     cls.synchronize, cls.gives_way = synchronize, False
     cls.is_under_way = lambda self: bool(getattr(self, "_handles", None))
-    cls.stop_reducing = lambda self: None  # its hooks look whether it gives way
+    cls.stop_reducing = lambda self: None  # its hooks check `gives_way` themselves
     cls.step, cls.zero_grad, cls.set_backward_passes_per_step = step, zero_grad, set_backward_passes_per_step
     cls.add_param_group = add_param_group
     cls.is_horovod_partial = True
@@ -119,13 +116,13 @@ def wrap(
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
     cls.steps_in_round = 1.0
     cls.updated = 1
-    cls.fusion_plan = cls.last_round = cls.last_average = None  # there are none under `Full`
-    cls.__reduce__ = reduce
+    cls.fusion_plan = cls.last_round = cls.last_average = None  # `Full` has no plan, rounds or averages
+    cls.__reduce__ = lambda self: unwrapped(self, base)
     wrapped._rounds = 0
     if grad_scaler is None:
         cls._step_supports_amp_scaling = property(_refuse_scaler_of_local_gradients)
     else:
-        # Unscaled twice, or never, if a fused step met the scaler alone: see DistributedOptimizer.
+        # A fused step would otherwise unscale by itself. Then gradients might be unscaled twice or never.
         cls._step_supports_amp_scaling = False
         synchronize_before_unscaling(grad_scaler, wrapped)
     take_over(wrapped, process_set)
@@ -133,7 +130,7 @@ def wrap(
 
 
 def _reduce_last_group(optimizer: Any) -> None:
-    """What Horovod does when it wraps an optimizer, for parameters that are added later, and would never be reduced."""
+    """Do for the parameters of a new group what Horovod only does when it wraps. Otherwise they would not be reduced."""
     optimizer._parameter_names = with_positions(optimizer, optimizer._parameter_names)
     reduces = optimizer.process_set.included() and not runtime.is_alone(global_process_set)
     for parameter in optimizer.param_groups[-1]["params"]:
@@ -150,18 +147,19 @@ def _reduce_last_group(optimizer: Any) -> None:
 
 
 def _is_synchronized(optimizer: Any) -> bool:
-    """Whether the gradients are reduced. Horovod's own flag stays up where a scaler has skipped the step before."""
+    """Return whether the gradients are reduced. Horovod's flag alone stays set if a scaler has skipped the last step."""
     return optimizer._synchronized and not optimizer._handles
 
 
-_horovods_class_is_changed = threading.Lock()  # for as long as an optimizer is wrapped
+_horovods_class_is_changed = threading.Lock()  # held while Horovod's class is changed, by the thread that wraps
 
 
 @contextmanager
 def _weak_hooks() -> Iterator[None]:
-    """Let parameters not keep a wrapper alive, whose hooks would reduce their gradients for ever after it has been replaced.
+    """Make Horovod's hooks refer weakly to the wrapper, for wrappers that are made within this context.
 
-    So an optimizer can be wrapped anew, say for another phase of a training.
+    Otherwise parameters would keep a wrapper alive, and its hooks would still reduce gradients after it has been
+    replaced. So an optimizer can be wrapped again, for example for another phase of a training.
     """
     kind = horovod_optimizer._DistributedOptimizer
     make_hook = kind._make_hook
@@ -185,16 +183,16 @@ def _weak_hooks() -> Iterator[None]:
 
 
 def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps) -> Any:
-    """Evaluate a closure once, and reduce the gradients that it makes; returns its loss."""
+    """Evaluate a closure once, and reduce its gradients. Returns its loss; for LBFGS, the loss reduced over the ranks."""
     optimizer._synchronized = False
     loss = closure()
-    if not optimizer._synchronized:  # the closure may have done so, to clip
+    if not optimizer._synchronized:  # the closure may have called `synchronize` itself, to clip
         optimizer.synchronize()
     round_steps.before(optimizer)
     searches = issubclass(type(optimizer), torch.optim.LBFGS)
     if not searches or not optimizer.process_set.included():
         return loss
-    # The loss decides here how often the closure is evaluated, which must be as often on every rank.
+    # The loss decides how often LBFGS evaluates the closure, and that must be equally often on every rank.
     name = f"{next(iter(optimizer._parameter_names.values()))}.loss"
     return mpi_ops.allreduce(
         torch.as_tensor(loss).detach(), name=name, op=optimizer.op, process_set=optimizer.process_set
@@ -202,7 +200,13 @@ def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps
 
 
 def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
-    """What `GradScaler.step` asks first. Horovod's own recipe has called `synchronize` by then."""
+    """Refuse a scaler while gradients are under way. `GradScaler.step` reads this property first.
+
+    Programs that follow Horovod's recipe have called `synchronize` before.
+
+    Raises:
+        RuntimeError: gradients are under way.
+    """
     if optimizer._handles:
         raise RuntimeError(
             "a GradScaler steps an optimizer that was wrapped without it, while gradients are under way: each rank would skip "
@@ -212,7 +216,7 @@ def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
 
 
 def synchronize_before_unscaling(scaler: torch.amp.GradScaler, wrapped: Any) -> None:
-    """Let `scaler.unscale_` see reduced gradients, not those that are still under way."""
+    """Let `scaler.unscale_` wait until gradients are reduced."""
     unscale = scaler.unscale_
 
     def synchronize_and_unscale(optimizer: Any) -> None:
@@ -224,7 +228,7 @@ def synchronize_before_unscaling(scaler: torch.amp.GradScaler, wrapped: Any) -> 
 
 
 def widening(compression: Any) -> type:
-    """A compression for gradients of which some may be bfloat16."""
+    """Return a compression that widens bfloat16 gradients, and uses the given compression for all others."""
 
     class Compressor:
         @staticmethod
@@ -235,7 +239,7 @@ def widening(compression: Any) -> type:
 
         @staticmethod
         def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-            if ctx is None:  # Horovod's way with sparse gradients
+            if ctx is None:  # Horovod passes None for sparse gradients
                 return tensor
             chosen, context = ctx
             return chosen.decompress(tensor, context)

@@ -1,4 +1,4 @@
-"""When PyTorch's optimizer measures and plans its buckets, and by which collectives: `fusion=hvd.MergedGradients`."""
+"""Measures and plans the buckets of an optimizer of PyTorch: `fusion=hvd.MergedGradients`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from horovod_partial.torch.operations import runtime
 class Fusion(FusedTraining):
     """The gradients of one optimizer that travel by a plan.
 
-    Hooks call `gradient` in autograd's threads, the application's thread all else; never at the same time.
+    Hooks call `gradient` in autograd's threads. The application's thread calls all other methods, and never at the same
+    time.
 
     Args:
-        options: the user's.
-        names: of the parameters that are trained, in the order of the model.
+        options: the user's options.
+        names: the trained parameters with their names, in the order of the model.
         process_set: the ranks that take part.
         name: prefix of the buckets' names.
         messages: the parameters of each bucket before there is a plan.
-        wire_bytes: of a parameter's gradient.
+        wire_bytes: returns how many bytes of a parameter's gradient travel.
     """
 
     runtime = runtime
@@ -53,33 +54,33 @@ class Fusion(FusedTraining):
 
     @property
     def buckets(self) -> dict[str, list[torch.nn.Parameter]]:
-        """The parameters of each bucket, by its name."""
+        """The parameters of each bucket, by the name of the bucket."""
         return {name: [self._parameters[i] for i in message] for name, message in self.messages.items()}
 
     def gradient(self, parameter: torch.nn.Parameter) -> None:
-        """A gradient is there, once its device is through with it."""
+        """Note that a gradient is there. If steps are being measured, wait until its device has made it."""
         if parameter.is_cuda and self._steps.measures():
             torch.cuda.synchronize(parameter.device)
         self._steps.record_gradient(self._positions[parameter], parameter.numel())
 
     def synchronized(self) -> None:
-        """All results of a step are there."""
+        """Note that all results of a step are there."""
         self._due = self._steps.step_ended() or self._due
 
     def is_due(self) -> bool:
-        """Whether it is time to plan, on this rank and on all others; once for each time."""
+        """Return whether a plan is due, which is the same on all ranks. It is True only once for each plan."""
         due, self._due = self._due, False
         return due
 
 
 class Collectives:
-    """PyTorch's `horovod_partial.fusion.planner.Collectives`, made when it is time to plan.
+    """The `horovod_partial.fusion.planner.Collectives` of PyTorch. They are made when a plan is due.
 
     Args:
         process_set: the ranks that take part.
-        reduce: sums a tensor over the ranks in the way that the training takes, under a name, and waits; False if what
-            came back was not made with this rank's contribution, so that its time tells nothing.
-        device: of the tensors that measure what a message costs.
+        reduce: sums a tensor over the ranks under a name, in the same way as the training, and waits. It returns False
+            if the result does not contain this rank's contribution. Then its time is not valid.
+        device: the device of the tensors that measure what a message costs.
     """
 
     def __init__(

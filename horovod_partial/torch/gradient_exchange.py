@@ -104,6 +104,7 @@ class GradientExchange(Exchange):
         self._local_steps = 0
         self._flushed_at = 0  # the value of _local_steps at the last flush
         self._has_result = False  # the gradients hold the result of a round, and it has not been applied
+        self._steps_in_round = 1.0  # steps per rank, on average, whose gradients this result contains
         self._shown = ShownResult()
         self._ahead = ParametersAhead()
         self._is_applying = False  # applies a round, or waits for its own round: no round can be applied ahead then

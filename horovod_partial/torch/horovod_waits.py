@@ -1,4 +1,4 @@
-"""What else happens while a program waits for Horovod's own operations, all of which wait in one function."""
+"""Hooks into the function in which a program waits for any of Horovod's own operations."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from horovod.torch import mpi_ops
 
 from horovod_partial.runtime import Runtime
 
-_LEAST_NS = 50_000  # to be recorded: an operation that is over takes less
+_LEAST_NS = 50_000  # shorter waits are not recorded: they are for operations that are over
 
 
 @functools.cache
 def install(runtime: Runtime) -> None:
-    """From now on the core knows which threads wait, rounds are taken meanwhile, and waits are recorded where this rank is.
+    """Install the hooks. A second call does nothing.
 
-    A second call does nothing.
+    From now on the core knows which threads wait for Horovod, rounds are taken during such waits, and the waits are
+    recorded if this rank writes a recording.
     """
     library = mpi_ops.mpi_lib
     wait, poll = library.horovod_torch_wait_and_clear, library.horovod_torch_poll

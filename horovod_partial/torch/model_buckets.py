@@ -1,4 +1,4 @@
-"""What a model policy averages: parameters, buffers and optimizer state, flat in one tensor."""
+"""Packs what a policy of models averages into one flat tensor: parameters, buffers and optimizer state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from horovod_partial.torch.devices import check_device
 
 
 class ModelBucket:
-    """Tensors that travel together, so that one decision covers all of them: a model is never torn.
+    """Tensors of a model that travel together, so that all of them belong to the same round.
 
-    They are copied: what is being sent is never what the optimizer writes. Parameters of half precision travel as
-    float32, in which their average is exact enough; if one tensor is float64, all travel so.
+    They are copied, because the optimizer may write a tensor while its copy travels. Tensors of half precision travel
+    as float32, so that their average is exact enough. If one tensor is float64, all travel as float64.
+
+    Raises:
+        ValueError: a tensor has another type, or lies on a device that is not supported or not the same as the others'.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -50,17 +53,17 @@ def averaged_tensors(
     average: tuple[str, ...],
     named_buffers: Iterable[tuple[str, torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """What `average` names, in an order that is the same on every rank.
+    """Return the tensors that a policy averages, in the same order on every rank.
 
-    State is what the optimizer keeps for a parameter in the parameter's own shape, such as momentum; counters of steps
-    stay each rank's own. A parameter without state on this rank, because it has had no gradient yet, counts with zeros,
-    which is what its state begins with.
+    State means tensors that the optimizer keeps in the shape of a parameter, such as momentum. Counters of steps are
+    not averaged. If a parameter has no state on this rank, because it has had no gradient yet, zeros are used, because
+    its state would begin with zeros.
 
     Args:
-        parameters: that are trained.
-        state: of the optimizer.
-        average: as in the policy.
-        named_buffers: of the model.
+        parameters: the trained parameters.
+        state: the state of the optimizer.
+        average: same as in the policy.
+        named_buffers: the buffers of the model with their names.
     """
     tensors: list[torch.Tensor] = list(parameters)
     if "buffers" in average:

@@ -1,7 +1,7 @@
-"""Models that are averaged over ranks after each rank's own step.
+"""Averages models over ranks after each rank's own step.
 
-WAGMA-SGD (IEEE TPDS 2021), P-Reduce (SIGMOD'21) and WP-SGD, as `hvd.GroupAverage`, `hvd.PartialReduce` and
-`hvd.WeightedAverage`.
+The policies are `hvd.GroupAverage` (WAGMA-SGD, IEEE TPDS 2021), `hvd.PartialReduce` (P-Reduce, SIGMOD'21) and
+`hvd.WeightedAverage` (WP-SGD).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from horovod_partial.wp_sgd import average_converges, average_is_useful
 
 @dataclass(frozen=True)
 class WeightedAverageInfo:
-    """What an average by `hvd.WeightedAverage` was made of.
+    """What went into an average by `hvd.WeightedAverage`.
 
     Attributes:
-        steps: by rank, taken since the average before.
-        weights: by rank; the same bits on every rank.
-        useful: the average has a better bound than the fastest rank's model alone (`hvd.average_is_useful`).
-        converges: averages like this one, again and again, keep the bound (`hvd.average_converges`).
+        steps: by rank, the number of steps since the average before.
+        weights: by rank, its weight; the same bits on every rank.
+        useful: whether the average has a better bound than the fastest rank's model alone (`hvd.average_is_useful`).
+        converges: whether the bound holds if such averages are repeated (`hvd.average_converges`).
     """
 
     steps: tuple[int, ...]
@@ -48,15 +48,15 @@ class WeightedAverageInfo:
 class ModelExchange(ModelAverager, Exchange):
     """The exchange of an optimizer under a policy of models: a local step, then an average.
 
-    Used by one thread at a time, as any optimizer.
+    Only one thread may use it at a time, same as any optimizer.
 
     Args:
-        optimizer: whose model is averaged.
-        names: of its parameters.
-        named_buffers: of the model, for a policy that averages them.
+        optimizer: the optimizer; its model is averaged.
+        names: the names of its parameters.
+        named_buffers: the buffers of the model with their names, for a policy that averages them.
         process_set: the ranks that take part.
-        policy: what to average with whom.
-        round_steps: what is done with each step.
+        policy: the policy.
+        round_steps: what is done around each step: clipping, transforms and hooks.
 
     Raises:
         ValueError: there is nothing to average.
@@ -87,15 +87,15 @@ class ModelExchange(ModelAverager, Exchange):
             raise ValueError("there is nothing to average: no parameter of the optimizer requires a gradient")
         self._name = Name(process_set, [names[p] for p in parameters])
         self._members = tuple(bucket_config.member(names[p], p.shape) for p in self._trained)
-        self._tenure = Tenure(runtime)  # of the buckets
-        self._bucket: ModelBucket | None = None  # made in the first step: there is no state before
+        self._tenure = Tenure(runtime)  # the generation in which the bucket was declared
+        self._bucket: ModelBucket | None = None  # made in the first step, because there is no state before
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
-        # What that momentum learns from what is in flight, if this is an average over all ranks.
+        # How the slow momentum learns from the average that is under way, if that is over all ranks.
         self._learn: Callable[[torch.Tensor], None] | None = None
         self._local_steps = 0
-        self._flushed_at = 0  # of these steps
+        self._flushed_at = 0  # the value of `_local_steps` at the last flush
 
     def _enter(self) -> None:
         if self._tenure.enter():
@@ -130,7 +130,7 @@ class ModelExchange(ModelAverager, Exchange):
             self._learn = None
             if self._slow_momentum is not None and self.averages_all():
                 if isinstance(self.policy, GroupAverage) and self.rounds == 0:
-                    self._learn = self._slow_momentum.begin_at  # groups begin with a plain average, as after a flush
+                    self._learn = self._slow_momentum.begin_at  # the first average is plain, same as after a flush
                 else:
                     self._slow_momentum.contribute(self._parameters_of(flat))
                     self._learn = self._slow_momentum.take
@@ -156,7 +156,7 @@ class ModelExchange(ModelAverager, Exchange):
         return evaluated
 
     def synchronize(self) -> None:
-        """Wait for an average that is under way, as `overlap` leaves it."""
+        """Wait for the average that is under way, if there is one. There may be one with `overlap`."""
         handle, bucket = self._in_flight, self._bucket
         self._forget_in_flight()
         if handle is None or bucket is None:
@@ -187,7 +187,7 @@ class ModelExchange(ModelAverager, Exchange):
         return self._bucket
 
     def _parameters_of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The part of a packed model that is parameters, which come first."""
+        """Return the parameters within a packed model. They come first."""
         return flat[: sum(parameter.numel() for parameter in self._trained)]
 
     def _forget_in_flight(self) -> None:
@@ -224,7 +224,7 @@ class ModelExchange(ModelAverager, Exchange):
         self.synchronize()
         if self.is_needed:
             self._enter()
-            # Before the first round some rank may not have stepped yet, and then has no state.
+            # Before the first round a rank may have made no step, and have no state yet.
             self.flush(self._tensors(optimizer, with_state=self.rounds > 0))
         self._flushed_at = self._local_steps
 
@@ -246,7 +246,7 @@ class ModelExchange(ModelAverager, Exchange):
     def forget(self) -> None:
         if runtime.failed or not runtime.is_initialized():
             self._forget_in_flight()
-            self._bucket = None  # Horovod may go on reading and writing the old one, which the handle keeps alive
+            self._bucket = None  # Horovod may still use the old bucket's memory, which the handle keeps alive
         self.synchronize()
         if self._tenure.is_current:
             runtime.clear(self.process_set.process_set_id, [self.name])

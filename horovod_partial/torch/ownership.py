@@ -1,7 +1,7 @@
-"""Which wrapped optimizer a parameter belongs to: the one that was wrapped last.
+"""Keeps track of which wrapped optimizer a parameter belongs to: the one that was wrapped last.
 
-Each wrapper reduces a parameter's gradient as soon as backward has made it. Two of them would write the gradient while the
-other one reduces it.
+A wrapper reduces a parameter's gradient as soon as backward has made it. If a parameter had two wrappers, one would
+write the gradient while the other reduces it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod_partial.torch.operations import runtime
 
-# By parameter a weak reference to the wrapped optimizer. Only the application's threads, which wrap optimizers, use it.
+# By parameter, a weak reference to its wrapped optimizer. Only threads that wrap or use optimizers read and write it.
 _owners: Any = WeakTensorKeyDictionary()
 
 
 def take_over(optimizer: Any, process_set: ProcessSet) -> None:
-    """Let all parameters that need gradients belong to a new wrapper. Earlier wrappers of any of them reduce nothing from now on.
+    """Let all parameters that require gradients belong to a new wrapper.
 
-    A wrapper of a process set without this rank reduces nothing here, and takes nothing over.
+    An earlier wrapper of any of them reduces nothing from now on. A new wrapper of a process set without this rank
+    takes nothing over, because it reduces nothing here.
 
     Raises:
         ValueError: an earlier wrapper is in the middle of a step.
@@ -44,10 +45,10 @@ def take_over(optimizer: Any, process_set: ProcessSet) -> None:
 
 
 def require_ownership(optimizer: Any) -> None:
-    """Refuse a step with gradients that another wrapper reduces.
+    """Refuse a step if another wrapper reduces the gradients of its parameters.
 
     Raises:
-        RuntimeError: a later wrapper has taken parameters of this one.
+        RuntimeError: a later wrapper has taken over parameters of this one.
     """
     if optimizer.gives_way:
         raise RuntimeError(

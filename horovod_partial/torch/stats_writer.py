@@ -1,4 +1,4 @@
-"""What happened to the rounds, in TensorBoard, while a training runs."""
+"""Writes statistics of rounds to TensorBoard while a training runs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from horovod_partial.torch.operations import check_initialized, runtime
 
 
 class ScalarWriter(Protocol):
-    """What `torch.utils.tensorboard.SummaryWriter` has, among others."""
+    """The part of `torch.utils.tensorboard.SummaryWriter` that is used here."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> None:
-        """Note a number."""
+        """Write a number."""
 
 
 class PartialStatsWriter:
-    """Writes what happened to the rounds since it wrote last: for TensorBoard, as `hvd.PartialStatsCallback` for Keras.
+    """Writes to TensorBoard what has happened to the rounds since it wrote last. For Keras see `hvd.PartialStatsCallback`.
 
-    Tags: `horovod_partial/late`, the share of this rank's arrivals that came too late, 0 to 1; `horovod_partial/fresh`,
-    contributors to a round that were on time, mean; `horovod_partial/staleness`, rounds since a rank's contribution before,
-    mean; `horovod_partial/waited_seconds`, by this rank, for results. Nothing under `hvd.Full()`, which has no rounds:
-    `HOROVOD_PARTIAL_RECORD` has it all.
+    The tags are `horovod_partial/late`: the share of this rank's arrivals that came too late, 0 to 1;
+    `horovod_partial/fresh`: the mean number of ranks that were on time for a round; `horovod_partial/staleness`: the mean
+    staleness of contributions, in rounds; `horovod_partial/waited_seconds`: how long this rank waited for results. It
+    writes nothing under `hvd.Full()`, which has no rounds; use `HOROVOD_PARTIAL_RECORD` there.
 
     Args:
-        writer: a `torch.utils.tensorboard.SummaryWriter`, or what else has its `add_scalar`; of this rank alone.
-        process_set: whose buckets; this rank is in it.
+        writer: a `torch.utils.tensorboard.SummaryWriter` of this rank, or any object with the same `add_scalar`.
+        process_set: the process set of the buckets; this rank must be in it.
 
     Raises:
         ValueError: an argument is wrong, or Horovod has not been initialised.
@@ -44,6 +44,6 @@ class PartialStatsWriter:
         self._progress = Progress(lambda: runtime.statistics(number), process_set.rank())
 
     def write(self, step: int) -> None:
-        """Write what is new, as of this step of the training."""
+        """Write what has happened since the last call, under this number of a step."""
         for name, value in self._progress.since().items():
             self._writer.add_scalar(f"horovod_partial/{name}", value, step)

@@ -135,11 +135,11 @@ def spoil(path: Path, number: int, **changes: object) -> None:
         (0, {"rank": 3}, "is of rank 3, segment 0"),
         (0, {"size": "many"}, "size"),
         (0, {"size": 1}, "there is no rank 1 of 1"),
-        (0, {"steady": -1}, "are no times"),
+        (0, {"steady": -1}, "are not valid times"),
         (0, {"run": "20260101T000000.000000Z"}, "holds files of several runs"),
-        (1, {"bytes": [1]}, "line 2: the columns of table 'buckets' have not the same length"),
+        (1, {"bytes": [1]}, "line 2: the columns of table 'buckets' differ in length"),
         (1, {"bytes": None}, "line 2: table 'buckets' has no column 'bytes'"),
-        (1, {"bytes": [1, 2.5]}, "line 2: column 'bytes' of table 'buckets' holds something that is no int"),
+        (1, {"bytes": [1, 2.5]}, "line 2: column 'bytes' of table 'buckets' holds a value that is not of type int"),
         (1, {"bytes": [1, 2**70]}, "more than 64 bits"),
         (1, {"bucket": [7, 8]}, "has buckets that no line names"),
     ],
@@ -154,7 +154,7 @@ def test_a_line_in_the_middle_must_be_whole(tmp_path: Path) -> None:
     file = written(tmp_path) / "rank-1.0.jsonl"
     lines = file.read_text().splitlines()
     file.write_text("\n".join([*lines[:2], lines[2][:20], *lines[3:]]))
-    with pytest.raises(ValueError, match="line 3 is no JSON; only the last line may be cut off"):
+    with pytest.raises(ValueError, match="line 3 is not JSON; only the last line may be cut off"):
         recording.load(tmp_path)
 
 
