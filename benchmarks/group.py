@@ -18,7 +18,7 @@ throughput      Over numbers of ranks, exchanges and delays: all baselines, Solo
                 process set of a baseline costs a negotiation in every cycle of Horovod. So arms run in one job that
                 need the same ones, and Full runs beside them: its throughput there is what theirs is compared with.
 communicators   What a group's reduction costs when its members have met often: two halves of the ranks at a time, by
-                `hvd.group_allreduce` and by Horovod's own allreduce in process sets of the same ranks. Both arms wait
+                `hvd.average` and by Horovod's own allreduce in process sets of the same ranks. Both arms wait
                 for all members (`max_staleness=0`); a third does not. The group's model is kept at each arrival, which
                 is a copy, and part of the figures. Making the communicators is reported apart.
 links           Ranks in network namespaces of their own, on links of 200 Mbit/s, without any compute; needs root, `ip`
@@ -446,19 +446,19 @@ def repeat_groups(blocks: int, process_sets: list[hvd.ProcessSet]) -> dict[str, 
 
 
 class Rounds:
-    """Averages of one model in groups."""
+    """Averages of one model in groups. The options are those of the policy."""
 
     def __init__(self, model: torch.Tensor, name: str, **options: Any) -> None:
         self._model = model
         self._name = name
-        self._options = options
+        self._policy = hvd.GroupAverage(**({"period": None} | options))
         self._round = -1
 
     def advance(self, rounds: int) -> None:
         """Take part until so many more rounds have been; where nobody waits, a rank may arrive less often."""
         last = self._round + rounds
         while self._round < last:
-            handle = hvd.group_allreduce_async_(self._model, self._name, **self._options)
+            handle = hvd.average_async_(self._model, self._policy, self._name)
             hvd.synchronize(handle)
             self._round = hvd.round_info(handle).round
 

@@ -4,7 +4,7 @@
 
 WP-SGD's claims (JPDC 2020), on noisy data whose optimum is known; errors are the excess of the loss, means over the
 seeds. First one average at the end, for ranks with all, half and a quarter of the steps: by weights (Algorithm 1, equation
-6; `hvd.weighted_average`), plainly (the baseline of section 6.2.6), and the fastest ranks alone; the usefulness test
+6; `hvd.WeightedAverage`), plainly (the baseline of section 6.2.6), and the fastest ranks alone; the usefulness test
 (equation 24) says when weights beat those. Then seven ranks that fall further and further behind one: the average falls
 back to the fastest rank's model. Last the time to a loss, with one rank four times slower: one weighted average at the end,
 averages now and then (section 5.1; both by `hvd.WeightedAverage`), and SimuParallel SGD (Algorithm 2), in which all ranks
@@ -21,6 +21,7 @@ import harness
 import torch
 
 import horovod_partial.torch as hvd
+from horovod_partial.wp_sgd import average_is_useful
 
 DIMENSIONS, NOISE, SPREAD = 20, 5.0, 0.55
 REGULARISATION, STEP = 0.1, 0.005
@@ -73,7 +74,8 @@ def unequal_work(steps: list[int], seeds: int, stage: str) -> dict[str, float]:
         for _ in range(steps[hvd.rank()]):
             take_step(problem, weights, optimizer)
         model = weights.detach()
-        weighted = hvd.weighted_average(model, steps[hvd.rank()], CONTRACTION, name="weighted")
+        policy = hvd.WeightedAverage(1, CONTRACTION)
+        weighted = hvd.average(model, policy, name="weighted", steps=steps[hvd.rank()])
         plain = hvd.allreduce(model, name="plain")
         mine = torch.zeros(2, dtype=torch.float64)
         if steps[hvd.rank()] == max(steps):
@@ -127,7 +129,7 @@ def measure(seeds: int, races: int) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "shares": {
             "steps": shared,
-            "useful": hvd.average_is_useful(shared, CONTRACTION),
+            "useful": average_is_useful(shared, CONTRACTION),
             **unequal_work(shared, seeds, "unequal work"),
         },
         "behind": {},
@@ -136,7 +138,7 @@ def measure(seeds: int, races: int) -> dict[str, Any]:
     for behind in BEHIND:
         steps = [max(BEHIND) + 50, *[max(BEHIND) + 50 - behind] * (hvd.size() - 1)]
         figures["behind"][str(behind)] = {
-            "useful": hvd.average_is_useful(steps, CONTRACTION),
+            "useful": average_is_useful(steps, CONTRACTION),
             **unequal_work(steps, seeds, f"{behind} steps behind"),
         }
     for method, curves in figures["races"].items():

@@ -17,7 +17,7 @@ PAPER = Paper(
     implemented=(
         (
             "Algorithm 2: a local step, then an average with the first P ranks that are ready",
-            "`hvd.PartialReduce(size)`, `hvd.partial_reduce`, [averages of models](models.md#partialreduce)",
+            "`hvd.PartialReduce(size)`, `hvd.average`, [averages of models](models.md#partialreduce)",
         ),
         ("The controller's queue, and groups that mix", "`cpp/core/groups/ready_groups.cc`"),
         ("No model passes through the controller", "it is Horovod's negotiation; groups reduce among themselves"),

@@ -31,7 +31,7 @@ PAPER = Paper(
     implemented=(
         (
             "Wait-avoiding group allreduce (section 3.1)",
-            "`hvd.group_allreduce`, [averages of models](models.md), `cpp/core`",
+            "`hvd.average`, [averages of models](models.md), `cpp/core`",
         ),
         ("Dynamic groups (section 3.2, algorithm 1)", "`hvd.Butterfly(size)`"),
         ("Algorithm 2, with S of the square root of P and tau of 10", "`hvd.GroupAverage()`"),

@@ -19,10 +19,7 @@ PAPER = Paper(
         "[doi:10.1016/j.jpdc.2020.06.011](https://doi.org/10.1016/j.jpdc.2020.06.011)"
     ),
     implemented=(
-        (
-            "Weights (Algorithm 1, equation 6)",
-            "`hvd.weighted_average`, `hvd.WeightedAverage`, `cpp/core/groups/weights.cc`",
-        ),
+        ("Weights (Algorithm 1, equation 6)", "`hvd.average`, `hvd.WeightedAverage`, `cpp/core/groups/weights.cc`"),
         (
             "The last average (Algorithm 1, line 14; Algorithm 5, line 17)",
             "`optimizer.flush()` under `WeightedAverage`",
@@ -33,9 +30,9 @@ PAPER = Paper(
         ),
         (
             "Tests: is an average useful (equation 24), do periods converge (section 5.1)",
-            "`hvd.average_is_useful`, `hvd.average_converges`, `optimizer.last_average`, `benchmarks/weighted.py`",
+            "`horovod_partial.wp_sgd`, `optimizer.last_average`, `benchmarks/weighted.py`",
         ),
-        ("r fitted to a run (section 4.2, figure 3)", "`hvd.estimate_contraction`"),
+        ("r fitted to a run (section 4.2, figure 3)", "`horovod_partial.wp_sgd.estimate_contraction`"),
         (
             "Delay SGD within a node and D&M (Algorithms 3 and 5)",
             "`benchmarks/papers/wp_sgd_nodes.py`, in emulation only",
@@ -45,7 +42,7 @@ PAPER = Paper(
         "Delays are counted over each period; the paper counts them over the run, where the weight of a slow node goes to "
         + "zero. The figures below have both.",
         "Section 5.1 asks for sqrt(k) < sum r^T. Its factor for the mean needs r^s k < sum r^T too, which "
-        + "`hvd.average_converges` tests as well.",
+        + "`average_converges` tests as well.",
         "The printed r of 0.99999 is above the allowed 1 - lambda eta of 0.9999 for real-sim; figures 8 to 10 have both.",
         "In theorem 5 the average has k / sum r^T times the distance of the fastest node's mean from the solution, which is "
         + "1 or more: what it wins is variance. So while the loss still falls fast, one fast node alone is ahead of every "

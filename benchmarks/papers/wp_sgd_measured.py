@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import horovod_partial.torch as hvd
+from horovod_partial.wp_sgd import estimate_contraction
 
 RANKS = 8
 STEP = 0.002  # seconds, a sleep, of a rank at full speed
@@ -165,7 +166,7 @@ def alone(steps: int, seed: int) -> dict[str, Curve]:
         taken = look * every * SLOWER  # by the fastest
         mine = int(taken * share)
         seconds, model = kept[mine]
-        weighted = hvd.weighted_average(model, mine, Svm.contraction, name="weighted")
+        weighted = hvd.average(model, hvd.WeightedAverage(1, Svm.contraction), name="weighted", steps=mine)
         plain = hvd.allreduce(model, name="plain")
         begun, even = kept[taken // SLOWER]
         simuparallel = hvd.allreduce(even, name="even")
@@ -305,7 +306,7 @@ def contraction_of_digits(steps: int) -> float:
         loss.backward()
         task.optimizer.step()
         losses.append(loss.item())
-    return hvd.broadcast_object(hvd.estimate_contraction(losses), root_rank=0)
+    return hvd.broadcast_object(estimate_contraction(losses), root_rank=0)
 
 
 def flushes(seeds: int, scale: float) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from horovod.common.process_sets import ProcessSet
@@ -11,7 +12,16 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import policies
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
 from horovod_partial.fusion import MergedGradients
-from horovod_partial.policies import Auto, GradientPolicy, LateGradients, ModelPolicy, Policy, Quorum, Solo
+from horovod_partial.policies import (
+    Auto,
+    GradientPolicy,
+    LateGradients,
+    ModelPolicy,
+    Policy,
+    Quorum,
+    Solo,
+    WeightedAverage,
+)
 from horovod_partial.settings import settings
 
 
@@ -55,11 +65,35 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> Gra
     check_kinds(arguments)
     policy = policies.resolve(sync, settings().sync)
     if isinstance(policy, ModelPolicy):
-        raise ValueError(
-            f"{policy!r} averages models: use hvd.group_allreduce, hvd.partial_reduce or hvd.weighted_average, or pass it "
-            "to hvd.DistributedOptimizer"
-        )
+        raise ValueError(f"{policy!r} averages models: pass it to hvd.average or hvd.DistributedOptimizer")
     return policy
+
+
+def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
+    """Return the policy of `hvd.average`.
+
+    Args:
+        policy: the user's argument, which may be a text.
+        steps: the user's argument. None means that the user gave none.
+
+    Raises:
+        ValueError: the policy does not average models, or has fields that only an optimizer understands; or `steps` is
+            missing, is not wanted, or is not a number of steps.
+    """
+    chosen = policies.parse(policy) if isinstance(policy, str) else policy
+    if not isinstance(chosen, ModelPolicy):
+        raise ValueError(f"policy must be one that averages models, such as hvd.GroupAverage(), not {policy!r}")
+    given = {field.name for field in fields(chosen) if getattr(chosen, field.name) != field.default}
+    for_optimizers = sorted(given & {"average", "overlap", "slow_momentum"})
+    if for_optimizers:
+        raise ValueError(
+            f"{', '.join(for_optimizers)} of a policy cannot be used with hvd.average, only with an optimizer"
+        )
+    if isinstance(chosen, WeightedAverage):
+        require_count("steps", steps, 0)
+    else:
+        require(steps is None, "steps", f"left out under {chosen!r}, which does not weigh models by their steps", steps)
+    return chosen
 
 
 def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:

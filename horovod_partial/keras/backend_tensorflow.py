@@ -102,12 +102,12 @@ def average_(
     natives = [native(variable) for variable in variables]
     wide = tf.float64 if any(variable.dtype == tf.float64 for variable in natives) else tf.float32
     copies = [tf.cast(variable, wide) for variable in natives]
-    results, info = operations.average(
+    results, info = operations.reduce_models(
         copies,
         name,
         policy,
         process_set,
-        steps=steps,
+        work=steps,
         return_info=True,
     )
     if not takes_late(policy):

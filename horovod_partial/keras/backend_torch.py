@@ -255,7 +255,7 @@ def average_(
     """As on TensorFlow: average floating-point variables as the policy says, as one message."""
     bucket = ModelBucket([native(variable) for variable in variables])
     bucket.pack()
-    handle = model_operations.average_async(bucket.flat, bucket.flat, name, policy, process_set, int(steps))
+    handle = model_operations.arrive(bucket.flat, bucket.flat, name, policy, process_set, int(steps))
     handle.synchronize()
     info = handle.info()
     if takes_late(policy) or not info.late:

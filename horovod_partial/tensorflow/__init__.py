@@ -22,17 +22,15 @@ from horovod_partial.tensorflow.fusion import fusion_plans
 from horovod_partial.tensorflow.graph import RoundInfo
 from horovod_partial.tensorflow.operations import (
     add_process_set,
+    average,
     flush,
-    group_allreduce,
     init,
     join,
     partial_allreduce,
-    partial_reduce,
     partial_stats,
     record,
     remove_process_set,
     shutdown,
-    weighted_average,
 )
 from horovod_partial.tensorflow.optimizer import DistributedOptimizer
 from horovod_partial.tensorflow.tape import DistributedGradientTape
@@ -48,6 +46,7 @@ __all__ = [
     "MergedGradients",
     "RoundInfo",
     "add_process_set",
+    "average",
     "average_converges",
     "average_is_useful",
     "broadcast_variables",
@@ -55,16 +54,13 @@ __all__ = [
     "estimate_contraction",
     "flush",
     "fusion_plans",
-    "group_allreduce",
     "init",
     "join",
     "partial_allreduce",
-    "partial_reduce",
     "partial_stats",
     "record",
     "remove_process_set",
     "shutdown",
-    "weighted_average",
 ]
 __all__ += policies.__all__
 modules.bind(sys.modules[__name__], horovod.tensorflow)

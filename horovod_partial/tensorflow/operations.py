@@ -12,19 +12,10 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.mpi_ops import Average, Sum
 
-from horovod_partial import bucket_config, policies, round_stats
-from horovod_partial.checks import require, require_count
-from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce
-from horovod_partial.policies import (
-    Butterfly,
-    Full,
-    GroupAverage,
-    ModelPolicy,
-    PartialReduce,
-    Policy,
-    Schedule,
-    WeightedAverage,
-)
+from horovod_partial import bucket_config, round_stats
+from horovod_partial.checks import require
+from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce, of_average
+from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum
 from horovod_partial.tensorflow.graph import arrive, runtime, wire_dtype
 
 Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
@@ -191,82 +182,54 @@ def _full_allreduce(
 
 
 @tf.autograph.experimental.do_not_convert
-def group_allreduce(
-    tensor: Tensors,
-    name: str | None = None,
-    op: int = Average,
-    schedule: Butterfly | Schedule | None = None,
-    period: int | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    max_staleness: int = 8,
-    grace_ms: float | str = "auto",
-    return_info: bool = False,
-) -> Any:
-    """Average a model with the group that this round gives the rank, without waiting for slow ranks.
-
-    `horovod_partial.torch.group_allreduce` for TensorFlow (WAGMA-SGD, IEEE TPDS 2021, section 3.1): the arguments mean
-    the same. Tensors, results and errors are as in `partial_allreduce`.
-    """
-    check_kinds({"op": op})
-    if op not in (Average, Sum):
-        raise ValueError("groups reduce with op=hvd.Average or hvd.Sum, not with Adasum, Min, Max or Product")
-    policy = GroupAverage(schedule=schedule, period=period, max_staleness=max_staleness, grace_ms=grace_ms)
-    return _reduce(tensor, name, op, policy, process_set, bucket_config.of_models(policy), return_info=return_info)
-
-
-@tf.autograph.experimental.do_not_convert
-def partial_reduce(
-    tensor: Tensors,
-    name: str | None = None,
-    size: int = 2,
-    weights: str = "constant",
-    alpha: float = 0.9,
-    process_set: ProcessSet = global_process_set,
-    *,
-    return_info: bool = False,
-) -> Any:
-    """Average a model with the first ranks that are ready (P-Reduce, SIGMOD'21).
-
-    `horovod_partial.torch.partial_reduce` for TensorFlow: the arguments mean the same. Tensors, which must be
-    floating-point ones, results and errors are as in `partial_allreduce`.
-    """
-    policy = PartialReduce(size, weights, alpha)
-    return average(tensor, name, policy, process_set, return_info=return_info)
-
-
-@tf.autograph.experimental.do_not_convert
-def weighted_average(
-    tensor: Tensors,
-    steps: tf.Tensor | int,
-    contraction: float,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    return_info: bool = False,
-) -> Any:
-    """Average a model over all ranks, weighted by the steps behind it (WP-SGD, equation 6).
-
-    `horovod_partial.torch.weighted_average` for TensorFlow: the arguments mean the same, and `steps` may be an int32
-    scalar. Tensors, which must be floating-point ones, results and errors are as in `partial_allreduce`.
-    """
-    if isinstance(steps, tf.Tensor):
-        require(steps.dtype == tf.int32, "steps", "an int, or an int32 tensor", steps)
-    else:
-        require_count("steps", steps, 0)
-    return average(tensor, name, WeightedAverage(1, contraction), process_set, steps=steps, return_info=return_info)
-
-
 def average(
     tensor: Tensors,
-    name: str | None,
-    policy: ModelPolicy | policies.Quorum,
-    process_set: ProcessSet,
+    policy: ModelPolicy | str,
+    name: str | None = None,
     *,
-    steps: tf.Tensor | int = 0,
+    steps: tf.Tensor | int | None = None,
+    process_set: ProcessSet = global_process_set,
     return_info: bool = False,
 ) -> Any:
-    """Arrive with a model at a policy's bucket."""
+    """Average a model with the models of other ranks. The policy says which ranks, and how much each model counts.
+
+    This is `horovod_partial.torch.average` for TensorFlow, in eager code or in a graph: the policies do the same here.
+
+    Args:
+        tensor: the model: a tensor of any shape, or several of one dtype, which travel as one message. The dtype is float16,
+            float32, float64, or bfloat16, which travels as float32. Shapes and dtype are the same on every rank.
+        policy: what to average with whom, a policy or its text; the same on every rank. The fields `average`, `overlap`
+            and `slow_momentum` are for optimizers.
+        name: name of the bucket, the same on every rank and in every round. Required.
+        steps: the steps that this rank has taken since the last average, 0 or more; it may be an int32 scalar.
+            `hvd.WeightedAverage` needs it; no other policy takes it.
+        process_set: the ranks that take part.
+        return_info: also return what became of the arrival, a `RoundInfo` of tensors.
+
+    Returns:
+        The average, of the same shapes and dtype as `tensor`; with `return_info` a pair of it and the `RoundInfo`.
+
+    The errors are those of `partial_allreduce`, and of `horovod_partial.torch.average`.
+    """
+    count = steps
+    if isinstance(steps, tf.Tensor):
+        require(steps.dtype == tf.int32, "steps", "an int, or an int32 tensor", steps)
+        count = 0  # a tensor has no number before the graph runs
+    policy = of_average(policy, count)
+    work = 0 if steps is None else steps
+    return reduce_models(tensor, name, policy, process_set, work=work, return_info=return_info)
+
+
+def reduce_models(
+    tensor: Tensors,
+    name: str | None,
+    policy: ModelPolicy | Quorum,
+    process_set: ProcessSet,
+    *,
+    work: tf.Tensor | int = 0,
+    return_info: bool = False,
+) -> Any:
+    """Arrive with a model at the bucket of a policy. `work` is the steps that the model's weight follows from."""
     several = isinstance(tensor, (list, tuple))
     tensors = [tf.convert_to_tensor(one) for one in (tensor if several else [tensor])]
     for one in tensors:
@@ -274,7 +237,7 @@ def average(
             raise ValueError(f"an average of models needs floating-point tensors, not {one.dtype.name}")
     options = bucket_config.of_models(policy)
     model = tensors if several else tensors[0]
-    return _reduce(model, name, Average, policy, process_set, options, work=steps, return_info=return_info)
+    return _reduce(model, name, Average, policy, process_set, options, work=work, return_info=return_info)
 
 
 def _reduce(

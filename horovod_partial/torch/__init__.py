@@ -21,20 +21,7 @@ from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.policies import *
 from horovod_partial.torch.dynamic_sharding import DynamicShardingLoader, DynamicShardingSampler, micro_batch_seed
-from horovod_partial.torch.model_operations import (
-    group_allreduce,
-    group_allreduce_,
-    group_allreduce_async,
-    group_allreduce_async_,
-    partial_reduce,
-    partial_reduce_,
-    partial_reduce_async,
-    partial_reduce_async_,
-    weighted_average,
-    weighted_average_,
-    weighted_average_async,
-    weighted_average_async_,
-)
+from horovod_partial.torch.model_operations import average, average_, average_async, average_async_
 from horovod_partial.torch.operations import (
     add_process_set,
     flush,
@@ -75,6 +62,10 @@ __all__ = [
     "RoundInfo",
     "add_process_set",
     "assert_replicas_equal",
+    "average",
+    "average_",
+    "average_async",
+    "average_async_",
     "average_buffers",
     "average_converges",
     "average_is_useful",
@@ -84,10 +75,6 @@ __all__ = [
     "estimate_contraction",
     "flush",
     "follow_rounds",
-    "group_allreduce",
-    "group_allreduce_",
-    "group_allreduce_async",
-    "group_allreduce_async_",
     "init",
     "join",
     "micro_batch_seed",
@@ -95,10 +82,6 @@ __all__ = [
     "partial_allreduce_",
     "partial_allreduce_async",
     "partial_allreduce_async_",
-    "partial_reduce",
-    "partial_reduce_",
-    "partial_reduce_async",
-    "partial_reduce_async_",
     "partial_stats",
     "poll",
     "record",
@@ -107,10 +90,6 @@ __all__ = [
     "save_checkpoint",
     "shutdown",
     "synchronize",
-    "weighted_average",
-    "weighted_average_",
-    "weighted_average_async",
-    "weighted_average_async_",
 ]
 __all__ += policies.__all__
 modules.bind(sys.modules[__name__], horovod.torch)

@@ -13,8 +13,9 @@ from horovod.torch.mpi_ops import allgather
 from horovod_partial.exchange.fusion import FusedTraining
 from horovod_partial.fusion import MergedGradients
 from horovod_partial.fusion.planner import Gradient
+from horovod_partial.policies import Quorum
 from horovod_partial.torch.buckets import kind
-from horovod_partial.torch.model_operations import average_over_all_
+from horovod_partial.torch.model_operations import arrive
 from horovod_partial.torch.operations import runtime
 
 
@@ -91,7 +92,10 @@ class Collectives:
         self._device = device
 
     def everybody_is_here(self, name: str) -> bool:
-        info = average_over_all_(torch.zeros(1), name, self._process_set).info()
+        model = torch.zeros(1)
+        handle = arrive(model, model, name, Quorum(1.0), self._process_set)
+        handle.synchronize()
+        info = handle.info()
         return not info.late and info.fresh == runtime.size_of(self._process_set)
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:

@@ -20,7 +20,7 @@ from horovod_partial.exchange.models import ModelAverager, takes_late
 from horovod_partial.policies import GroupAverage, ModelPolicy, WeightedAverage
 from horovod_partial.runtime import Tenure
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
-from horovod_partial.torch.model_operations import average_async, signal
+from horovod_partial.torch.model_operations import arrive, signal
 from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.slow_momentum import SlowMomentumState
@@ -35,8 +35,8 @@ class WeightedAverageInfo:
     Attributes:
         steps: by rank, the number of steps since the average before.
         weights: by rank, its weight; the same bits on every rank.
-        useful: whether the average has a better bound than the fastest rank's model alone (`hvd.average_is_useful`).
-        converges: whether the bound holds if such averages are repeated (`hvd.average_converges`).
+        useful: whether the average has a better bound than the fastest rank's model alone (`wp_sgd.average_is_useful`).
+        converges: whether the bound holds if such averages are repeated (`wp_sgd.average_converges`).
     """
 
     steps: tuple[int, ...]
@@ -134,9 +134,7 @@ class ModelExchange(ModelAverager, Exchange):
                 else:
                     self._slow_momentum.contribute(self._parameters_of(flat))
                     self._learn = self._slow_momentum.take
-            self._in_flight = average_async(
-                flat, flat, self.name, self.policy, self.process_set, steps, members=self._members
-            )
+            self._in_flight = arrive(flat, flat, self.name, self.policy, self.process_set, steps, members=self._members)
             if self.policy.overlap:
                 self._forward_hook = register_module_forward_pre_hook(lambda *_: self.synchronize())
             else:
@@ -205,7 +203,7 @@ class ModelExchange(ModelAverager, Exchange):
         self, model: Sequence[torch.Tensor], name: str, policy: WeightedAverage, work: int
     ) -> Sequence[int]:
         bucket = self._pack(model)
-        handle = average_async(bucket.flat, bucket.flat, name, policy, self.process_set, work)
+        handle = arrive(bucket.flat, bucket.flat, name, policy, self.process_set, work)
         handle.synchronize()
         bucket.unpack()
         if self._slow_momentum is not None:

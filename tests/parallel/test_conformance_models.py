@@ -1,4 +1,4 @@
-"""`hvd.group_allreduce`, `hvd.partial_reduce`, `hvd.weighted_average` of every front end: averages of models.
+"""`hvd.average` of every front end, under each policy of models.
 
 What a call returns follows from its round, whoever was late: that is checked where ranks race. Where the order of
 arrivals is scripted, so are the results.
@@ -18,15 +18,52 @@ from harness.script import Script, same_error, value
 from harness.world import World
 
 from horovod_partial import _core
-from horovod_partial.policies import Butterfly, Schedule
+from horovod_partial.policies import Butterfly, GroupAverage, PartialReduce, Schedule, SlowMomentum, WeightedAverage
 
 pytestmark = pytest.mark.launch(full_ranks=(4, 8))
 
-GROUP, READY, WEIGHTED_AVERAGE = "group_allreduce", "partial_reduce", "weighted_average"
 FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
+ATOL = {"float16": 2e-3, "bfloat16": 1e-2}
+
+# Policies under which all ranks average in every round, each with the steps that a rank has taken.
+OF_ALL: dict[str, Any] = {
+    "group": (GroupAverage(schedule=Butterfly(64), grace_ms=FOR_EVER), lambda rank: None),
+    "ready": (PartialReduce(99), lambda rank: None),
+    "staleness": (PartialReduce(99, weights="staleness"), lambda rank: None),
+    "weighted": (WeightedAverage(1, 0.9), lambda rank: 3 * rank),
+}
 
 
-# --- Group allreduce --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("in_place", [False, True], ids=["copy", "in place"])
+@pytest.mark.parametrize("kind", OF_ALL)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_types(front: Front, world: World, dtype: str, kind: str, in_place: bool) -> None:
+    policy, steps = OF_ALL[kind]
+    begin = front.bind("average", in_place=in_place, policy=policy, name=world.name(), steps=steps(world.rank))
+    models = [front.array(front.tensor(model(rank, (5, 7)), dtype)) for rank in world.ranks]
+    shares = softmax([steps(rank) or 0 for rank in world.ranks], 0.9)
+    for _ in range(2):
+        tensor = (front.variable if in_place else front.tensor)(models[world.rank], dtype)
+        result, info = begin(tensor).end()
+        assert (front.dtype(result), info.members) == (dtype, tuple(world.ranks))
+        average = front.array(result)
+        assert np.allclose(average, np.average(models, 0, shares), atol=ATOL.get(dtype, 1e-6))
+        assert np.array_equal(front.array(tensor), average if in_place else models[world.rank])
+        world.same(average.tolist())
+
+
+@pytest.mark.parametrize("kind", OF_ALL)
+def test_shapes(front: Front, world: World, kind: str) -> None:
+    policy, steps = OF_ALL[kind]
+    for shape in ((), (0,), (3, 0, 2), (70_000,)):
+        begin = front.bind("average", policy=policy, name=world.name(str(shape)), steps=steps(0))
+        for _ in range(3):
+            result, _ = begin(front.tensor(np.full(shape, value(world.rank)))).end()
+            assert tuple(result.shape) == shape
+            assert np.allclose(front.array(result), np.full(shape, sum(map(value, world.ranks)) / world.size))
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------------
 
 SCHEDULES = {
     "butterfly": lambda: Butterfly(2),
@@ -37,20 +74,18 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("op", ["Average", "Sum"])
 @pytest.mark.parametrize("period", [None, 3])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_groups_of_a_schedule(front: Front, world: World, schedule: str, period: int | None, op: str) -> None:
+def test_groups_of_a_schedule(front: Front, world: World, schedule: str, period: int | None) -> None:
     groups = SCHEDULES[schedule]()
-    script = Groups(front, world, schedule=groups, period=period, op=getattr(front.hvd, op), grace_ms=FOR_EVER)
+    script = Groups(front, world, schedule=groups, period=period, grace_ms=FOR_EVER)
     for number in range(5):
         result, info = script.arrive(value(world.rank, number))
         full = number == 0 or (period is not None and (number + 1) % period == 0)
         members = tuple(world.ranks) if full else group_of(world.rank, groups.groups(number, world.size))
         assert (info.round, info.late, info.members, info.staleness) == (number, False, members, 0)
         assert info.fresh == info.gradients == len(members)
-        total = sum(value(rank, number) for rank in members)
-        assert result == (total if op == "Sum" else pytest.approx(total / len(members), rel=1e-12))
+        assert result == pytest.approx(sum(value(rank, number) for rank in members) / len(members), rel=1e-12)
 
 
 def test_the_default_schedule(front: Front, world: World) -> None:
@@ -58,17 +93,6 @@ def test_the_default_schedule(front: Front, world: World) -> None:
     script.first(value(world.rank))
     members = group_of(world.rank, Butterfly(2).groups(1, world.size))
     assert script.arrive(value(world.rank))[1].members == members
-
-
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_sums_of_integers(front: Front, world: World, dtype: str) -> None:
-    schedule = Butterfly(2)
-    options = {"name": world.name(), "schedule": schedule, "op": front.hvd.Sum, "grace_ms": FOR_EVER}
-    begin = front.bind(GROUP, **options)
-    for number in range(3):
-        result, _ = begin(front.tensor([10**world.rank], dtype)).end()
-        members = group_of(world.rank, schedule.groups(number, world.size)) if number else tuple(world.ranks)
-        assert front.array(result).tolist() == [sum(10**rank for rank in members)]
 
 
 @scripted
@@ -130,21 +154,6 @@ def test_several_rounds_late(front: Front, world: World) -> None:
 
 
 @scripted
-@four
-def test_sum_of_a_late_rank_has_its_older_model(front: Front, world: World) -> None:
-    script = Groups(front, world, schedule=Schedule(lambda round, rank: rank // 2, 1), op=front.hvd.Sum)
-    script.arrive(value(world.rank))
-    world.barrier()
-    if world.rank == 0:
-        assert script.arrive(value(0, 1))[0] == value(0, 1) + value(1)
-    script.completed(2)
-    if world.rank == 1:
-        result, info = script.arrive(value(1, 4))
-        assert (result, info.late) == (value(0, 1) + value(1), True)
-    front.hvd.flush()
-
-
-@scripted
 def test_max_staleness_of_kept_models(front: Front, world: World) -> None:
     """The same model stands in for its rank in so many rounds, then the others wait for that rank."""
     schedule = Butterfly(2)
@@ -190,124 +199,82 @@ def test_a_full_round_waits_for_everybody(front: Front, world: World) -> None:
         world.barrier()
 
 
-def test_shapes(front: Front, world: World) -> None:
-    for shape in ((), (0,), (3, 0, 2), (70_000,)):
-        for kind, options in (("group_allreduce", {"grace_ms": FOR_EVER}), ("partial_reduce", {"size": world.size})):
-            begin = front.bind(kind, name=world.name(f"{kind}.{shape}"), **options)
-            for _ in range(3):
-                result, info = begin(front.tensor(np.full(shape, value(world.rank)))).end()
-                assert tuple(result.shape) == shape
-                mean = sum(value(rank) for rank in info.members) / len(info.members)
-                assert np.allclose(front.array(result), np.full(shape, mean))
-
-
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
-WEIGHTED = {"steps": 1, "contraction": 0.9}
 DISAGREEMENTS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
-    "kind": ((GROUP, {"schedule": ring(2)}), (GROUP, {}), ("Schedule(rounds=2", "GroupAverage(")),
-    "size of groups": ((GROUP, {"schedule": Butterfly(3)}), (GROUP, {"schedule": Butterfly(2)}), ("size=3", "size=2")),
+    "kind": (GroupAverage(schedule=ring(2)), GroupAverage(), ("Schedule(rounds=2", "GroupAverage(")),
+    "size of groups": (GroupAverage(3), GroupAverage(2), ("size=3", "size=2")),
     "function": (
-        (GROUP, {"schedule": Schedule(lambda round, rank: rank % 2, 2)}),
-        (GROUP, {"schedule": Schedule(lambda round, rank: rank // 2, 2)}),
+        GroupAverage(schedule=Schedule(lambda round, rank: rank % 2, 2)),
+        GroupAverage(schedule=Schedule(lambda round, rank: rank // 2, 2)),
         ("Schedule(rounds=2, groups",),
     ),
-    "period": ((GROUP, {"period": 4}), (GROUP, {"period": 5}), ("period=4", "period=5")),
-    "op": ((GROUP, {"op": "Sum"}), (GROUP, {"op": "Average"}), ("op=Sum", "op=Average")),
-    "size": ((READY, {"size": 3}), (READY, {"size": 2}), ("size=3", "size=2")),
-    "weights": ((READY, {"weights": "staleness"}), (READY, {}), ("weights='staleness'", "weights='constant'")),
-    "alpha": ((READY, {"alpha": 0.5}), (READY, {}), ("alpha=0.5", "alpha=0.9")),
-    "operation": ((READY, {}), (GROUP, {}), ("PartialReduce(", "GroupAverage(")),
-    "contraction": (
-        (WEIGHTED_AVERAGE, WEIGHTED),
-        (WEIGHTED_AVERAGE, WEIGHTED | {"contraction": 0.8}),
-        ("contraction=0.9", "contraction=0.8"),
-    ),
+    "period": (GroupAverage(period=4), GroupAverage(period=5), ("period=4", "period=5")),
+    "max_staleness": (GroupAverage(max_staleness=3), GroupAverage(), ("max_staleness=3", "GroupAverage(")),
+    "size": (PartialReduce(3), PartialReduce(2), ("size=3", "size=2")),
+    "weights": (PartialReduce(2, "staleness"), PartialReduce(2), ("weights='staleness'", "PartialReduce(")),
+    "alpha": (PartialReduce(2, alpha=0.5), PartialReduce(2), ("alpha=0.5", "PartialReduce(")),
+    "policy": (PartialReduce(2), GroupAverage(2), ("PartialReduce(", "GroupAverage(")),
+    "contraction": (WeightedAverage(1, 0.9), WeightedAverage(1, 0.8), ("contraction=0.9", "contraction=0.8")),
 }
+
+
+def steps_for(policy: Any) -> dict[str, int]:
+    return {"steps": 1} if isinstance(policy, WeightedAverage) else {}
 
 
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize("kind", DISAGREEMENTS)
 def test_the_ranks_disagree(front: Front, world: World, odd: int, kind: str) -> None:
     own, others, words = DISAGREEMENTS[kind]
-    operation, options = own if world.rank == odd else others
-    if "op" in options:
-        options = {"op": getattr(front.hvd, options["op"])}
-    same_error(
-        front,
-        world,
-        front.tensor(np.zeros(3)),
-        "Mismatched sync policies",
-        "rank 0",
-        "rank 1",
-        *words,
-        kind=operation,
-        **options,
-    )
+    policy = own if world.rank == odd else others
+    text = ("Mismatched sync policies", "rank 0", "rank 1", *words)
+    same_error(front, world, front.tensor(np.zeros(3)), *text, kind="average", policy=policy, **steps_for(policy))
 
 
 @alone
 def test_wrong_arguments(front: Front, world: World) -> None:
-    every = ((GROUP, {}), (READY, {}), (WEIGHTED_AVERAGE, WEIGHTED))
-    floats = front.tensor(np.zeros((4, 4)))
-    cases: list[tuple[Any, str, dict[str, Any], type[Exception], str]] = [
-        *((floats, kind, options | {"name": None}, ValueError, "needs a name") for kind, options in every),
-        *(
-            (front.tensor(np.zeros(3), "complex64"), kind, options, ValueError, "not supported|floating-point")
-            for kind, options in every
-        ),
-        *(
-            (
-                front.tensor(np.zeros(3), "int64"),
-                kind,
-                options,
-                ValueError,
-                r"needs floating-point tensors, not .*int64",
-            )
-            for kind, options in every[1:]
-        ),
-        (floats, GROUP, {"op": front.hvd.Max}, ValueError, r"hvd.Average or hvd.Sum"),
-        (floats, GROUP, {"op": front.hvd.Adasum}, ValueError, r"hvd.Average or hvd.Sum"),
-        (floats, GROUP, {"schedule": "ring"}, ValueError, "schedule must be"),
-        (floats, GROUP, {"schedule": 2}, ValueError, "schedule must be"),
-        (floats, GROUP, {"period": 0}, ValueError, "period must be an int, 1 or more"),
-        (floats, GROUP, {"max_staleness": -1}, ValueError, "max_staleness must be"),
-        (floats, GROUP, {"grace_ms": "long"}, ValueError, "grace_ms must be"),
-        (floats, READY, {"size": 1}, ValueError, "size must be an int, 2 or more"),
-        (floats, READY, {"size": 2.0}, ValueError, "size must be an int"),
-        (floats, READY, {"weights": "equal"}, ValueError, "weights must be"),
-        (floats, READY, {"alpha": 0.0}, ValueError, "alpha must be"),
-        (floats, WEIGHTED_AVERAGE, WEIGHTED | {"steps": -1}, ValueError, "steps must be an int, 0 or more"),
+    floats = np.zeros((4, 4))
+    group, weighted = {"policy": "group_average"}, {"policy": WeightedAverage(1, 0.9)}
+    every = [group, {"policy": PartialReduce(2)}, weighted | {"steps": 1}]
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        *(("float32", options | {"name": None}, "needs a name") for options in every),
+        *(("complex64", options, "not supported|floating-point") for options in every),
+        *(("int64", options, r"needs floating-point tensors, not .*int64") for options in every),
+        ("float32", {"policy": "average"}, "unknown sync policy 'average'"),
+        ("float32", {"policy": "solo"}, "policy must be one that averages models, .* not 'solo'"),
+        ("float32", {"policy": None}, "policy must be one that averages models, .* not None"),
+        ("float32", {"policy": GroupAverage(overlap=True)}, "overlap of a policy cannot be used with hvd.average"),
         (
-            floats,
-            WEIGHTED_AVERAGE,
-            WEIGHTED | {"steps": 2**31},
-            ValueError,
-            "steps must be an int, 0 or more and below",
+            "float32",
+            {"policy": GroupAverage(average=("parameters", "state"), slow_momentum=SlowMomentum(0.5))},
+            "average, slow_momentum of a policy cannot be used with hvd.average",
         ),
-        (floats, WEIGHTED_AVERAGE, WEIGHTED | {"steps": 1.5}, ValueError, "steps must be an int"),
-        (floats, WEIGHTED_AVERAGE, WEIGHTED | {"steps": True}, ValueError, "steps must be an int"),
-        (floats, WEIGHTED_AVERAGE, WEIGHTED | {"contraction": 0.0}, ValueError, "contraction must be a number above 0"),
-        (floats, WEIGHTED_AVERAGE, WEIGHTED | {"contraction": 1.1}, ValueError, "contraction must be a number above 0"),
+        ("float32", group | {"steps": 1}, r"steps must be left out under GroupAverage\("),
+        *(
+            ("float32", weighted | {"steps": steps}, "steps must be an int, 0 or more")
+            for steps in (None, -1, 1.5, True)
+        ),
+        ("float32", weighted | {"steps": 2**31}, "steps must be an int, 0 or more and below"),
     ]
-    for tensor, kind, options, error, text in cases:
-        with pytest.raises(error, match=text):
-            front.run(tensor, kind, **({"name": world.name()} | options))
+    for dtype, options, text in cases:
+        with pytest.raises(ValueError, match=text):
+            front.run(front.tensor(floats, dtype), "average", **({"name": world.name()} | options))
     assert world.name() not in front.hvd.partial_stats()
     front.check_that_the_job_goes_on(world)
 
 
 def test_name_bound_to_another_declaration(front: Front, world: World) -> None:
-    begin = front.bind(GROUP, name=world.name(), grace_ms=FOR_EVER)
+    begin = front.bind("average", policy=GroupAverage(grace_ms=FOR_EVER), name=world.name())
     begin(front.tensor(np.zeros(3))).end()
-    for kind, options in (
-        (GROUP, {"grace_ms": FOR_EVER, "schedule": ring(4)}),
-        (GROUP, {"grace_ms": FOR_EVER, "period": 3}),
-        (GROUP, {"grace_ms": FOR_EVER, "op": front.hvd.Sum}),
-        (READY, {}),
-        (WEIGHTED_AVERAGE, WEIGHTED),
-        ("partial_allreduce", {"sync": "solo"}),
-    ):
+    others: list[Any] = [
+        GroupAverage(schedule=ring(4), grace_ms=FOR_EVER),
+        GroupAverage(period=3, grace_ms=FOR_EVER),
+        PartialReduce(2),
+        WeightedAverage(1, 0.9),
+    ]
+    calls = [("average", {"policy": policy, **steps_for(policy)}) for policy in others]
+    for kind, options in (*calls, ("partial_allreduce", {"sync": "solo"})):
         with pytest.raises(front.misfit, match=rf"the name {re.escape(world.name())} is bound to another"):
             front.run(front.tensor(np.zeros(3)), kind, name=world.name(), **options)
     assert front.array(begin(front.tensor(np.ones(3))).end()[0]).tolist() == [1.0] * 3
@@ -326,7 +293,6 @@ def test_e1_every_ready_rank_is_in_one_group(front: Front, world: World, size: i
         assert len(models.reduce().members) <= size
     front.hvd.flush()
     models.check()
-    models.check_mean()
 
 
 def test_a_lone_rank_averages_with_itself(front: Front, world: World) -> None:
@@ -343,30 +309,14 @@ def test_a_lone_rank_averages_with_itself(front: Front, world: World) -> None:
         assert front.hvd.partial_stats()[models.name]["closed_by"]["liveness"] == 3
 
 
-def test_a_group_larger_than_the_job(front: Front, world: World) -> None:
-    models = Models(front, world, size=99)
-    for _ in range(3):
-        assert models.reduce().members == tuple(world.ranks)
-    models.check()
-    assert np.allclose(models.model, np.mean([model(rank) for rank in world.ranks], 0))
-
-
 @scripted
 @four
 def test_groups_in_the_order_of_arrival(front: Front, world: World) -> None:
     """Ranks that are not there are neither waited for nor disturbed; they do not even see the round."""
     models = Models(front, world)
-    models.reduce()
-    world.barrier()
-    for pair in ((3, 1), (0, 2)):
-        if world.rank in pair:
-            assert models.reduce().members == tuple(sorted(pair))
-        world.barrier()
-    if world.rank in (0, 3):
-        assert models.reduce().members == (0, 3)
-    world.barrier()
+    for ranks in (world.ranks, (3, 1), (0, 2), (0, 3)):
+        models.together(*ranks)
     models.check()
-    models.check_mean()
     assert front.hvd.partial_stats()[models.name]["bytes_held"] == 0
 
 
@@ -392,21 +342,13 @@ def test_fewer_than_a_group_wait(front: Front, world: World, alone: int) -> None
 def test_ranks_that_never_came_back(front: Front, world: World) -> None:
     """E3: two ranks that are always ready together would form a clique; they wait for others, but not for ever."""
     models = Models(front, world)
-    models.reduce()
-    world.barrier()
-    if world.rank < 2:
-        for _ in range(2 * world.size):  # the window, which so does not connect all ranks
-            assert models.reduce().members == (0, 1)
-    world.barrier()
+    models.together(*world.ranks)
+    for _ in range(2 * world.size):  # the window, which so does not connect all ranks
+        models.together(0, 1)
     if world.rank == 0:
         assert front.hvd.partial_stats()[models.name]["unconnected_windows"] >= 1
-    # Then all are ready at the same time: 0 and 1 are not together again.
-    arrival = models.start() if world.rank in (0, 2) else None
-    if arrival is not None:
-        assert models.end(arrival).members == (0, 2)
-    world.barrier()
+    models.together(0, 2)
     models.check()
-    models.check_mean()
 
 
 @scripted
@@ -417,10 +359,8 @@ def test_staleness_weights(front: Front, world: World) -> None:
     assert models.reduce().work == (1, 1, 1, 1)
     world.barrier()
     for pair, work in (((0, 1), (2, 2)), ((0, 1), (3, 3)), ((0, 2), (4, 2)), ((2, 3), (5, 2)), ((1, 3), (4, 6))):
-        if world.rank in pair:
-            info = models.reduce()
-            assert (info.members, info.work) == (pair, work)
-        world.barrier()
+        info = models.together(*pair)
+        assert info is None or info.work == work
     models.check(lambda work: _core.staleness_weights(list(work), 0.8))
 
 
@@ -449,7 +389,6 @@ def test_a_rank_that_is_away_is_not_waited_for(front: Front, world: World, absen
     models.reduce()
     front.hvd.flush()
     models.check()
-    models.check_mean()
 
 
 # --- Weighted average -------------------------------------------------------------------------------------------------
@@ -460,8 +399,8 @@ def test_weighted_average(front: Front, world: World, contraction: float) -> Non
     own = front.tensor(model(world.rank), "float64")
     for number, steps_of in enumerate((lambda r: 5 * r, lambda r: 0, lambda r: 10**6 * (r == 1), lambda r: 7 - r % 2)):
         steps = [steps_of(rank) for rank in world.ranks]
-        options = {"name": world.name(), "steps": steps[world.rank], "contraction": contraction}
-        result, info = front.run(own, WEIGHTED_AVERAGE, **options)
+        options = {"policy": WeightedAverage(1, contraction), "name": world.name(), "steps": steps[world.rank]}
+        result, info = front.run(own, "average", **options)
         assert (info.round, info.late, info.fresh, info.members) == (number, False, world.size, tuple(world.ranks))
         assert info.work == tuple(steps)
         models = [model(rank) for rank in world.ranks]
@@ -474,7 +413,7 @@ def test_weighted_average(front: Front, world: World, contraction: float) -> Non
 
 @scripted
 def test_a_weighted_average_waits_for_everybody(front: Front, world: World) -> None:
-    script = Script(front, world, WEIGHTED_AVERAGE, **WEIGHTED)
+    script = Script(front, world, "average", policy=WeightedAverage(1, 0.9), steps=1)
     script.arrive(value(world.rank))
     arrival = script.start(value(world.rank)) if world.rank != 1 else None
     script.must_wait(arrival)

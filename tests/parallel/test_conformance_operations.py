@@ -25,15 +25,19 @@ def expected_sum(world: World) -> int:
     return sum(rank + 1 for rank in world.ranks)
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["copy", "in place"])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_dtypes(front: Front, world: World, dtype: str) -> None:
-    begin = front.bind(name=world.name(), op=front.hvd.Sum, sync=EVERYBODY)
+def test_dtypes(front: Front, world: World, dtype: str, in_place: bool) -> None:
+    begin = front.bind(in_place=in_place, name=world.name(), op=front.hvd.Sum, sync=EVERYBODY)
     for step in range(2):
-        tensor = front.tensor(np.full((2, 3), world.rank + 1 + step), dtype)
+        own, expected = [
+            [[number] * 3] * 2 for number in (world.rank + 1 + step, expected_sum(world) + step * world.size)
+        ]
+        tensor = (front.variable if in_place else front.tensor)(own, dtype)
         result, _ = begin(tensor).end()
         assert front.dtype(result) == dtype
-        assert front.array(result).tolist() == [[expected_sum(world) + step * world.size] * 3] * 2
-        assert front.array(tensor).tolist() == [[world.rank + 1 + step] * 3] * 2
+        assert front.array(result).tolist() == expected
+        assert front.array(tensor).tolist() == (expected if in_place else own)
 
 
 @alone
@@ -118,7 +122,7 @@ def test_wrong_arguments(front: Front, world: World) -> None:
         ({"name": None}, ValueError, "needs a name"),
         ({"sync": "most"}, ValueError, "unknown sync policy 'most'"),
         ({"sync": 3}, ValueError, "sync must be a policy"),
-        ({"sync": "group_average"}, ValueError, "averages models: use hvd.group_allreduce, hvd.partial_reduce or"),
+        ({"sync": "group_average"}, ValueError, "averages models: pass it to hvd.average or"),
         ({"sync": PartialReduce(2)}, ValueError, "averages models"),
         ({"sync": "weighted_average:2,0.9"}, ValueError, "averages models"),
         ({"sync": "solo:grace_ms=long"}, ValueError, "grace_ms must be"),

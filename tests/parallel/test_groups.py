@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from harness.buckets import completed
 from harness.fronts import front_of
 from harness.matrix import alone, four, process_sets
-from harness.models import Groups, Models, group_of, model, ring, softmax
+from harness.models import Groups, Models, group_of, ring, softmax
 from harness.script import value
 from harness.world import World
 
 import horovod_partial.torch as hvd
+from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.torch.model_operations import signal
 
 pytestmark = pytest.mark.launch(full_ranks=(4, 8))
@@ -30,59 +30,33 @@ DEVICE = torch.zeros(1).get_device()  # Horovod's number for it, on which a rank
 FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
 
 
-def ended(handle: hvd.PartialHandle) -> tuple[torch.Tensor, hvd.RoundInfo]:
-    return hvd.synchronize(handle), hvd.round_info(handle)
+def begin(world: World, policy: Any, name: str = "tensor", **options: Any) -> Any:
+    """Hand over a model that tells its rank."""
+    number = torch.tensor([value(world.rank)], dtype=torch.float64)
+    return hvd.average_async(number, policy, world.name(name), **options)
 
 
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "group": ("group_allreduce", {"schedule": hvd.Butterfly(2), "grace_ms": FOR_EVER}),
-    "ready": ("partial_reduce", {"size": 99}),
-    "staleness": ("partial_reduce", {"size": 99, "weights": "staleness"}),
-    "weighted": ("weighted_average", {"contraction": 0.9}),
-}
+def end(world: World, handle: Any) -> tuple[RoundInfo, float]:
+    """The result, after checking that it is the mean of the models of the group, and of its own if this rank is late."""
+    result, info = hvd.synchronize(handle).item(), hvd.round_info(handle)
+    models = [*info.members, *[world.rank] * info.late]
+    assert result == pytest.approx(sum(map(value, models)) / len(models), rel=1e-12), info
+    return info, result
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_forms(world: World, dtype: str, kind: str) -> None:
-    """Out of place and in place, with and without a handle."""
-    operation, options = KINDS[kind]
-    steps = [3 * rank for rank in world.ranks] if kind == "weighted" else [0] * world.size
-    if kind == "weighted":
-        options = options | {"steps": steps[world.rank]}
-    models = [torch.tensor(model(rank, (5, 7)), dtype=getattr(torch, dtype)) for rank in world.ranks]
-    for number, suffix in enumerate(("", "_", "_async", "_async_")):
-        tensor = models[world.rank].clone()
-        result = getattr(hvd, operation + suffix)(tensor, name=world.name(), **options)
-        if "async" in suffix:
-            result = hvd.synchronize(result)
-        members = world.ranks if number == 0 or kind != "group" else hvd.Butterfly(2).groups(number, world.size)
-        members = members if members is world.ranks else group_of(world.rank, members)
-        shares = softmax([steps[rank] for rank in members], 0.9)
-        expected = np.average([models[rank].double().cpu() for rank in members], 0, shares)
-        assert (result.dtype, result.shape) == (tensor.dtype, (5, 7))
-        assert np.allclose(result.double().cpu(), expected, atol={"float16": 2e-3, "bfloat16": 1e-2}.get(dtype, 1e-6))
-        in_place = suffix.endswith("_")
-        assert (result.data_ptr() == tensor.data_ptr()) == in_place
-        assert torch.equal(tensor, result if in_place else models[world.rank])
-        everybody = world.gather(result.double().tolist())
-        assert all(everybody[rank] == everybody[world.rank] for rank in members)
+def average(world: World, policy: Any, name: str = "tensor") -> RoundInfo:
+    return end(world, begin(world, policy, name))[0]
 
 
 @alone
 def test_tensors_that_are_refused(world: World) -> None:
-    for start, options in (
-        (hvd.group_allreduce, {}),
-        (hvd.partial_reduce, {}),
-        (hvd.weighted_average, {"steps": 1, "contraction": 0.9}),
+    for tensor, text in (
+        (torch.zeros(4, 4).t()[:2], "required to be contiguous"),
+        (torch.zeros(2, requires_grad=True), "not differentiable"),
+        (torch.zeros(3, device="meta"), "meta"),
     ):
-        for tensor, text in (
-            (torch.zeros(4, 4).t()[:2], "required to be contiguous"),
-            (torch.zeros(2, requires_grad=True), "not differentiable"),
-            (torch.zeros(3, device="meta"), "meta"),
-        ):
-            with pytest.raises(ValueError, match=text):
-                start(tensor, name=world.name(), **options)
+        with pytest.raises(ValueError, match=text):
+            hvd.average(tensor, hvd.GroupAverage(), name=world.name())
 
 
 @alone
@@ -92,10 +66,10 @@ def test_a_signal_lies_on_the_host(world: World) -> None:
     assert hvd.partial_stats()[world.name()]["rounds"] == 1
 
 
-def same_within_groups(world: World, rounds: list[tuple[hvd.RoundInfo, torch.Tensor]]) -> None:
+def same_within_groups(world: World, rounds: list[tuple[RoundInfo, float]]) -> None:
     """All that were on time in a group have the same bits; every on-time member of a group is found."""
-    results = defaultdict(dict)
-    for rank, theirs in enumerate(world.gather([(info, result.cpu().numpy().tobytes()) for info, result in rounds])):
+    results: Any = defaultdict(dict)
+    for rank, theirs in enumerate(world.gather(rounds)):
         for info, result in theirs:
             if not info.late:
                 results[info.round, info.members][rank] = (result, info.fresh)
@@ -113,32 +87,36 @@ def test_all_groups_that_there_are(world: World) -> None:
         partitions = [[*p, group] for p in partitions for group in range(max(p) + 2)]
     assert len(partitions) == 15
     schedule = hvd.Schedule(lambda round, rank: partitions[round][rank], len(partitions))
-    script = Groups(FRONT, world, schedule=schedule, op=hvd.Sum, grace_ms=FOR_EVER)
+    script = Groups(FRONT, world, schedule=schedule, grace_ms=FOR_EVER)
     made = 0
     for number in range(2 * len(partitions) + 1):
         result, info = script.arrive(value(world.rank))
         partition = partitions[number % len(partitions)] if number else [0] * world.size
         members = tuple(rank for rank in world.ranks if partition[rank] == partition[world.rank])
         assert (info.round, info.late, info.members) == (number, False, members)
-        assert result == sum(map(value, members))
+        assert result == pytest.approx(sum(map(value, members)) / len(members), rel=1e-12)
         stats = hvd.partial_stats()[script.name]
         made = made or stats["groups_made"]
         assert stats["groups_made"] == made <= 7  # groups of two and more that hold this rank
 
 
 @process_sets
-@pytest.mark.parametrize("kind", ["group_allreduce", "partial_reduce", "partial_allreduce"])
+@pytest.mark.parametrize("kind", ["average", "partial_allreduce"])
 def test_a_process_set_of_one_rank(world: World, kind: str) -> None:
     """Its rounds close without anybody else's list of requests."""
     sets = [hvd.add_process_set([rank]) for rank in world.ranks]
     own = sets[world.rank]
-    options = {"sync": "solo"} if kind == "partial_allreduce" else {}
-    for step in range(4):
-        value = torch.tensor([float(10 * step + world.rank)])
-        result = getattr(hvd, kind)(value, name=world.name(), process_set=own, **options)
-        assert result.item() == 10 * step + world.rank
-    hvd.flush(process_set=own)
-    assert hvd.partial_stats(process_set=own)[world.name()]["rounds"] >= 4
+    calls = (
+        [{"policy": hvd.GroupAverage()}, {"policy": hvd.PartialReduce(2)}] if kind == "average" else [{"sync": "solo"}]
+    )
+    for number, options in enumerate(calls):
+        name = world.name(str(number))
+        for step in range(4):
+            tensor = torch.tensor([float(10 * step + world.rank)])
+            result = getattr(hvd, kind)(tensor, name=name, process_set=own, **options)
+            assert result.item() == 10 * step + world.rank
+        hvd.flush(process_set=own)
+        assert hvd.partial_stats(process_set=own)[name]["rounds"] >= 4
     world.barrier()
     for process_set in sets:
         hvd.remove_process_set(process_set)
@@ -156,31 +134,25 @@ def processes(world: World) -> Iterator[hvd.ProcessSet | None]:
 
 
 @process_sets
-@pytest.mark.parametrize("kind", ["group_allreduce", "partial_reduce"])
+@pytest.mark.parametrize("kind", ["group", "ready"])
 def test_a_process_set_of_three(world: World, processes: hvd.ProcessSet, kind: str) -> None:
     """Schedules and members count the ranks of the set."""
-    schedule = ring(3)
-    for number in range(4):
-        if not processes.included():
-            break
-        own = processes.ranks.index(world.rank)
-        arguments = {"name": world.name(), "process_set": processes}
-        if kind == "group_allreduce":
-            arguments |= {"schedule": schedule, "grace_ms": FOR_EVER}
-            members = group_of(own, schedule.groups(number, 3)) if number else (0, 1, 2)
-        else:
-            arguments |= {"size": 3}
-            members = (0, 1, 2)
-        start = hvd.group_allreduce_async if kind == "group_allreduce" else hvd.partial_reduce_async
-        result, info = ended(start(torch.tensor([float(value(own))]), **arguments))
-        assert info.members == members
-        assert result.item() == pytest.approx(sum(map(value, members)) / len(members))
+    everybody, schedule = (0, 1, 2), ring(3)
+    grouped = hvd.GroupAverage(schedule=schedule, period=None, grace_ms=FOR_EVER)
+    policy = grouped if kind == "group" else hvd.PartialReduce(3)
+    options = {"name": world.name(), "process_set": processes}
     if processes.included():
+        own = processes.ranks.index(world.rank)
+        for number in range(4):
+            members = group_of(own, schedule.groups(number, 3)) if kind == "group" and number else everybody
+            handle = hvd.average_async(torch.tensor([float(value(own))]), policy, **options)
+            assert hvd.synchronize(handle).item() == pytest.approx(sum(map(value, members)) / len(members))
+            assert hvd.round_info(handle).members == members
         hvd.flush(process_set=processes)
         assert world.name() in hvd.partial_stats(process_set=processes)
     else:
         with pytest.raises(ValueError, match=r"not in (the )?process set"):
-            getattr(hvd, kind)(torch.zeros(1), name=world.name(), process_set=processes)
+            hvd.average(torch.zeros(1), policy, **options)
     world.barrier()
     FRONT.check_that_the_job_goes_on(world)
 
@@ -231,58 +203,38 @@ def test_c3_with_all_others_on_time(world: World) -> None:
     assert hvd.partial_stats()[script.name]["closed_by"]["liveness"] == 1
 
 
-def check_race(world: World, start: Callable[[float], hvd.PartialHandle], last: int, groups: Any, period: int) -> None:
-    """Ranks arrive as they can, with the same model each time, until they have seen a round."""
-    own = float(value(world.rank))
-    seen = []
+def test_every_period_th_round_all_are_equal(world: World) -> None:
+    """Ranks arrive as they can until they have seen a round."""
+    groups, period, last = hvd.Butterfly(2), 3, 14
+    policy = hvd.GroupAverage(schedule=groups, period=period)
+    seen: list[tuple[RoundInfo, float]] = []
     while not seen or seen[-1][0].round < last:
-        result, info = ended(start(own))
+        info, result = end(world, begin(world, policy))
         seen.append((info, result))
         full = info.round == 0 or (info.round + 1) % period == 0
-        members = tuple(world.ranks) if full else group_of(world.rank, groups.groups(info.round, world.size))
-        assert info.members == members
+        assert info.members == (
+            tuple(world.ranks) if full else group_of(world.rank, groups.groups(info.round, world.size))
+        )
         assert not (full and info.late)
-        total, models = sum(map(value, members)), len(members)
-        expected = (total + own) / (models + 1) if info.late else total / models
-        assert result.item() == pytest.approx(expected, rel=1e-12)
     assert seen[-1][0].round == last
     same_within_groups(world, seen)
 
 
-def test_every_period_th_round_all_are_equal(world: World) -> None:
-    groups = hvd.Butterfly(2)
-    arguments = {"name": world.name(), "schedule": groups, "period": 3}
-    check_race(
-        world,
-        lambda own: hvd.group_allreduce_async(torch.tensor([own], dtype=torch.float64), **arguments),
-        14,
-        groups,
-        3,
-    )
-
-
-def test_two_schedules_in_flight_at_the_same_time(world: World) -> None:
-    """One negotiation may close both: groups neither collide nor fuse."""
+def test_several_schedules_in_flight_at_the_same_time(world: World) -> None:
+    """One negotiation may close several: groups neither collide nor fuse."""
     schedules = {"one": hvd.Butterfly(2), "two": ring(world.size), "three": hvd.Butterfly(2)}
-    seen: dict[str, list[tuple[hvd.RoundInfo, torch.Tensor]]] = {name: [] for name in schedules}
+    policies = {name: hvd.GroupAverage(schedule=schedule, period=None) for name, schedule in schedules.items()}
+    seen: dict[str, list[tuple[RoundInfo, float]]] = {name: [] for name in schedules}
     rng = world.random()
     for _ in range(12):
         names = list(schedules)
         rng.shuffle(names)
-        handles = {
-            name: hvd.group_allreduce_async(
-                torch.tensor([float(value(world.rank))] * 3), name=world.name(name), schedule=schedules[name]
-            )
-            for name in names
-        }
+        handles = {name: begin(world, policies[name], name) for name in names}
         for name in reversed(names):
-            result, info = ended(handles[name])
+            info, result = end(world, handles[name])
             seen[name].append((info, result))
             if info.round:
                 assert info.members == group_of(world.rank, schedules[name].groups(info.round, world.size))
-            total = sum(map(value, info.members)) + (value(world.rank) if info.late else 0)
-            expected = torch.full((3,), total / (len(info.members) + info.late))
-            assert torch.allclose(result, expected), (name, info)
     for rounds in seen.values():
         same_within_groups(world, rounds)
     hvd.flush()
@@ -290,35 +242,27 @@ def test_two_schedules_in_flight_at_the_same_time(world: World) -> None:
 
 def test_groups_beside_other_collectives(world: World) -> None:
     for step in range(6):
-        handle = hvd.group_allreduce_async(torch.tensor([float(value(world.rank))]), name=world.name("group"))
+        handle = begin(world, hvd.GroupAverage(period=None), "group")
         partial = hvd.partial_allreduce_async(torch.ones(2), name=world.name("partial"), op=hvd.Sum, sync="quorum:1.0")
         rows = hvd.allgather_async(torch.full((1, 2), world.rank), name=world.name("rows"))
         full = hvd.allreduce(torch.tensor([step]), name=world.name("full"), op=hvd.Sum)
         assert full.item() == step * world.size
         assert hvd.synchronize(rows)[:, 0].tolist() == list(world.ranks)
         hvd.synchronize(partial)
-        result, info = ended(handle)
-        total = sum(map(value, info.members)) + (value(world.rank) if info.late else 0)
-        assert result.item() == pytest.approx(total / (len(info.members) + info.late))
+        end(world, handle)
     hvd.flush()
 
 
-# --- Group allreduce: ranks that come and go --------------------------------------------------------------------------
+# --- Groups: ranks that come and go -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("period", [None, 4])
 @pytest.mark.parametrize("busy", [0, 1])
 def test_one_rank_calls_more_often(world: World, period: int | None, busy: int) -> None:
     """The others wait in a flush: their models stand in for them, also where a round waits for all."""
-    own = float(value(world.rank))
+    policy = hvd.GroupAverage(schedule=ring(world.size), period=period)
     for _ in range(24 if world.rank == busy else 6):
-        result, info = ended(
-            hvd.group_allreduce_async(
-                torch.tensor([own], dtype=torch.float64), name=world.name(), schedule=ring(world.size), period=period
-            )
-        )
-        total = sum(map(value, info.members)) + (own if info.late else 0)
-        assert result.item() == pytest.approx(total / (len(info.members) + info.late), rel=1e-12)
+        average(world, policy)
     hvd.flush()
 
 
@@ -342,23 +286,13 @@ def test_flush_delivers_no_model(world: World) -> None:
 @pytest.mark.parametrize("kind", ["group", "full rounds", "ready"])
 def test_join(world: World, kind: str) -> None:
     """A joined rank has no model in any average, and is back after the join."""
-    arguments: dict[str, Any] = {"name": world.name()}
-    if kind == "ready":
-        start = hvd.partial_reduce_async
-    else:
-        start = hvd.group_allreduce_async
-        arguments |= {"schedule": ring(world.size), "period": 3 if kind == "full rounds" else None}
-
-    def calls(number: int) -> None:
-        own = float(value(world.rank))
-        for _ in range(number):
-            result, info = ended(start(torch.tensor([own], dtype=torch.float64), **arguments))
-            models = [value(rank) for rank in info.members] + [own] * info.late
-            assert result.item() == pytest.approx(sum(models) / len(models), rel=1e-12)
-
-    calls(4 + 4 * world.rank)
+    grouped = hvd.GroupAverage(schedule=ring(world.size), period=3 if kind == "full rounds" else None)
+    policy = hvd.PartialReduce(2) if kind == "ready" else grouped
+    for _ in range(4 + 4 * world.rank):
+        average(world, policy)
     world.same(hvd.join(DEVICE))
-    calls(4)
+    for _ in range(4):
+        average(world, policy)
     hvd.flush()
     FRONT.check_that_the_job_goes_on(world)
 
@@ -367,19 +301,16 @@ def test_a_first_round_without_a_joined_rank(world: World) -> None:
     """It has never used the bucket, and its groups have a rank less."""
     if world.rank != 1:
         for _ in range(4):
-            result, info = ended(hvd.group_allreduce_async(torch.tensor([float(value(world.rank))]), name=world.name()))
-            assert 1 not in info.members
-            models = [value(rank) for rank in info.members] + [float(value(world.rank))] * info.late
-            assert result.item() == pytest.approx(sum(models) / len(models))
+            assert 1 not in average(world, hvd.GroupAverage(period=None)).members
     hvd.join(DEVICE)
     FRONT.check_that_the_job_goes_on(world)
 
 
 def test_statistics(world: World) -> None:
-    schedule = hvd.Schedule(lambda round, rank: rank // 2, 1)
+    pairs = hvd.GroupAverage(schedule=hvd.Schedule(lambda round, rank: rank // 2, 1), period=None)
     for _ in range(8):
-        hvd.group_allreduce(torch.zeros(2), name=world.name("group"), schedule=schedule)
-        hvd.partial_reduce(torch.zeros(2), name=world.name("ready"))
+        hvd.average(torch.zeros(2), pairs, name=world.name("group"))
+        hvd.average(torch.zeros(2), hvd.PartialReduce(2), name=world.name("ready"))
     hvd.flush()
     everything = hvd.partial_stats()
     for kind in ("group", "ready"):
@@ -415,7 +346,6 @@ def test_a_rank_that_waits_in_a_collective_of_horovod(world: World) -> None:
     models.reduce()
     hvd.flush()
     models.check()
-    models.check_mean()
 
 
 def test_a_rank_that_never_comes_again(world: World) -> None:
@@ -428,7 +358,6 @@ def test_a_rank_that_never_comes_again(world: World) -> None:
         assert hvd.allreduce(torch.tensor([step]), name=world.name("full"), op=hvd.Sum).item() == step * world.size
     hvd.flush()
     models.check()
-    models.check_mean()
 
 
 def test_two_partial_reduces_beside_other_collectives(world: World) -> None:
@@ -450,7 +379,6 @@ def test_two_partial_reduces_beside_other_collectives(world: World) -> None:
     hvd.flush()
     for models in (one, two):
         models.check()
-        models.check_mean()
 
 
 def test_name_in_use(world: World) -> None:
@@ -468,15 +396,14 @@ def test_name_in_use(world: World) -> None:
 
 
 def test_a_weighted_average_without_a_joined_rank(world: World) -> None:
-    name, steps = world.name(), 2 * world.rank
-    hvd.weighted_average(torch.tensor([float(value(world.rank))]), steps, 0.9, name=name)
+    policy, steps = hvd.WeightedAverage(1, 0.9), 2 * world.rank
+    hvd.synchronize(begin(world, policy, steps=steps))
     if world.rank != 1:
-        result, info = ended(
-            hvd.weighted_average_async(torch.tensor([float(value(world.rank))]), steps, 0.9, name=name)
-        )
+        handle = begin(world, policy, steps=steps)
         others = [rank for rank in world.ranks if rank != 1]
-        assert info.members == tuple(others)
         weights = softmax([2 * rank for rank in others], 0.9)
-        assert result.item() == pytest.approx(sum(w * value(r) for w, r in zip(weights, others, strict=True)))
+        expected = sum(weight * value(rank) for weight, rank in zip(weights, others, strict=True))
+        assert hvd.synchronize(handle).item() == pytest.approx(expected)
+        assert hvd.round_info(handle).members == tuple(others)
     hvd.join(DEVICE)
     FRONT.check_that_the_job_goes_on(world)

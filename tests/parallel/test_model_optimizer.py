@@ -18,6 +18,7 @@ from harness.world import World
 
 import horovod_partial.torch as hvd
 from horovod_partial import _core
+from horovod_partial.wp_sgd import average_converges, average_is_useful
 
 pytestmark = front_end
 
@@ -51,6 +52,10 @@ class Reference:
         loss_of(self.models[rank], rank, number).backward()
         self.optimizers[rank].step()
 
+    def step_all(self, number: int) -> None:
+        for rank in range(len(self.models)):
+            self.step(rank, number)
+
     def tensors(self, rank: int) -> list[torch.Tensor]:
         model, optimizer = self.models[rank], self.optimizers[rank]
         tensors: list[torch.Tensor] = list(model.parameters())
@@ -75,7 +80,10 @@ class Reference:
         assert buffers(model) == pytest.approx(buffers(self.models[rank]), abs=1e-5)
 
 
-@pytest.mark.parametrize("average", [("parameters",), EVERYTHING], ids=["parameters", "everything"])
+averages = pytest.mark.parametrize("average", [("parameters",), EVERYTHING], ids=["parameters", "everything"])
+
+
+@averages
 @pytest.mark.parametrize("make", MAKERS)
 def test_c5_group_averages_of_ranks_that_are_on_time(world: World, make: str, average: tuple[str, ...]) -> None:
     """WAGMA-SGD, Algorithm 2, as written; after each full round the replicas are equal."""
@@ -86,8 +94,7 @@ def test_c5_group_averages_of_ranks_that_are_on_time(world: World, make: str, av
     reference = Reference(world, make, average)
     for number in range(7):
         train(world, optimizer, model, 1, first=number)
-        for rank in world.ranks:
-            reference.step(rank, number)
+        reference.step_all(number)
         full = number == 0 or (number + 1) % period == 0
         groups = [list(world.ranks)] if full else schedule.groups(number, world.size)
         for members in groups:
@@ -98,10 +105,8 @@ def test_c5_group_averages_of_ranks_that_are_on_time(world: World, make: str, av
         assert (info.round, info.late, info.members) == (number, False, mine)
         everybody = world.gather((weights(model), buffers(model), state(optimizer, model)))
         parameters, statistics, states = zip(*everybody, strict=True)
-        assert all(parameters[rank] == parameters[world.rank] for rank in mine)  # bits
-        if average == EVERYTHING:
-            assert all(statistics[rank] == statistics[world.rank] for rank in mine)
-            assert all(states[rank] == states[world.rank] for rank in mine)
+        for each in (parameters, statistics, states) if average == EVERYTHING else (parameters,):
+            assert all(each[rank] == each[world.rank] for rank in mine)  # bits
         if average != EVERYTHING:
             assert statistics[0] != statistics[1]
         if number:
@@ -109,23 +114,28 @@ def test_c5_group_averages_of_ranks_that_are_on_time(world: World, make: str, av
     assert optimizer.rounds == 7
 
 
-@pytest.mark.parametrize("average", [("parameters",), EVERYTHING], ids=["parameters", "everything"])
+@averages
 @pytest.mark.parametrize("make", MAKERS)
-def test_partial_reduce_of_all_ranks(world: World, make: str, average: tuple[str, ...]) -> None:
-    """The model average of local SGD, in every step."""
+@pytest.mark.parametrize("policy", ["ready", "weighted"])
+def test_averages_of_all_ranks(world: World, policy: str, make: str, average: tuple[str, ...]) -> None:
+    """The model average of local SGD, in every step; equal work has equal weights."""
     model = make_model()
-    optimizer = wrap(model, hvd.PartialReduce(world.size, average=average), make, named_buffers=model.named_buffers())
+    ready, weighted = hvd.PartialReduce(world.size, average=average), hvd.WeightedAverage(1, 0.5, average=average)
+    sync = ready if policy == "ready" else weighted
+    optimizer = wrap(model, sync, make, named_buffers=model.named_buffers())
     reference = Reference(world, make, average)
     for number in range(4):
         train(world, optimizer, model, 1, first=number)
-        for rank in world.ranks:
-            reference.step(rank, number)
+        reference.step_all(number)
         reference.mix(world.ranks)
     reference.check(world.rank, model)
     world.same(weights(model))
+    assert optimizer.rounds == 4
+    if policy == "weighted":
+        assert optimizer.last_average.weights == (1 / world.size,) * world.size
 
 
-@pytest.mark.parametrize("average", [("parameters",), EVERYTHING], ids=["parameters", "everything"])
+@averages
 @pytest.mark.parametrize("slow", [0, 1])
 def test_weighted_average_of_unequal_work(world: World, slow: int, average: tuple[str, ...]) -> None:
     """A slow rank finishes its step when the fastest has taken all, and counts less."""
@@ -158,8 +168,8 @@ def test_weighted_average_of_unequal_work(world: World, slow: int, average: tupl
         assert average_info.steps == tuple(steps_of)
         assert average_info.weights == tuple(shares)
         assert shares[slow] < min(shares[:slow] + shares[slow + 1 :])
-        assert average_info.useful == hvd.average_is_useful(steps_of, contraction)
-        assert average_info.converges == hvd.average_converges(steps_of, contraction)
+        assert average_info.useful == average_is_useful(steps_of, contraction)
+        assert average_info.converges == average_converges(steps_of, contraction)
         assert optimizer.rounds == number + 1
     optimizer.flush()
 
@@ -173,8 +183,7 @@ def test_after_a_flush_all_models_are_equally_new(world: World) -> None:
     reference = Reference(world, "sgd")
     for one in reference.models:
         one.load_state_dict(model.state_dict())
-    for rank in world.ranks:
-        reference.step(rank, 10)
+    reference.step_all(10)
     reference.mix(world.ranks)
     train(world, optimizer, model, 1, first=10)
     assert world.same(optimizer.last_round.work) == (7,) * world.size
@@ -221,21 +230,6 @@ def test_a_flush_weighs_models_by_their_work(world: World, most: int) -> None:
     world.same(weights(model))
 
 
-def test_weighted_average_of_one_step_each(world: World) -> None:
-    """With a period of 1 every step ends in an average of all, and equal work has equal weights."""
-    model = make_model()
-    optimizer = wrap(model, hvd.WeightedAverage(1, 0.5))
-    reference = Reference(world, "momentum")
-    for number in range(4):
-        train(world, optimizer, model, 1, first=number)
-        for rank in world.ranks:
-            reference.step(rank, number)
-        reference.mix(world.ranks)
-        assert optimizer.last_average.weights == (1 / world.size,) * world.size
-    reference.check(world.rank, model)
-    assert optimizer.rounds == 4
-
-
 # --- Late ranks -------------------------------------------------------------------------------------------------------
 
 
@@ -270,20 +264,6 @@ def test_c3_a_late_rank(world: World, late: int) -> None:
         assert (info.late, info.staleness, info.members) == (True, 1, (0, 1))
     optimizer.flush()
     world.same(weight.item())
-
-
-def test_every_period_th_round_replicas_are_equal(world: World) -> None:
-    """C5, where ranks race: full rounds have everybody on time, whatever came before."""
-    model = make_model()
-    optimizer = wrap(model, hvd.GroupAverage(2, period=4))
-    step = 0
-    for number in (3, 7, 11):
-        while optimizer.last_round is None or optimizer.last_round.round < number:
-            train(world, optimizer, model, 1, first=step)
-            step += 1
-        info = optimizer.last_round
-        assert (info.round, info.late, info.members) == (number, False, tuple(world.ranks))
-        world.same(weights(model))
 
 
 @pytest.mark.parametrize("make", ["momentum", "adam"])
@@ -508,30 +488,20 @@ def test_parameter_groups_that_are_added_are_averaged(world: World, policy: str)
 
 
 @pytest.mark.parametrize(
-    ("own", "others", "words"),
+    ("own", "others"),
     [
-        (hvd.GroupAverage(2, period=5), hvd.GroupAverage(2, period=6), ("period=5", "period=6")),
-        (hvd.PartialReduce(2), hvd.PartialReduce(3), ("size=2", "size=3")),
-        (hvd.PartialReduce(2), hvd.GroupAverage(2), ("PartialReduce(", "GroupAverage(")),
-        (hvd.WeightedAverage(1, 0.9), hvd.WeightedAverage(1, 0.8), ("contraction=0.9", "contraction=0.8")),
+        (hvd.PartialReduce(2), hvd.GroupAverage(2)),
+        (hvd.WeightedAverage(2, 0.9), hvd.WeightedAverage(1, 0.9)),  # which is found with the first average
     ],
-    ids=["period", "size", "policy", "contraction"],
+    ids=["policy", "period"],
 )
-def test_the_ranks_disagree(world: World, own: Any, others: Any, words: tuple[str, ...]) -> None:
+def test_the_ranks_disagree(world: World, own: Any, others: Any) -> None:
     model = make_model()
     optimizer = wrap(model, own if world.rank == 1 else others)
     with pytest.raises(hvd.HorovodInternalError) as caught:
-        train(world, optimizer, model, 1)
-    text = world.same(str(caught.value))
-    assert all(part in text for part in ("Mismatched sync policies", "rank 0", "rank 1", *words)), text
-
-
-def test_another_period_of_weighted_averages(world: World) -> None:
-    """The period is agreed on with the first average."""
-    model = make_model()
-    optimizer = wrap(model, hvd.WeightedAverage(1 + (world.rank == 1), 0.9))
-    with pytest.raises(hvd.HorovodInternalError, match="Mismatched sync policies"):
         train(world, optimizer, model, 2)
+    text = world.same(str(caught.value))
+    assert all(part in text for part in ("Mismatched sync policies", "rank 0", "rank 1", repr(own), repr(others))), text
 
 
 @policies

@@ -29,12 +29,20 @@ def test_superset_of_horovod_torch(world: World) -> None:
     assert (hvd.rank(), hvd.size()) == (world.rank, world.size)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "float16", "float32", "float64", "bfloat16"])
-def test_in_place(world: World, dtype: str) -> None:
-    tensor = torch.full((2, 3), world.rank + 1, dtype=getattr(torch, dtype))
-    result = hvd.partial_allreduce_(tensor, name=world.name(), op=hvd.Sum, sync=PARTIAL)
-    assert result.data_ptr() == tensor.data_ptr()
-    assert tensor.tolist() == [[expected_sum(world)] * 3] * 2
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("partial_allreduce", {"sync": PARTIAL}), ("average", {"policy": hvd.PartialReduce(99)})],
+    ids=["partial_allreduce", "average"],
+)
+def test_forms(world: World, kind: str, options: dict[str, Any]) -> None:
+    """Out of place and in place, with and without a handle."""
+    for suffix in ("", "_", "_async", "_async_"):
+        tensor = torch.full((2, 3), world.rank + 1.0)
+        result = getattr(hvd, kind + suffix)(tensor, name=world.name(), **options)
+        if "async" in suffix:
+            result = hvd.synchronize(result)
+        assert result.tolist() == [[expected_sum(world) / world.size] * 3] * 2
+        assert (result is tensor) == suffix.endswith("_")
 
 
 def test_full_is_horovods_own_operation(world: World) -> None:

@@ -31,7 +31,6 @@ pytestmark = [pytest.mark.launch(framework="tensorflow", **FRONT_END), pytest.ma
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 
 EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
-POLICIES = ["solo", "majority", "majority:random", "quorum:0.75"]
 FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
 
 
@@ -165,7 +164,7 @@ def test_what_can_be_made_a_tensor(world: World, kind: str) -> None:
     one = array.copy() if kind == "numpy" else variable_of(kind)(array)
     result = hvd.partial_allreduce(one, name=world.name(), op=hvd.Sum, sync=EVERYBODY)
     assert result.numpy().tolist() == [expected_sum(world)] * 3
-    result = hvd.partial_reduce(one, name=world.name("ready"), size=world.size)
+    result = hvd.average(one, hvd.PartialReduce(world.size), name=world.name("ready"))
     assert result.numpy().tolist() == [expected_sum(world) / world.size] * 3
     assert np.array_equal(np.asarray(one), array)
 
@@ -338,7 +337,7 @@ def test_after_saving_and_loading(world: World, kind: str, tmp_path: Path) -> No
 
     def reduce(tensor: tf.Tensor) -> Any:
         if kind == "model":
-            return hvd.group_allreduce(tensor, name=name, op=hvd.Sum, schedule=hvd.Butterfly(64), grace_ms=FOR_EVER)
+            return world.size * hvd.average(tensor, hvd.GroupAverage(64, grace_ms=FOR_EVER), name=name)
         options = {"name": name, "op": hvd.Sum, "sync": EVERYBODY, "prescale_factor": 0.1, "postscale_factor": 10.0}
         return hvd.partial_allreduce([tensor, tensor[:1]] if kind == "several" else tensor, **options)
 
@@ -382,30 +381,23 @@ def test_full_has_all_operations_and_no_rounds(world: World) -> None:
 
 
 @modes
-def test_weighted_average(world: World, graph: bool) -> None:
-    steps_of = [2 + rank for rank in world.ranks]
-    shares = _core.contraction_weights(steps_of, 0.7)
-    arguments = {"contraction": 0.7, "return_info": True}
-    as_tensor = run_as(graph, lambda x, steps: hvd.weighted_average(x, steps, name=world.name("tensor"), **arguments))
-    as_number = run_as(
-        graph, lambda x: hvd.weighted_average(x, steps_of[world.rank], name=world.name("number"), **arguments)
-    )
+def test_steps_in_a_tensor(world: World, graph: bool) -> None:
+    steps_of, policy = [2 + rank for rank in world.ranks], hvd.WeightedAverage(1, 0.7)
+
+    def average(tensor: tf.Tensor, steps: tf.Tensor) -> Any:
+        return hvd.average(tensor, policy, name=world.name(), steps=steps, return_info=True)
+
     model = tf.constant([10.0**world.rank, 1.0], tf.float64)
-    for result, info in (as_tensor(model, tf.constant(steps_of[world.rank])), as_number(model)):
-        expected = sum(share * 10.0**rank for rank, share in enumerate(shares))
-        assert result.numpy() == pytest.approx([expected, 1.0], rel=1e-6)
-        assert info.work.numpy().tolist() == steps_of
+    result, info = run_as(graph, average)(model, tf.constant(steps_of[world.rank]))
+    shares = _core.contraction_weights(steps_of, 0.7)
+    expected = sum(share * 10.0**rank for rank, share in enumerate(shares))
+    assert result.numpy() == pytest.approx([expected, 1.0], rel=1e-6)
+    assert info.work.numpy().tolist() == steps_of
 
 
-@pytest.mark.parametrize("kind", ["group_allreduce", "partial_reduce", "weighted_average"])
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.bfloat16], ids=name_of)
-def test_models_of_several_tensors(world: World, kind: str, dtype: Any) -> None:
-    options: dict[str, Any] = {
-        "group_allreduce": {"schedule": hvd.Butterfly(64), "grace_ms": FOR_EVER},
-        "partial_reduce": {"size": world.size},
-        "weighted_average": {"steps": 3, "contraction": 0.9},
-    }[kind]
-    results = getattr(hvd, kind)(several(dtype, world.rank + 1), name=world.name(), **options)
+def test_models_of_several_tensors(world: World, dtype: Any) -> None:
+    results = hvd.average(several(dtype, world.rank + 1), hvd.PartialReduce(world.size), name=world.name())
     mean = expected_sum(world) / world.size
     for result, one in zip(results, several(tf.float32, 1), strict=True):
         assert (result.dtype, result.shape) == (dtype, one.shape)
@@ -480,8 +472,8 @@ def test_what_autograph_takes_is_silent(world: World, caplog: pytest.LogCaptureF
 
     @tf.function
     def reduce(x: tf.Tensor) -> Any:
-        options = {"schedule": hvd.Schedule(lambda round, rank: 0, 1)}
-        return hvd.group_allreduce(hvd.partial_allreduce(x, world.name(), sync="solo"), world.name("two"), **options)
+        policy = hvd.GroupAverage(schedule=hvd.Schedule(lambda round, rank: 0, 1))
+        return hvd.average(hvd.partial_allreduce(x, world.name(), sync="solo"), policy, world.name("two"))
 
     reduce(tf.ones([2]))
     assert "AutoGraph could not transform" not in caplog.text
@@ -571,63 +563,29 @@ def test_buckets_of_a_graph_do_not_wait_for_each_other(world: World, closing: in
 
 
 @modes
-@pytest.mark.parametrize("policy", POLICIES)
-def test_i1_exactly_once(world: World, policy: str, graph: bool) -> None:
+def test_i1_of_several_tensors(world: World, graph: bool) -> None:
+    """They are one contribution: each is delivered once, with the others."""
     rng = random.Random(world.random().random() + world.rank)
     generator = np.random.default_rng(rng.randrange(2**32))
-    names = [world.name(f"bucket.{index}") for index in range(3)]
-    options = {"op": hvd.Sum, "sync": policy}
-
-    def reduce(x: tf.Tensor, y: tf.Tensor, z: tf.Tensor) -> list[tf.Tensor]:
-        first = hvd.partial_allreduce(x, names[0], **options)
-        # Two in one message; 56 bytes each are padded to 64.
-        second, third = hvd.partial_allreduce([y, z], names[1], **options)
-        return [first, second, third, hvd.partial_allreduce(z, names[2], **options)]
-
-    call = run_as(graph, reduce)
-    submitted = np.zeros((4, 7), np.int64)
-    delivered = np.zeros((4, 7), np.int64)
-    for step in range(200 if world.long else 30):
+    name = world.name()
+    call = run_as(graph, lambda *tensors: hvd.partial_allreduce(tensors, name, op=hvd.Sum, sync="solo"))
+    submitted = np.zeros((2, 7), np.int64)  # 56 bytes each, which are padded to 64
+    delivered = np.zeros((2, 7), np.int64)
+    for _ in range(200 if world.long else 30):
         delay(rng)
-        own = generator.integers(-1000, 1000, (3, 7))
-        submitted += own[[0, 1, 2, 2]]
+        own = generator.integers(-1000, 1000, (2, 7))
+        submitted += own
         delivered += np.array([result.numpy() for result in call(*map(tf.constant, own))])
-        if step % 10 == 0:
-            beside = hvd.allreduce(tf.constant([step + world.rank]), name=world.name("beside"), op=hvd.Sum)
-            assert beside.numpy().item() == sum(step + rank for rank in world.ranks)
     hvd.flush()
-    delivered[0] += collect(names[0], delivered[0])
-    delivered[1:3] += collect(names[1], np.zeros(16, np.int64)).reshape(2, 8)[:, :7]
-    delivered[3] += collect(names[2], delivered[3])
+    delivered += collect(name, np.zeros(16, np.int64)).reshape(2, 8)[:, :7]
     totals = np.array(world.gather(submitted.tolist())).sum(0)
     assert delivered.tolist() == totals.tolist()
 
 
 @modes
-def test_i7_no_torn_data(world: World, graph: bool) -> None:
-    """A variable is written as soon as the arrival returns; a round's sum is of whole contributions."""
-    rng = random.Random(world.random().random() + world.rank)
-    variable = tf.Variable(tf.zeros([1 << 17], tf.int32))
-
-    def step(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        variable.assign(tf.zeros_like(variable) + number)
-        result = hvd.partial_allreduce(variable, name=world.name(), op=hvd.Sum, sync="solo")
-        with tf.control_dependencies([result]):
-            variable.assign_sub(tf.ones_like(variable))
-        return tf.reduce_min(result), tf.reduce_max(result)
-
-    call = run_as(graph, step)
-    for number in range(40):
-        delay(rng)
-        least, most = call(tf.constant((number << 4) + world.rank))
-        assert least.numpy() == most.numpy(), f"step {number}"
-        assert variable[0].numpy() == (number << 4) + world.rank - 1
-    hvd.flush()
-
-
-@modes
-def test_i8_on_time_means_no_extra_copy(world: World, graph: bool) -> None:
-    """Nothing is kept: the bucket into which several tensors are packed is what travels."""
+@pytest.mark.parametrize("tensors", [1, 3])
+def test_i8_on_time_means_no_extra_copy(world: World, graph: bool, tensors: int) -> None:
+    """Nothing is kept: what arrives, or the bucket into which several tensors are packed, is what travels."""
     name = world.name()
 
     def step(value: tf.Tensor) -> Any:
@@ -923,9 +881,10 @@ def test_arguments_of_a_wrong_kind_of_operations(world: World) -> None:
     reduced = {name: NONSENSE[name] for name in ("op", "sync")}
     cases: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         "partial_allreduce": ({"sync": "solo"}, reduced | scales),
-        "group_allreduce": ({}, {"op": NONSENSE["op"], "schedule": ["ring", 1], "period": counts}),
-        "partial_reduce": ({}, {"size": counts, "weights": [1, None], "alpha": numbers}),
-        "weighted_average": ({"steps": 1, "contraction": 0.5}, {"steps": [*counts, None], "contraction": numbers}),
+        "average": (
+            {"policy": hvd.WeightedAverage(1, 0.5), "steps": 1},
+            {"policy": [1, None, "solo", hvd.GroupAverage], "steps": [*counts, None, tf.constant(1.0)]},
+        ),
     }
     for kind, (needed, nonsense) in cases.items():
         options = {"tensor": tf.ones(2), "name": world.name(), **needed}

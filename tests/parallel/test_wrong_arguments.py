@@ -46,15 +46,10 @@ OPERATIONS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         {"sync": "solo"},
         {"prescale_factor": NUMBERS, "postscale_factor": NUMBERS, "op": NONSENSE["op"], "sync": NONSENSE["sync"]},
     ),
-    "group_allreduce": (
-        {},
-        {"op": NONSENSE["op"], "schedule": [2, "ring", True, hvd.Butterfly], "period": COUNTS_OR_NONE},
+    "average": (
+        {"policy": hvd.WeightedAverage(1, 0.5), "steps": 1},
+        {"policy": [1, None, "solo", hvd.Solo(), hvd.GroupAverage], "steps": [*COUNTS, -1]},
     ),
-    "partial_reduce": (
-        {},
-        {"size": COUNTS, "weights": [1, None, ["constant"]], "alpha": NUMBERS},
-    ),
-    "weighted_average": ({"steps": 1, "contraction": 0.5}, {"steps": COUNTS, "contraction": NUMBERS}),
 }
 
 

@@ -163,7 +163,7 @@ class ModelSync:
             return
         self._last = due
         model = parameters_to_vector(self._parameters).detach()
-        handle = hvd.weighted_average_async_(model, 0, 1.0, name=self._name)  # all weigh alike
+        handle = hvd.average_async_(model, hvd.WeightedAverage(1, 1.0), name=self._name, steps=0)  # all weigh alike
         hvd.synchronize(handle)
         # A late average is of older models, and was made while this rank was out of training.
         if not hvd.round_info(handle).late:

@@ -53,12 +53,25 @@ class Front:
         self.runtime = importlib.import_module(f"horovod_partial.{self.framework}.operations").runtime
         self.fences = 0
 
-    def bind(self, kind: str = "partial_allreduce", /, **options: Any) -> Callable[..., Arrival]:
-        """An operation with all but its tensor: calling it begins one. In graphs each has one graph."""
+    def bind(
+        self, kind: str = "partial_allreduce", /, *, in_place: bool = False, **options: Any
+    ) -> Callable[..., Arrival]:
+        """An operation with all but its tensor: calling it begins one. In graphs each has one graph.
+
+        In place it takes a `variable`, and writes the result there.
+        """
         raise NotImplementedError
 
     def tensor(self, values: Any, dtype: str = "float32") -> Any:
         """A tensor of numbers."""
+        raise NotImplementedError
+
+    def variable(self, values: Any, dtype: str = "float32") -> Any:
+        """A tensor of numbers that can be written."""
+        raise NotImplementedError
+
+    def fill(self, variable: Any, number: float) -> None:
+        """Write a number all over a variable."""
         raise NotImplementedError
 
     def array(self, tensor: Any) -> np.ndarray:
@@ -118,12 +131,19 @@ class Torch(Front):
         self.device = torch.get_default_device()  # also for threads, which have a default of their own
         self.disagreement, self.misfit = self.hvd.HorovodInternalError, ValueError
 
-    def bind(self, kind: str = "partial_allreduce", /, **options: Any) -> Callable[..., Arrival]:
-        begin = getattr(self.hvd, f"{kind}_async")
+    def bind(
+        self, kind: str = "partial_allreduce", /, *, in_place: bool = False, **options: Any
+    ) -> Callable[..., Arrival]:
+        begin = getattr(self.hvd, f"{kind}_async_" if in_place else f"{kind}_async")
         return lambda tensor: TorchArrival(self.hvd, begin(tensor, **options))
 
     def tensor(self, values: Any, dtype: str = "float32") -> Any:
         return self.torch.as_tensor(np.array(values)).to(self.device, getattr(self.torch, dtype))
+
+    variable = tensor
+
+    def fill(self, variable: Any, number: float) -> None:
+        variable.fill_(number)
 
     def array(self, tensor: Any) -> np.ndarray:
         return (tensor.double() if tensor.is_floating_point() else tensor.long()).cpu().numpy()
@@ -161,8 +181,14 @@ class Eager(Front):
         self.threads = ThreadPoolExecutor(8)
         self.disagreement, self.misfit = self.hvd.HorovodInternalError, ValueError
 
-    def bind(self, kind: str = "partial_allreduce", /, **options: Any) -> Callable[..., Arrival]:
-        function = self.function(lambda tensor: getattr(self.hvd, kind)(tensor, return_info=True, **options))
+    def bind(
+        self, kind: str = "partial_allreduce", /, *, in_place: bool = False, **options: Any
+    ) -> Callable[..., Arrival]:
+        def operation(tensor: Any) -> Any:
+            result, info = getattr(self.hvd, kind)(tensor, return_info=True, **options)
+            return tensor.assign(result) if in_place else result, info
+
+        function = self.function(operation)
         # In a thread of its own, which the operation blocks.
         return lambda tensor: TensorFlowArrival(self.threads.submit(function, tensor))
 
@@ -173,6 +199,12 @@ class Eager(Front):
         if dtype == "string":
             return self.tf.fill(np.shape(values), "x")
         return self.tf.cast(self.tf.constant(np.array(values)), dtype)
+
+    def variable(self, values: Any, dtype: str = "float32") -> Any:
+        return self.tf.Variable(self.tensor(values, dtype))
+
+    def fill(self, variable: Any, number: float) -> None:
+        variable.assign(self.tf.cast(self.tf.fill(variable.shape, number), variable.dtype))
 
     def array(self, tensor: Any) -> np.ndarray:
         return self.tf.cast(tensor, self.tf.float64 if tensor.dtype.is_floating else self.tf.int64).numpy()

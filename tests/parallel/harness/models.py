@@ -12,7 +12,7 @@ from harness.fronts import Arrival, Front
 from harness.script import Script
 from harness.world import World
 from horovod_partial.exchange.rounds import RoundInfo
-from horovod_partial.policies import Schedule
+from horovod_partial.policies import GroupAverage, PartialReduce, Schedule
 
 
 def model(rank: int, shape: tuple[int, ...] = (37,)) -> np.ndarray:
@@ -32,10 +32,10 @@ def group_of(rank: int, groups: list[list[int]]) -> tuple[int, ...]:
 
 
 class Groups(Script):
-    """A group allreduce of one number, driven step by step."""
+    """Averages of one number in groups, driven step by step. The options are those of the policy."""
 
     def __init__(self, front: Front, world: World, **options: Any) -> None:
-        super().__init__(front, world, "group_allreduce", **({"op": front.hvd.Average} | options))
+        super().__init__(front, world, "average", policy=GroupAverage(**({"period": None} | options)))
 
 
 def softmax(steps: Sequence[int], contraction: float) -> np.ndarray:
@@ -46,13 +46,13 @@ def softmax(steps: Sequence[int], contraction: float) -> np.ndarray:
 
 
 class Models:
-    """One rank's model and what became of it under `partial_reduce`, in a job without gradients."""
+    """One rank's model and what became of it under `PartialReduce`, in a job without gradients."""
 
     def __init__(self, front: Front, world: World, name: str = "model", **options: Any) -> None:
         self.front = front
         self.world = world
         self.name = world.name(name)
-        self.operation = front.bind("partial_reduce", name=self.name, **options)
+        self.operation = front.bind("average", policy=PartialReduce(**({"size": 2} | options)), name=self.name)
         self.model = model(world.rank)
         self.calls: list[tuple[RoundInfo, np.ndarray, np.ndarray]] = []
 
@@ -71,8 +71,18 @@ class Models:
     def reduce(self) -> RoundInfo:
         return self.end(self.start())
 
+    def together(self, *ranks: int) -> RoundInfo | None:
+        """Let these ranks arrive and nobody else: they are one group."""
+        info = self.reduce() if self.world.rank in ranks else None
+        assert info is None or info.members == tuple(sorted(ranks))
+        self.world.barrier()
+        return info
+
     def check(self, weights: Callable[[Sequence[int]], Sequence[float]] | None = None) -> None:
-        """Every call was in one group, alone or with those that say so too, and got the weighted mean of its inputs."""
+        """Every call was in one group, alone or with those that say so too, and got the weighted mean of its inputs.
+
+        E4: with equal weights the mean of all models is what it was.
+        """
         groups: dict[Any, dict[int, Any]] = defaultdict(dict)
         for rank, calls in enumerate(self.world.gather(self.calls)):
             for info, given, got in calls:
@@ -87,8 +97,6 @@ class Models:
             assert np.allclose(results[0], expected, atol=1e-12), f"round {number} of {members}"
         rounds = sorted({number for number, _ in groups})
         assert rounds == list(range(len(rounds)))
-
-    def check_mean(self) -> None:
-        """E4: the mean of all models is what it was."""
-        means = [np.mean(models, 0) for models in (self.world.gather(self.model), list(map(model, self.world.ranks)))]
-        assert np.allclose(*means, atol=1e-12)
+        if weights is None:
+            models = self.world.gather(self.model), [model(rank) for rank in self.world.ranks]
+            assert np.allclose(*(np.mean(each, 0) for each in models), atol=1e-12)

@@ -11,8 +11,6 @@ from harness.world import World
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Quorum
 
-SUMS = ("partial_allreduce", "group_allreduce")
-
 
 class Script:
     """A bucket of one number, driven step by step. Sums, unless stated: each contribution can be told from the result."""
@@ -20,7 +18,7 @@ class Script:
     def __init__(self, front: Front, world: World, kind: str = "partial_allreduce", **options: Any) -> None:
         self.front = front
         self.world = world
-        self.options = {"name": world.name(), **({"op": front.hvd.Sum} if kind in SUMS else {}), **options}
+        self.options = {"name": world.name(), **({} if kind == "average" else {"op": front.hvd.Sum}), **options}
         self.name = self.options["name"]
         self.operation = front.bind(kind, **self.options)
 
@@ -69,7 +67,9 @@ def total(world: World, *, without: int | None = None, step: int = 0) -> int:
     return sum(value(rank, step) for rank in world.ranks if rank != without)
 
 
-def same_error(front: Front, world: World, tensor: Any, *parts: str, kind: str = SUMS[0], **options: Any) -> None:
+def same_error(
+    front: Front, world: World, tensor: Any, *parts: str, kind: str = "partial_allreduce", **options: Any
+) -> None:
     """Every rank gets the same error, with these words in it, and the job goes on."""
     with pytest.raises(front.disagreement) as caught:
         front.run(tensor, kind, name=world.name(), **options)

@@ -19,11 +19,11 @@ ROUNDS = ["solo", "majority", "majority:random", "quorum:1.0", "auto"]
 MODELS = ["group_average:2", "partial_reduce:2", "weighted_average:1,0.9"]
 DTYPES = [torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16]
 SHAPES = [(), (0,), (1,), (1023,), (3, 5, 7), (1 << 20,)]
-AVERAGES: dict[str, dict[str, Any]] = {
-    "group_allreduce": {},
-    "partial_reduce": {},
-    "weighted_average": {"steps": 3, "contraction": 0.9},
-}
+AVERAGES: list[dict[str, Any]] = [
+    {"policy": hvd.GroupAverage()},
+    {"policy": hvd.PartialReduce(2)},
+    {"policy": hvd.WeightedAverage(1, 0.9), "steps": 3},
+]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
@@ -43,8 +43,8 @@ def check_operations(steps: int) -> None:
                 operation = {} if dtype.is_floating_point else {"op": hvd.Sum}
                 check("partial_allreduce", dtype, shape, steps, {"sync": sync, **operation})
             if dtype.is_floating_point:
-                for kind, options in AVERAGES.items():
-                    check(kind, dtype, shape, steps, options)
+                for options in AVERAGES:
+                    check("average", dtype, shape, steps, options)
 
 
 def check(kind: str, dtype: torch.dtype, shape: tuple[int, ...], steps: int, options: dict[str, Any]) -> None:
