@@ -282,7 +282,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Trace:
-        """Read a file that was written by `save`, or by the `save` of an `hvd.FusionPlan`.
+        """Read a file that was written by `save`, or by the `save` of a `FusionPlan`.
 
         Raises:
             ValueError: the file holds neither.

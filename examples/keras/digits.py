@@ -102,7 +102,7 @@ def train(
         verbose=0,
         callbacks=[
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-            hvd.FlushCallback(),
+            hvd.callbacks.FlushCallback(),
             DelayedSteps(stage, steps, delays, notes),
         ],
     )

@@ -203,7 +203,7 @@ class MergedGradients:
             more than that.
         replan_every: after how many steps to measure again. A plan that is more than 5 % better then replaces the old
             one. None never measures again. Ranks wait for each other at that step, unless one has left.
-        plan: an `hvd.FusionPlan`, or a file that its `save` wrote. It is used after the first step, without measuring.
+        plan: a `FusionPlan`, or a file that its `save` wrote. It is used after the first step, without measuring.
     """
 
     rule: str = "exact"
@@ -220,5 +220,5 @@ class MergedGradients:
             if self.replan_every <= self.warmup_steps:
                 raise ValueError(f"replan_every must be more than warmup_steps, not {self.replan_every}")
         if self.plan is not None and not isinstance(self.plan, FusionPlan):
-            require(isinstance(self.plan, str | PathLike), "plan", "an hvd.FusionPlan, or a file", self.plan)
+            require(isinstance(self.plan, str | PathLike), "plan", "a FusionPlan, or a file", self.plan)
             object.__setattr__(self, "plan", FusionPlan.load(self.plan))

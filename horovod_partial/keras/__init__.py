@@ -17,10 +17,9 @@ from horovod.common.exceptions import HorovodInternalError
 
 from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
-from horovod_partial.fusion import FusionPlan, MergedGradients
+from horovod_partial.fusion import MergedGradients
 from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.backend import backend
-from horovod_partial.keras.callbacks import FlushCallback, ModelSyncCallback, PartialStatsCallback
 from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovod_partial.keras.replicas import assert_replicas_equal
 from horovod_partial.keras.saving import load_model
@@ -77,13 +76,9 @@ __all__ = [
     "BalancedBatchSampler",
     "Compression",
     "DistributedOptimizer",
-    "FlushCallback",
-    "FusionPlan",
     "HorovodInternalError",
     "MergedGradients",
-    "ModelSyncCallback",
     "PartialDistributedOptimizer",
-    "PartialStatsCallback",
     "ProcessSet",
     "Sum",
     "add_process_set",

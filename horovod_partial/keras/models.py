@@ -42,7 +42,7 @@ class ModelAverager(models.ModelAverager):
         if "buffers" in policy.average:
             raise ValueError(
                 "an optimizer of Keras does not know the model's buffers: leave them out of average=, and use "
-                "hvd.ModelSyncCallback, which averages the whole model"
+                "hvd.callbacks.ModelSyncCallback, which averages the whole model"
             )
         self._is_local = is_local
         self._trained: list[int] | None = None  # numbers of the variables that the first step has trained

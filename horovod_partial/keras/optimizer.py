@@ -128,7 +128,7 @@ class _Methods:
         """Deliver late contributions and apply missed rounds; with a policy of models, make the models equal.
 
         It waits until every rank flushes. Call it in eager code, on every rank before an evaluation or a checkpoint,
-        and at the end of training (`hvd.FlushCallback` does). Under `hvd.Full()` without `fusion` it does nothing.
+        and at the end of training (`hvd.callbacks.FlushCallback` does). Under `hvd.Full()` without `fusion` it does nothing.
         """
         self._horovod.flush(self)
 
@@ -314,7 +314,7 @@ class _State:
         self._has_warned = True
         warnings.warn(
             "the optimizer was saved while this rank has late gradients pending, or results that it has missed: call "
-            "optimizer.flush() on every rank before, or put hvd.FlushCallback() before the callback that saves; or else the "
+            "optimizer.flush() on every rank before, or put hvd.callbacks.FlushCallback() before the callback that saves; or else the "
             "replicas that are saved differ",
             stacklevel=3,
         )
@@ -414,7 +414,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
     gradients, then averages its model with others; arguments about gradients do not apply. Let all ranks start from the
     same model (`hvd.BroadcastGlobalVariablesCallback`), and flush before an evaluation or a checkpoint
-    (`hvd.FlushCallback`).
+    (`hvd.callbacks.FlushCallback`).
 
     If a late rank replays the rounds that it missed (see `hvd.Solo`), `iterations` counts rounds, each round is clipped,
     and a schedule follows the steps that rounds count for. With `fusion` on TensorFlow missed results are added up.

@@ -16,10 +16,9 @@ from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: 
 import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
 from horovod_partial import modules, policies
 from horovod_partial.balancing import BalancedBatchSampler
-from horovod_partial.fusion import FusionPlan, MergedGradients
+from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import *
 from horovod_partial.tensorflow.fusion import fusion_plans
-from horovod_partial.tensorflow.graph import RoundInfo
 from horovod_partial.tensorflow.operations import (
     add_process_set,
     average,
@@ -35,23 +34,17 @@ from horovod_partial.tensorflow.operations import (
 from horovod_partial.tensorflow.optimizer import DistributedOptimizer
 from horovod_partial.tensorflow.tape import DistributedGradientTape
 from horovod_partial.tensorflow.variables import broadcast_variables
-from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
 
 __all__ = [
     "BalancedBatchSampler",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "FusionPlan",
     "HorovodInternalError",
     "MergedGradients",
-    "RoundInfo",
     "add_process_set",
     "average",
-    "average_converges",
-    "average_is_useful",
     "broadcast_variables",
     "elastic",
-    "estimate_contraction",
     "flush",
     "fusion_plans",
     "init",

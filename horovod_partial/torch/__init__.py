@@ -17,10 +17,8 @@ from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
 from horovod_partial import modules, policies
 from horovod_partial.balancing import BalancedBatchSampler
-from horovod_partial.exchange.rounds import RoundInfo
-from horovod_partial.fusion import FusionPlan, MergedGradients
+from horovod_partial.fusion import MergedGradients
 from horovod_partial.policies import *
-from horovod_partial.torch.dynamic_sharding import DynamicShardingLoader, DynamicShardingSampler, micro_batch_seed
 from horovod_partial.torch.model_operations import average, average_, average_async, average_async_
 from horovod_partial.torch.operations import (
     add_process_set,
@@ -48,18 +46,11 @@ from horovod_partial.torch.replicas import (
     save_checkpoint,
 )
 from horovod_partial.torch.round_steps import follow_rounds
-from horovod_partial.torch.stats_writer import PartialStatsWriter
-from horovod_partial.wp_sgd import average_converges, average_is_useful, estimate_contraction
 
 __all__ = [
     "BalancedBatchSampler",
     "DistributedOptimizer",
-    "DynamicShardingLoader",
-    "DynamicShardingSampler",
-    "FusionPlan",
     "MergedGradients",
-    "PartialStatsWriter",
-    "RoundInfo",
     "add_process_set",
     "assert_replicas_equal",
     "average",
@@ -67,17 +58,13 @@ __all__ = [
     "average_async",
     "average_async_",
     "average_buffers",
-    "average_converges",
-    "average_is_useful",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "elastic",
-    "estimate_contraction",
     "flush",
     "follow_rounds",
     "init",
     "join",
-    "micro_batch_seed",
     "partial_allreduce",
     "partial_allreduce_",
     "partial_allreduce_async",

@@ -80,7 +80,7 @@ class DynamicShardingSampler(Sampler[list[int]]):
     the epoch, the update and the number of the micro-batch decide which samples these are; the rank that makes it does
     not matter. So an update has exactly the samples of synchronous training: micro-batch i of rank r has the samples
     that `DistributedSampler` with the same seed, and a `DataLoader` with the same batch size, give to rank r as batch i
-    of the update. Wrap the `DataLoader` into an `hvd.DynamicShardingLoader`: it also loads the samples of micro-batches
+    of the update. Wrap the `DataLoader` into a `DynamicShardingLoader`: it also loads the samples of micro-batches
     that this rank takes over from other ranks.
 
     The last update of an epoch is as large as the others. It is filled with the first samples of the epoch, same as in
@@ -348,7 +348,7 @@ class DynamicShardingLoader:
     other.
 
     Args:
-        loader: a `DataLoader` with `batch_sampler=hvd.DynamicShardingSampler(...)` and any number of workers.
+        loader: a `DataLoader` with `batch_sampler=DynamicShardingSampler(...)` and any number of workers.
         optimizer: the result of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`; it must have taken no step.
 
     Raises:
@@ -360,7 +360,7 @@ class DynamicShardingLoader:
         wrapped: Any = optimizer
         sampler = loader.batch_sampler if isinstance(loader, DataLoader) else None
         fits = isinstance(sampler, DynamicShardingSampler)
-        require(fits, "loader", "a DataLoader with batch_sampler=hvd.DynamicShardingSampler(...)", loader)
+        require(fits, "loader", "a DataLoader with batch_sampler=DynamicShardingSampler(...)", loader)
         assert isinstance(sampler, DynamicShardingSampler)
         require(
             getattr(loader, "in_order", True), "loader", "one that keeps the order of its batches", "in_order=False"
@@ -425,7 +425,7 @@ class DynamicShardingLoader:
 def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
     """Return a seed for the begun micro-batch, the same whichever rank makes it: for dropout and augmentation.
 
-    Call it before the forward pass: `torch.manual_seed(hvd.micro_batch_seed(optimizer))`. The seed depends on `base`,
+    Call it before the forward pass: `torch.manual_seed(micro_batch_seed(optimizer))`. The seed depends on `base`,
     the number of updates before (`optimizer.rounds`) and the number of the micro-batch. Workers of a `DataLoader` load
     ahead and cannot call it, so random choices of a dataset should depend on the index of the sample.
 
@@ -438,7 +438,7 @@ def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
         An int from 0 to 2**32 - 1. PyTorch, NumPy and Python accept it as a seed.
 
     Raises:
-        RuntimeError: no micro-batch has begun, for example after the last batch of an `hvd.DynamicShardingLoader`.
+        RuntimeError: no micro-batch has begun, for example after the last batch of a `DynamicShardingLoader`.
         ValueError: an argument is wrong.
     """
     exchange = _exchange_of("micro_batch_seed", optimizer)

@@ -20,7 +20,7 @@ class ScalarWriter(Protocol):
 
 
 class PartialStatsWriter:
-    """Writes to TensorBoard what has happened to the rounds since it wrote last. For Keras see `hvd.PartialStatsCallback`.
+    """Writes to TensorBoard what has happened to the rounds since it wrote last. For Keras see `PartialStatsCallback` in `hvd.callbacks`.
 
     The tags are `horovod_partial/late`: the share of this rank's arrivals that came too late, 0 to 1;
     `horovod_partial/fresh`: the mean number of ranks that were on time for a round; `horovod_partial/staleness`: the mean

@@ -388,6 +388,6 @@ class WorkSharingExchange(GradientExchange):
 
 
 _NOT_BEGUN = (
-    "no micro-batch has begun here. Under hvd.DynamicShardingLoader one begins when its loop gives a batch: let each batch have one "
+    "no micro-batch has begun here. Under DynamicShardingLoader one begins when its loop gives a batch: let each batch have one "
     "backward pass and one step(), in the loop, and flush after step()"
 )

@@ -204,7 +204,7 @@ class Slow(keras.callbacks.Callback):
 def test_each_round_has_the_rate_of_its_step(world: World, policy: str, corrected: bool) -> None:
     """With a late rank, too, which applies several rounds at once: replicas that part raise in a flush."""
     model = compiled(make_model(0), policy)
-    late = [Slow(world.rank), hvd.FlushCallback()]
+    late = [Slow(world.rank), hvd.callbacks.FlushCallback()]
     fit(world, model, late, epochs=2)  # its graph is there before the callbacks
     warm_up = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, momentum_correction=corrected)
     decay = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=4, momentum_correction=corrected)
@@ -255,7 +255,7 @@ def test_a_schedule_needs_a_rate_and_steps(world: World) -> None:
 
 def test_flush_applies_everything_late(world: World) -> None:
     model = compiled(make_model(0), "solo", momentum=0.0)
-    fit(world, model, [hvd.FlushCallback()], epochs=3)
+    fit(world, model, [hvd.callbacks.FlushCallback()], epochs=3)
     for own, first in zip(
         values(model.trainable_weights), world.gather(values(model.trainable_weights))[0], strict=True
     ):
@@ -266,7 +266,7 @@ def test_a_late_rank_is_told_where_it_saves_without_a_flush(world: World, tmp_pa
     model = make_model(0)
     # Rounds of a flush count as missed by a rank that has nothing to deliver: a low bound on staleness would hold the others.
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync="solo"), "mse", jit_compile=False)
-    fit(world, model, [hvd.FlushCallback()])
+    fit(world, model, [hvd.callbacks.FlushCallback()])
     assert model.optimizer.flushed()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -300,7 +300,7 @@ def test_an_optimizer_may_go_while_replicas_are_compared(world: World, monkeypat
     del model
     kept.optimizer.flush()
     gc.collect()
-    fit(world, kept, [hvd.FlushCallback()])
+    fit(world, kept, [hvd.callbacks.FlushCallback()])
     hvd.assert_replicas_equal(kept, kept.optimizer)
 
 
@@ -324,21 +324,21 @@ def test_flush_needs_a_wrapped_optimizer(world: World) -> None:
     model = make_model(0)
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="DistributedOptimizer"):
-        fit(world, model, [hvd.FlushCallback()])
+        fit(world, model, [hvd.callbacks.FlushCallback()])
 
 
 @pytest.mark.parametrize("when", [{"every_n_steps": STEPS}, {"every_n_epochs": 2}], ids=["steps", "epochs"])
 def test_a_sync_makes_models_equal(world: World, when: dict[str, int]) -> None:
     model = make_model(world.rank)
     model.compile("sgd", "mse")  # each rank by itself
-    fit(world, model, [hvd.ModelSyncCallback(**when)], epochs=2)
+    fit(world, model, [hvd.callbacks.ModelSyncCallback(**when)], epochs=2)
     world.same(values(model.weights))  # BatchNorm's statistics too
 
 
 def test_a_sync_is_the_mean(world: World) -> None:
     model = make_model(world.rank)
     model.compile("sgd", "mse")
-    callback = hvd.ModelSyncCallback(every_n_steps=1)
+    callback = hvd.callbacks.ModelSyncCallback(every_n_steps=1)
     callback.set_model(model)
     means = np.mean(np.array(world.gather(model.get_weights()[0].tolist())), 0)
     callback.on_train_batch_end(0)
@@ -349,7 +349,7 @@ def test_a_sync_is_the_mean(world: World) -> None:
 def test_a_late_rank_leaves_an_old_average_out(world: World) -> None:
     model = make_model(world.rank)
     model.compile("sgd", "mse")
-    callback = hvd.ModelSyncCallback(every_n_steps=1)
+    callback = hvd.callbacks.ModelSyncCallback(every_n_steps=1)
     callback.set_model(model)
     callback.on_train_batch_end(0)
     if world.rank == 0:
@@ -367,11 +367,11 @@ def test_a_late_rank_leaves_an_old_average_out(world: World) -> None:
 @pytest.mark.parametrize("arguments", [{}, {"every_n_steps": 1, "every_n_epochs": 1}, {"every_n_steps": 0}])
 def test_a_sync_needs_one_interval(world: World, arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"every_n_(steps|epochs)"):
-        hvd.ModelSyncCallback(**arguments)
+        hvd.callbacks.ModelSyncCallback(**arguments)
 
 
 def test_statistics_are_those_of_the_epoch(world: World) -> None:
-    history = fit(world, compiled(make_model(0), "quorum:1.0"), [hvd.PartialStatsCallback()], epochs=2)
+    history = fit(world, compiled(make_model(0), "quorum:1.0"), [hvd.callbacks.PartialStatsCallback()], epochs=2)
     assert history["late"] == [0.0, 0.0]
     assert history["fresh"] == [float(world.size)] * 2
     assert history["staleness"] == [0.0, 0.0]
@@ -380,7 +380,7 @@ def test_statistics_are_those_of_the_epoch(world: World) -> None:
 def test_statistics_do_without_buckets_that_have_ended(world: World) -> None:
     model = compiled(make_model(0), "quorum:1.0")
     fit(world, model, [])
-    callback = hvd.PartialStatsCallback()
+    callback = hvd.callbacks.PartialStatsCallback()
     callback.on_train_begin()
     buckets = set(hvd.partial_stats())
     model = None
@@ -394,7 +394,7 @@ def test_statistics_do_without_buckets_that_have_ended(world: World) -> None:
 
 
 def test_there_are_no_statistics_under_full(world: World) -> None:
-    assert "late" not in fit(world, compiled(make_model(0)), [hvd.PartialStatsCallback()])
+    assert "late" not in fit(world, compiled(make_model(0)), [hvd.callbacks.PartialStatsCallback()])
 
 
 # --- Saving
@@ -419,14 +419,14 @@ def test_a_schedule_goes_on_where_it_was_saved(world: World, tmp_path: Path, syn
     model = make_model(0)
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.9)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(rate), sync="solo"), "mse", jit_compile=False)
-    fit(world, model, [Slow(world.rank), hvd.FlushCallback()], epochs=3)
+    fit(world, model, [Slow(world.rank), hvd.callbacks.FlushCallback()], epochs=3)
     rounds = int(model.optimizer.iterations)
     assert rounds >= 3 * STEPS
     model.save(tmp_path / "model.keras")
     loaded = hvd.load_model(tmp_path / "model.keras", sync=sync)
     assert values(loaded.optimizer.all_variables) == values(model.optimizer.all_variables)
     assert float(loaded.optimizer.learning_rate) == float(rate(3 * STEPS))
-    fit(world, loaded, [Slow(world.rank), *([] if sync == "full" else [hvd.FlushCallback()])])
+    fit(world, loaded, [Slow(world.rank), *([] if sync == "full" else [hvd.callbacks.FlushCallback()])])
     assert float(loaded.optimizer.learning_rate) == float(rate(4 * STEPS))
     plain = keras.models.load_model(tmp_path / "model.keras")
     assert values(plain.optimizer.variables) == values(model.optimizer.variables)

@@ -15,6 +15,7 @@ from harness.world import World
 from torch.utils.data import DataLoader, Dataset
 
 import horovod_partial.torch as hvd
+from horovod_partial.torch.dynamic_sharding import DynamicShardingLoader, DynamicShardingSampler, micro_batch_seed
 
 pytestmark = pytest.mark.launch(**OVER_MPI, ranks=(3,), full_ranks=(2, 3, 4))
 
@@ -50,20 +51,20 @@ class Training:
         self._label = label
         self._slow = slow
         self.samples = options.pop("samples", UPDATES * PASSES * BATCH_SIZE * world.size)
-        self.sampler = hvd.DynamicShardingSampler(self.samples, BATCH_SIZE, PASSES, seed=3, **options)
+        self.sampler = DynamicShardingSampler(self.samples, BATCH_SIZE, PASSES, seed=3, **options)
         self.weight = torch.nn.Parameter(torch.zeros(2))
         self.optimizer: Any = hvd.DistributedOptimizer(
             torch.optim.SGD([self.weight], lr=1e-3), backward_passes_per_step=PASSES, sync="work_sharing"
         )
         data = DataLoader(Numbers(self.samples), batch_sampler=self.sampler, num_workers=workers)
-        self.loader = hvd.DynamicShardingLoader(data, self.optimizer)
+        self.loader = DynamicShardingLoader(data, self.optimizer)
         self.made: list[tuple[int, int, list[int], int]] = []
 
     def loop(self) -> Iterator[int]:
         """One loop over the data. Gives the updates that have been made after each step."""
         for batch in self.loader:
             rounds, number = self.optimizer.begin_micro_batch()
-            seed = hvd.micro_batch_seed(self.optimizer, base=7)
+            seed = micro_batch_seed(self.optimizer, base=7)
             self.optimizer.zero_grad()
             loss = (self.weight * batch.mean()).sum()
             if self.world.rank == self._slow and rounds > 0:
@@ -90,7 +91,7 @@ class Training:
     def planned(self, epoch: int, first: int = 0, updates: int = UPDATES) -> dict[tuple[int, int], list[int]]:
         """The samples that they should have, where an epoch begins after so many rounds."""
         size = self.world.size
-        plan = hvd.DynamicShardingSampler(self.samples, BATCH_SIZE, PASSES, seed=3, drop_last=self.sampler.drop_last)
+        plan = DynamicShardingSampler(self.samples, BATCH_SIZE, PASSES, seed=3, drop_last=self.sampler.drop_last)
         plan.set_epoch(epoch)
         numbers = [(update, number) for update in range(updates) for number in range(PASSES * size)]
         return {(first + update, number): plan.indices(update, number) for update, number in numbers}
@@ -228,9 +229,9 @@ def test_a_loop_may_be_left_early(world: World, workers: int) -> None:
 def test_loaders_take_turns(world: World) -> None:
     """The updates of a second one follow those of the first, of which some ranks have not seen the end."""
     training = Training(world, "training")
-    sampler = hvd.DynamicShardingSampler(PASSES * world.size * 2, 1, PASSES)
+    sampler = DynamicShardingSampler(PASSES * world.size * 2, 1, PASSES)
     data = [float(1000 + index) for index in range(PASSES * world.size * 2)]
-    other = hvd.DynamicShardingLoader(DataLoader(data, batch_sampler=sampler), training.optimizer)  # type: ignore[arg-type]
+    other = DynamicShardingLoader(DataLoader(data, batch_sampler=sampler), training.optimizer)  # type: ignore[arg-type]
     loaders = training.loader, other
     for training.loader in (*loaders, *loaders):
         for _ in training.loop():
@@ -289,7 +290,7 @@ def test_pins_what_it_loads_as_workers_do(world: World) -> None:
     data = DataLoader(
         many, batch_sampler=training.sampler, collate_fn=lambda items: torch.tensor(items), pin_memory=True
     )
-    training.loader = hvd.DynamicShardingLoader(data, training.optimizer)
+    training.loader = DynamicShardingLoader(data, training.optimizer)
     batch = next(iter(training.loader))
     assert batch.is_pinned() == torch.cuda.is_available()
     assert batch.tolist() == training.sampler.indices(0, 0)
@@ -303,7 +304,7 @@ def test_each_batch_has_one_step(world: World) -> None:
     with pytest.raises(RuntimeError, match="no micro-batch has begun here"):
         training.optimizer.step()
     with pytest.raises(RuntimeError, match="no micro-batch has begun here"):
-        hvd.micro_batch_seed(training.optimizer)
+        micro_batch_seed(training.optimizer)
     with pytest.raises(RuntimeError, match="no step was taken with the last batch"):
         for _ in training.loader:
             pass
@@ -323,7 +324,7 @@ def test_refuses_what_does_not_fit(world: World) -> None:
     numbers = Numbers(100)
 
     def loader(**options: Any) -> DataLoader[float]:
-        sampler = hvd.DynamicShardingSampler(100, 1, options.pop("passes", PASSES))
+        sampler = DynamicShardingSampler(100, 1, options.pop("passes", PASSES))
         return DataLoader(numbers, batch_sampler=sampler, **options)
 
     def wrap(**options: Any) -> Any:
@@ -331,19 +332,19 @@ def test_refuses_what_does_not_fit(world: World) -> None:
 
     shared = {"backward_passes_per_step": PASSES, "sync": "work_sharing"}
     with pytest.raises(ValueError, match="loader must be a DataLoader with batch_sampler"):
-        hvd.DynamicShardingLoader(DataLoader(numbers), wrap(**shared))
+        DynamicShardingLoader(DataLoader(numbers), wrap(**shared))
     with pytest.raises(
         ValueError, match="backward_passes_per_step of the sampler must be 2, as of the optimizer, not 3"
     ):
-        hvd.DynamicShardingLoader(loader(passes=3), wrap(**shared))
+        DynamicShardingLoader(loader(passes=3), wrap(**shared))
     with pytest.raises(ValueError, match="optimizer of DynamicShardingLoader must be"):
-        hvd.DynamicShardingLoader(loader(), wrap(sync="full"))
+        DynamicShardingLoader(loader(), wrap(sync="full"))
     with pytest.raises(ValueError, match="optimizer of micro_batch_seed must be"):
-        hvd.micro_batch_seed(torch.optim.SGD([training.weight], lr=0.1))
+        micro_batch_seed(torch.optim.SGD([training.weight], lr=0.1))
     with pytest.raises(ValueError, match="base must be an int of 64 bits"):
-        hvd.micro_batch_seed(training.optimizer, 1.5)  # type: ignore[arg-type]
+        micro_batch_seed(training.optimizer, 1.5)  # type: ignore[arg-type]
     stepped = wrap(**shared)
     for _ in range(PASSES):
         stepped.step()
     with pytest.raises(ValueError, match="the optimizer has taken steps without a DynamicShardingLoader"):
-        hvd.DynamicShardingLoader(loader(), stepped)
+        DynamicShardingLoader(loader(), stepped)

@@ -62,7 +62,7 @@ def test_gpus_are_refused_until_they_have_run(world: World, monkeypatch: pytest.
 @modes
 @pytest.mark.parametrize("scope", [None, "/CPU:0", "/GPU:0"])
 def test_tensors_lie_where_tensorflow_places_them(world: World, scope: str | None, in_graph: bool) -> None:
-    def reduce(tensor: tf.Tensor) -> tuple[list[tf.Tensor], hvd.RoundInfo]:
+    def reduce(tensor: tf.Tensor) -> tuple[list[tf.Tensor], graph.RoundInfo]:
         with tf.device(scope):
             tensors = [tensor, 2 * tensor, tf.reshape(tensor, [2, 2])[:1]]
             return hvd.partial_allreduce(tensors, name=world.name(), op=hvd.Sum, sync=EVERYBODY, return_info=True)

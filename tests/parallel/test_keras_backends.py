@@ -678,7 +678,7 @@ def test_a_learning_rate_that_changes_between_epochs(world: World, flushes: bool
     model.compile(optimizer, "mse", jit_compile=False)
     changing = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
     x, y = concatenated([batch(world.rank, number) for number in range(6)])
-    callbacks = [Slow(), changing, *([hvd.FlushCallback()] if flushes else [])]
+    callbacks = [Slow(), changing, *([hvd.callbacks.FlushCallback()] if flushes else [])]
     model.fit(x, y, batch_size=SAMPLES, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
     optimizer.flush()
     hvd.assert_replicas_equal(model, optimizer)

@@ -1,4 +1,4 @@
-"""Every public name of the installed Horovod's front ends is here under ours, and takes the same arguments."""
+"""Every public name of the installed Horovod's front ends is here under ours, and takes the same arguments; and our own names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+FRONT_ENDS = ("torch", "tensorflow", "keras")
 
 # Where a call that Horovod takes means something else here, or fails, and why.
 DELIBERATE = {
@@ -79,18 +84,42 @@ def differences(front_end: str) -> dict[str, str]:
 
 
 def differences_everywhere() -> dict[str, str]:
-    return differences("torch") | differences("tensorflow") | differences("keras")
+    return {path: what for front_end in FRONT_ENDS for path, what in differences(front_end).items()}
 
 
-def test_every_name_of_horovods_is_here() -> None:
-    program = "import json, test_names; print(json.dumps(test_names.differences_everywhere()))"
+def run_apart(function: str) -> Any:
+    """What a function of this file returns in a process of its own, which imports all front ends."""
+    program = f"import json, test_names; print(json.dumps(test_names.{function}()))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=110, check=False, cwd="tests/single"
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_name_of_horovods_is_here() -> None:
+    found = run_apart("differences_everywhere")
     assert {name: what for name, what in found.items() if name not in DELIBERATE} == {}
     assert set(DELIBERATE) == set(found)
+
+
+def own_names() -> dict[str, list[str]]:
+    """By front end, what it offers beside the names of Horovod's front ends."""
+    ours = {front_end: importlib.import_module(f"horovod_partial.{front_end}").__all__ for front_end in FRONT_ENDS}
+    theirs = {name for front_end in FRONT_ENDS for name in dir(importlib.import_module(f"horovod.{front_end}"))}
+    return {front_end: sorted(set(names) - theirs) for front_end, names in ours.items()}
+
+
+def test_own_names_are_few_and_in_the_reference_with_an_example() -> None:
+    reference = Path("docs/api.md").read_text()
+    examples = "".join(re.findall(r"^```python\n(.*?)^```", reference, re.DOTALL | re.MULTILINE))
+    for front_end, names in run_apart("own_names").items():
+        assert len(names) <= 30, f"{front_end} has {len(names)} names of its own"
+        for name in names:
+            assert re.search(rf"^\.\. auto\w+:: {name}$", reference, re.MULTILINE), (
+                f"{front_end}.{name} is not described"
+            )
+            assert re.search(rf"\bhvd\.{name}\b", examples), f"{front_end}.{name} has no example"
 
 
 def test_a_module_that_horovod_has_holds_our_functions() -> None:

@@ -1,4 +1,4 @@
-"""`hvd.DynamicShardingSampler`: which samples each micro-batch has."""
+"""`DynamicShardingSampler`: which samples each micro-batch has."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from ranks import Ranks
 from torch.utils.data import BatchSampler, DistributedSampler
 
-import horovod_partial.torch as hvd
+from horovod_partial.torch.dynamic_sharding import DynamicShardingSampler
 
 
-def of_update(sampler: hvd.DynamicShardingSampler, size: int, update: int) -> list[int]:
+def of_update(sampler: DynamicShardingSampler, size: int, update: int) -> list[int]:
     numbers = range(sampler.backward_passes_per_step * size)
     return [index for number in numbers for index in sampler.indices(update, number)]
 
@@ -22,7 +22,7 @@ def test_own_micro_batches_are_those_of_a_distributed_sampler(shuffle: bool) -> 
     samples = 3 * size * passes * batch_size
     for rank in range(size):
         ranks = Ranks(size, rank)
-        sampler = hvd.DynamicShardingSampler(samples, batch_size, passes, shuffle=shuffle, seed=5, process_set=ranks)
+        sampler = DynamicShardingSampler(samples, batch_size, passes, shuffle=shuffle, seed=5, process_set=ranks)
         theirs = DistributedSampler(range(samples), size, rank, shuffle=shuffle, seed=5)  # type: ignore[arg-type]
         for epoch in range(2):
             sampler.set_epoch(epoch)
@@ -39,9 +39,9 @@ def test_own_micro_batches_are_those_of_a_distributed_sampler(shuffle: bool) -> 
     drop_last=st.booleans(),
 )
 def test_updates_are_whole(samples: int, batch_size: int, passes: int, size: int, drop_last: bool) -> None:
-    def sampler_of(rank: int) -> hvd.DynamicShardingSampler:
+    def sampler_of(rank: int) -> DynamicShardingSampler:
         ranks = Ranks(size, rank)
-        return hvd.DynamicShardingSampler(samples, batch_size, passes, drop_last=drop_last, process_set=ranks)
+        return DynamicShardingSampler(samples, batch_size, passes, drop_last=drop_last, process_set=ranks)
 
     of_one = batch_size * passes * size
     if drop_last and samples < of_one:
@@ -69,11 +69,11 @@ def test_updates_are_whole(samples: int, batch_size: int, passes: int, size: int
 @pytest.mark.parametrize("size", [2, 6, 3])
 def test_a_state_goes_on_with_any_number_of_ranks(size: int) -> None:
     """Three ranks have made two updates; the rest of the samples comes once."""
-    before = hvd.DynamicShardingSampler(96, 2, 2, seed=1, process_set=Ranks(3))
+    before = DynamicShardingSampler(96, 2, 2, seed=1, process_set=Ranks(3))
     before.set_epoch(4)
     made = of_update(before, 3, 0) + of_update(before, 3, 1)
     state = {"epoch": 4, "update": 2, "samples": 24}
-    after = hvd.DynamicShardingSampler(96, 2, 2, seed=1, process_set=Ranks(size))
+    after = DynamicShardingSampler(96, 2, 2, seed=1, process_set=Ranks(size))
     after.load_state_dict(state)
     after.set_epoch(4)  # as a loop over epochs does
     assert (after.epoch, after.update, after.state_dict()) == (4, 2, state)
@@ -104,11 +104,11 @@ def test_a_state_goes_on_with_any_number_of_ranks(size: int) -> None:
 def test_refuses_wrong_arguments(argument: str, value: object) -> None:
     arguments = {"dataset": 10, "batch_size": 1, "backward_passes_per_step": 1, "process_set": Ranks(2)}
     with pytest.raises(ValueError, match=f"{argument} must be "):
-        hvd.DynamicShardingSampler(**(arguments | {argument: value}))
+        DynamicShardingSampler(**(arguments | {argument: value}))
 
 
 def test_refuses_wrong_states() -> None:
-    sampler = hvd.DynamicShardingSampler(10, 1, 1, process_set=Ranks(2))
+    sampler = DynamicShardingSampler(10, 1, 1, process_set=Ranks(2))
     for state in ({}, {"epoch": 1}, None, {"epoch": 0, "update": 0, "samples": "0"}):
         with pytest.raises(ValueError, match="state_dict must be one of a DynamicShardingSampler"):
             sampler.load_state_dict(state)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     bare = keras.optimizers.AdamW(1e-3, gradient_accumulation_steps=PASSES)
     optimizer = hvd.DistributedOptimizer(bare, sync=sync, average_aggregated_gradients=True)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
-    model.fit(*share(PASSES * steps), batch_size=BATCH, verbose=0, callbacks=[hvd.FlushCallback()])
+    model.fit(*share(PASSES * steps), batch_size=BATCH, verbose=0, callbacks=[hvd.callbacks.FlushCallback()])
     return model, optimizer
 
 

@@ -16,7 +16,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(1e-3), sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
     # Behind the flush, before what saves or evaluates.
-    callbacks = [hvd.FlushCallback(), hvd.ModelSyncCallback(every_n_epochs=1)]
+    callbacks = [hvd.callbacks.FlushCallback(), hvd.callbacks.ModelSyncCallback(every_n_epochs=1)]
     model.fit(*share(steps // 2), batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)
     return model, optimizer
 

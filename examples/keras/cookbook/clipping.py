@@ -15,7 +15,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     bare = keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)  # or clipnorm=, or clipvalue=
     optimizer = hvd.DistributedOptimizer(bare, sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
-    model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.FlushCallback()])
+    model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.callbacks.FlushCallback()])
     return model, optimizer
 
 

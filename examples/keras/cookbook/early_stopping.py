@@ -23,7 +23,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(1e-3), sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
     # The best weights are those behind a flush, which are the same on every rank.
-    callbacks = [hvd.FlushCallback(), EarlyStopping("loss", min_delta=0.1, restore_best_weights=True)]
+    callbacks = [hvd.callbacks.FlushCallback(), EarlyStopping("loss", min_delta=0.1, restore_best_weights=True)]
     model.fit(*share(steps // 4), batch_size=BATCH, epochs=4, verbose=0, callbacks=callbacks)
     return model, optimizer
 

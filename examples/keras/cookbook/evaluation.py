@@ -24,7 +24,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     model = network()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(1e-3), sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
-    callbacks = [hvd.FlushCallback()]  # on every rank: now all have the model that is evaluated
+    callbacks = [hvd.callbacks.FlushCallback()]  # on every rank: now all have the model that is evaluated
     if hvd.rank() == 0:
         callbacks.append(Evaluation())
     model.fit(*share(steps // 2), batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)

@@ -17,7 +17,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
         optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(1e-3), sync=sync)
         model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
         # It ends with a flush: nothing of a phase reaches the next.
-        model.fit(*share(steps // 2), batch_size=BATCH, verbose=0, callbacks=[hvd.FlushCallback()])
+        model.fit(*share(steps // 2), batch_size=BATCH, verbose=0, callbacks=[hvd.callbacks.FlushCallback()])
     return model, optimizer
 
 

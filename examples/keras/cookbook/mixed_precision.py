@@ -17,7 +17,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), dynamic_growth_steps=5)
     optimizer = hvd.DistributedOptimizer(scaled, sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
-    model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.FlushCallback()])
+    model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.callbacks.FlushCallback()])
     return model, optimizer
 
 

@@ -17,7 +17,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(1e-3, use_ema=True, ema_momentum=0.9), sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
     # The callback flushes at the end of the last epoch, before Keras takes the average for the weights.
-    model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.FlushCallback()])
+    model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.callbacks.FlushCallback()])
     return model, optimizer
 
 

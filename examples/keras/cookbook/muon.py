@@ -16,7 +16,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     muon = keras.optimizers.Muon(rate, exclude_layers=[rf"\b{model.layers[-1].name}/"], global_clipnorm=1.0)
     optimizer = hvd.DistributedOptimizer(muon, sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
-    model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.FlushCallback()])
+    model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.callbacks.FlushCallback()])
     return model, optimizer
 
 

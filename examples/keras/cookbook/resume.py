@@ -17,14 +17,14 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     model = network()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(1e-3), sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
-    callbacks = [hvd.FlushCallback()]  # on every rank, and first
+    callbacks = [hvd.callbacks.FlushCallback()]  # on every rank, and first
     if hvd.rank() == 0:
         callbacks.append(keras.callbacks.ModelCheckpoint(path))
     model.fit(*share(steps // 2), batch_size=BATCH, verbose=0, callbacks=callbacks)
     hvd.broadcast_object("saved", root_rank=0)
 
     model = hvd.load_model(path, sync=sync)  # which is not in the file
-    model.fit(*share(steps // 2), batch_size=BATCH, verbose=0, callbacks=[hvd.FlushCallback()])
+    model.fit(*share(steps // 2), batch_size=BATCH, verbose=0, callbacks=[hvd.callbacks.FlushCallback()])
     return model, model.optimizer
 
 

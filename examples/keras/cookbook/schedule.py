@@ -15,7 +15,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     rate = keras.optimizers.schedules.CosineDecay(0.0, steps - 5, warmup_target=0.01, warmup_steps=5)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(rate), sync=sync)
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
-    model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.FlushCallback()])
+    model.fit(*share(steps), batch_size=BATCH, verbose=0, callbacks=[hvd.callbacks.FlushCallback()])
     return model, optimizer
 
 

@@ -17,7 +17,7 @@ def train(sync: str = "majority", steps: int = 20) -> tuple[keras.Model, keras.o
     # Full needs as many steps on every rank.
     mine = steps // 2 if sync == "full" else max(1, steps // 2 - 2 * hvd.rank())
     # Steps may differ, epochs may not: all ranks wait for each other at the end of each.
-    model.fit(*share(mine), batch_size=BATCH, epochs=2, verbose=0, callbacks=[hvd.FlushCallback()])
+    model.fit(*share(mine), batch_size=BATCH, epochs=2, verbose=0, callbacks=[hvd.callbacks.FlushCallback()])
     return model, optimizer
 
 

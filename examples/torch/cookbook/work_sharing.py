@@ -11,6 +11,7 @@ from data import digits, network
 from torch.utils.data import DataLoader, TensorDataset
 
 import horovod_partial.torch as hvd
+from horovod_partial.torch.dynamic_sharding import DynamicShardingLoader, DynamicShardingSampler
 
 PASSES, EPOCHS = 4, 2
 
@@ -23,8 +24,8 @@ def run(path: Path, until: int, sync: str) -> tuple[torch.nn.Module, torch.optim
     schedule = hvd.follow_rounds(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95))
     images, labels = digits()
     training = TensorDataset(images[200:], labels[200:])
-    sampler = hvd.DynamicShardingSampler(training, batch_size=16, backward_passes_per_step=PASSES)
-    loader = hvd.DynamicShardingLoader(DataLoader(training, batch_sampler=sampler, num_workers=1), optimizer)
+    sampler = DynamicShardingSampler(training, batch_size=16, backward_passes_per_step=PASSES)
+    loader = DynamicShardingLoader(DataLoader(training, batch_sampler=sampler, num_workers=1), optimizer)
     if path.exists():
         saved = torch.load(path)
         for name, each in {"model": model, "optimizer": optimizer, "schedule": schedule, "sampler": sampler}.items():

@@ -16,6 +16,7 @@ from common import note
 from torch.utils.data import DataLoader
 
 import horovod_partial.torch as hvd
+from horovod_partial.torch.dynamic_sharding import DynamicShardingLoader, DynamicShardingSampler
 
 PASSES, BATCH_SIZE, SAMPLES, EPOCHS = 2, 2, 96, 2
 
@@ -25,9 +26,9 @@ counts = torch.nn.ParameterList([torch.zeros(SAMPLES)])
 optimizer: Any = hvd.DistributedOptimizer(
     torch.optim.SGD(counts.parameters(), lr=1.0), op=hvd.Sum, backward_passes_per_step=PASSES, sync="work_sharing"
 )
-sampler = hvd.DynamicShardingSampler(SAMPLES, BATCH_SIZE, PASSES)
+sampler = DynamicShardingSampler(SAMPLES, BATCH_SIZE, PASSES)
 data: Any = DataLoader(list(range(SAMPLES)), batch_sampler=sampler, num_workers=1)  # type: ignore[arg-type]
-loader = hvd.DynamicShardingLoader(data, optimizer)
+loader = DynamicShardingLoader(data, optimizer)
 state: Any = hvd.elastic.TorchState(model=counts, optimizer=optimizer, sampler=sampler, samples=0)
 
 
