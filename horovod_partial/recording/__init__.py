@@ -1,4 +1,4 @@
-"""What a recorded job has written (`docs/recording.md`), read back: tables of events, clocks of the hosts, steps of the ranks."""
+"""What a recorded job has written (`docs/slow-ranks.md`), read back: tables of events, clocks of the hosts, steps of the ranks."""
 
 from horovod_partial.recording.clocks import Clocks, HostClock
 from horovod_partial.recording.reading import Bucket, RankRecording, Recording, load, runs

@@ -1,4 +1,4 @@
-"""The format of recordings: its header, and the columns of its tables that are read. `docs/recording.md` describes both."""
+"""The format of recordings: its header, and the columns of its tables that are read. `docs/slow-ranks.md` describes both."""
 
 from __future__ import annotations
 
