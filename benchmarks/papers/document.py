@@ -24,7 +24,11 @@ MOST_IN_A_SENTENCE = 2
 
 def write(papers: Sequence[Paper]) -> str:
     """The page."""
-    return "\n".join([HEAD, *(_paper(paper) for paper in papers)])
+    refused = [
+        [paper.name, refusal.name, refusal.reason, refusal.instead] for paper in papers for refusal in paper.refusals
+    ]
+    parts = [HEAD, *(_paper(paper) for paper in papers), "## What is not here\n"]
+    return "\n".join([*parts, _table(("paper", "what", "why", "instead"), refused)])
 
 
 def _paper(paper: Paper) -> str:
@@ -32,10 +36,6 @@ def _paper(paper: Paper) -> str:
     parts += [_table(("what", "where"), [list(pair) for pair in paper.implemented])]
     parts += ["What differs:\n", *(f"* {sentence}" for sentence in paper.differs), ""]
     parts += [_experiment(experiment) for experiment in paper.experiments]
-    if paper.refusals:
-        parts.append("### Not here\n")
-        rows = [[refusal.name, refusal.reason, refusal.instead] for refusal in paper.refusals]
-        parts.append(_table(("what", "why", "instead"), rows))
     return "\n".join(parts)
 
 
