@@ -17,7 +17,7 @@ of the paper. Where a table says `ours [paper]`, the paper's figure is in bracke
 """
 
 # A table with more lines than columns is laid on its side, if the names of its new columns have no more characters than this.
-MOST_CHARACTERS = 320
+MOST_CHARACTERS = 360
 # Figures that belong to no table of their experiment, up to this many, are sentences.
 MOST_IN_A_SENTENCE = 2
 
