@@ -178,7 +178,7 @@ class Runtime:
             log.logger.error("this rank is not recorded: %s", error)
 
     def record(self, directory: str | os.PathLike[str], megabytes: float) -> None:
-        """Record from now on what this rank sees, until Horovod shuts down: see `docs/recording.md`.
+        """Record from now on what this rank sees, until Horovod shuts down: see `docs/slow-ranks.md`.
 
         Raises:
             HorovodInternalError: Horovod has shut down.

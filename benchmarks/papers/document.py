@@ -16,10 +16,19 @@ for rivals and WP-SGD by models of that folder. Computed ones are of a single pr
 of the paper. Where a table says `ours [paper]`, the paper's figure is in brackets, if it has one.
 """
 
+# A table with more lines than columns is laid on its side, if the names of its new columns have no more characters than this.
+MOST_CHARACTERS = 360
+# Figures that belong to no table of their experiment, up to this many, are sentences.
+MOST_IN_A_SENTENCE = 2
+
 
 def write(papers: Sequence[Paper]) -> str:
     """The page."""
-    return "\n".join([HEAD, *(_paper(paper) for paper in papers)])
+    refused = [
+        [paper.name, refusal.name, refusal.reason, refusal.instead] for paper in papers for refusal in paper.refusals
+    ]
+    parts = [HEAD, *(_paper(paper) for paper in papers), "## What is not here\n"]
+    return "\n".join([*parts, _table(("paper", "what", "why", "instead"), refused)])
 
 
 def _paper(paper: Paper) -> str:
@@ -27,28 +36,26 @@ def _paper(paper: Paper) -> str:
     parts += [_table(("what", "where"), [list(pair) for pair in paper.implemented])]
     parts += ["What differs:\n", *(f"* {sentence}" for sentence in paper.differs), ""]
     parts += [_experiment(experiment) for experiment in paper.experiments]
-    if paper.refusals:
-        parts.append("### Not here\n")
-        rows = [[refusal.name, refusal.reason, refusal.instead] for refusal in paper.refusals]
-        parts.append(_table(("what", "why", "instead"), rows))
     return "\n".join(parts)
 
 
 def _experiment(experiment: Experiment) -> str:
-    head = f"### {experiment.title}\n\n`benchmarks/papers {experiment.paper} {experiment.name}`: {experiment.setting}\n"
+    head = f"### {experiment.title}\n\n`benchmarks/papers {experiment.paper} {experiment.name}`: {experiment.setting}."
     kept = experiment.load()
     if kept is None:
-        return f"{head}\nNot run yet.\n"
+        return f"{head} Not run yet.\n"
     rows, verdict = kept
-    parts = [head]
+    parts = [f"{head} {verdict}".rstrip() + "\n"]
     for columns in experiment.grids:
         placed = {row.quantity: place for row in rows if (place := _place(row.quantity, columns))}
         parts.append(_grid(columns, [(*placed[row.quantity], row) for row in rows if row.quantity in placed]))
         rows = [row for row in rows if row.quantity not in placed]
-    if rows:
+    if len(rows) > MOST_IN_A_SENTENCE:
         cells = [[row.quantity, row.paper, f"{row.ours:.4g}", row.how] for row in rows]
         parts.append(_table(("quantity", "paper", "ours", "how"), cells))
-    return "\n".join(parts) + (f"\n{verdict}\n" if verdict else "")
+    elif rows:
+        parts.append(" ".join(f"{row.how.capitalize()}, {row.quantity}: {_figure(row)}." for row in rows) + "\n")
+    return "\n".join(parts)
 
 
 def _place(quantity: str, columns: Sequence[str]) -> tuple[str, str] | None:
@@ -62,12 +69,21 @@ def _place(quantity: str, columns: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _grid(columns: Sequence[str], places: Sequence[tuple[str, str, Row]]) -> str:
+    """A table with one line for each name; or with one for each column, if that takes fewer lines and does not get too wide."""
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for name, column, row in places:
-        paper = f" [{row.paper}]" if row.paper else ""
-        lines.setdefault((name, row.how), {})[column] = f"{row.ours:.4g}{paper}"
+        lines.setdefault((name, row.how), {})[column] = _figure(row)
+    names = [name for name, _ in lines]
+    origins = {how for _, how in lines}
+    if len(columns) < len(lines) and len("".join(names)) <= MOST_CHARACTERS and len(origins) == 1:
+        cells = [[column, *(line.get(column, "") for line in lines.values()), *origins] for column in columns]
+        return _table(("ours [paper]", *names, "how"), cells)
     cells = [[name, *(line.get(column, "") for column in columns), how] for (name, how), line in lines.items()]
     return _table(("ours [paper]", *columns, "how"), cells)
+
+
+def _figure(row: Row) -> str:
+    return f"{row.ours:.4g}" + (f" [{row.paper}]" if row.paper else "")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

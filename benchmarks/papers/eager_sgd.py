@@ -119,6 +119,7 @@ PAPER = Paper(
                     "10 Gbit/s, late by 300 ms",
                     "10 Gbit/s, late by 460 ms",
                 ),
+                ("accuracy in % (paper: top-1, here: digits)",),
             ),
         ),
         Experiment(
@@ -127,7 +128,7 @@ PAPER = Paper(
             "Table 2: a parameter server and gossip",
             "simulated with 64 ranks, on two kinds of links; measured with 8 ranks, one of which is late in each step",
             throughput.peers,
-            grids=(("64 ranks, Piz Daint", "64 ranks, 10 Gbit/s"),),
+            grids=(("64 ranks, Piz Daint", "64 ranks, 10 Gbit/s"), ("8 ranks, one late: throughput over Full's",)),
         ),
         Experiment(
             "eager_sgd",

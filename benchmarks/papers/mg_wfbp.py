@@ -67,6 +67,14 @@ PAPER = Paper(
             f"Horovod's allreduce, 32 KiB to 4 MiB, 2 to 8 ranks on one machine, and 4 on links of {measured.MEGABITS} "
             "Mbit/s",
             measured.message_costs,
+            grids=(
+                (
+                    "2 ranks, one machine",
+                    "4 ranks, one machine",
+                    "8 ranks, one machine",
+                    f"4 ranks, links of {measured.MEGABITS} Mbit/s",
+                ),
+            ),
         ),
         Experiment(
             "mg_wfbp",
@@ -77,7 +85,12 @@ PAPER = Paper(
             grids=(("tensors", "parameters (M)", "MACs (G)"),),
         ),
         Experiment(
-            "mg_wfbp", "fig5", "Figure 5: sizes of tensors", "counted from the layers of each network", networks.figure5
+            "mg_wfbp",
+            "fig5",
+            "Figure 5: sizes of tensors",
+            "counted from the layers of each network",
+            networks.figure5,
+            grids=(("ResNet-50", "ResNet-152", "DenseNet-161", "DenseNet-201", "Inception-v4"),),
         ),
         Experiment(
             "mg_wfbp",
@@ -124,7 +137,7 @@ PAPER = Paper(
             "Figure 10: a ring at 4 to 2,048 workers",
             "simulated with the start-up and compute that the figure itself shows, and with figure 4's a and b",
             simulated.figure10,
-            grids=(("GoogLeNet", "ResNet-50"),),
+            grids=(tuple(f"{2**power} workers: messages" for power in range(2, 12)), ("GoogLeNet", "ResNet-50")),
         ),
         Experiment(
             "mg_wfbp",

@@ -1,4 +1,4 @@
-// Records what one rank saw, and when, so that a slow rank can be found. docs/recording.md has the format.
+// Records what one rank saw, and when, so that a slow rank can be found. docs/slow-ranks.md has the format.
 #pragma once
 
 #include <sys/types.h>

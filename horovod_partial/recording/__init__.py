@@ -1,4 +1,4 @@
-"""Reads what a recorded job has written (`docs/recording.md`): tables of events, clocks of hosts, and steps of ranks."""
+"""Reads what a recorded job has written (`docs/slow-ranks.md`): tables of events, clocks of hosts, and steps of ranks."""
 
 from horovod_partial.recording.clocks import Clocks, HostClock
 from horovod_partial.recording.reading import Bucket, RankRecording, Recording, load, runs

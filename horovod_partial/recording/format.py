@@ -1,4 +1,4 @@
-"""The format of recordings: the header, and the columns that are read. `docs/recording.md` describes the format."""
+"""The format of recordings: the header, and the columns that are read. `docs/slow-ranks.md` describes the format."""
 
 from __future__ import annotations
 

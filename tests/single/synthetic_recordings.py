@@ -1,6 +1,6 @@
 """Recordings of jobs that never ran: ranks with given compute times under a policy, on hosts with clocks of their own.
 
-The files are in the format of docs/recording.md. Times of the job are in seconds; a host's clock shows `boot + offset +
+The files are in the format of docs/slow-ranks.md. Times of the job are in seconds; a host's clock shows `boot + offset +
 (1 + drift) * time`.
 """
 
