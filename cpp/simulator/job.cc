@@ -10,7 +10,7 @@ namespace horovod_partial {
 namespace {
 
 constexpr double kSignalBytes = 4;
-constexpr Time kWaiting = std::chrono::milliseconds(5);  // the default of Bringers::Thresholds
+constexpr Time kWaiting = std::chrono::milliseconds(5);  // the default of PossibleArrivals::Thresholds
 constexpr Round kForEver = std::numeric_limits<std::int32_t>::max();
 
 // All names have the same length, because the coordinator closes the rounds of one cycle in the order of the names.
