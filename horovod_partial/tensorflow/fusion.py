@@ -20,7 +20,7 @@ from horovod_partial.policies import Quorum
 from horovod_partial.runtime import Tenure
 from horovod_partial.tensorflow.buckets import Member, collect
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, arrive_merged, planned, runtime, step_ended
-from horovod_partial.tensorflow.operations import average
+from horovod_partial.tensorflow.operations import reduce_models
 
 _made: weakref.WeakValueDictionary[str, Fusion] = weakref.WeakValueDictionary()  # by name, the only thing graphs know
 _of_tapes: dict[str, Fusion] = {}  # keeps the fusions of tapes alive, because programs make a new tape in each step
@@ -192,7 +192,7 @@ class _Collectives:
         self._spec = spec  # the specification of the training's buckets
 
     def everybody_is_here(self, name: str) -> bool:
-        _, info = average(tf.zeros([1]), name, Quorum(1.0), self._process_set, return_info=True)
+        _, info = reduce_models(tf.zeros([1]), name, Quorum(1.0), self._process_set, return_info=True)
         return not info.late and int(info.fresh) == runtime.size_of(self._process_set)
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
