@@ -1,7 +1,5 @@
 """Work sharing: a loop over epochs with validation and checkpoints, which goes on in the middle of an epoch."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path
