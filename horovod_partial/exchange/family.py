@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from horovod.common.process_sets import ProcessSet
@@ -19,7 +19,7 @@ class Family:
         names: the names of the buckets, the same on every rank.
     """
 
-    def __init__(self, runtime: Runtime, process_set: ProcessSet, names: Sequence[str]) -> None:
+    def __init__(self, runtime: Runtime, process_set: ProcessSet, names: Iterable[str]) -> None:
         self.names = list(names)
         self._runtime = runtime
         self._process_set = process_set

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach
+from horovod_partial.exchange.family import Family
 from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.fusion.planner import Collectives, Gradient, Planner, StepTimes
 from horovod_partial.runtime import Runtime
@@ -73,8 +74,7 @@ class FusedTraining:
     def rounds(self) -> int:
         """How many rounds have ended on this rank in all buckets."""
         self.forget_an_old_plan()
-        process_set = self.process_set.process_set_id
-        return self._rounds_before + min(self.runtime.taken(process_set, name) for name in self.messages)
+        return self._rounds_before + Family(self.runtime, self.process_set, self.messages).taken
 
     def forget_an_old_plan(self) -> None:
         """Drop a plan of an earlier generation, because ranks that are new in an elastic job do not know it."""

@@ -366,5 +366,4 @@ class GradientReducer(ABC):
     @property
     def rounds(self) -> int:
         """How many rounds have ended on this rank in all buckets; 0 before the first step. In eager code."""
-        process_set = self.process_set.process_set_id
-        return min((self.runtime.taken(process_set, name) for name in self._bucket_names()), default=0)
+        return Family(self.runtime, self.process_set, self._bucket_names()).taken

@@ -35,16 +35,15 @@ class GradientFamily(Family):
         self.buckets = list(buckets)
         self._options = options
         for bucket in buckets:
-            # Wrong options shall fail here, not in the first backward pass.
-            self.config(torch.empty_like(bucket.flat, dtype=bucket.wire_dtype))
+            self.config(bucket.flat, bucket.wire_dtype)  # wrong options shall fail here, not in the first backward pass
 
-    def config(self, wire: torch.Tensor, **options: Any) -> _attach.BucketConfig:
-        """Return the declaration of a bucket with a tensor that travels. `options` replace those of the family."""
+    def config(self, tensor: torch.Tensor, dtype: torch.dtype, **options: Any) -> _attach.BucketConfig:
+        """Return the declaration of a bucket whose tensor travels as `dtype`. `options` replace those of the family."""
         # Called in each step, because the size of an elastic job may change. make_config caches its results.
         return make_config(
-            dtype=wire.dtype,
-            shape=tuple(wire.shape),
-            device=device_number(wire.device),
+            dtype=dtype,
+            shape=tuple(tensor.shape),
+            device=device_number(tensor.device),
             size=runtime.size_of(self._process_set),
             **(self._options | options),
         )
@@ -55,7 +54,7 @@ class GradientFamily(Family):
 
     def submit(self, name: str, wire: torch.Tensor, **options: Any) -> PartialHandle:
         """Start a reduction in place."""
-        return submit(wire, wire, name, self._process_set, self.config(wire, **options))
+        return submit(wire, wire, name, self._process_set, self.config(wire, wire.dtype, **options))
 
     @property
     def have_arrived(self) -> bool:

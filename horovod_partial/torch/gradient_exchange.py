@@ -157,9 +157,10 @@ class GradientExchange(Exchange):
                 self._wire_bytes,
             )
             self._use_buckets(buckets)  # buckets of a measured plan may have been in use
-        for bucket, named in zip(self.buckets, buckets, strict=True):
-            bucket.name = named
-        self._family = GradientFamily(self.process_set, self.buckets, self._bucket_options)
+        else:
+            for bucket, named in zip(self.buckets, buckets, strict=True):
+                bucket.name = named
+            self._family = GradientFamily(self.process_set, self.buckets, self._bucket_options)
         start = f"{healing.PREFIX}start.{name}"
         runtime.own(self._owner, self.process_set.process_set_id, [*buckets, start])
         if self._replays:

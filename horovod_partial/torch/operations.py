@@ -91,8 +91,7 @@ def init(*args: Any, **kwargs: Any) -> None:
         ValueError: settings contradict each other. Every rank raises the same error.
     """
     runtime.init(*args, **kwargs)
-    make_config.cache_clear()  # rank 0 may have other settings
-    _config_of.cache_clear()
+    _config_of.cache_clear()  # rank 0 may have another policy in its settings
 
 
 def shutdown() -> None:

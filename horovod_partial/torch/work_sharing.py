@@ -123,7 +123,8 @@ class WorkSharingExchange(GradientExchange):
         super()._enter()
         for bucket in self.buckets:
             bucket.abandon()  # gradients of an earlier generation
-            config = self._family.config(bucket.wire, members=bucket.members, **self._policy_of(bucket))
+            options = {"members": bucket.members} | self._policy_of(bucket)
+            config = self._family.config(bucket.flat, bucket.wire_dtype, **options)
             runtime.declare(self.process_set.process_set_id, bucket.name, config)
 
     def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:

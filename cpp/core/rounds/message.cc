@@ -69,31 +69,13 @@ void Check(const Report& report, int size) {
   }
 }
 
-std::string Encode(const Report& report) {
-  Writer out;
-  out.Put(report);
-  return out.Take();
-}
+std::string Encode(const Report& report) { return BytesOf(report); }
 
-Report DecodeReport(const std::string& bytes) {
-  Reader in(bytes, "a report");
-  auto report = in.Get<Report>();
-  in.ExpectEnd();
-  return report;
-}
+Report DecodeReport(const std::string& bytes) { return FromBytes<Report>(bytes, "a report"); }
 
-std::string Encode(const std::vector<Grants>& grants) {
-  Writer out;
-  out.Put(grants);
-  return out.Take();
-}
+std::string Encode(const std::vector<Grants>& grants) { return BytesOf(grants); }
 
-std::vector<Grants> DecodeGrants(const std::string& bytes) {
-  Reader in(bytes, "grants");
-  auto grants = in.Get<std::vector<Grants>>();
-  in.ExpectEnd();
-  return grants;
-}
+std::vector<Grants> DecodeGrants(const std::string& bytes) { return FromBytes<std::vector<Grants>>(bytes, "grants"); }
 
 // Layout: number of ranks; the round in two words; one word for reason, flush_over, flushes and ends; number of
 // partitions; whether the first of them is the round's own; one word for quorum and why; for each rank its contribution

@@ -108,6 +108,22 @@ class Reader {
   std::size_t at_ = 0;
 };
 
+template <class Value>
+std::string BytesOf(const Value& value) {
+  Writer bytes;
+  bytes.Put(value);
+  return bytes.Take();
+}
+
+// Reads a value that takes up all bytes. Throws what Reader throws.
+template <class Value>
+Value FromBytes(const std::string& bytes, const char* what) {
+  Reader reader(bytes, what);
+  auto value = reader.Get<Value>();
+  reader.ExpectEnd();
+  return value;
+}
+
 // A hash of the way in which a type is encoded. It changes with the names, the order or the types of its fields or
 // values. It is not cryptographic: two different encodings have the same hash with a chance of one in four billion.
 class Format {

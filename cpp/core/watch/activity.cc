@@ -7,18 +7,9 @@
 
 namespace horovod_partial {
 
-std::string Encode(const Activity& activity) {
-  Writer bytes;
-  bytes.Put(activity);
-  return bytes.Take();
-}
+std::string Encode(const Activity& activity) { return BytesOf(activity); }
 
-Activity DecodeActivity(const std::string& bytes) {
-  Reader reader(bytes, "an activity");
-  const auto activity = reader.Get<Activity>();
-  reader.ExpectEnd();
-  return activity;
-}
+Activity DecodeActivity(const std::string& bytes) { return FromBytes<Activity>(bytes, "an activity"); }
 
 const Activity& Lasting::Pass(const Look& look) {
   held_ = look.cycles == last_.cycles ? held_ + 1 : 0;

@@ -73,17 +73,10 @@ std::optional<Hello> Hello::Decode(std::string_view bytes, std::string_view secr
   return Hello{std::string(secret), rank};
 }
 
-std::string MissingNotice::Encode() const {
-  Writer bytes;
-  bytes.Put(rank);
-  return bytes.Take();
-}
+std::string MissingNotice::Encode() const { return BytesOf(rank); }
 
 MissingNotice MissingNotice::Decode(const std::string& bytes) {
-  Reader reader(bytes, "a notice of a missing rank");
-  const MissingNotice notice{reader.Get<Rank>()};
-  reader.ExpectEnd();
-  return notice;
+  return {FromBytes<Rank>(bytes, "a notice of a missing rank")};
 }
 
 std::string Endpoint::Encode() const {
