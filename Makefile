@@ -172,7 +172,7 @@ test-gpu-build: setup-gpu ## Run PyTorch's parallel tests on CPU tensors over bu
 	done; done
 
 # The double of a GPU, which TensorFlow takes for one, so that our kernels for GPUs run: placement, what is on the host and what
-# on the device, the order of streams. Of PyTorch's tensors only we say that they lie there: devices in messages, zeros, fusion,
+# on the device, the order of streams. Of PyTorch's tensors only we say that they lie there: devices in messages, zeros, merging,
 # events. It says nothing of CUDA or NCCL. TensorFlow has no kernels for sparse variables there, and Horovod
 # has no join and no broadcast in place.
 DOUBLE := build/release/double
@@ -210,7 +210,7 @@ demo: build ## Set up, build and train on digits under each policy
 .PHONY: bench
 bench: build ## Run the benchmarks; their figures go to build/bench
 	@mkdir -p build/bench
-	@for name in overhead recording latency many_tensors straggler work_sharing memory group weighted slow_momentum fusion simulator advise auto_quorum auto goodput; do \
+	@for name in overhead recording latency many_tensors straggler work_sharing memory group weighted slow_momentum merging simulator advise auto_quorum auto goodput; do \
 		$(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit; \
 	done
 

@@ -18,8 +18,8 @@ from typing import Any
 import harness
 from harness import scenarios
 
-from horovod_partial import recording
-from horovod_partial.advice import advise, gradient_policies
+from horovod_partial.insight import recording
+from horovod_partial.insight.advice import advise, gradient_policies
 
 
 def measure(

@@ -32,8 +32,8 @@ from harness import digits
 from numpy.typing import NDArray
 
 from horovod_partial import _core
+from horovod_partial.insight.simulate import Cluster, Result, Trace, simulate
 from horovod_partial.policies import Auto, Quorum
-from horovod_partial.simulate import Cluster, Result, Trace, simulate
 
 COMPUTE, REDUCTION = 0.05, 0.001
 BEGIN, END = 300, 600  # steps

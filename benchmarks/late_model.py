@@ -34,8 +34,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
+from horovod_partial.insight.simulate import Cluster, Trace, simulate
 from horovod_partial.policies import resolve
-from horovod_partial.simulate import Cluster, Trace, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "examples" / "torch" / "work"

@@ -22,7 +22,7 @@ import torch
 from harness import shapes
 
 import horovod_partial.torch as hvd
-from horovod_partial.bucket_config import REPLAY_LIMIT
+from horovod_partial.runtime.bucket_config import REPLAY_LIMIT
 
 ARMS: dict[str, dict[str, Any]] = {
     "horovod": {"sync": None},

@@ -32,8 +32,8 @@ import torch
 from harness.shaped import Shaped
 
 import horovod_partial.torch as hvd
-from horovod_partial.fusion import MessageCost
-from horovod_partial.simulate import Cluster, LogNormal, OneSlow, RandomRanks, Result, Rotating, Trace, simulate
+from horovod_partial.insight.simulate import Cluster, LogNormal, OneSlow, RandomRanks, Result, Rotating, Trace, simulate
+from horovod_partial.merging import MessageCost
 
 # --- Against reality -------------------------------------------------------------------------------------------------
 

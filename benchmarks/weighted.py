@@ -21,7 +21,7 @@ import harness
 import torch
 
 import horovod_partial.torch as hvd
-from horovod_partial.wp_sgd import average_is_useful
+from horovod_partial.exchange.wp_sgd import average_is_useful
 
 DIMENSIONS, NOISE, SPREAD = 20, 5.0, 0.55
 REGULARISATION, STEP = 0.1, 0.005

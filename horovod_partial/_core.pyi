@@ -37,7 +37,7 @@ class Periods:
     def begin_anew(self, ended: int) -> None: ...
     def work(self) -> int: ...
 
-def plan_fusion(
+def plan_merging(
     rule: str,
     ready: Sequence[float],
     bytes: Sequence[float],
@@ -45,7 +45,7 @@ def plan_fusion(
     seconds_per_byte: float,
     threshold_bytes: float,
 ) -> list[int]: ...
-def fusion_messages(
+def merging_messages(
     plan: Sequence[int], ready: Sequence[float], bytes: Sequence[float], latency: float, seconds_per_byte: float
 ) -> list[tuple[float, float, float]]: ...
 def run_job(

@@ -47,7 +47,7 @@ hvd.shutdown()
 NCCL_QUESTION = """
 import json
 from horovod.{framework} import mpi_ops
-from horovod_partial import nccl
+from horovod_partial.runtime import nccl
 own = nccl.of_horovod(mpi_ops._basics.MPI_LIB_CTYPES._name, mpi_ops.nccl_built())
 print(json.dumps(nccl.describe("{framework}", own, nccl.loaded())))
 """
@@ -136,24 +136,24 @@ def _self_test(framework: str, has_nccl: bool) -> SelfTest:
 
 @app.command()
 def plan(
-    path: str = typer.Argument(help="A file that `optimizer.fusion_plan.save` made."),
+    path: str = typer.Argument(help="A file that `optimizer.merging_plan.save` made."),
     latency_ms: float | None = typer.Option(None, min=0.0, help="Start-up of a message; replaces the measured one."),
     ns_per_byte: float | None = typer.Option(None, min=0.0, help="Time of a byte; replaces the measured one."),
     output: str | None = typer.Option(None, help="File for a picture of backward and messages under each rule."),
 ) -> None:
     """Compare the rules of merged gradients on the times that a plan was made from."""
-    from horovod_partial import fusion
+    from horovod_partial import merging
 
     with _refusing():
-        saved = fusion.FusionPlan.load(path)
+        saved = merging.MergingPlan.load(path)
     if saved.cost is None and (latency_ms is None or ns_per_byte is None):
         raise _refused(f"{path} has no cost of messages ({saved.reason}); give --latency-ms and --ns-per-byte")
-    measured = saved.cost or fusion.MessageCost(0.0, 0.0)
-    cost = fusion.MessageCost(
+    measured = saved.cost or merging.MessageCost(0.0, 0.0)
+    cost = merging.MessageCost(
         measured.latency if latency_ms is None else latency_ms / 1e3,
         measured.seconds_per_byte if ns_per_byte is None else ns_per_byte / 1e9,
     )
-    plans = {rule: saved.by_rule(rule, cost) for rule in fusion.RULES}
+    plans = {rule: saved.by_rule(rule, cost) for rule in merging.RULES}
     table = Table(title=f"{len(saved.gradients)} gradients, {sum(saved.nbytes) / 1e6:.1f} MB", title_justify="left")
     for column in ("rule", "messages", "ms", "over exact"):
         table.add_column(column, justify="left" if column == "rule" else "right")
@@ -164,16 +164,16 @@ def plan(
     Console().print(table)
     typer.echo("Times are from the first gradient to the last result.")
     if output is not None:
-        from horovod_partial.simulate import Trace
+        from horovod_partial.insight.simulate import Trace
 
-        plots = _for_output("plots", "matplotlib", "matplotlib")
+        plots = _for_output("insight.plots", "matplotlib", "matplotlib")
         with _refusing():
-            plots.gantt(Trace.recorded(saved), fusion.RULES, cost, f"{path}: backward and messages", Path(output))
+            plots.gantt(Trace.recorded(saved), merging.RULES, cost, f"{path}: backward and messages", Path(output))
 
 
 @app.command()
 def simulate(
-    trace: str = typer.Argument(help="A file that tools/make_traces.py or `optimizer.fusion_plan.save` made."),
+    trace: str = typer.Argument(help="A file that tools/make_traces.py or `optimizer.merging_plan.save` made."),
     policies: list[str] = typer.Option(["full"], "--sync", help="A sync policy; may be given several times."),  # noqa: B008 (typer's way)
     rules: str = typer.Option("exact,wait_free,single", help="Rules of merged gradients, with commas between them."),
     ranks: str = typer.Option("4,8,16,32,64", help="Numbers of ranks, with commas between them."),
@@ -204,12 +204,12 @@ def simulate(
 
     Under work sharing the bound is the time of the best schedule of whole micro-batches. The default cluster is the first one of the MG-WFBP paper.
     """
-    from horovod_partial.fusion import MessageCost
+    from horovod_partial.insight.simulate import Cluster, Result, Trace, parse_delays
+    from horovod_partial.insight.simulate import simulate as run
+    from horovod_partial.merging import MessageCost
     from horovod_partial.policies import ModelPolicy, parse
-    from horovod_partial.simulate import Cluster, Result, Trace, parse_delays
-    from horovod_partial.simulate import simulate as run
 
-    plots = _for_output("plots", "matplotlib", "matplotlib") if output is not None else None
+    plots = _for_output("insight.plots", "matplotlib", "matplotlib") if output is not None else None
     table = Table(title_justify="left")
     shown = ("ranks", "policy", "rule", "messages", "ms", "bound", "efficiency", "late", "contributors", "staleness")
     for column in shown:
@@ -281,12 +281,12 @@ def report(
     prometheus: str | None = typer.Option(None, help="File for metrics for the node exporter's collector, FILE.prom."),
 ) -> None:
     """Tell from a recording which rank is slow, where the time went, and what waiting has cost."""
-    from horovod_partial import recording
-    from horovod_partial.report import Summary, text
-    from horovod_partial.report import prometheus as metrics
-    from horovod_partial.report import trace as traces
+    from horovod_partial.insight import recording
+    from horovod_partial.insight.report import Summary, text
+    from horovod_partial.insight.report import prometheus as metrics
+    from horovod_partial.insight.report import trace as traces
 
-    page = _for_output("report.page", "plotly", "horovod-partial[report]") if output is not None else None
+    page = _for_output("insight.report.page", "plotly", "horovod-partial[report]") if output is not None else None
     with _refusing():
         summary = Summary.of(recording.load(folder, run))
         text.show(summary)
@@ -305,7 +305,7 @@ def advise(
     optimizer: str | None = typer.Option(None, help="The job's optimizer: sgd, adam, adamw or muon."),
 ) -> None:
     """Predict from a recording how fast the job would be under each policy, and recommend one."""
-    from horovod_partial import advice, recording
+    from horovod_partial.insight import advice, recording
 
     if optimizer is not None and (optimizer := optimizer.lower()) not in advice.LEAST_QUORUM:
         raise _refused(f"--optimizer must be one of {', '.join(advice.LEAST_QUORUM)}, not {optimizer!r}")
@@ -346,7 +346,7 @@ def run(
     On every rank: horovodrun -np 4 horovod-partial run --sync majority train.py --lr 0.1
     """
     from horovod_partial import policies
-    from horovod_partial import program as programs
+    from horovod_partial.names import program as programs
 
     if sync is not None:
         with _refusing("--sync: "):

@@ -495,7 +495,7 @@ class WeightedAverage(_ModelPolicy):
         period: steps of the fastest rank between two averages, 1 or more.
         contraction: factor by which a step shrinks the distance to the solution, above 0 and at most 1. 1 is the plain
             average. For a loss with strong convexity lambda, and a learning rate eta, it is at most 1 - lambda * eta.
-            `horovod_partial.wp_sgd.estimate_contraction` measures it.
+            `horovod_partial.exchange.wp_sgd.estimate_contraction` measures it.
         average: same as in `GroupAverage`.
         overlap: same as in `GroupAverage`.
         slow_momentum: applied to all averages. Only for PyTorch.

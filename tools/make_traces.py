@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from horovod_partial.simulate import Gradient, Trace
+from horovod_partial.insight.simulate import Gradient, Trace
 
 IMAGE, CLASSES = 224, 1000
 

@@ -15,7 +15,7 @@ import torch
 from experiment import Job, Outcome, Plot, Row
 
 import horovod_partial.torch as hvd
-from horovod_partial.simulate import Trace, simulate
+from horovod_partial.insight.simulate import Trace, simulate
 
 SIZES = (64, 512, 4_096, 32_768, 262_144, 4_194_304)  # bytes
 PAPER_MS = {"full": ("~15.5", "~22"), "random": ("~5.3", "~11"), "solo": ("~0.25", "~1.5")}  # smallest, largest size

@@ -17,8 +17,8 @@ from harness.hyperplane import Hyperplane
 from numpy.typing import NDArray
 
 import horovod_partial.torch as hvd
+from horovod_partial.insight.simulate import Cluster, RandomRanks, Trace, simulate
 from horovod_partial.policies import Policy
-from horovod_partial.simulate import Cluster, RandomRanks, Trace, simulate
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 Floats = NDArray[np.float64]
@@ -35,7 +35,7 @@ def resnet50(compute: float) -> Trace:
 def seconds_of(
     policy: Policy | str, trace: Trace, delays: Floats, links: Cluster, algorithm: str = rivals.ALGORITHM
 ) -> float:
-    """What a step takes under a policy of ours, simulated; delays as in `horovod_partial.simulate`."""
+    """What a step takes under a policy of ours, simulated; delays as in `horovod_partial.insight.simulate`."""
     iterations, ranks = delays.shape
     return simulate(
         trace, policy, ranks, cluster=links, algorithm=algorithm, iterations=iterations, delays=delays

@@ -15,7 +15,7 @@ import numpy as np
 from experiment import Job, Outcome, Plot, Row
 from numpy.typing import NDArray
 
-from horovod_partial.simulate import LogNormal
+from horovod_partial.insight.simulate import LogNormal
 
 Floats = NDArray[np.float64]
 

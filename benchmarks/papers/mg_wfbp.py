@@ -22,15 +22,18 @@ PAPER = Paper(
         ("WFBP and SyncEASGD (sections 2.3, 2.4)", '`hvd.MergedGradients("wait_free")`, `("single")`'),
         (
             "The optimum of equation 24, exactly",
-            '`hvd.MergedGradients("exact")`, the default; `cpp/core/merging/fusion_plan.cc`',
+            '`hvd.MergedGradients("exact")`, the default; `cpp/core/merging/merging_plan.cc`',
         ),
         (
             "Algorithm 2: times of backward measured (section 5.1), one plan for all, one buffer for all (section 5.3)",
-            "`horovod_partial/fusion`, [merged gradients](tuning.md#merged-gradients)",
+            "`horovod_partial/merging`, [merged gradients](tuning.md#merged-gradients)",
         ),
-        ("a + b M fitted to measured messages (sections 2.5, 6.2)", "`horovod_partial.fusion.MessageCost.fit`"),
-        ("Costs of reductions (table 2)", "`horovod_partial.simulate.Cluster.cost`, [the simulator](simulator.md)"),
-        ("Simulation of traces (section 6.4)", "`horovod_partial.simulate`, `benchmarks/traces`"),
+        ("a + b M fitted to measured messages (sections 2.5, 6.2)", "`horovod_partial.merging.MessageCost.fit`"),
+        (
+            "Costs of reductions (table 2)",
+            "`horovod_partial.insight.simulate.Cluster.cost`, [the simulator](simulator.md)",
+        ),
+        ("Simulation of traces (section 6.4)", "`horovod_partial.insight.simulate`, `benchmarks/traces`"),
     ),
     differs=(
         "The paper's rule is not optimal, though lemma 1 and theorem 1 say so: a decision minimises the end of the next "

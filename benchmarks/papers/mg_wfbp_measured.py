@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import fusion
 import harness
+import merging
 import numpy as np
 import simulator
 from experiment import Job, Outcome, Plot, Row
@@ -61,7 +61,7 @@ def message_costs(job: Job) -> Outcome:
 
 # --- Steps -----------------------------------------------------------------------------------------------------------
 
-# By the names of benchmarks/fusion.py. WFBP is Horovod itself, told to fuse nothing.
+# By the names of benchmarks/merging.py. WFBP is Horovod itself, told to fuse nothing.
 ARMS = {"WFBP": "per tensor", "SyncEASGD": "single message", "MG-WFBP": "paper", "exact plan": "exact"}
 # What is how many times as fast as what, and the paper's figure for it.
 GAINS = {
@@ -72,7 +72,7 @@ GAINS = {
 
 
 def steps(job: Job) -> Outcome:
-    """Steps of benchmarks/fusion.py: many small tensors on one machine, and ResNet-50's shapes on limited links."""
+    """Steps of benchmarks/merging.py: many small tensors on one machine, and ResNet-50's shapes on limited links."""
     missing = namespaces.missing()
     jobs = [("small", 2)] if job.smoke else [("small", 4), ("small", 8)]
     if not (job.smoke or missing):
@@ -115,10 +115,10 @@ def seconds(job: Job, section: str, ranks: int, arm: str) -> float:
     few = job.smoke or section == "links"
     with links as command:
         taken = harness.launch(
-            fusion.run,
+            merging.run,
             ranks=ranks,
             transport="mpi" if section == "links" else job.transport,
-            environment=fusion.ARMS[arm],
+            environment=merging.ARMS[arm],
             command=command,
             section=section,
             arm=arm,

@@ -18,7 +18,7 @@ from pathlib import Path
 from experiment import Job, Outcome, Plot, Row
 from harness import shapes
 
-from horovod_partial.simulate import Gradient, Trace
+from horovod_partial.insight.simulate import Gradient, Trace
 
 CLASSES = 1000
 TRACES = Path(__file__).parents[1] / "traces"

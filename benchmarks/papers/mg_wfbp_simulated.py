@@ -1,6 +1,6 @@
 """MG-WFBP in simulated time: its clusters (figures 6 to 9), its own simulation (figures 10, 11), and its theorem 1.
 
-Iterations are of `horovod_partial.simulate`, which without delays takes what the paper's equations 6 to 8 say.
+Iterations are of `horovod_partial.insight.simulate`, which without delays takes what the paper's equations 6 to 8 say.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from experiment import Job, Outcome, Plot, Row
 from mg_wfbp_measured import bars
 from mg_wfbp_networks import by_layer, step
 
-from horovod_partial.fusion import MessageCost
-from horovod_partial.simulate import Cluster, Gradient, Result, Trace, simulate
+from horovod_partial.insight.simulate import Cluster, Gradient, Result, Trace, simulate
+from horovod_partial.merging import MessageCost
 
 ARMS = {"WFBP": "wait_free", "SyncEASGD": "single", "MG-WFBP": "paper", "exact plan": "exact"}
 BASELINES = ("WFBP", "SyncEASGD")

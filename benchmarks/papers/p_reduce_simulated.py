@@ -1,6 +1,6 @@
 """P-Reduce in simulated time: speed-ups by kind of heterogeneity, how groups mix, and what rounds one at a time cost.
 
-The groups are those of the real coordinator, through `horovod_partial.simulate`, where nothing else is said. There, as in
+The groups are those of the real coordinator, through `horovod_partial.insight.simulate`, where nothing else is said. There, as in
 a process set of Horovod's, groups that form while a round runs wait for its end. `independent` is a model of groups that
 do not: in the order in which ranks come, each `size` of them begin to reduce at once, and are ready again after that and
 their next step. It knows no windows, so that equally fast ranks may stay in cliques.
@@ -17,8 +17,8 @@ import numpy as np
 from experiment import Job, Outcome, Plot, Row
 from numpy.typing import NDArray
 
+from horovod_partial.insight.simulate import Cluster, Result, Trace, simulate
 from horovod_partial.policies import PartialReduce, Policy
-from horovod_partial.simulate import Cluster, Result, Trace, simulate
 
 Floats = NDArray[np.float64]
 

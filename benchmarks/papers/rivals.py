@@ -1,7 +1,7 @@
 """How long a step takes under the papers' baselines, at any number of ranks: who waits for whom, and for how long.
 
 Each function takes `work`, the seconds of compute of each step with whatever delays it, of the shape (steps, ranks);
-links; and the bytes of a model. It returns seconds of a step as `horovod_partial.simulate` does: when a rank has ended
+links; and the bytes of a model. It returns seconds of a step as `horovod_partial.insight.simulate` does: when a rank has ended
 its last step, over their number, mean over the ranks. Models travel when a step is computed, and nothing overlaps
 unless it says so. What a rank sends goes through its link one message after the other, and what it receives meanwhile
 comes by the other direction; links between others are not in the way. Averaging itself takes no time. Policies of ours
@@ -15,8 +15,8 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_partial.fusion import MessageCost
-from horovod_partial.simulate import Cluster
+from horovod_partial.insight.simulate import Cluster
+from horovod_partial.merging import MessageCost
 
 Floats = NDArray[np.float64]
 

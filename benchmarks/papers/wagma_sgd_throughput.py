@@ -13,8 +13,8 @@ from eager_sgd_times import histogram, waits
 from experiment import Job, Outcome, Plot, Row
 from numpy.typing import NDArray
 
+from horovod_partial.insight.simulate import Cluster, LogNormal, RandomRanks, Trace
 from horovod_partial.policies import GroupAverage
-from horovod_partial.simulate import Cluster, LogNormal, RandomRanks, Trace
 
 Floats = NDArray[np.float64]
 NEIGHBOURS = "waiting for neighbours only"

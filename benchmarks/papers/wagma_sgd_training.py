@@ -22,8 +22,8 @@ from wagma_sgd_throughput import (
     sentences,
 )
 
+from horovod_partial.insight.simulate import Cluster, RandomRanks, Trace
 from horovod_partial.policies import GroupAverage
-from horovod_partial.simulate import Cluster, RandomRanks, Trace
 
 # A step of 0.615 s, which is that of Fig. 4 with 128 images, in which two ranks are late by 0.32 s; twenty times as fast. With 64
 # images, as 64 ranks have them in Fig. 5, a step takes some 0.34 s (AD-PSGD's 28,150 take 165 minutes), so delays weigh more there.
@@ -184,7 +184,7 @@ class Groups:
     Attributes:
         network: that is trained.
         trace: of its step.
-        delays: as in `horovod_partial.simulate`.
+        delays: as in `horovod_partial.insight.simulate`.
         period: of the averages of all ranks.
         size: of the groups.
         paper: by how much longer a step takes there with one group of all ranks.

@@ -30,9 +30,9 @@ PAPER = Paper(
         ),
         (
             "Tests: is an average useful (equation 24), do periods converge (section 5.1)",
-            "`horovod_partial.wp_sgd`, `optimizer.last_average`, `benchmarks/weighted.py`",
+            "`horovod_partial.exchange.wp_sgd`, `optimizer.last_average`, `benchmarks/weighted.py`",
         ),
-        ("r fitted to a run (section 4.2, figure 3)", "`horovod_partial.wp_sgd.estimate_contraction`"),
+        ("r fitted to a run (section 4.2, figure 3)", "`horovod_partial.exchange.wp_sgd.estimate_contraction`"),
         (
             "Delay SGD within a node and D&M (Algorithms 3 and 5)",
             "`benchmarks/papers/wp_sgd_nodes.py`, in emulation only",

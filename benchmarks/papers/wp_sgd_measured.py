@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import horovod_partial.torch as hvd
-from horovod_partial.wp_sgd import estimate_contraction
+from horovod_partial.exchange.wp_sgd import estimate_contraction
 
 RANKS = 8
 STEP = 0.002  # seconds, a sleep, of a rank at full speed

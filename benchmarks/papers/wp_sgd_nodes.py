@@ -22,7 +22,7 @@ from experiment import Job, Outcome, Plot, Row
 from numpy.typing import NDArray
 
 from horovod_partial import _core
-from horovod_partial.wp_sgd import average_is_useful, estimate_contraction
+from horovod_partial.exchange.wp_sgd import average_is_useful, estimate_contraction
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

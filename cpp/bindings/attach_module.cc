@@ -9,8 +9,8 @@
 
 #include "attach/attachment.h"
 #include "attach/device.h"
-#include "attach/fusion.h"
 #include "attach/library.h"
+#include "attach/merging.h"
 #include "bindings/conversions.h"
 #include "bindings/monitor_calls.h"
 #include "bindings/stacks.h"
@@ -308,7 +308,7 @@ PYBIND11_MODULE(_attach, m) {
   using attach::SharedSteps;
   py::class_<SharedSteps, std::shared_ptr<SharedSteps>>(m, "SharedSteps")
       .def(py::init([](const std::string& name, const std::vector<std::int64_t>& elements,
-                       const FusionSteps::Messages& messages, std::int64_t due,
+                       const MergingSteps::Messages& messages, std::int64_t due,
                        std::size_t window) { return SharedSteps::Declare({name, elements, messages, due, window}); }),
            name, py::arg("elements"), py::arg("messages"), py::arg("due"), py::arg("window"))
       .def(
@@ -321,27 +321,29 @@ PYBIND11_MODULE(_attach, m) {
       .def(
           "record_gradient",
           [](SharedSteps& self, int gradient, std::int64_t elements) {
-            self.With([&](FusionSteps& steps) { steps.RecordGradient(gradient, elements, NowSeconds()); });
+            self.With([&](MergingSteps& steps) { steps.RecordGradient(gradient, elements, NowSeconds()); });
           },
           py::arg("gradient"), py::arg("elements"))
       .def("record_all_gradients",
-           [](SharedSteps& self) { self.With([](FusionSteps& steps) { steps.RecordAllGradients(NowSeconds()); }); })
-      .def(
-          "step_ended",
-          [](SharedSteps& self) { return self.With([](FusionSteps& steps) { return steps.StepEnded(NowSeconds()); }); })
-      .def("measures", [](SharedSteps& self) { return self.With([](FusionSteps& steps) { return steps.Measures(); }); })
+           [](SharedSteps& self) { self.With([](MergingSteps& steps) { steps.RecordAllGradients(NowSeconds()); }); })
+      .def("step_ended",
+           [](SharedSteps& self) {
+             return self.With([](MergingSteps& steps) { return steps.StepEnded(NowSeconds()); });
+           })
+      .def("measures",
+           [](SharedSteps& self) { return self.With([](MergingSteps& steps) { return steps.Measures(); }); })
       .def_property_readonly(
-          "plans", [](SharedSteps& self) { return self.With([](FusionSteps& steps) { return steps.plans(); }); })
+          "plans", [](SharedSteps& self) { return self.With([](MergingSteps& steps) { return steps.plans(); }); })
       .def(
           "plan",
-          [](SharedSteps& self, std::optional<FusionSteps::Messages> messages, std::optional<std::int64_t> due) {
-            self.With([&](FusionSteps& steps) { steps.Plan(std::move(messages), due); });
+          [](SharedSteps& self, std::optional<MergingSteps::Messages> messages, std::optional<std::int64_t> due) {
+            self.With([&](MergingSteps& steps) { steps.Plan(std::move(messages), due); });
           },
           py::arg("messages"), py::arg("due"))
       .def(
           "times",
           [](SharedSteps& self, bool first) {
-            return self.With([&](FusionSteps& steps) { return first ? steps.first_rows() : steps.last_rows(); });
+            return self.With([&](MergingSteps& steps) { return first ? steps.first_rows() : steps.last_rows(); });
           },
           py::kw_only(), py::arg("first"));
 

@@ -8,7 +8,7 @@
 #include "core/groups/periods.h"
 #include "core/groups/schedule.h"
 #include "core/groups/weights.h"
-#include "core/merging/fusion_plan.h"
+#include "core/merging/merging_plan.h"
 #include "core/merging/packing.h"
 #include "core/quorum/auto_quorum.h"
 #include "core/quorum/policy.h"
@@ -52,17 +52,17 @@ PYBIND11_MODULE(_core, m) {
       .def("work", &Periods::Work);
 
   m.def(
-      "plan_fusion",
+      "plan_merging",
       [](const std::string& rule, const std::vector<double>& ready, const std::vector<double>& bytes, double latency,
          double seconds_per_byte, double threshold_bytes) {
-        return PlanFusion(FusionRuleFromName(rule), Gradients(ready, bytes), {latency, seconds_per_byte},
-                          threshold_bytes);
+        return PlanMerging(MergingRuleFromName(rule), Gradients(ready, bytes), {latency, seconds_per_byte},
+                           threshold_bytes);
       },
       py::arg("rule"), py::arg("ready"), py::arg("bytes"), py::arg("latency"), py::arg("seconds_per_byte"),
       py::arg("threshold_bytes"));
   m.def(
-      "fusion_messages",
-      [](const FusionPlan& plan, const std::vector<double>& ready, const std::vector<double>& bytes, double latency,
+      "merging_messages",
+      [](const MergingPlan& plan, const std::vector<double>& ready, const std::vector<double>& bytes, double latency,
          double seconds_per_byte) {
         py::list messages;
         for (const Message& message : Messages(plan, Gradients(ready, bytes), {latency, seconds_per_byte}))

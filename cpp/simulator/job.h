@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/groups/periods.h"
-#include "core/merging/fusion_plan.h"
+#include "core/merging/merging_plan.h"
 #include "core/quorum/policy.h"
 #include "core/rounds/bucket.h"
 #include "core/rounds/coordinator.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/merging/fusion_plan.h"
+#include "core/merging/merging_plan.h"
 #include "core/rounds/work_sharing.h"
 #include "core/values/types.h"
 #include "simulator/job.h"

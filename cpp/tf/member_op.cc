@@ -1,4 +1,4 @@
-// Kernels of merged gradients (fusion=hvd.MergedGradients): each puts a gradient into its message of the present plan.
+// Kernels of merged gradients (merging=hvd.MergedGradients): each puts a gradient into its message of the present plan.
 // No thread waits.
 #include <tensorflow/core/framework/cancellation.h>
 #include <tensorflow/core/framework/op_kernel.h>
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "attach/fusion.h"
+#include "attach/merging.h"
 #include "tf/async_kernel.h"
 #include "tf/destination.h"
 #include "tf/device.h"
@@ -66,7 +66,7 @@ class Fillings {
 
   // Adds a member to its message; the first one makes the message. As soon as a member has joined, another thread may
   // end its kernel. So `filling` and `gradient` give the kernel what it still needs.
-  absl::Status Join(const FusionSteps::Place& place, const std::shared_ptr<Member>& member,
+  absl::Status Join(const MergingSteps::Place& place, const std::shared_ptr<Member>& member,
                     const std::shared_ptr<const attach::Stream>& stream, std::shared_ptr<Filling>* filling,
                     Tensor* gradient) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -105,7 +105,7 @@ class Fillings {
 
   // A member's step is given up. If its message is still being filled, all its kernels end with `status`, and the next
   // step begins with an empty message. A message that has arrived at its bucket is not touched.
-  void Abandon(const FusionSteps::Place& place, Member& member, const absl::Status& status) {
+  void Abandon(const MergingSteps::Place& place, Member& member, const absl::Status& status) {
     std::shared_ptr<Filling> filling;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -145,7 +145,7 @@ class MemberOp final : public AsyncKernel {
     if (!status.ok()) return status;
     const auto steps = attach::SharedSteps::Find(steps_);
     steps->Enter(session);
-    const FusionSteps::Place place = steps->With([&](FusionSteps& merged) {
+    const MergingSteps::Place place = steps->With([&](MergingSteps& merged) {
       return merged.RecordGradient(gradient_, context->input(1).NumElements(), Seconds());
     });
     const Caller caller{Caller::Kind::kGraph, context->step_id()};
@@ -200,7 +200,7 @@ class StepEndedOp final : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &due));
     try {
       due->scalar<bool>()() =
-          attach::SharedSteps::Find(steps_)->With([](FusionSteps& steps) { return steps.StepEnded(Seconds()); });
+          attach::SharedSteps::Find(steps_)->With([](MergingSteps& steps) { return steps.StepEnded(Seconds()); });
     } catch (const std::invalid_argument& error) {
       context->SetStatus(absl::InvalidArgumentError(error.what()));
     }

@@ -11,7 +11,7 @@ from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import policies
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
-from horovod_partial.fusion import MergedGradients
+from horovod_partial.merging import MergedGradients
 from horovod_partial.policies import (
     Auto,
     GradientPolicy,
@@ -38,7 +38,7 @@ def is_average(op: int, average: int, total: int) -> bool:
     """
     if op not in (average, total):
         raise ValueError(
-            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() without fusion for the others"
+            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() without merging for the others"
         )
     return op == average
 
@@ -181,17 +181,17 @@ def check_kinds(arguments: Mapping[str, Any]) -> None:
         require(fits is None, name, allowed, value)
 
 
-def check_fusion(fusion: Any, groups: Any) -> None:
-    """Check `fusion`; None is allowed.
+def check_merging(merging: Any, groups: Any) -> None:
+    """Check `merging`; None is allowed.
 
     Raises:
         ValueError: it is not a `MergedGradients`, or `groups` is given too.
     """
-    if fusion is None:
+    if merging is None:
         return
-    require(isinstance(fusion, MergedGradients), "fusion", "hvd.MergedGradients(...)", fusion)
+    require(isinstance(merging, MergedGradients), "merging", "hvd.MergedGradients(...)", merging)
     if groups is not None:
-        raise ValueError("give fusion or groups, not both: each says which gradients travel together")
+        raise ValueError("give merging or groups, not both: each says which gradients travel together")
 
 
 def with_num_groups(groups: Any, num_groups: int) -> Any:
@@ -221,7 +221,7 @@ def check_gradient_arguments(arguments: dict[str, Any]) -> None:
     """
     check_compression(arguments["compression"])
     groups = arguments["groups"]
-    check_fusion(arguments["fusion"], groups)
+    check_merging(arguments["merging"], groups)
     if groups is not None and not (isinstance(groups, list) or groups > 0):
         raise ValueError("groups should be a non-negative integer or a list of lists of variables.")
 
@@ -234,8 +234,8 @@ def warn_of_sums(policy: Policy) -> None:
     waits_for_all = isinstance(policy, Quorum) and policy.is_share and policy.ranks == 1.0
     if isinstance(policy, LateGradients) and policy.missed == "replay" and not waits_for_all:
         warnings.warn(
-            "what a late rank has missed is added up, in a tape, or with fusion in TensorFlow, so that replicas part with any "
-            "optimizer but plain SGD: leave the tape as it is, and use hvd.DistributedOptimizer without fusion",
+            "what a late rank has missed is added up, in a tape, or with merging in TensorFlow, so that replicas part with any "
+            "optimizer but plain SGD: leave the tape as it is, and use hvd.DistributedOptimizer without merging",
             stacklevel=3,
         )
 
@@ -257,7 +257,7 @@ def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, un
         "op": average,
         "gradient_predivide_factor": 1.0,
         "groups": None,
-        "fusion": None,
+        "merging": None,
     }
     given = [name for name, value in left_alone.items() if arguments.get(name, value) != value]
     if given:

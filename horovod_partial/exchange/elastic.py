@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from horovod.common.elastic import ObjectState, run_fn
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-from horovod_partial.runtime import Runtime
+from horovod_partial.runtime.runtime import Runtime
 
 
 def run(func: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:

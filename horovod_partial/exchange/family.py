@@ -7,11 +7,11 @@ from typing import Any
 
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial.runtime import Runtime
+from horovod_partial.runtime.runtime import Runtime
 
 
 class Family:
-    """The buckets of one optimizer's gradients in one generation, as `horovod_partial.healing.Trained`.
+    """The buckets of one optimizer's gradients in one generation, as `horovod_partial.runtime.healing.Trained`.
 
     Args:
         runtime: the framework's runtime.

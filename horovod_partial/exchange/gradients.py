@@ -15,13 +15,15 @@ from typing import Any
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 
-from horovod_partial import _attach, _core, bucket_config, healing
+from horovod_partial import _attach, _core
 from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
 from horovod_partial.exchange.family import Family
-from horovod_partial.fusion import FusionPlan, MergedGradients
+from horovod_partial.merging import MergedGradients, MergingPlan
 from horovod_partial.policies import Full, Policy, Quorum
-from horovod_partial.runtime import Runtime, Tenure
+from horovod_partial.runtime import bucket_config, healing
+from horovod_partial.runtime.runtime import Runtime
+from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
 
 
@@ -56,12 +58,12 @@ Apply = Callable[[list[Any], list[Any], Any], None]
 
 
 class StepApplier(ABC):
-    """Applies the rounds of the gradients of one step, as `horovod_partial.runtime.Applier`.
+    """Applies the rounds of the gradients of one step, as `horovod_partial.runtime.appliers.Applier`.
 
-    It takes part in flushes as long as its reducer exists.
+    It takes part in flushes as long as its exchange exists.
 
     Args:
-        reducer: the reducer that combines the gradients.
+        exchange: the exchange that combines the gradients.
         family: their buckets.
         variables: the variables, in the order of the gradients.
         apply: applies the gradients of a round.
@@ -72,24 +74,24 @@ class StepApplier(ABC):
     is_ahead = False
     shares_work = False
 
-    def __init__(self, reducer: GradientReducer, family: Family, variables: list[Any], apply: Apply) -> None:
-        self.process_set = reducer.process_set
+    def __init__(self, exchange: GradientExchange, family: Family, variables: list[Any], apply: Apply) -> None:
+        self.process_set = exchange.process_set
         self.thread = threading.get_ident()
-        self._reducer = weakref.ref(reducer)
+        self._exchange = weakref.ref(exchange)
         self._family = family
         self._variables = variables
         self._apply = apply
 
     @property
     def replica(self) -> healing.Replica | None:
-        """See `horovod_partial.runtime.Applier`."""
-        reducer = self._reducer()
-        return None if reducer is None or reducer.replica_of is None else reducer.replica_of(self._variables)
+        """See `horovod_partial.runtime.appliers.Applier`."""
+        exchange = self._exchange()
+        return None if exchange is None or exchange.replica_of is None else exchange.replica_of(self._variables)
 
     @property
     def family(self) -> Family | None:
-        """The buckets; None once the reducer is gone."""
-        return None if self._reducer() is None else self._family
+        """The buckets; None once the exchange is gone."""
+        return None if self._exchange() is None else self._family
 
     def steps_of(self, gradients: Any) -> Any:
         """Convert a number of gradients, summed over the buckets, to a number of steps per rank on average."""
@@ -107,19 +109,19 @@ class StepApplier(ABC):
         raise NotImplementedError
 
 
-class GradientReducer(ABC):
+class GradientExchange(ABC):
     """Combines the gradients of a step under a gradient policy.
 
     Under `Full` this is Horovod's own path, tensor by tensor. Under a partial policy gradients are packed into buckets, in
-    reverse order of the variables; a bucket has one type. With `fusion` a measured plan packs them, and under `Full`
+    reverse order of the variables; a bucket has one type. With `merging` a measured plan packs them, and under `Full`
     their rounds then close at a quorum of all ranks.
 
     Args:
         name: prefix of the names of tensors and buckets.
         sync: the policy.
         arguments: those of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`,
-            `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `fusion`.
-        replays: whether missed rounds can be applied one by one. With `fusion` they cannot.
+            `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `merging`.
+        replays: whether missed rounds can be applied one by one. With `merging` they cannot.
         skips_nonfinite: whether every rank skips rounds with gradients that are not finite. Then late ones that are not
             finite travel too, and under a partial policy gradients come without the loss scale.
         owner: the buckets end when this object is gone. None keeps them for any user of the same variables.
@@ -146,8 +148,8 @@ class GradientReducer(ABC):
         self.replica_of = replica_of
         self._owner = owner
         self.process_set: ProcessSet = arguments["process_set"]
-        self._fusion: MergedGradients | None = arguments["fusion"]
-        self._full = isinstance(sync, Full) and self._fusion is None
+        self._merging: MergedGradients | None = arguments["merging"]
+        self._full = isinstance(sync, Full) and self._merging is None
         self.unscaled = skips_nonfinite and not isinstance(sync, Full)
         self._sync = Quorum(1.0) if isinstance(sync, Full) else sync
         self._arguments = arguments
@@ -161,7 +163,7 @@ class GradientReducer(ABC):
         self._options = {
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide,
-            "missed": bucket_config.missed_by(sync, replays=replays and self._fusion is None),
+            "missed": bucket_config.missed_by(sync, replays=replays and self._merging is None),
             "drop_nonfinite": not skips_nonfinite,
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
@@ -359,8 +361,8 @@ class GradientReducer(ABC):
         return not any(name.startswith(f"{self.name}.") for name in names)
 
     @property
-    def fusion_plan(self) -> FusionPlan | None:
-        """The plan of the gradients that were reduced last; None without `fusion`, and before the measurements."""
+    def merging_plan(self) -> MergingPlan | None:
+        """The plan of the gradients that were reduced last; None without `merging`, and before the measurements."""
         return None
 
     @property

@@ -11,7 +11,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import _attach
 from horovod_partial._core import Periods
 from horovod_partial.policies import GroupAverage, ModelPolicy, PartialReduce, Quorum, WeightedAverage
-from horovod_partial.runtime import Runtime
+from horovod_partial.runtime.runtime import Runtime
 
 
 def takes_late(policy: ModelPolicy | Quorum) -> bool:
@@ -24,7 +24,7 @@ def takes_late(policy: ModelPolicy | Quorum) -> bool:
     return isinstance(policy, GroupAverage | PartialReduce)
 
 
-class ModelAverager(ABC):
+class ModelExchange(ABC):
     """The averages of one optimizer's model: WAGMA-SGD (IEEE TPDS 2021), P-Reduce (SIGMOD'21) and WP-SGD.
 
     Each framework has a subclass with `runtime`, which packs the model. A model is a sequence of the framework's tensors

@@ -6,7 +6,8 @@ import hashlib
 import threading
 from collections import Counter
 
-from horovod_partial.runtime import Runtime, Tenure
+from horovod_partial.runtime.runtime import Runtime
+from horovod_partial.runtime.tenure import Tenure
 
 
 class InstanceNames:

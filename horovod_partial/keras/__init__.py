@@ -17,7 +17,6 @@ from horovod.common.exceptions import HorovodInternalError
 
 from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
-from horovod_partial.fusion import MergedGradients
 from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -30,6 +29,7 @@ from horovod_partial.keras.values import (
     broadcast_global_variables,
     reducescatter,
 )
+from horovod_partial.merging import MergedGradients
 from horovod_partial.policies import *
 
 Adasum = backend.horovod.Adasum

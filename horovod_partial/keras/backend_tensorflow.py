@@ -9,18 +9,18 @@ import horovod.tensorflow as horovod
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial import bucket_config
 from horovod_partial.exchange.models import takes_late
 from horovod_partial.policies import ModelPolicy, Quorum
+from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow import operations
 from horovod_partial.tensorflow.elastic import TensorFlowKerasState as KerasState
 from horovod_partial.tensorflow.elastic import run
-from horovod_partial.tensorflow.gradients import GradientReducer
+from horovod_partial.tensorflow.gradients import GradientExchange
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime
 from horovod_partial.tensorflow.variables import broadcast_variables, gather_bytes
 
 __all__ = [
-    "GradientReducer",
+    "GradientExchange",
     "KerasState",
     "Variable",
     "average_",
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 Variable = tf.Variable  # which `native` makes of Keras's
-number_of = GradientReducer.number_of
+number_of = GradientExchange.number_of
 outside_graphs = tf.init_scope
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -29,7 +29,7 @@ from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replicas import gather_bytes
 
 __all__ = [
-    "GradientReducer",
+    "GradientExchange",
     "KerasState",
     "Variable",
     "average_",
@@ -97,8 +97,8 @@ class _Step(NamedTuple):
 
 
 class _StepApplier(gradients.StepApplier):
-    def __init__(self, reducer: gradients.GradientReducer, step: _Step, apply: gradients.Apply) -> None:
-        super().__init__(reducer, step.family, step.variables, apply)
+    def __init__(self, exchange: gradients.GradientExchange, step: _Step, apply: gradients.Apply) -> None:
+        super().__init__(exchange, step.family, step.variables, apply)
         self._step = step
 
     def apply_arrived(self, arrived: _Step) -> None:
@@ -109,7 +109,7 @@ class _StepApplier(gradients.StepApplier):
             self._apply(self._step.results(), self._variables, self.steps_of(count))
 
 
-class GradientReducer(gradients.GradientReducer):
+class GradientExchange(gradients.GradientExchange):
     """Combines the gradients of a step after backward has made them all; nobody's gradients are changed in place.
 
     Each bucket arrives as soon as it is packed; then all are waited for. Results are valid until the next step.
@@ -117,13 +117,13 @@ class GradientReducer(gradients.GradientReducer):
 
     average, total, runtime = Average, Sum, runtime
     number_of = staticmethod(number_of)
-    __call__ = uncompiled(gradients.GradientReducer.__call__)
-    apply_combined = uncompiled(gradients.GradientReducer.apply_combined)
+    __call__ = uncompiled(gradients.GradientExchange.__call__)
+    apply_combined = uncompiled(gradients.GradientExchange.apply_combined)
 
     def __init__(self, name: str, sync: Policy, arguments: dict[str, Any], **options: Any) -> None:
-        if arguments["fusion"] is not None:
+        if arguments["merging"] is not None:
             raise ValueError(
-                "fusion cannot be used with Keras on PyTorch: it hands gradients over when backward has made them all, and "
+                "merging cannot be used with Keras on PyTorch: it hands gradients over when backward has made them all, and "
                 "then nothing is left to win by a plan"
             )
         super().__init__(name, sync, arguments, **options)

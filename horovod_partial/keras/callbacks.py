@@ -17,7 +17,7 @@ from horovod_partial.keras.models import is_floating
 from horovod_partial.keras.replica import variables_of
 from horovod_partial.keras.steps import Rates, set_rate, steps_of
 from horovod_partial.policies import Quorum
-from horovod_partial.round_stats import Progress
+from horovod_partial.runtime.round_stats import Progress
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

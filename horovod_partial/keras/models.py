@@ -12,12 +12,12 @@ from horovod_partial.keras.backend import backend
 from horovod_partial.policies import ModelPolicy, WeightedAverage
 
 
-class ModelAverager(models.ModelAverager):
+class ModelExchange(models.ModelExchange):
     """Averages the model of one optimizer.
 
     Args:
         policy: the policy.
-        arguments: same as in `GradientReducer`.
+        arguments: same as in `GradientExchange`.
         is_local: returns whether a variable is each rank's own, and not averaged.
 
     Raises:

@@ -20,16 +20,16 @@ from horovod_partial.exchange.arguments import (
     warn_of_sums,
     with_num_groups,
 )
-from horovod_partial.exchange.gradients import Apply, GradientReducer
+from horovod_partial.exchange.gradients import Apply, GradientExchange
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.wrapping import subclass
-from horovod_partial.fusion import FusionPlan, MergedGradients
 from horovod_partial.keras.backend import backend
-from horovod_partial.keras.models import ModelAverager
+from horovod_partial.keras.models import ModelExchange
 from horovod_partial.keras.replica import replica_of
 from horovod_partial.keras.steps import Rates, follow_steps, inner
+from horovod_partial.merging import MergedGradients, MergingPlan
 from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy
-from horovod_partial.runtime import Tenure
+from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
 
 Average, Compression = backend.horovod.Average, backend.horovod.Compression
@@ -120,15 +120,15 @@ class _Methods:
         return self._horovod.rounds(self)
 
     @property
-    def fusion_plan(self) -> FusionPlan | None:
-        """Which gradients travel together, and why; None without `fusion`, and before costs have been measured."""
-        return self._horovod.fusion_plan
+    def merging_plan(self) -> MergingPlan | None:
+        """Which gradients travel together, and why; None without `merging`, and before costs have been measured."""
+        return self._horovod.merging_plan
 
     def flush(self) -> None:
         """Deliver late contributions and apply missed rounds; with a policy of models, make the models equal.
 
         It waits until every rank flushes. Call it in eager code, on every rank before an evaluation or a checkpoint,
-        and at the end of training (`hvd.callbacks.FlushCallback` does). Under `hvd.Full()` without `fusion` it does nothing.
+        and at the end of training (`hvd.callbacks.FlushCallback` does). Under `hvd.Full()` without `merging` it does nothing.
         """
         self._horovod.flush(self)
 
@@ -183,7 +183,7 @@ class _State:
         self._arguments = arguments
         self._averages = averages  # whether gradients of several passes are averaged; otherwise they are summed
         self._local: list[Any] = []
-        self._made: GradientReducer | ModelAverager | None = None
+        self._made: GradientExchange | ModelExchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of _made
         self._progress: _Progress | None = None  # None before the first step
         self._has_warned = False
@@ -200,15 +200,15 @@ class _State:
 
     def register_local(self, variable: Any) -> None:
         self._local.append(variable)
-        if isinstance(self._made, GradientReducer):
+        if isinstance(self._made, GradientExchange):
             self._made.register_local(variable)
 
-    def _current(self) -> GradientReducer | ModelAverager | None:
+    def _current(self) -> GradientExchange | ModelExchange | None:
         """The object that exchanges gradients or models; None before the first step of this generation."""
         return self._made if self._tenure.is_current else None
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
-    def _exchange(self, optimizer: Any) -> GradientReducer | ModelAverager:
+    def _exchange(self, optimizer: Any) -> GradientExchange | ModelExchange:
         """Return the same object; made in the first step, because its name depends on the variables."""
         made = self._current()
         if made is None:
@@ -218,12 +218,12 @@ class _State:
             name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
             if isinstance(self._policy, ModelPolicy):
                 local = {backend.number_of(variable, process_set) for variable in self._local}
-                made = ModelAverager(
+                made = ModelExchange(
                     self._policy, self._arguments, lambda variable: backend.number_of(variable, process_set) in local
                 )
                 made.use_name(name)
             else:
-                reducer: GradientReducer = backend.GradientReducer(
+                exchange: GradientExchange = backend.GradientExchange(
                     name,
                     self._policy,
                     self._arguments,
@@ -232,7 +232,7 @@ class _State:
                     owner=_attach.Owner(),
                     replica_of=replica_of(optimizer),
                 )
-                if self._has_rounds and reducer.replays:
+                if self._has_rounds and exchange.replays:
                     backend.runtime.meet(process_set)
                 if self._has_rounds and not self._progress_of(optimizer).follows(optimizer._trainable_variables):
                     warnings.warn(
@@ -242,15 +242,15 @@ class _State:
                         stacklevel=2,
                     )
                 for variable in self._local:
-                    reducer.register_local(variable)
-                made = reducer
+                    exchange.register_local(variable)
+                made = exchange
             self._made = made
             self._tenure.enter()
         return made
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
         exchange = self._exchange(optimizer)
-        if isinstance(exchange, ModelAverager):
+        if isinstance(exchange, ModelExchange):
             result = optimizer._base.apply(optimizer, gradients, variables)
             passes = inner(optimizer).gradient_accumulation_steps
             if not passes:
@@ -276,7 +276,7 @@ class _State:
     def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
         """Combine the gradients that Keras has accumulated, and apply them."""
         exchange = self._exchange(optimizer)
-        assert isinstance(exchange, GradientReducer)
+        assert isinstance(exchange, GradientExchange)
         passes = optimizer.gradient_accumulation_steps
         if not self._averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
@@ -298,15 +298,15 @@ class _State:
         return made.rounds if made is not None else 0
 
     @property
-    def fusion_plan(self) -> FusionPlan | None:
+    def merging_plan(self) -> MergingPlan | None:
         made = self._current()
-        return made.fusion_plan if isinstance(made, GradientReducer) else None
+        return made.merging_plan if isinstance(made, GradientExchange) else None
 
     def is_flushed(self, optimizer: Any) -> bool:
         made = self._current()
         if made is None or self._progress_of(optimizer).is_flushed():
             return True
-        return made.is_settled if isinstance(made, GradientReducer) else not made.is_needed
+        return made.is_settled if isinstance(made, GradientExchange) else not made.is_needed
 
     def before_saving(self, optimizer: Any) -> None:
         if self._has_warned or isinstance(self._policy, ModelPolicy) or self.is_flushed(optimizer):
@@ -327,7 +327,7 @@ class _State:
         made = self._current()
         if made is None:
             return
-        if isinstance(made, ModelAverager):
+        if isinstance(made, ModelExchange):
             made.flush_optimizer(optimizer)
             return
         missed = made.flush()
@@ -402,7 +402,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     sync: Policy | str | None = None,
-    fusion: MergedGradients | None = None,
+    merging: MergedGradients | None = None,
 ) -> Any:
     """Wrap an optimizer of Keras 3 so that gradients are combined over the ranks before they are applied, or models after.
 
@@ -417,7 +417,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     (`hvd.callbacks.FlushCallback`).
 
     If a late rank replays the rounds that it missed (see `hvd.Solo`), `iterations` counts rounds, each round is clipped,
-    and a schedule follows the steps that rounds count for. With `fusion` on TensorFlow missed results are added up.
+    and a schedule follows the steps that rounds count for. With `merging` on TensorFlow missed results are added up.
 
     Args:
         optimizer: any optimizer of Keras 3. The wrapper shares its state. Wrap the outermost optimizer; if the global
@@ -438,13 +438,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients: same as in Horovod.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
             policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
-        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.fusion_plan`), under `Full()`
+        merging: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.merging_plan`), under `Full()`
             only with `hvd.Average` and `hvd.Sum`. None leaves packing to Horovod under `Full()`, and packs by size
             (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
 
     Returns:
         An instance of the optimizer's class with the methods `flush`, `flushed`, `register_local_var`, and the
-        properties `rounds`, `all_variables`, `fusion_plan`.
+        properties `rounds`, `all_variables`, `merging_plan`.
 
     Raises:
         ValueError: an argument is wrong, or does not suit the policy.
@@ -464,7 +464,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "groups": groups,
         "process_set": process_set,
         "scale_local_gradients": scale_local_gradients,
-        "fusion": fusion,
+        "merging": merging,
     }
     repeated = {
         **arguments,
@@ -479,10 +479,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         warn_of_late_gradients(policy, inner(optimizer))
     check_gradient_arguments(arguments)
-    if fusion is not None:
+    if merging is not None:
         warn_of_sums(policy)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
-    replays = fusion is None and isinstance(policy, LateGradients) and policy.missed == "replay"
+    replays = merging is None and isinstance(policy, LateGradients) and policy.missed == "replay"
     if replays and accumulates and inner(optimizer).use_ema:
         raise ValueError(
             f"use_ema cannot be used with gradient accumulation under {policy!r}: Keras averages after each pass, and ranks "
@@ -494,9 +494,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     prefix = name or f"Distributed{type(optimizer).__name__}"
     if isinstance(policy, ModelPolicy):
-        ModelAverager(policy, arguments)  # wrong arguments fail here, not in the first step
+        ModelExchange(policy, arguments)  # wrong arguments fail here, not in the first step
     else:
-        backend.GradientReducer(prefix, policy, arguments, replays=True)
+        backend.GradientExchange(prefix, policy, arguments, replays=True)
     _accumulate(optimizer, backward_passes_per_step)  # comes last, because it changes the user's optimizer
     follow_steps(optimizer)
     base = type(optimizer)

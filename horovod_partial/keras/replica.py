@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovod_partial.healing import Array, Key, Replica
+from horovod_partial.runtime.healing import Array, Key, Replica
 
 
 def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
@@ -41,7 +41,7 @@ def variables_of(optimizer: Any) -> list[Any]:
 
 
 class _Replica:
-    """The replica of a training, in eager code: see `horovod_partial.healing.Replica`."""
+    """The replica of a training, in eager code: see `horovod_partial.runtime.healing.Replica`."""
 
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
         self._optimizer = optimizer  # this reference keeps its buckets alive during the comparison

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovod_partial.healing import Array
 from horovod_partial.keras.backend import backend
+from horovod_partial.runtime.healing import Array
 
 
 class Steps(keras.metrics.Metric):  # type: ignore[misc]

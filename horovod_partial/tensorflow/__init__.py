@@ -14,11 +14,12 @@ from horovod.tensorflow import *
 from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
 
 import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
-from horovod_partial import modules, policies
+from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
-from horovod_partial.fusion import MergedGradients
+from horovod_partial.merging import MergedGradients
+from horovod_partial.names import modules
 from horovod_partial.policies import *
-from horovod_partial.tensorflow.fusion import fusion_plans
+from horovod_partial.tensorflow.merging import merging_plans
 from horovod_partial.tensorflow.operations import (
     add_process_set,
     average,
@@ -46,9 +47,9 @@ __all__ = [
     "broadcast_variables",
     "elastic",
     "flush",
-    "fusion_plans",
     "init",
     "join",
+    "merging_plans",
     "partial_allreduce",
     "partial_stats",
     "record",

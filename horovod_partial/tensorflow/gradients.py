@@ -14,8 +14,8 @@ from horovod.tensorflow.mpi_ops import Average, Sum
 from horovod_partial.exchange import gradients
 from horovod_partial.exchange.arguments import warn_of_float32
 from horovod_partial.exchange.family import Family
-from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.fusion.planner import Gradient
+from horovod_partial.merging import MergedGradients, MergingPlan
+from horovod_partial.merging.planner import Gradient
 from horovod_partial.policies import Policy
 from horovod_partial.tensorflow.buckets import (
     Arrived,
@@ -27,21 +27,21 @@ from horovod_partial.tensorflow.buckets import (
     on_device_of,
     take_round,
 )
-from horovod_partial.tensorflow.fusion import Fusion, fusion_of
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime, wire_dtype
+from horovod_partial.tensorflow.merging import Merging, merging_of
 
 _numbers = gradients.Numbers(runtime)
 
 
-class GradientReducer(gradients.GradientReducer):
+class GradientExchange(gradients.GradientExchange):
     """Combines the gradients of a step in eager code or in a graph; a bucket arrives as soon as its gradients are there."""
 
     average, total, runtime = Average, Sum, runtime
 
     def __init__(self, name: str, sync: Policy, arguments: dict[str, Any], **options: Any) -> None:
         super().__init__(name, sync, arguments, **options)
-        self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # by name; empty with fusion
-        self._merged: dict[str, tuple[Fusion, list[Any]]] = {}
+        self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # by name; empty with merging
+        self._merged: dict[str, tuple[Merging, list[Any]]] = {}
 
     @staticmethod
     def number_of(variable: Any, process_set: ProcessSet) -> int:
@@ -85,8 +85,8 @@ class GradientReducer(gradients.GradientReducer):
     # --- Partial
 
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[RoundInfo]]:
-        if self._fusion is not None:
-            return self._merge(self._fusion, gradients, variables)
+        if self._merging is not None:
+            return self._merge(self._merging, gradients, variables)
         _, arrived, infos = self._arrive(gradients, variables)
         results: list[Any] = [None] * len(gradients)
         for bucket in arrived:
@@ -146,7 +146,7 @@ class GradientReducer(gradients.GradientReducer):
 
     def _merge(
         self,
-        fusion: MergedGradients,
+        merging: MergedGradients,
         gradients: list[Any],
         variables: list[Any],
     ) -> tuple[list[Any], list[RoundInfo]]:
@@ -164,14 +164,14 @@ class GradientReducer(gradients.GradientReducer):
             )
             for position, (variable, wire) in enumerate(zip(variables, wires, strict=True))
         ]
-        merged = fusion_of(name, fusion, self.process_set, described, messages, lives_on=self._owner is None)
+        merged = merging_of(name, merging, self.process_set, described, messages, lives_on=self._owner is None)
         self._merged[name] = merged, variables
         return merged.reduce(wires, members, self._bucket_spec())
 
     def _dense(self, gradient: Any, variable: Any) -> tf.Tensor:
         if isinstance(gradient, tf.IndexedSlices) and not self._arguments["sparse_as_dense"]:
             raise ValueError(
-                "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without fusion"
+                "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without merging"
             )
         tensor = tf.convert_to_tensor(gradient)
         if not tensor.shape.is_fully_defined():
@@ -194,12 +194,12 @@ class GradientReducer(gradients.GradientReducer):
 
     @property
     def rounds(self) -> int:
-        if self._fusion is None:
+        if self._merging is None:
             return super().rounds
         return min((merged.rounds for merged, _ in self._merged.values()), default=0)
 
     @property
-    def fusion_plan(self) -> FusionPlan | None:
+    def merging_plan(self) -> MergingPlan | None:
         return next((merged.plan for merged, _ in reversed(self._merged.values())), None)
 
 
@@ -212,10 +212,10 @@ class StepApplier(gradients.StepApplier):
     """
 
     def __init__(
-        self, reducer: gradients.GradientReducer, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply
+        self, exchange: gradients.GradientExchange, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply
     ) -> None:
-        family = Family(runtime, reducer.process_set, [bucket.name for bucket in arrived])
-        super().__init__(reducer, family, variables, apply)
+        family = Family(runtime, exchange.process_set, [bucket.name for bucket in arrived])
+        super().__init__(exchange, family, variables, apply)
         self._buckets = [bucket._replace(results=[]) for bucket in arrived]
         self._in_training = self._in_flush = self._apply_all
         if not tf.executing_eagerly():
@@ -260,6 +260,8 @@ def _done(apply: Callable[[], None]) -> tf.Tensor:
 def _compressed(tensor: tf.Tensor, compression: Any) -> tuple[tf.Tensor, Any]:
     wire, context = compression.compress(tensor)
     if wire.shape != tensor.shape:
-        raise ValueError("buckets need a compression that changes the dtype only; use Full() without fusion for others")
+        raise ValueError(
+            "buckets need a compression that changes the dtype only; use Full() without merging for others"
+        )
     dtype = wire.dtype
     return tf.cast(wire, wire_dtype(dtype)), lambda result: compression.decompress(tf.cast(result, dtype), context)

@@ -19,7 +19,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import CondBranchFuncGrap
 
 from horovod_partial import _core
 from horovod_partial.exchange.devices import gpu_refusal
-from horovod_partial.runtime import Runtime
+from horovod_partial.runtime.runtime import Runtime
 
 _LIBRARY = str(Path(get_extension_full_path(mpi_ops.__file__, "mpi_lib")).resolve())
 runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY, waits_are_told=False)

@@ -12,10 +12,10 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.mpi_ops import Average, Sum
 
-from horovod_partial import bucket_config, round_stats
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce, of_average
 from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum
+from horovod_partial.runtime import bucket_config, round_stats
 from horovod_partial.tensorflow.graph import arrive, runtime, wire_dtype
 
 Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"

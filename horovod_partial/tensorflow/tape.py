@@ -19,10 +19,10 @@ from horovod_partial.exchange.arguments import (
     with_num_groups,
 )
 from horovod_partial.exchange.wrapping import subclass
-from horovod_partial.fusion import MergedGradients
+from horovod_partial.merging import MergedGradients
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.tensorflow.gradients import GradientReducer
+from horovod_partial.tensorflow.gradients import GradientExchange
 from horovod_partial.tensorflow.graph import native
 
 
@@ -31,18 +31,18 @@ class _Methods:
 
     is_horovod_partial = True
     _base: Any  # the wrapped tape's class
-    _reducer: GradientReducer
+    _exchange: GradientExchange
 
     def register_local_source(self, source: Any) -> None:
         """Keep this variable's gradient on this rank. `scale_local_gradients` divides it by the number of ranks."""
-        self._reducer.register_local(source)
+        self._exchange.register_local(source)
 
     def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
         """Return the gradients of `tf.GradientTape.gradient`, combined over the ranks."""
         del use_generic_names  # an argument of Horovod's; names are always stable here
         flat = tf.nest.flatten(sources)
         local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
-        gradients, _ = self._reducer(local, flat)
+        gradients, _ = self._exchange(local, flat)
         return tf.nest.pack_sequence_as(sources, gradients)
 
     def get_local_and_global_gradients(
@@ -51,8 +51,8 @@ class _Methods:
         """Return two lists of (source, gradient), local sources in the first one; same as Horovod's method."""
         pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
         return (
-            [pair for pair in pairs if self._reducer.is_local(pair[0])],
-            [pair for pair in pairs if not self._reducer.is_local(pair[0])],
+            [pair for pair in pairs if self._exchange.is_local(pair[0])],
+            [pair for pair in pairs if not self._exchange.is_local(pair[0])],
         )
 
 
@@ -70,7 +70,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     *,
     sync: Policy | str | None = None,
-    fusion: MergedGradients | None = None,
+    merging: MergedGradients | None = None,
 ) -> tf.GradientTape:
     """Wrap a tape so that its gradients are combined over the ranks, in eager code or in a `tf.function`.
 
@@ -96,7 +96,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, or the policy's name;
             None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own reduction. Policies that average
             models need an optimizer: `hvd.DistributedOptimizer`.
-        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (see `hvd.fusion_plans()`), under `Full()`
+        merging: `hvd.MergedGradients()` packs gradients by a measured plan (see `hvd.merging_plans()`), under `Full()`
             only with `hvd.Average` and `hvd.Sum`. None leaves packing to Horovod under `Full()`, and packs by size
             (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
 
@@ -120,14 +120,14 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         "groups": groups,
         "process_set": process_set,
         "scale_local_gradients": scale_local_gradients,
-        "fusion": fusion,
+        "merging": merging,
     }
     check_kinds(arguments)
     check_gradient_arguments(arguments)
     warn_of_sums(policy)
     # A slot is not in the `__dict__` that all wrappers of one tape share.
-    tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_reducer",)))
+    tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_exchange",)))
     tape.__dict__ = gradtape.__dict__
     # Programs make a new tape in each step, so all tapes have one name. The variables distinguish their uses.
-    tape._reducer = GradientReducer("DistributedGradientTape", policy, arguments, replays=False)
+    tape._exchange = GradientExchange("DistributedGradientTape", policy, arguments, replays=False)
     return tape

@@ -15,9 +15,10 @@ from horovod.torch.compression import Compression as Compression
 from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
 import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
-from horovod_partial import modules, policies
+from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
-from horovod_partial.fusion import MergedGradients
+from horovod_partial.merging import MergedGradients
+from horovod_partial.names import modules
 from horovod_partial.policies import *
 from horovod_partial.torch.model_operations import average, average_, average_async, average_async_
 from horovod_partial.torch.operations import (

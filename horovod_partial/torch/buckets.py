@@ -119,7 +119,7 @@ class GradientBucket:
         wire, self._context = self.compression.compress(self.flat)
         if wire.shape != self.flat.shape or not wire.is_contiguous() or wire.dtype != self.wire_dtype:
             raise ValueError(
-                "buckets need a compression that changes the dtype only; use Full() without fusion for others"
+                "buckets need a compression that changes the dtype only; use Full() without merging for others"
             )
         self.wire = wire
         self._version = self.flat._version

@@ -17,7 +17,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from horovod_partial.checks import is_int, require, require_count
 from horovod_partial.exchange.arguments import check_sampler
-from horovod_partial.runtime import Tenure
+from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.work_sharing import WorkSharingExchange
 

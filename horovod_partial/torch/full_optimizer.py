@@ -116,7 +116,7 @@ def wrap(
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
     cls.steps_in_round = 1.0
     cls.updated = 1
-    cls.fusion_plan = cls.last_round = cls.last_average = None  # `Full` has no plan, rounds or averages
+    cls.merging_plan = cls.last_round = cls.last_average = None  # `Full` has no plan, rounds or averages
     cls.__reduce__ = lambda self: unwrapped(self, base)
     wrapped._rounds = 0
     if grad_scaler is None:

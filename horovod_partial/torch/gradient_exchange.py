@@ -17,15 +17,16 @@ from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 from horovod.torch.mpi_ops import Average
 
-from horovod_partial import _attach, bucket_config, healing
-from horovod_partial.fusion import FusionPlan, MergedGradients
-from horovod_partial.runtime import Tenure
+from horovod_partial import _attach
+from horovod_partial.merging import MergedGradients, MergingPlan
+from horovod_partial.runtime import bucket_config, healing
+from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.ahead import ParametersAhead
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.family import GradientFamily
-from horovod_partial.torch.fusion import Collectives, Fusion
+from horovod_partial.torch.merging import Collectives, Merging
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import ReplicaState
 from horovod_partial.torch.round_steps import RoundSteps
@@ -42,7 +43,7 @@ class GradientExchange(Exchange):
     Args:
         optimizer: the optimizer. Its gradients are reduced.
         names: the name of each of its parameters.
-        compression: same as in `hvd.DistributedOptimizer`. So are all arguments from here to `fusion`.
+        compression: same as in `hvd.DistributedOptimizer`. So are all arguments from here to `merging`.
         round_steps: changes the gradients of each round, and calls the user's hooks after it.
         bucket_options: arguments of `make_config`, and `gradient_predivide_factor`.
 
@@ -64,13 +65,13 @@ class GradientExchange(Exchange):
         sparse_as_dense: bool,
         process_set: ProcessSet,
         grad_scaler: torch.amp.GradScaler | None,
-        fusion: MergedGradients | None,
+        merging: MergedGradients | None,
         round_steps: RoundSteps,
         bucket_options: dict[str, Any],
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError(
-                "LBFGS evaluates its closure several times a step, which buckets cannot follow; use Full() without fusion"
+                "LBFGS evaluates its closure several times a step, which buckets cannot follow; use Full() without merging"
             )
         predivide = bucket_options.pop("gradient_predivide_factor")
         if predivide != 1.0 and bucket_options["op"] != Average:
@@ -118,8 +119,8 @@ class GradientExchange(Exchange):
         self._all_names = names  # includes frozen parameters
         self._frozen: set[torch.nn.Parameter] = set()  # frozen after the optimizer was wrapped; updated in each step
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
-        self._fusion_options = fusion
-        self._fusion: Fusion | None = None
+        self._merging_options = merging
+        self._merging: Merging | None = None
         self._use_buckets({str(index): members for index, members in enumerate(self._planned)})
         self._name = Name(process_set, [[names[p] for p in members] for members in self._planned])
         if travels:
@@ -144,12 +145,12 @@ class GradientExchange(Exchange):
         if not self._tenure.enter():
             return
         self._owner = _attach.Owner()  # the buckets end when this object is gone on every rank
-        self._fusion = None
+        self._merging = None
         name = self._name.current()
         buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
-        if self._fusion_options is not None and self._names:
-            self._fusion = Fusion(
-                self._fusion_options,
+        if self._merging_options is not None and self._names:
+            self._merging = Merging(
+                self._merging_options,
                 self._names,
                 self.process_set,
                 name,
@@ -196,11 +197,11 @@ class GradientExchange(Exchange):
             return
         if parameter.grad is not None and parameter.grad.is_sparse and not self._sparse_as_dense:
             raise ValueError(
-                "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without fusion"
+                "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without merging"
             )
         self._enter()
-        if self._fusion is not None:
-            self._fusion.gradient(parameter)
+        if self._merging is not None:
+            self._merging.gradient(parameter)
         bucket = self._bucket_of[parameter]
         if bucket.take(parameter):
             self._arrive(bucket)
@@ -211,7 +212,7 @@ class GradientExchange(Exchange):
             self._scale = self._grad_scaler.get_scale()
         self._family.arrive(bucket, self._scale)
 
-    # --- Fusion --------------------------------------------------------------------------------------------------
+    # --- Merging --------------------------------------------------------------------------------------------------
 
     def _reduce_probe(self, name: str, tensor: torch.Tensor) -> bool:
         handle = self._family.submit(name, tensor, missed="sum")
@@ -222,18 +223,18 @@ class GradientExchange(Exchange):
         return parameter.numel() * self._bucket_of[parameter].wire_dtype.itemsize
 
     def _maybe_replan(self, optimizer: Any) -> None:
-        if self._fusion is None or not self._fusion.is_due():
+        if self._merging is None or not self._merging.is_due():
             return
         collectives = Collectives(self.process_set, self._reduce_probe, self.buckets[0].flat.device)
-        if not self._fusion.everybody_is_here(collectives):
+        if not self._merging.everybody_is_here(collectives):
             return
         self.flush_optimizer(optimizer)  # nothing pending or missed can move from the old buckets to new ones
-        if self._fusion.replan(collectives):
-            self._use_buckets(self._fusion.buckets)
+        if self._merging.replan(collectives):
+            self._use_buckets(self._merging.buckets)
 
     @property
-    def fusion_plan(self) -> FusionPlan | None:
-        return None if self._fusion is None else self._fusion.plan
+    def merging_plan(self) -> MergingPlan | None:
+        return None if self._merging is None else self._merging.plan
 
     # --- Step ----------------------------------------------------------------------------------------------------
 
@@ -267,8 +268,8 @@ class GradientExchange(Exchange):
         """
         with self._applying():
             unchanged = self._family.wait()
-        if self._fusion is not None:
-            self._fusion.synchronized()
+        if self._merging is not None:
+            self._merging.synchronized()
         self._has_result = self._take_round() if self._replays else self._show(self._family.take_results(), steps=1.0)
         self.synchronized = True
         if not all(unchanged) and not self._has_told:
@@ -367,11 +368,11 @@ class GradientExchange(Exchange):
         optimizer._base.step(optimizer)
         self.round_steps.after(optimizer)
 
-    # --- Flushes: see `horovod_partial.runtime.Applier`
+    # --- Flushes: see `horovod_partial.runtime.appliers.Applier`
 
     @property
     def family(self) -> GradientFamily | None:
-        """See `horovod_partial.runtime.Applier`."""
+        """See `horovod_partial.runtime.appliers.Applier`."""
         return self._family if self._tenure.is_current and self.buckets else None
 
     @property
@@ -381,7 +382,7 @@ class GradientExchange(Exchange):
 
     @property
     def replica(self) -> ReplicaState | None:
-        """See `horovod_partial.runtime.Applier`."""
+        """See `horovod_partial.runtime.appliers.Applier`."""
         optimizer = self.wrapped()
         if optimizer is None or not self._replays:
             return None
@@ -433,8 +434,8 @@ class GradientExchange(Exchange):
 
     @property
     def _has_arrived(self) -> bool:
-        """Whether this step's gradients have arrived in all buckets; always False with a measured plan (fusion)."""
-        return self._fusion is None and self._family.have_arrived
+        """Whether this step's gradients have arrived in all buckets; always False with a measured plan (merging)."""
+        return self._merging is None and self._family.have_arrived
 
     def apply_ahead(self) -> None:
         """Apply all rounds that this rank can take to a copy of the model. The next step or flush copies it back.
@@ -530,7 +531,7 @@ class GradientExchange(Exchange):
             return self._local_steps  # every step is a round
         if not self._tenure.is_current:
             return 0
-        return self._fusion.rounds if self._fusion is not None else self._family.taken
+        return self._merging.rounds if self._merging is not None else self._family.taken
 
     def flush_optimizer(self, optimizer: Any) -> None:
         if self.is_under_way:

@@ -7,7 +7,7 @@ import time
 
 from horovod.torch import mpi_ops
 
-from horovod_partial.runtime import Runtime
+from horovod_partial.runtime.runtime import Runtime
 
 _LEAST_NS = 50_000  # shorter waits are not recorded: they are for operations that are over
 

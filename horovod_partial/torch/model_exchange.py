@@ -14,18 +14,19 @@ import torch
 from horovod.common.process_sets import ProcessSet
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from horovod_partial import _core, bucket_config
+from horovod_partial import _core
 from horovod_partial.checks import require
-from horovod_partial.exchange.models import ModelAverager, takes_late
+from horovod_partial.exchange import models
+from horovod_partial.exchange.wp_sgd import average_converges, average_is_useful
 from horovod_partial.policies import GroupAverage, ModelPolicy, WeightedAverage
-from horovod_partial.runtime import Tenure
+from horovod_partial.runtime import bucket_config
+from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import arrive, signal
 from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.slow_momentum import SlowMomentumState
 from horovod_partial.torch.wrapping import Exchange, Name
-from horovod_partial.wp_sgd import average_converges, average_is_useful
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class WeightedAverageInfo:
     converges: bool
 
 
-class ModelExchange(ModelAverager, Exchange):
+class ModelExchange(models.ModelExchange, Exchange):
     """The exchange of an optimizer under a policy of models: a local step, then an average.
 
     Only one thread may use it at a time, same as any optimizer.
@@ -163,7 +164,7 @@ class ModelExchange(ModelAverager, Exchange):
         info = handle.info()
         self.last_round = info
         self._taken = info.round + 1
-        if info.late and not takes_late(self.policy):
+        if info.late and not models.takes_late(self.policy):
             return
         bucket.unpack()
         if self._learn is not None and not info.late:

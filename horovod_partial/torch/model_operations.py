@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
 
-from horovod_partial import bucket_config
 from horovod_partial.exchange.arguments import of_average
 from horovod_partial.policies import ModelPolicy, Quorum
+from horovod_partial.runtime import bucket_config
 from horovod_partial.torch.devices import device_number
 from horovod_partial.torch.operations import (
     PartialHandle,

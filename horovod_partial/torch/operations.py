@@ -12,12 +12,14 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import mpi_lib_v2, mpi_ops
 from horovod.torch.mpi_ops import Average, Sum
 
-from horovod_partial import _attach, bucket_config, round_stats
+from horovod_partial import _attach
 from horovod_partial.checks import is_int, require
 from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Full, Policy
-from horovod_partial.runtime import Runtime, library_of
+from horovod_partial.runtime import bucket_config, round_stats
+from horovod_partial.runtime.build import library_of
+from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.torch import horovod_waits
 from horovod_partial.torch.devices import check_device, device_number, stream_handle
 

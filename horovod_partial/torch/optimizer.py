@@ -10,18 +10,19 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average
 
-from horovod_partial import bucket_config, policies
+from horovod_partial import policies
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
     check_compression,
-    check_fusion,
     check_kinds,
+    check_merging,
     refuse_about_gradients,
     warn_of_late_gradients,
     with_num_groups,
 )
-from horovod_partial.fusion import MergedGradients
+from horovod_partial.merging import MergedGradients
 from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WorkSharing
+from horovod_partial.runtime import bucket_config
 from horovod_partial.settings import settings
 from horovod_partial.torch import amp, full_optimizer
 from horovod_partial.torch.gradient_exchange import GradientExchange
@@ -44,7 +45,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     *,
     sync: Policy | str | None = None,
-    fusion: MergedGradients | None = None,
+    merging: MergedGradients | None = None,
     max_grad_norm: float | None = None,
     max_grad_value: float | None = None,
     grad_transform: GradTransform | None = None,
@@ -76,7 +77,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set: same as in Horovod.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
             policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
-        fusion: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.fusion_plan`). None leaves
+        merging: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.merging_plan`). None leaves
             packing to Horovod under `Full()`, and packs by size (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
         max_grad_norm: clip the gradients of each round together to this norm, by `torch.nn.utils.clip_grad_norm_`.
         max_grad_value: clip each element of them to this value, by `torch.nn.utils.clip_grad_value_`.
@@ -107,7 +108,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "op": op,
         "gradient_predivide_factor": gradient_predivide_factor,
         "groups": groups,
-        "fusion": fusion,
+        "merging": merging,
     }
     others = {
         "named_parameters": named_parameters,
@@ -139,8 +140,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             ),
             backward_passes_per_step,
         )
-    check_fusion(fusion, groups)
-    if isinstance(policy, Full) and fusion is None:
+    check_merging(merging, groups)
+    if isinstance(policy, Full) and merging is None:
         return full_optimizer.wrap(
             optimizer,
             named_parameters=named_parameters,
@@ -156,8 +157,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     names = check_names(optimizer, named_parameters)
     shares = isinstance(policy, WorkSharing)
-    if shares and fusion is not None:
-        raise ValueError("fusion cannot be used with hvd.WorkSharing()")
+    if shares and merging is not None:
+        raise ValueError("merging cannot be used with hvd.WorkSharing()")
 
     def make_exchange(optimizer: torch.optim.Optimizer) -> GradientExchange:
         return (WorkSharingExchange if shares else GradientExchange)(
@@ -169,7 +170,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             sparse_as_dense=sparse_as_dense,
             process_set=process_set,
             grad_scaler=grad_scaler,
-            fusion=fusion,
+            merging=merging,
             round_steps=round_steps,
             bucket_options={
                 # Merged gradients travel in rounds. Under Full() each waits for every rank.

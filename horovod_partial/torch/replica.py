@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from horovod_partial.healing import Array, Key
+from horovod_partial.runtime.healing import Array, Key
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 
@@ -26,7 +26,7 @@ class _Own(NamedTuple):
 
 
 class ReplicaState:
-    """The values of one replica by keys: see `horovod_partial.healing.Replica`.
+    """The values of one replica by keys: see `horovod_partial.runtime.healing.Replica`.
 
     Args:
         optimizer: the optimizer; its state and parameter groups belong to the replica.

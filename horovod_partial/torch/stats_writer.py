@@ -8,7 +8,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import check_kinds
-from horovod_partial.round_stats import Progress
+from horovod_partial.runtime.round_stats import Progress
 from horovod_partial.torch.operations import check_initialized, runtime
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from horovod_partial.policies import SharedUpdates
-from horovod_partial.runtime import Tenure
+from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.operations import PartialHandle, runtime

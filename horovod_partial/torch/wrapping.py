@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 from horovod_partial.checks import require_count
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.rounds import RoundInfo
-from horovod_partial.fusion import FusionPlan
-from horovod_partial.runtime import Tenure
+from horovod_partial.merging import MergingPlan
+from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.ownership import require_ownership, take_over
 from horovod_partial.torch.round_steps import RoundHook, RoundSteps
@@ -57,7 +57,7 @@ class Exchange:
         raise ValueError("begin_micro_batch() is for sync=hvd.WorkSharing(): under other policies no work is shared")
 
     @property
-    def fusion_plan(self) -> FusionPlan | None:
+    def merging_plan(self) -> MergingPlan | None:
         return None
 
     @property
@@ -257,9 +257,9 @@ class _Methods(torch.optim.Optimizer):
         return self._exchange.round_steps.steps
 
     @property
-    def fusion_plan(self) -> FusionPlan | None:
-        """Which gradients travel together, and why; None without `fusion`, and before costs have been measured."""
-        return self._exchange.fusion_plan
+    def merging_plan(self) -> MergingPlan | None:
+        """Which gradients travel together, and why; None without `merging`, and before costs have been measured."""
+        return self._exchange.merging_plan
 
     @property
     def last_round(self) -> RoundInfo | None:

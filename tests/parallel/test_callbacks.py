@@ -17,7 +17,7 @@ from harness.matrix import alone, keras_front_end
 from harness.world import World
 
 import horovod_partial.keras as hvd
-from horovod_partial import healing
+from horovod_partial.runtime import healing
 
 pytestmark = keras_front_end
 

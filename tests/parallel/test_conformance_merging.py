@@ -1,4 +1,4 @@
-"""`fusion=hvd.MergedGradients()` of every front end: measured plans, and buckets that change between two steps."""
+"""`merging=hvd.MergedGradients()` of every front end: measured plans, and buckets that change between two steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.matrix import WITH_TWO_RANKS, alone
-from harness.merging import ALL, EVERYBODY, SWITCH, WARMUP, merging
+from harness.merging import ALL, EVERYBODY, SWITCH, WARMUP, merged
 from harness.trainers import Trainer, batch, linear, network, table
 from harness.world import World
 
-from horovod_partial import fusion
-from horovod_partial.fusion import MessageCost, planner
+from horovod_partial import merging
+from horovod_partial.merging import MessageCost, planner
 
 # In launches of their own: ranks that plan differently, or fail alone, see variables in different orders afterwards, and
 # names that follow from that order would not agree in the tests behind.
@@ -33,12 +33,12 @@ def reference(trainer: Trainer, world: World, steps: int, **options: Any) -> Any
     return pytest.approx(trainer.training(world, None, **options).train_alone(steps).weights(), abs=1e-5)
 
 
-@pytest.mark.parametrize("rule", fusion.RULES)
+@pytest.mark.parametrize("rule", merging.RULES)
 @pytest.mark.parametrize("sync", ["full", EVERYBODY])
 def test_gradients_are_those_without_merging(
     trainer: Trainer, world: World, sync: str, rule: str, known_cost: MessageCost
 ) -> None:
-    one = merging(trainer, world, sync, rule=rule)
+    one = merged(trainer, world, sync, rule=rule)
     one.train(SWITCH)
     plan = world.same(one.plan)
     assert (plan.rule, plan.cost, plan.measured) == (rule, known_cost, None)
@@ -57,7 +57,7 @@ def test_gradients_are_those_without_merging(
 @pytest.mark.parametrize("sync", ALL)
 def test_a_real_measurement(trainer: Trainer, world: World, sync: str) -> None:
     """On a busy machine the fit may be refused: then the default plan is in use, and says why."""
-    one = merging(trainer, world, sync)
+    one = merged(trainer, world, sync)
     one.train(SWITCH + 2)
     plan = world.gather(one.plan)[0]
     assert plan.reason or plan.cost.r_squared >= 0.95
@@ -72,7 +72,7 @@ def test_a_fit_that_is_refused(trainer: Trainer, world: World, monkeypatch: pyte
 
     monkeypatch.setattr(MessageCost, "fit", refuse)
     monkeypatch.setattr(planner, "_PROBES", 1)
-    one = merging(trainer, world)
+    one = merged(trainer, world)
     one.train(SWITCH + 2)
     plan = world.same(one.plan)
     assert (plan.reason, plan.messages) == ("the network sleeps", (6,))  # 25 MB to a bucket
@@ -84,7 +84,7 @@ def test_times_that_drift_make_a_new_plan(trainer: Trainer, world: World, monkey
     costs = [MessageCost(1e-12, 1e-3), MessageCost(10.0, 1e-12)]
     monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: costs[0]))
     monkeypatch.setattr(planner, "_PROBES", 1)
-    one = merging(trainer, world, replan_every=5)
+    one = merged(trainer, world, replan_every=5)
     one.train(SWITCH)
     assert world.same(one.plan.messages) != (6,) or not trainer.one_by_one
     one.train(5, first=SWITCH)
@@ -98,7 +98,7 @@ def test_times_that_drift_make_a_new_plan(trainer: Trainer, world: World, monkey
 
 @pytest.mark.parametrize("sync", ["solo", pytest.param("majority", marks=pytest.mark.full_matrix)])
 def test_a_rank_that_has_left_ends_planning(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
-    one = merging(trainer, world, sync, replan_every=4)
+    one = merged(trainer, world, sync, replan_every=4)
     one.train(SWITCH + 6 if world.rank == 0 else SWITCH + 2)
     plan = one.plan
     trainer.hvd.flush()
@@ -108,7 +108,7 @@ def test_a_rank_that_has_left_ends_planning(trainer: Trainer, world: World, sync
 
 def test_a_saved_plan(trainer: Trainer, world: World, known_cost: MessageCost, tmp_path: Path) -> None:
     trainer.training(world, None).plan_of([1, 2, 3]).save(tmp_path / "plan.json")
-    one = merging(trainer, world, plan=tmp_path / "plan.json")
+    one = merged(trainer, world, plan=tmp_path / "plan.json")
     one.train(1)
     assert one.plan.messages == (1, 2, 3)
     one.train(3, first=1)
@@ -118,14 +118,14 @@ def test_a_saved_plan(trainer: Trainer, world: World, known_cost: MessageCost, t
 @pytest.mark.parametrize("sync", ["full", "majority"])
 def test_a_plan_for_another_model(trainer: Trainer, world: World, sync: str) -> None:
     plan = trainer.training(world, None, arrays=SMALL).plan_of([2])
-    with pytest.raises(trainer.misfit, match="the fusion plan is for other parameters"):
-        merging(trainer, world, sync, plan=plan).train(1)
+    with pytest.raises(trainer.misfit, match="the merging plan is for other parameters"):
+        merged(trainer, world, sync, plan=plan).train(1)
 
 
 def test_ranks_with_different_plans(trainer: Trainer, world: World) -> None:
     plan = trainer.training(world, None).plan_of([6] if world.rank == 0 else [3, 3])
     with pytest.raises(trainer.misfit, match=r"ranks 1(, \d)* have another model or another plan than rank 0"):
-        merging(trainer, world, plan=plan).train(1)
+        merged(trainer, world, plan=plan).train(1)
 
 
 def test_one_rank_whose_plan_does_not_fit(trainer: Trainer, world: World) -> None:
@@ -133,12 +133,12 @@ def test_one_rank_whose_plan_does_not_fit(trainer: Trainer, world: World) -> Non
     plan = trainer.training(world, None, arrays=SMALL if odd else None).plan_of([2] if odd else [6])
     expected = "for other parameters" if odd else "does not fit the model of ranks 1"
     with pytest.raises(trainer.misfit, match=expected):
-        merging(trainer, world, plan=plan).train(1)
+        merged(trainer, world, plan=plan).train(1)
 
 
 @pytest.mark.parametrize("sync", ["full", "majority"])
 def test_dtypes_do_not_mix(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
-    one = merging(trainer, world, sync, dtypes=MIDDLE, rule="single")
+    one = merged(trainer, world, sync, dtypes=MIDDLE, rule="single")
     one.train(SWITCH + 2)
     assert sorted(one.plan.messages) == [2, 4]
     trainer.hvd.flush()
@@ -156,7 +156,7 @@ def test_a_switch_loses_and_doubles_nothing(trainer: Trainer, world: World, sync
     """Every rank's gradients are powers of two, so that their sum tells which were applied, and how often."""
     arrays = [np.zeros(3)] * 4
     options = {"op": trainer.hvd.Sum, "rule": "wait_free", "replan_every": 5}
-    one = merging(trainer, world, sync, "unit", linear, arrays, ["float64"], **options)
+    one = merged(trainer, world, sync, "unit", linear, arrays, ["float64"], **options)
     random = world.random()
     steps, rounds = 12, 0
     pauses = [[random.random() < 0.3 for _ in world.ranks] for _ in range(steps)]
@@ -181,7 +181,7 @@ def test_a_rank_that_is_late_before_the_switch(
     """What it has missed by then comes with the results of the step in which the plan is made."""
     sync = trainer.hvd.Quorum(world.size - 1, grace_ms=0)
     options = {"op": trainer.hvd.Sum, "rule": "wait_free"}
-    one = merging(trainer, world, sync, "unit", linear, [np.zeros(3)] * 4, ["float64"], **options)
+    one = merged(trainer, world, sync, "unit", linear, [np.zeros(3)] * 4, ["float64"], **options)
 
     def run(number: int) -> None:
         one.step(*[np.full(3, 10.0 ** (world.size * number + world.rank))] * 4)
@@ -207,14 +207,14 @@ def test_a_rank_that_is_late_before_the_switch(
 @pytest.mark.parametrize(("dtype", "width"), [("float16", 2), ("bfloat16", 4)])
 def test_half_precision(trainer: Trainer, world: World, dtype: str, width: int, known_cost: MessageCost) -> None:
     """bfloat16 travels as float32."""
-    one = merging(trainer, world, dtypes=[dtype])
+    one = merged(trainer, world, dtypes=[dtype])
     one.train(SWITCH + 2)
     assert sum(one.plan.nbytes) == width * len(one.weights())
     world.same(one.weights())
 
 
 def test_compression(trainer: Trainer, world: World, known_cost: MessageCost) -> None:
-    one = merging(trainer, world, compression=trainer.hvd.Compression.fp16)
+    one = merged(trainer, world, compression=trainer.hvd.Compression.fp16)
     one.train(SWITCH + 2)
     assert sum(one.plan.nbytes) == 2 * len(one.weights())
     expected = trainer.training(world, None).train_alone(SWITCH + 2)
@@ -223,7 +223,7 @@ def test_compression(trainer: Trainer, world: World, known_cost: MessageCost) ->
 
 @optimizers
 def test_accumulation_and_clipping(trainer: Trainer, world: World, known_cost: MessageCost) -> None:
-    one = merging(trainer, world, passes=2, clip=0.1)
+    one = merged(trainer, world, passes=2, clip=0.1)
     one.train(2 * SWITCH + 4)
     doubled = lambda *inputs: 2.0 * network(*inputs)
     expected = trainer.training(world, None, loss=doubled, clip=0.1).train_alone(SWITCH + 2, passes=2)
@@ -234,7 +234,7 @@ def test_accumulation_and_clipping(trainer: Trainer, world: World, known_cost: M
 @pytest.mark.parametrize("sync", ["full", "majority"])
 def test_a_scaled_loss(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
     """A step whose gradients are not finite is skipped on all ranks."""
-    one = merging(trainer, world, sync, scale=4.0)
+    one = merged(trainer, world, sync, scale=4.0)
     for number in range(SWITCH + 3):
         x, y = batch(world.rank, number)
         one.step(x, y + np.float32(np.inf if number == 1 and world.rank == 1 else 0.0))
@@ -244,7 +244,7 @@ def test_a_scaled_loss(trainer: Trainer, world: World, sync: str, known_cost: Me
 
 
 def test_sparse_gradients_are_refused(trainer: Trainer, world: World) -> None:
-    one = merging(trainer, world, "full", "unit", table, [np.zeros((4, 2))])
+    one = merged(trainer, world, "full", "unit", table, [np.zeros((4, 2))])
     with pytest.raises(ValueError, match="cannot hold sparse gradients"):
         one.step([0])
 
@@ -253,11 +253,11 @@ def test_sparse_gradients_are_refused(trainer: Trainer, world: World) -> None:
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"sync": "group_average"}, "fusion cannot be used with|averages models"),
-        ({"groups": 2}, "fusion or groups, not both"),
-        ({"fusion": "exact"}, "fusion must be hvd.MergedGradients"),
+        ({"sync": "group_average"}, "merging cannot be used with|averages models"),
+        ({"groups": 2}, "merging or groups, not both"),
+        ({"merging": "exact"}, "merging must be hvd.MergedGradients"),
     ],
 )
 def test_arguments_that_do_not_fit(trainer: Trainer, world: World, arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        trainer.wrap(**({"fusion": trainer.hvd.MergedGradients()} | arguments))
+        trainer.wrap(**({"merging": trainer.hvd.MergedGradients()} | arguments))

@@ -126,10 +126,10 @@ def test_a_wrapped_optimizer_goes_without_the_garbage_collector(world: World) ->
     try:
         for _ in range(2):
             bare = torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer = hvd.DistributedOptimizer(bare, sync=hvd.Quorum(1.0), fusion=merged)
+            optimizer = hvd.DistributedOptimizer(bare, sync=hvd.Quorum(1.0), merging=merged)
             for _ in range(4):
                 step(model, optimizer)
-            plans = optimizer.fusion_plan
+            plans = optimizer.merging_plan
             gone = weakref.ref(optimizer._exchange)
             optimizer = None
             assert plans is not None

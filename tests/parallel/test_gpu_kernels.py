@@ -125,7 +125,7 @@ def test_the_same_weights_as_on_the_host(world: World, form: str) -> None:
     options: dict[str, Any] = {
         "one bucket": {},
         "a bucket for each": {"groups": 4},
-        "merged": {"fusion": hvd.MergedGradients(warmup_steps=4, replan_every=None)},
+        "merged": {"merging": hvd.MergedGradients(warmup_steps=4, replan_every=None)},
     }[form]
     weights = train(world, 10, None, sync=EVERYBODY, **options)
     np.testing.assert_allclose(weights, train(world, 10, "/CPU:0", sync=EVERYBODY), rtol=1e-5)

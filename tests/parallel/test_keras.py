@@ -129,7 +129,7 @@ def test_arguments_that_do_not_go_with_averages_of_models(world: World, policy: 
         {"gradient_predivide_factor": 2.0},
         {"groups": 2},
         {"op": hvd.Sum, "groups": 2},
-        {"fusion": hvd.MergedGradients()},
+        {"merging": hvd.MergedGradients()},
     ]
     for options in cases:
         with pytest.raises(ValueError, match=rf"{', '.join(options)} cannot be used with \w+\(.*averages models"):

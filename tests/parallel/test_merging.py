@@ -1,4 +1,4 @@
-"""`fusion=hvd.MergedGradients()` of PyTorch; `test_conformance_merging.py` has what all front ends share."""
+"""`merging=hvd.MergedGradients()` of PyTorch; `test_conformance_merging.py` has what all front ends share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.torch_training import loss_of, make_model, reference, train, weight
 from harness.world import World
 
 import horovod_partial.torch as hvd
-from horovod_partial.fusion import FusionPlan, MessageCost
+from horovod_partial.merging import MergingPlan, MessageCost
 
 pytestmark = front_end
 
 
 def merge(model: torch.nn.Module, sync: str = "full", *, options: Any = None, **more: Any) -> Any:
     merged = hvd.MergedGradients(**{"warmup_steps": WARMUP, "replan_every": None, **(options or {})})
-    return wrap(model, sync, fusion=merged, **more)
+    return wrap(model, sync, merging=merged, **more)
 
 
 # What Horovod fuses depends on when it looks; and what travels beside a number decides in which order it is added up.
@@ -28,7 +28,7 @@ def merge(model: torch.nn.Module, sync: str = "full", *, options: Any = None, **
 def test_full_has_the_bits_of_equal_buckets(world: World) -> None:
     merged, grouped = make_model(), make_model()
     named = [(name, 4 * parameter.numel()) for name, parameter in reversed(list(merged.named_parameters()))]
-    plan = FusionPlan("exact", *zip(*named, strict=True), (0.0,) * 3, (1, 2), MessageCost(1.0, 1.0))
+    plan = MergingPlan("exact", *zip(*named, strict=True), (0.0,) * 3, (1, 2), MessageCost(1.0, 1.0))
     parameters = dict(grouped.named_parameters())
     groups = [[parameters[name] for name in names] for names in plan.names()]
     sgd = torch.optim.SGD(grouped.parameters(), lr=0.1, momentum=0.9)
@@ -65,7 +65,7 @@ def test_a_parameter_without_a_gradient(world: World, known_cost: MessageCost) -
     model.register_parameter("unused", torch.nn.Parameter(torch.ones(5)))
     optimizer = merge(model, options={"rule": "wait_free"})
     train(world, optimizer, model, SWITCH + 3)
-    assert optimizer.fusion_plan.gradients[-1] in ("unused", "0.weight")
+    assert optimizer.merging_plan.gradients[-1] in ("unused", "0.weight")
     assert model.unused.tolist() == [1.0] * 5
     world.same(weights(model))
 

@@ -1,4 +1,4 @@
-"""`fusion=hvd.MergedGradients()` of TensorFlow and Keras; `test_conformance_merging.py` has what front ends share."""
+"""`merging=hvd.MergedGradients()` of TensorFlow and Keras; `test_conformance_merging.py` has what front ends share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from harness.merging import EVERYBODY, SWITCH, WARMUP
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
-from horovod_partial import bucket_config
-from horovod_partial.fusion import FusionPlan, MessageCost
+from horovod_partial.merging import MergingPlan, MessageCost
+from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow.graph import arrive_merged, step_ended
 
 pytestmark = [keras_front_end, pytest.mark.one_in(3)]
@@ -75,13 +75,13 @@ def reference(world: World, steps: int, passes: int = 1, **options: Any) -> list
 
 
 def optimizer_of(sync: str, options: dict[str, Any] | None = None, **more: Any) -> Any:
-    return hvd.DistributedOptimizer(sgd(), sync=sync, fusion=merged(**(options or {})), **more)
+    return hvd.DistributedOptimizer(sgd(), sync=sync, merging=merged(**(options or {})), **more)
 
 
 def tape_step(
     model: keras.Model,
     optimizer: Any,
-    fusion: hvd.MergedGradients,
+    merging: hvd.MergedGradients,
     sync: str = EVERYBODY,
     graph: bool = True,
     **more: Any,
@@ -89,7 +89,7 @@ def tape_step(
     def step(x: Any, y: Any) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((tf.cast(model(x, training=True), tf.float32) - y) ** 2)
-        tape = hvd.DistributedGradientTape(tape, sync=sync, fusion=fusion, **more)
+        tape = hvd.DistributedGradientTape(tape, sync=sync, merging=merging, **more)
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
     optimizer.build(model.trainable_variables)
@@ -101,13 +101,13 @@ def train(world: World, step: Callable[..., None], steps: int, first: int = 0) -
         step(*map(tf.constant, batch(world.rank, number)))
 
 
-def latest_plan() -> FusionPlan | None:
+def latest_plan() -> MergingPlan | None:
     """Of the tape or optimizer that came last."""
-    return list(hvd.fusion_plans().values())[-1]
+    return list(hvd.merging_plans().values())[-1]
 
 
 def test_an_optimizer_that_is_gone_leaves_no_buckets(world: World, known_cost: MessageCost) -> None:
-    before, plans = set(hvd.partial_stats()), len(hvd.fusion_plans())
+    before, plans = set(hvd.partial_stats()), len(hvd.merging_plans())
     model = make_model()
     model.compile(optimizer_of("solo", {"rule": "wait_free"}), "mse")
     x, y = joined([world.rank], range(SWITCH + 2))
@@ -120,7 +120,7 @@ def test_an_optimizer_that_is_gone_leaves_no_buckets(world: World, known_cost: M
     world.barrier()
     hvd.allreduce(tf.zeros([1]), name=world.name("cycle"))  # by then all have negotiated once more
     assert set(hvd.partial_stats()) <= before
-    assert len(hvd.fusion_plans()) <= plans
+    assert len(hvd.merging_plans()) <= plans
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -137,7 +137,7 @@ def test_weights_are_those_of_one_process(world: World, sync: str, form: str, kn
     model.compile(optimizer, "mse", **more.get(form, {}))
     x, y = joined([world.rank], range(steps))
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
-    plan = optimizer.fusion_plan
+    plan = optimizer.merging_plan
     assert optimizer.rounds == steps // passes + (2 if sync == EVERYBODY else 0)  # for each plan a flush of all
     optimizer.flush()
     assert plan.cost == known_cost
@@ -153,7 +153,7 @@ def test_steps_in_a_loop_of_the_graph(world: World, known_cost: MessageCost) -> 
     """The gradients depend on nothing, so that only resources keep those of the next step behind the new plan."""
     variables = [keras.Variable(np.zeros(3), dtype="float64") for _ in range(4)]
     options = merged(rule="wait_free", replan_every=4)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync="solo", op=hvd.Sum, fusion=options)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync="solo", op=hvd.Sum, merging=options)
     optimizer.build(variables)
     steps = 12
 
@@ -165,7 +165,7 @@ def test_steps_in_a_loop_of_the_graph(world: World, known_cost: MessageCost) -> 
 
     loop()
     optimizer.flush()
-    assert optimizer.fusion_plan.messages == (1,) * 4
+    assert optimizer.merging_plan.messages == (1,) * 4
     everything = -sum(2.0 ** (4 * number + rank % 4) for number in range(steps) for rank in world.ranks)
     for variable in variables:
         assert variable.numpy().tolist() == [everything] * 3
@@ -195,7 +195,7 @@ def test_a_graph_whose_plan_nobody_knows(world: World) -> None:
 def test_a_step_given_up_halfway_leaves_nothing_behind(world: World, known_cost: MessageCost) -> None:
     """On every rank a gradient never comes, while those of its message wait for it."""
     variables = [keras.Variable(np.zeros(3), dtype="float64") for _ in range(4)]
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync="majority", op=hvd.Sum, fusion=merged())
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync="majority", op=hvd.Sum, merging=merged())
     optimizer.build(variables)
 
     @tf.function
@@ -255,7 +255,7 @@ def test_two_models_in_one_graph(world: World, known_cost: MessageCost) -> None:
             step(x, y)
 
     train(world, both, SWITCH + 2)
-    assert [len(plan.messages) for plan in list(hvd.fusion_plans().values())[-2:]] == [1, 6]
+    assert [len(plan.messages) for plan in list(hvd.merging_plans().values())[-2:]] == [1, 6]
     for model in models:
         assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
 
@@ -281,10 +281,10 @@ class Halving:
 
 def test_what_is_refused_when_a_gradient_comes(world: World) -> None:
     model = make_model()
-    with pytest.raises(ValueError, match="compression that changes the dtype only; use Full\\(\\) without fusion"):
+    with pytest.raises(ValueError, match="compression that changes the dtype only; use Full\\(\\) without merging"):
         train(world, tape_step(model, sgd(), merged(), compression=Halving), 1)
     table = keras.Variable(np.zeros((4, 2)), dtype="float32")
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.gather(table.value, [0]))
     with pytest.raises(ValueError, match="cannot hold sparse gradients"):
-        hvd.DistributedGradientTape(tape, sync="full", fusion=merged()).gradient(loss, [table])
+        hvd.DistributedGradientTape(tape, sync="full", merging=merged()).gradient(loss, [table])

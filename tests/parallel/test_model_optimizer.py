@@ -18,7 +18,7 @@ from harness.world import World
 
 import horovod_partial.torch as hvd
 from horovod_partial import _core
-from horovod_partial.wp_sgd import average_converges, average_is_useful
+from horovod_partial.exchange.wp_sgd import average_converges, average_is_useful
 
 pytestmark = front_end
 
@@ -412,7 +412,7 @@ def test_arguments_that_do_not_fit(world: World, policy: str) -> None:
         {"gradient_predivide_factor": 2.0},
         {"groups": 2},
         {"op": hvd.Sum, "groups": 2},
-        {"fusion": hvd.MergedGradients()},
+        {"merging": hvd.MergedGradients()},
     ]
     for options in unfit:
         with pytest.raises(ValueError, match=rf"{', '.join(options)} cannot be used with \w+\(.*averages models"):

@@ -107,7 +107,7 @@ def test_unused_parameters(world: World, policy: str) -> None:
 @alone
 def test_full_has_the_attributes_of_all(world: World) -> None:
     optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](make_model()), sync="full")
-    assert (optimizer.fusion_plan, optimizer.last_round, optimizer.last_average) == (None, None, None)
+    assert (optimizer.merging_plan, optimizer.last_round, optimizer.last_average) == (None, None, None)
 
 
 def test_flush_under_way_is_refused(world: World) -> None:
@@ -283,7 +283,7 @@ def test_closure(world: World, policy: str) -> None:
     if policy in ("full", EVERYBODY):
         plain = make_model()
         train(world, wrap(plain, sync_of(policy)), plain, 3, first=1)
-        # NCCL's order of adding depends on the fusion.
+        # NCCL's order of adding depends on the merging.
         assert weights(model) == pytest.approx(weights(plain), rel=1e-5)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harness.whole_jobs import Job
 
-from horovod_partial import recording
+from horovod_partial.insight import recording
 
 RUN = ("-m", "horovod_partial", "run", "--sync", "majority")
 

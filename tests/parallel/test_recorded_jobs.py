@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from harness.whole_jobs import Job
 
-from horovod_partial import recording
-from horovod_partial.recording import Clocks, JobSteps, Recording
+from horovod_partial.insight import recording
+from horovod_partial.insight.recording import Clocks, JobSteps, Recording
 
 pytestmark = pytest.mark.launch(ranks=(3,))
 SLEEP = 0.1  # seconds, of the slow rank in each step

@@ -15,7 +15,7 @@ from harness.world import World, delay
 from horovod.common.exceptions import HorovodInternalError
 
 import horovod_partial.torch as hvd
-from horovod_partial import healing
+from horovod_partial.runtime import healing
 
 pytestmark = pytest.mark.launch(
     transports=("mpi",), full_transports=("mpi", "gloo"), ranks=(3,), full_ranks=(2, 3, 4, 8)
@@ -473,8 +473,8 @@ def test_ranks_that_disagree(world: World) -> None:
 @alone
 def test_what_does_not_fit(world: World) -> None:
     model = make_model()
-    with pytest.raises(ValueError, match=r"fusion cannot be used with hvd\.WorkSharing\(\)"):
-        wrap(model, fusion=hvd.MergedGradients())
+    with pytest.raises(ValueError, match=r"merging cannot be used with hvd\.WorkSharing\(\)"):
+        wrap(model, merging=hvd.MergedGradients())
     with pytest.raises(ValueError, match=r"is for hvd\.DistributedOptimizer in PyTorch"):
         hvd.partial_allreduce(torch.ones(2), name="x", sync=hvd.WorkSharing())
     optimizer = wrap(model)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from synthetic_recordings import Job
 from typer.testing import CliRunner
 
-from horovod_partial import advice, cli, policies, recording
-from horovod_partial.advice import Advice, predictions
+from horovod_partial import cli, policies
+from horovod_partial.insight import advice, recording
+from horovod_partial.insight.advice import Advice, predictions
 
 RANKS = 8
 STEP = 0.1  # seconds

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from horovod_partial import _core, bucket_config
+from horovod_partial import _core
 from horovod_partial.policies import GroupAverage, PartialReduce, Policy, Quorum, Solo, WeightedAverage, WorkSharing
+from horovod_partial.runtime import bucket_config
 
 
 def spec(**changes: Any) -> _core.BucketSpec:

@@ -13,11 +13,12 @@ import synthetic_recordings as synthetic
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_partial import policies, recording
-from horovod_partial.fusion import FusionPlan, MessageCost
-from horovod_partial.report import Summary, prometheus, trace
+from horovod_partial import policies
+from horovod_partial.insight import recording
+from horovod_partial.insight.report import Summary, prometheus, trace
+from horovod_partial.insight.simulate import Trace, parse_delays
+from horovod_partial.merging import MergingPlan, MessageCost
 from horovod_partial.settings import Settings
-from horovod_partial.simulate import Trace, parse_delays
 
 # Texts near what can be read, and any other.
 WORDS = ["solo", "majority", "quorum", "random", "full", "group_average", "partial_reduce", "weighted_average", "ranks"]
@@ -28,7 +29,7 @@ values: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=10), inner, max_size=4)),
     max_leaves=12,
 )
-PLAN = FusionPlan("exact", ("a", "b"), (4, 8), (0.0, 0.1), (1, 1), MessageCost(1e-4, 1e-9), around=0.2, measured=0.3)
+PLAN = MergingPlan("exact", ("a", "b"), (4, 8), (0.0, 0.1), (1, 1), MessageCost(1e-4, 1e-9), around=0.2, measured=0.3)
 DOCUMENTS = [asdict(PLAN), asdict(Trace.even(2, 4, 0.1, 0.2))]
 
 
@@ -67,7 +68,7 @@ def test_files_of_plans_and_traces(tmp_path_factory: Any, data: st.DataObject, r
     file: Path = tmp_path_factory.mktemp("damaged") / "file.json"
     document = spoiled(data.draw(st.sampled_from(DOCUMENTS)), data.draw)
     file.write_bytes(raw if raw is not None else json.dumps(document).encode())
-    for load in (FusionPlan.load, Trace.load):
+    for load in (MergingPlan.load, Trace.load):
         with suppress(ValueError):
             load(file)
 
@@ -98,7 +99,7 @@ def test_recordings(recorded: Path, data: st.DataObject, rank: int) -> None:
 
 def test_sound_files_are_read(tmp_path: Path) -> None:
     PLAN.save(tmp_path / "plan")
-    assert FusionPlan.load(tmp_path / "plan") == PLAN
+    assert MergingPlan.load(tmp_path / "plan") == PLAN
     even = Trace.even(2, 4, 0.1, 0.2)
     even.save(tmp_path / "trace")
     assert Trace.load(tmp_path / "trace") == even

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from horovod_partial import failure
+from horovod_partial.runtime import failure
 
 PROGRAM = """
 import argparse, atexit, sys, threading
-from horovod_partial import failure
+from horovod_partial.runtime import failure
 
 failure.watch()
 atexit.register(lambda: print("failed" if failure.of_process() else "normal", flush=True))
@@ -93,7 +93,7 @@ def test_ends(end: str, status: int) -> None:
     ],
 )
 def test_exceptions(exception: BaseException | None, failure: bool) -> None:
-    from horovod_partial.failure import is_failure
+    from horovod_partial.runtime.failure import is_failure
 
     assert is_failure(exception) == failure
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 import horovod_partial.torch  # noqa: F401 (loads Horovod, which the extension needs)
-from horovod_partial import heartbeat
+from horovod_partial.runtime import heartbeat
 from horovod_partial.settings import settings
 
 
@@ -95,7 +95,7 @@ def test_the_stacks_of_all_threads_can_be_taken_in_a_process_without_standard_er
     """Whatever programs have put in its place."""
     program = (
         "import sys, io; sys.stderr = io.StringIO(); import horovod_partial.torch\n"
-        "from horovod_partial import _attach, heartbeat\n"
+        "from horovod_partial import _attach\nfrom horovod_partial.runtime import heartbeat\n"
         "def here():\n"
         "    heartbeat._prepare_stacks(); heartbeat._prepare_stacks()\n"
         "    print(_attach.take_stacks())\n"

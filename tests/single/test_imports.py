@@ -23,9 +23,9 @@ def mpi_ops() -> SimpleNamespace:
 
 def check(version: str, mpi_ops: SimpleNamespace, framework: str = "torch") -> None:
     import horovod_partial.torch  # noqa: F401 - loads the library that the extension is linked against
-    from horovod_partial.runtime import _check_build
+    from horovod_partial.runtime.build import check_build
 
-    _check_build(framework, version, mpi_ops)
+    check_build(framework, version, mpi_ops)
 
 
 def test_the_right_build(mpi_ops: SimpleNamespace) -> None:
@@ -72,7 +72,7 @@ def test_attaching_twice_is_attaching_once() -> None:
 
     import horovod_partial.torch  # noqa: F401
     from horovod_partial import _attach
-    from horovod_partial.runtime import library_of
+    from horovod_partial.runtime.build import library_of
 
     _attach.attach(library_of(mpi_lib_v2), waits_are_told=False)
     _attach.attach(library_of(mpi_lib_v2), waits_are_told=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from horovod_partial import _build_info as built
-from horovod_partial import nccl
+from horovod_partial.runtime import nccl
 
 NCCL = "int ncclGetVersion(int* version) { *version = %d; return 0; }"
 HOROVOD = (
@@ -24,7 +24,7 @@ framework, library = sys.argv[1:]
 ctypes.CDLL(framework)
 print(ctypes.CDLL(library).horovod_version())
 import horovod.torch
-from horovod_partial import nccl
+from horovod_partial.runtime import nccl
 print(nccl.describe("torch", nccl.of_horovod(library, 22703), nccl.loaded()))
 """
 

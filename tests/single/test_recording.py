@@ -11,9 +11,9 @@ import pytest
 import synthetic_recordings as synthetic
 from synthetic_recordings import Host, Job
 
-from horovod_partial import recording
-from horovod_partial.recording import Clocks, JobSteps
-from horovod_partial.recording.steps import share_with_other_waits
+from horovod_partial.insight import recording
+from horovod_partial.insight.recording import Clocks, JobSteps
+from horovod_partial.insight.recording.steps import share_with_other_waits
 
 TWO_HOSTS = [Host("worker-0"), Host("worker-1", offset=4.2, drift=50e-6)]
 

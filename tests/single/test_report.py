@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from synthetic_recordings import Host, Job
 from typer.testing import CliRunner
 
-from horovod_partial import cli, recording
-from horovod_partial.report import Summary, prometheus, trace
+from horovod_partial import cli
+from horovod_partial.insight import recording
+from horovod_partial.insight.report import Summary, prometheus, trace
 
 RANKS = 8
 
@@ -143,8 +144,8 @@ def test_the_command_refuses_what_it_cannot_read(run: Path, tmp_path: Path) -> N
 
 
 def test_a_page_needs_plotly(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("horovod_partial.report.page", raising=False)
-    monkeypatch.setitem(sys.modules, "horovod_partial.report.page", None)
+    monkeypatch.delattr("horovod_partial.insight.report.page", raising=False)
+    monkeypatch.setitem(sys.modules, "horovod_partial.insight.report.page", None)
     status, output = report(run, "--output", tmp_path / "page.html")
     assert (status, output) == (2, "--output needs plotly: run `pip install horovod-partial[report]`\n")
 
@@ -162,7 +163,7 @@ TITLES = {
 
 @pytest.fixture(scope="module")
 def page(summary: Summary, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from horovod_partial.report import page
+    from horovod_partial.insight.report import page
 
     path: Path = tmp_path_factory.mktemp("page") / "report.html"
     page.write(summary, path)

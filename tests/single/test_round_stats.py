@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from horovod_partial.round_stats import summarise
+from horovod_partial.runtime.round_stats import summarise
 
 
 def raw(**changes: Any) -> dict[str, Any]:

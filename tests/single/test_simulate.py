@@ -12,9 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import horovod_partial
-from horovod_partial import cli, fusion
-from horovod_partial.fusion import MessageCost
-from horovod_partial.simulate import (
+from horovod_partial import cli, merging
+from horovod_partial.insight.simulate import (
     ALGORITHMS,
     Cluster,
     Gradient,
@@ -27,6 +26,7 @@ from horovod_partial.simulate import (
     parse_delays,
     simulate,
 )
+from horovod_partial.merging import MessageCost
 
 TRACES = Path(__file__).parents[2] / "benchmarks" / "traces"
 FREE = Cluster(0.0, 0.0)
@@ -153,7 +153,7 @@ def test_a_trace_is_what_was_saved(tmp_path: Path) -> None:
 
 
 def test_a_saved_plan_is_a_trace(tmp_path: Path) -> None:
-    plan = fusion.plan("exact", ["b", "a"], [10, 20], [0.5, 2.0], MessageCost(1.0, 1.0), around=4.0)
+    plan = merging.plan("exact", ["b", "a"], [10, 20], [0.5, 2.0], MessageCost(1.0, 1.0), around=4.0)
     plan.save(tmp_path / "plan.json")
     trace = Trace.load(tmp_path / "plan.json")
     assert trace == Trace("recorded", 4.0, (Gradient("b", 10, 0.0), Gradient("a", 20, 1.5)))
@@ -167,7 +167,7 @@ def test_wrong_traces(tmp_path: Path) -> None:
         Trace("x", 0.0, ())
     with pytest.raises(ValueError, match="no negative"):
         Trace("x", 0.0, (Gradient("a", 1, -1.0),))
-    plan = fusion.plan("single", ["b", "a"], [10, 20], [0.5, 0.0], MessageCost(1.0, 1.0), breaks=[1])
+    plan = merging.plan("single", ["b", "a"], [10, 20], [0.5, 0.0], MessageCost(1.0, 1.0), breaks=[1])
     with pytest.raises(ValueError, match="several dtypes"):
         Trace.recorded(plan)
 
@@ -211,7 +211,7 @@ def test_merging_gains_over_both_at_64_ranks() -> None:
     assert 1.2 < at_scale("single", 64) / exact < 1.6
 
 
-@pytest.mark.parametrize("rule", fusion.RULES)
+@pytest.mark.parametrize("rule", merging.RULES)
 def test_without_delays_an_iteration_takes_what_the_plan_predicts(rule: str) -> None:
     trace, cost = resnet50(), PAPER.cost("ring", 16)
     plan = trace.plan(rule, cost)
@@ -467,7 +467,7 @@ def test_the_command_names_a_file_that_is_no_trace(tmp_path: Path) -> None:
 
 
 def test_plots_need_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "horovod_partial.plots", None)
+    monkeypatch.setitem(sys.modules, "horovod_partial.insight.plots", None)
     monkeypatch.delattr(horovod_partial, "plots", raising=False)
     result = run("trace.json", "--output", str(tmp_path))
     assert result.exit_code == 2

@@ -7,7 +7,7 @@ import pytest
 import synthetic_recordings as synthetic
 from numpy.typing import NDArray
 
-from horovod_partial.report import slowness
+from horovod_partial.insight.report import slowness
 
 RANKS = 8
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial.fusion import MergedGradients
+from horovod_partial.merging import MergedGradients
 from horovod_partial.policies import Majority
 
 # Values of a wrong kind, by the name of the argument. Where None is not among them it is allowed.
@@ -19,7 +19,7 @@ NONSENSE: dict[str, list[Any]] = {
     "compression": ["fp16", 1, True, None, object],
     "device_dense": [1, ["cpu"]],
     "device_sparse": [1, ["cpu"]],
-    "fusion": ["exact", 1, True, [1], MergedGradients],
+    "merging": ["exact", 1, True, [1], MergedGradients],
     "grad_scaler": [1, "x", True, object],
     "grad_transform": [1, "x", True, [1]],
     "gradtape": [None, 1, "x", object],

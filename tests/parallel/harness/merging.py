@@ -8,7 +8,7 @@ import pytest
 
 from harness.trainers import EVERYBODY, Trainer, Training
 from harness.world import World
-from horovod_partial.fusion import MessageCost, planner
+from horovod_partial.merging import MessageCost, planner
 
 ALL = ["full", "solo", "majority", EVERYBODY]
 WARMUP = 2
@@ -25,8 +25,8 @@ def known_cost(monkeypatch: pytest.MonkeyPatch) -> MessageCost:
     return cost
 
 
-def merging(trainer: Trainer, world: World, sync: Any = "full", *training: Any, **options: Any) -> Training:
+def merged(trainer: Trainer, world: World, sync: Any = "full", *training: Any, **options: Any) -> Training:
     """A training whose gradients are merged; its options are of plans, too."""
     of_plans = {name: options.pop(name) for name in OF_PLANS if name in options}
-    fusion = trainer.hvd.MergedGradients(**{"warmup_steps": WARMUP, "replan_every": None, **of_plans})
-    return trainer.training(world, sync, *training, fusion=fusion, **options)
+    options["merging"] = trainer.hvd.MergedGradients(**{"warmup_steps": WARMUP, "replan_every": None, **of_plans})
+    return trainer.training(world, sync, *training, **options)

@@ -17,7 +17,7 @@ import pytest
 
 from harness.matrix import FRONT_END, WITH_TWO_RANKS
 from harness.world import World
-from horovod_partial.fusion import FusionPlan, MessageCost
+from horovod_partial.merging import MergingPlan, MessageCost
 
 EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
 
@@ -107,21 +107,21 @@ class Training:
         return self.trainer.state(self.optimizer, self.parameters)
 
     @property
-    def plan(self) -> FusionPlan:
+    def plan(self) -> MergingPlan:
         """How merged gradients travel; of a tape, that of the newest one."""
         if self.optimizer is None:
-            return list(self.trainer.hvd.fusion_plans().values())[-1]
-        return self.optimizer.fusion_plan
+            return list(self.trainer.hvd.merging_plans().values())[-1]
+        return self.optimizer.merging_plan
 
     def gradients(self) -> list[tuple[str, int]]:
         """The name and the bytes of each gradient, in the order in which they come."""
         numbered = list(enumerate(self.parameters))[::-1]
         return [(self.trainer.name_of(number, one), 4 * int(np.prod(one.shape))) for number, one in numbered]
 
-    def plan_of(self, messages: list[int]) -> FusionPlan:
+    def plan_of(self, messages: list[int]) -> MergingPlan:
         """A plan with so many gradients in each message."""
         names, nbytes = zip(*self.gradients(), strict=True)
-        return FusionPlan("exact", names, nbytes, (0.0,) * len(names), tuple(messages), MessageCost(1.0, 1.0))
+        return MergingPlan("exact", names, nbytes, (0.0,) * len(names), tuple(messages), MessageCost(1.0, 1.0))
 
     def ended(self) -> int:
         """How many rounds have ended here, whether they have been applied or not."""
@@ -172,7 +172,7 @@ class Trainer:
     total: Callable[[Any], Any]
     rows: Callable[[Any, Any], Any]
     arguments = "num_groups process_set sparse_as_dense sync"
-    arguments_of_gradients = " compression gradient_predivide_factor op groups fusion"
+    arguments_of_gradients = " compression gradient_predivide_factor op groups merging"
 
     def __init__(self) -> None:
         self.hvd = importlib.import_module(f"horovod_partial.{self.module}")
@@ -446,7 +446,7 @@ class KerasOnTorch(Keras, TensorsOfTorch):
         self.refused += [
             ({"device_dense": "/cpu:0"}, "device_dense cannot be used"),
             ({"device_sparse": "/cpu:0"}, "device_sparse cannot be used"),
-            ({"fusion": self.hvd.MergedGradients()}, "fusion cannot be used with Keras on PyTorch"),
+            ({"merging": self.hvd.MergedGradients()}, "merging cannot be used with Keras on PyTorch"),
             ({"optimizer": of_torch}, "must be one of Keras 3"),
         ]
 

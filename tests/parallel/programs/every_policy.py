@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "buckets": {"groups": 3},
-    "merged": {"fusion": hvd.MergedGradients()},
+    "merged": {"merging": hvd.MergedGradients()},
 }
 
 

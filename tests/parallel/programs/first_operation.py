@@ -21,7 +21,7 @@ from horovod.torch import mpi_lib_v2
 
 import horovod_partial.torch as hvd
 from horovod_partial import _attach
-from horovod_partial.runtime import library_of
+from horovod_partial.runtime.build import library_of
 
 torch.set_num_threads(1)
 horovod.torch.init()

@@ -16,7 +16,7 @@ optimizers = [
         keras.optimizers.SGD(1.0),
         sync="majority",
         op=hvd.Sum,
-        fusion=hvd.MergedGradients(rule="wait_free", warmup_steps=2, replan_every=None),
+        merging=hvd.MergedGradients(rule="wait_free", warmup_steps=2, replan_every=None),
     )
     for _ in range(2)
 ]
@@ -35,7 +35,7 @@ for generation in range(2):
         optimizer.build(variables)
         for _ in range(5):
             run()
-            plans.append(optimizer.fusion_plan is not None)
+            plans.append(optimizer.merging_plan is not None)
         optimizer.flush()
     hvd.shutdown()
 note("results", repr((plans, variables[0].numpy().tolist())))

@@ -1,0 +1,134 @@
+#include "core/merging/merging_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+namespace horovod_partial {
+namespace {
+
+// Among the plans that end first, returns one with the fewest messages, because each message keeps processors busy,
+// which the model does not know.
+//
+// The earliest end of the first j gradients is a minimum over all gradients at which their last message may begin. That
+// message starts when those before it have ended and its last gradient is ready, and then takes its cost. From these
+// ends the messages are chosen, the last one first. Each takes as many gradients as it can so that all before it still
+// end in time. (Fewer would not help: what a later message takes from the one before saves the earlier one more time
+// than it costs the later one.)
+MergingPlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  const std::size_t count = gradients.size();
+  std::vector<double> earliest(count + 1, std::numeric_limits<double>::infinity());
+  earliest[0] = -std::numeric_limits<double>::infinity();
+  for (std::size_t j = 1; j <= count; ++j) {
+    const double ready = gradients[j - 1].ready;
+    double bytes = 0;
+    for (std::size_t first = j; first-- > 0;) {
+      bytes += gradients[first].bytes;
+      earliest[j] = std::min(earliest[j], std::max(earliest[first], ready) + cost(bytes));
+    }
+  }
+  MergingPlan plan;
+  constexpr double kRounding = 1e-14;
+  double deadline = earliest[count] + kRounding * std::max(1.0, std::abs(earliest[count]));
+  for (std::size_t end = count; end > 0;) {
+    std::size_t begin = end - 1;
+    double bytes = 0;
+    double start = deadline;
+    for (std::size_t first = end; first-- > 0;) {
+      bytes += gradients[first].bytes;
+      const double latest = deadline - cost(bytes);
+      if (latest < gradients[end - 1].ready) break;
+      if (latest < earliest[first]) continue;
+      begin = first;
+      start = latest;
+    }
+    plan.push_back(static_cast<int>(end - begin));
+    deadline = start;
+    end = begin;
+  }
+  std::reverse(plan.begin(), plan.end());
+  return plan;
+}
+
+// The paper's Algorithm 1. After a merge it computes only the starts that change.
+MergingPlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  MergingPlan plan{0};
+  double free = -std::numeric_limits<double>::infinity();  // when the last message has ended
+  double bytes = 0;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    ++plan.back();
+    bytes += gradients[i].bytes;
+    if (i + 1 == gradients.size()) break;
+    const double start = std::max(free, gradients[i].ready);
+    if (gradients[i + 1].ready - start < cost.latency) continue;
+    free = start + cost(bytes);
+    bytes = 0;
+    plan.push_back(0);
+  }
+  return plan;
+}
+
+MergingPlan Threshold(const std::vector<Gradient>& gradients, const LinearCost& cost, double threshold_bytes) {
+  MergingPlan plan;
+  double free = -std::numeric_limits<double>::infinity();
+  for (std::size_t i = 0; i < gradients.size();) {
+    const double start = std::max(free, gradients[i].ready);
+    double bytes = 0;
+    int count = 0;
+    do {
+      bytes += gradients[i].bytes;
+      ++count;
+      ++i;
+    } while (i < gradients.size() && gradients[i].ready <= start && bytes + gradients[i].bytes <= threshold_bytes);
+    plan.push_back(count);
+    free = start + cost(bytes);
+  }
+  return plan;
+}
+
+}  // namespace
+
+MergingRule MergingRuleFromName(const std::string& name) {
+  if (name == "exact") return MergingRule::kExact;
+  if (name == "paper") return MergingRule::kPaper;
+  if (name == "wait_free") return MergingRule::kWaitFree;
+  if (name == "single") return MergingRule::kSingle;
+  if (name == "threshold") return MergingRule::kThreshold;
+  throw std::invalid_argument("rule must be 'exact', 'paper', 'wait_free', 'single' or 'threshold', not '" + name +
+                              "'");
+}
+
+MergingPlan PlanMerging(MergingRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
+                        double threshold_bytes) {
+  if (gradients.empty()) return {};
+  switch (rule) {
+    case MergingRule::kExact: return Exact(gradients, cost);
+    case MergingRule::kPaper: return Paper(gradients, cost);
+    case MergingRule::kWaitFree: return MergingPlan(gradients.size(), 1);
+    case MergingRule::kSingle: return {static_cast<int>(gradients.size())};
+    case MergingRule::kThreshold: return Threshold(gradients, cost, threshold_bytes);
+  }
+  throw std::logic_error("unknown merge rule");
+}
+
+std::vector<Message> Messages(const MergingPlan& plan, const std::vector<Gradient>& gradients, const LinearCost& cost) {
+  std::vector<Message> messages;
+  double free = -std::numeric_limits<double>::infinity();
+  std::size_t next = 0;
+  for (const int count : plan) {
+    if (count < 1 || next + static_cast<std::size_t>(count) > gradients.size())
+      throw std::invalid_argument("the plan does not fit the gradients");
+    Message message;
+    const std::size_t end = next + static_cast<std::size_t>(count);
+    for (std::size_t i = end; i-- > next;) message.bytes += gradients[i].bytes;
+    message.start = std::max(free, gradients[end - 1].ready);
+    message.end = free = message.start + cost(message.bytes);
+    messages.push_back(message);
+    next = end;
+  }
+  if (next != gradients.size()) throw std::invalid_argument("the plan does not fit the gradients");
+  return messages;
+}
+
+}  // namespace horovod_partial

@@ -1,6 +1,0 @@
-"""Predicts which policy would make a recorded job fastest, by running its compute times through the simulator."""
-
-from horovod_partial.advice.predictions import Prediction, gradient_policies, predict
-from horovod_partial.advice.recommendation import LEAST_QUORUM, Advice, advise
-
-__all__ = ["LEAST_QUORUM", "Advice", "Prediction", "advise", "gradient_policies", "predict"]

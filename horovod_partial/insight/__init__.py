@@ -1,0 +1,1 @@
+"""What jobs did and would do: recordings, reports, advice, simulation, plots."""

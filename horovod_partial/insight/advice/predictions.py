@@ -1,0 +1,138 @@
+"""Predicts how fast recorded compute times would be under each policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_partial.insight.recording import JobSteps
+from horovod_partial.insight.simulate import Cluster, Gradient, Result, Trace, simulate
+from horovod_partial.merging import MessageCost
+
+Floats = NDArray[np.float64]
+
+# The number of simulated steps, over all ranks, policies and resamples. So many take some seconds.
+_MOST_SIMULATED = 5_000_000
+_MOST_RESAMPLES = 50
+_LEAST_RESAMPLES = 20  # fewer do not give an interval
+_LEAST_BLOCKS = 10
+_CYCLE = 1e-3  # seconds; the default of Horovod
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for a job under one policy.
+
+    Attributes:
+        policy: the text of the policy, for `HOROVOD_PARTIAL_SYNC`.
+        rate: steps per second of a rank; the mean over the ranks.
+        interval: bounds of 95 % of the rates of resampled steps; NaN if the job is too large for enough resamples.
+        late: the share of contributions that come too late for their round, 0 to 1.
+        staleness: the number of rounds that a rank had missed before a contribution; the mean over contributions.
+        staleness_95: the 95th percentile of this number, over contributions before which a round was missed; 0 if there
+            are none.
+    """
+
+    policy: str
+    rate: float
+    interval: tuple[float, float]
+    late: float
+    staleness: float
+    staleness_95: float
+
+
+def gradient_policies(ranks: int) -> dict[str, int]:
+    """Return policies of gradients with their quorums, from the one that waits for all to the one that waits for nobody."""
+    quorums = {f"quorum:{share}": math.ceil(share * ranks) for share in (0.875, 0.75, 0.25)}
+    named = {"full": ranks, "majority": math.ceil(ranks / 2), "solo": 1, **quorums}
+    first = {quorum: name for name, quorum in reversed(named.items())}  # the first of several with the same quorum
+    return {first[quorum]: quorum for quorum in sorted(first, reverse=True)}
+
+
+def model_policies(ranks: int) -> list[str]:
+    """Return policies of models, with group sizes that fit. They change the training itself, not only its speed."""
+    sized = max(2, 2 ** int(math.log2(ranks) / 2))
+    fits = ["group_average"] if ranks % sized == 0 else []
+    return [*fits, f"partial_reduce:{max(2, ranks // 2)}", "weighted_average:8,0.999"] if ranks > 2 else []
+
+
+def seconds_behind_the_last(steps: JobSteps) -> float:
+    """Return the time from the last gradient that a round needs to its result, in seconds; the median over the steps.
+
+    In each step this is the shortest wait among the ranks that were on time: when that rank came, nobody was missing.
+    """
+    waited = np.column_stack([rank.wait + rank.reduce for rank in steps.ranks])
+    late = np.column_stack([rank.late for rank in steps.ranks])
+    least = np.where(late, np.inf, waited).min(axis=1)
+    found = least[np.isfinite(least)]
+    return float(np.median(found)) if len(found) else 0.0
+
+
+def predict(compute: Floats, reduction: float, policies: Collection[str], seed: int = 0) -> list[Prediction]:
+    """Run compute times through the simulator.
+
+    The whole time of a reduction counts as time for bytes: a group of k of P ranks takes (k - 1) P / (k (P - 1)) of it,
+    as in a ring. Intervals come from blocks of steps that are drawn with replacement. All ranks and policies have the
+    same blocks.
+
+    Args:
+        compute: compute times in seconds, of the shape (steps, ranks), above 0.
+        reduction: the time from the last gradient to the result among all ranks, in seconds.
+        policies: texts of policies.
+        seed: seed of the random blocks.
+    """
+    steps, ranks = compute.shape
+    resamples = min(_MOST_RESAMPLES, _MOST_SIMULATED // max(1, steps * ranks * len(policies)))
+    drawn = _blocks(steps, resamples, seed)
+    predictions = []
+    for policy in policies:
+        result = _run(compute, reduction, policy)
+        rates = [1 / _run(compute[rows], reduction, policy).iteration_time for rows in drawn]
+        rate = 1 / result.iteration_time
+        low, high = (
+            np.quantile(rates, [0.025, 0.975]).tolist() if len(rates) >= _LEAST_RESAMPLES else (math.nan, math.nan)
+        )
+        predictions.append(
+            Prediction(
+                policy, rate, (low, high), result.late, result.staleness, _percentile(result.staleness_histogram)
+            )
+        )
+    return predictions
+
+
+def _run(compute: Floats, reduction: float, policy: str) -> Result:
+    ranks = compute.shape[1]
+    least = float(compute.min())
+    trace = Trace("recorded", least, (Gradient("all", 1, 0.0),))
+    # The measured time includes half a cycle on average, which passes until a round closes. The simulator adds that itself.
+    cost = max(reduction - _CYCLE / 2, 0.0)
+    cluster = Cluster.fit_ring(MessageCost(0.0, cost), ranks) if ranks > 1 else Cluster(0.0, 0.0)
+    return simulate(
+        trace,
+        policy,
+        ranks,
+        cluster=cluster,
+        rule="single",
+        iterations=len(compute),
+        delays=compute - least,
+        cycle=_CYCLE,
+    )
+
+
+def _blocks(steps: int, resamples: int, seed: int) -> list[NDArray[np.int64]]:
+    """Return the rows of each resample. Blocks are long enough to keep bursts whole."""
+    length = max(1, steps // _LEAST_BLOCKS)
+    count = math.ceil(steps / length)
+    generator = np.random.default_rng(seed)
+    begins = generator.integers(0, steps - length + 1, (resamples, count))
+    return [(begin[:, None] + np.arange(length)).ravel()[:steps] for begin in begins]
+
+
+def _percentile(histogram: dict[int, int]) -> float:
+    missed = {rounds: count for rounds, count in histogram.items() if rounds > 0}
+    values = np.repeat(list(missed), list(missed.values()))
+    return float(np.quantile(values, 0.95, method="higher")) if len(values) else 0.0

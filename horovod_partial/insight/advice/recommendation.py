@@ -1,0 +1,209 @@
+"""Chooses a policy from the predictions, and explains the choice in words."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_partial.insight.advice.predictions import (
+    Prediction,
+    gradient_policies,
+    model_policies,
+    predict,
+    seconds_behind_the_last,
+)
+from horovod_partial.insight.recording import Clocks, JobSteps, Recording
+from horovod_partial.insight.recording.steps import share_with_other_waits
+from horovod_partial.insight.report import slowness
+from horovod_partial.insight.report.slowness import Slowness
+
+# A policy with at least this share of the best rate is as good. Of these take the one with the fewest late gradients.
+NEAR = 0.96
+_OFTEN = 0.5  # a share of the steps
+# By optimizer, the smallest quorum to recommend, as a share of the ranks. Below it late gradients have cost models
+# more than the speed has gained ("Which optimizer" in docs/policies.md).
+LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "adamw": 0.75, "muon": 0.75}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a recorded job should do.
+
+    Attributes:
+        title: a title that says what was recorded.
+        predictions: the predictions for gradient policies, from `full` to `solo`, then for model policies.
+        chosen: the recommended policy, a gradient policy.
+        shares: by rank, the factor for its batch size under `full`, if all batches are equal now; empty if no rank is
+            persistently slow.
+        text: the advice, in sentences.
+        remarks: what is missing, in sentences.
+    """
+
+    title: str
+    predictions: tuple[Prediction, ...]
+    chosen: Prediction
+    shares: dict[int, float]
+    text: str
+    remarks: tuple[str, ...]
+
+
+def advise(recording: Recording, optimizer: str | None = None) -> Advice:
+    """Predict each policy's rate from a recording, and recommend one.
+
+    Args:
+        recording: the recording of a job.
+        optimizer: the job's optimizer, a key of `LEAST_QUORUM`; None if it is unknown.
+
+    Raises:
+        ValueError: there are too few steps, or ranks are missing; or the ranks averaged models every few steps, whose compute
+            times are then not known one by one.
+    """
+    clocks = Clocks.fit(recording)
+    all_steps = JobSteps.of(recording, clocks)
+    steps = all_steps.common()
+    count, ranks = len(steps.ranks[0].step), len(steps.ranks)
+    if count < slowness.LEAST_STEPS or ranks < 2 or ranks < recording.size:
+        raise ValueError(
+            f"run {recording.run} has {count} steps of {ranks} rank(s) in common, of {recording.size}: advice takes "
+            f"{slowness.LEAST_STEPS} steps or more of all ranks, and 2 ranks or more"
+        )
+    if steps.policy.startswith("WeightedAverage"):
+        raise ValueError(
+            f"run {recording.run} was recorded under {_short(steps.policy)}, whose ranks meet every few steps: record it under Full()"
+        )
+    compute = np.maximum(steps.compute, 1e-6)
+    reduction = seconds_behind_the_last(steps)
+    quorums = gradient_policies(ranks)
+    of_gradients = predict(compute, reduction, quorums)
+    of_models = predict(compute, reduction, model_policies(ranks))
+    least = LEAST_QUORUM[optimizer] if optimizer is not None else 0.0
+    left = [prediction for prediction in of_gradients if quorums[prediction.policy] >= least * ranks]
+    best = max(prediction.rate for prediction in left)
+    near = [prediction for prediction in left if prediction.rate >= NEAR * best]
+    chosen = min(near, key=lambda prediction: prediction.late)
+    slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
+    alike = predict(_alike(compute), reduction, ["full"])[0] if slowness.follows_data(compute, slow) else None
+    shares = _shares(slow)
+    balanced = predict(compute * list(shares.values()), reduction, ["full"])[0] if shares else None
+    other_waits = [
+        share_with_other_waits(recording.ranks[of.rank], of, clocks, rounds=steps.rounds) for of in all_steps.ranks
+    ]
+    sentences = (
+        _of_other_waits(statistics.median(other_waits)),
+        _of_batches(of_gradients, balanced, slow, shares),
+        _of_data(of_gradients[0], alike),
+        _of_policy(of_gradients[0], chosen, least),
+        _of_optimizer(optimizer, least, chosen),
+        _of_models(chosen, of_models),
+    )
+    return Advice(
+        title=f"run {recording.run}: {ranks} ranks, {count} steps, recorded under {_short(steps.policy)}; predicted",
+        predictions=(*of_gradients, *of_models),
+        chosen=chosen,
+        shares=shares,
+        text=" ".join(filter(None, sentences)),
+        remarks=(*recording.remarks, *steps.remarks),
+    )
+
+
+def _short(policy: str) -> str:
+    """Return the text of a policy without the options of its buckets."""
+    return policy.partition(" op=")[0]
+
+
+def _shares(slow: list[Slowness]) -> dict[int, float]:
+    """Return a factor for each rank's batch size, so that persistently slow ranks take as long as the others."""
+    if all(rank.kind != "persistent" for rank in slow):
+        return {}
+    speeds = np.array([1 / rank.factor if rank.kind == "persistent" else 1.0 for rank in slow])
+    shares: NDArray[np.float64] = speeds * len(slow) / speeds.sum()
+    return {rank.rank: float(share) for rank, share in zip(slow, shares, strict=True)}
+
+
+def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Regroup the times as under `hvd.BalancedBatchSampler`: each step gets times of similar length."""
+    steps = np.sort(compute, axis=None).reshape(compute.shape)
+    return np.random.default_rng(0).permutation(steps)
+
+
+def _of_other_waits(share: float) -> str:
+    if share < _OFTEN:
+        return ""
+    return (
+        f"In {share:.0%} of its steps the program waits for an operation of Horovod's own beside its gradients, such as the "
+        "average of a metric. There it meets the slowest rank under every policy. So no policy helps until this operation is "
+        "done less often, for example every 50 steps. The rest of this advice assumes that."
+    )
+
+
+def _of_batches(
+    of_gradients: list[Prediction], balanced: Prediction | None, slow: list[Slowness], shares: dict[int, float]
+) -> str:
+    full = of_gradients[0]
+    if balanced is None or balanced.rate * NEAR < full.rate:
+        return ""
+    named = [rank for rank in slow if rank.kind == "persistent"]
+    ranks = "; ".join(
+        f"rank {rank.rank} always takes {rank.factor:.2f} times as long as the faster ranks: give it {shares[rank.rank]:.2f} of "
+        "its batch"
+        for rank in named
+    )
+    others = [share for rank, share in shares.items() if rank not in {each.rank for each in named}]
+    rest = f", and each other rank {others[0]:.2f} of its own" if others else ""
+    fastest = max(prediction.rate for prediction in of_gradients)
+    best = ", which no policy of gradients betters by more than 4 %" if balanced.rate >= NEAR * fastest else ""
+    return (
+        f"{ranks[0].upper()}{ranks[1:]}{rest}: under Full() {balanced.rate / full.rate:.2f} times as many steps in a second are "
+        f"predicted{best}. Nothing is stale then, and if all batches are equal now, each step has as many samples as before; "
+        "weigh each rank's loss by its share. Where batches must stay as they are:"
+    )
+
+
+def _of_data(full: Prediction, alike: Prediction | None) -> str:
+    if alike is None or alike.rate * NEAR < full.rate:
+        return ""
+    return (
+        "All ranks have long and short steps, and one step does not predict the next. This happens if samples differ in length. "
+        "If yours do, first give all ranks samples of like length in the same step, with hvd.BalancedBatchSampler: under Full() "
+        f"{alike.rate / full.rate:.2f} times as many steps in a second are predicted, and nothing is stale. Otherwise:"
+    )
+
+
+def _of_policy(full: Prediction, chosen: Prediction, least: float) -> str:
+    if chosen.policy == "full":
+        others = f"quorum of {least:.0%} of the ranks or more" if least > 0 else "other policy of gradients"
+        return f"Full() is the policy to have: no {others} is predicted to be more than 4 % faster, and nothing is ever stale."
+    rounds = f"{chosen.staleness_95:.0f} round{'s' if chosen.staleness_95 > 1 else ''}"
+    return (
+        f"HOROVOD_PARTIAL_SYNC={chosen.policy}, or sync={chosen.policy!r}, is the policy to have: {chosen.rate / full.rate:.2f} times "
+        f"as many steps in a second as under Full() are predicted. {chosen.late:.0%} of the gradients will be late, of which 95 % "
+        f"by {rounds} at most: compare the quality after the same time."
+    )
+
+
+def _of_optimizer(optimizer: str | None, least: float, chosen: Prediction) -> str:
+    if optimizer is None and chosen.policy != "full":
+        return (
+            "In our benchmarks models with SGD bore late gradients, and a Transformer with Adam or Muon did not: if the job has "
+            "one of these, pass --optimizer."
+        )
+    if least == 0:
+        return ""
+    return (
+        f"Quorums below {least:.0%} of the ranks are left out: in our benchmarks a Transformer with such an optimizer ({optimizer}) "
+        "lost more by late gradients than the speed gained."
+    )
+
+
+def _of_models(chosen: Prediction, of_models: list[Prediction]) -> str:
+    faster = [one for one in of_models if one.rate * NEAR > chosen.rate]
+    if not faster:
+        return ""
+    best = max(faster, key=lambda one: one.rate)
+    return (
+        f"An average of models would be faster still ({best.policy}: {best.rate / chosen.rate:.2f} times that), and changes what is "
+        "trained."
+    )

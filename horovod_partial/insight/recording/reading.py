@@ -1,0 +1,204 @@
+"""The files of a run, read into tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from horovod_partial import documents
+from horovod_partial.insight.recording.format import FORMAT, TABLES, VERSION, Header, Table, columns, joined
+
+_FILE = re.compile(r"rank-(\d+)\.(\d+)\.jsonl")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket in the recording of a rank.
+
+    Attributes:
+        name: the name, the same on all ranks. (The numbers of buckets differ between ranks.)
+        policy: the text of its policy.
+        process_set: the number of its process set; 0 is that of all ranks.
+        nbytes: the size of a contribution, in bytes.
+    """
+
+    name: str
+    policy: str
+    process_set: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class RankRecording(Header):
+    """The recording of one rank: the header of its newest segment, and the contents of its segments.
+
+    Attributes:
+        ended: whether Horovod was shut down in good order.
+        buckets: the buckets, by their number on this rank.
+        tables: by name; a column is an array of the shape (rows,), of int64 or of objects. Times are microseconds since
+            time 0 of the rank.
+    """
+
+    ended: bool
+    buckets: dict[int, Bucket]
+    tables: dict[str, Table]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run of a job.
+
+    Attributes:
+        run: the name of the run: the time in UTC at which it began.
+        size: the number of ranks in the job, recorded or not.
+        ranks: the ranks with files, by number; at least one.
+        remarks: sentences about missing data.
+    """
+
+    run: str
+    size: int
+    ranks: dict[int, RankRecording]
+    remarks: tuple[str, ...]
+
+
+def runs(folder: str | PathLike[str]) -> dict[str, Path]:
+    """Return the folders of all runs in a folder by name, oldest first; or the folder itself if it is that of a run."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise ValueError(f"there is no folder {path}")
+    if _files(path):
+        return {path.resolve().name: path}
+    return {inner.name: inner for inner in sorted(path.iterdir()) if inner.is_dir() and _files(inner)}
+
+
+def load(folder: str | PathLike[str], run: str | None = None) -> Recording:
+    """Read a run.
+
+    It drops a last line that is cut off. `remarks` tells about other missing data: ranks, segments, the end.
+
+    Args:
+        folder: a folder of runs, or of one run.
+        run: the name of the run; None takes the newest.
+
+    Raises:
+        ValueError: there is no such run; or a file of it is damaged, or of another format or version.
+    """
+    there = runs(folder)
+    if not there:
+        raise ValueError(
+            f"{folder} holds no recording: no file of it or of a folder in it is named rank-RANK.SEGMENT.jsonl"
+        )
+    if run is not None and run not in there:
+        raise ValueError(f"{folder} holds no run {run}; there are {', '.join(there)}")
+    path = there[run] if run is not None else there[max(there)]
+    remarks: list[str] = []
+    ranks = (_rank(rank, segments, remarks) for rank, segments in _files(path).items())
+    recordings = {recording.rank: recording for recording in ranks if recording is not None}
+    if not recordings:
+        raise ValueError(f"{path} holds no recording: no file has a whole first line")
+    first = next(iter(recordings.values()))
+    for other in recordings.values():
+        if (other.run, other.size) != (first.run, first.size):
+            raise ValueError(
+                f"{path} holds files of several runs: rank {first.rank} is of {first.run} with {first.size} ranks, rank "
+                f"{other.rank} of {other.run} with {other.size}; give each run a folder of its own"
+            )
+    missing = sorted(set(range(first.size)) - set(recordings))
+    if missing:
+        remarks.append(f"Of {first.size} ranks there are no files of {', '.join(map(str, missing))}.")
+    killed = [rank for rank, recording in recordings.items() if not recording.ended]
+    if killed:
+        several = "ranks" if len(killed) > 1 else "rank"
+        remarks.append(f"No end was recorded on {several} {', '.join(map(str, killed))}: killed, or still running.")
+    if len(there) > 1 and run is None:
+        others = ", ".join(sorted(set(there) - {path.name})[-3:])
+        remarks.append(f"This is the newest of {len(there)} runs; --run picks another one, such as {others}.")
+    return Recording(first.run, first.size, recordings, tuple(remarks))
+
+
+def _files(folder: Path) -> dict[int, dict[int, Path]]:
+    """Return the files of each rank, by number of the segment, in order."""
+    found = sorted(
+        (int(match[1]), int(match[2]), path) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))
+    )
+    files: dict[int, dict[int, Path]] = {}
+    for rank, segment, path in found:
+        files.setdefault(rank, {})[segment] = path
+    return files
+
+
+def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecording | None:
+    """Read one rank. Returns None if none of its files has a complete first line."""
+    # Arrivals and results are matched by counting, so use only the segments after the last one that is missing.
+    newest = max(files)
+    oldest = next(number for number in range(newest, -2, -1) if number not in files) + 1
+    if oldest > 0:
+        told = "were dropped" if oldest == min(files) else f"are left out, since segment {oldest - 1} is missing"
+        remarks.append(f"Rank {rank}: the segments before {oldest} {told}, so its recording begins later.")
+    header: Header | None = None
+    lines: dict[str, list[Table]] = defaultdict(list)
+    for number in range(oldest, newest + 1):
+        found = _segment(files[number], lines)
+        if found is None:
+            continue
+        if (found.rank, found.segment) != (rank, number):
+            raise ValueError(f"{files[number]} is of rank {found.rank}, segment {found.segment}: it was renamed")
+        if header is not None and (header.run, header.steady) != (found.run, found.steady):
+            raise ValueError(f"{files[number]} is of another run, or of another start of it, than the segment before")
+        header = found
+    if header is None:
+        remarks.append(f"Rank {rank}: no file has a whole first line.")
+        return None
+    tables = {name: joined(name, lines[name]) for name in TABLES}
+    names = tables.pop("buckets")
+    rows = zip(
+        *(names[column].tolist() for column in ("bucket", "name", "policy", "process_set", "bytes")), strict=True
+    )
+    buckets = {number: Bucket(*row) for number, *row in rows}
+    for name in ("arrivals", "results", "rounds"):
+        unknown = set(tables[name]["bucket"].tolist()) - set(buckets)
+        if unknown:
+            raise ValueError(
+                f"{files[newest].parent}, rank {rank}: table {name!r} has buckets that no line names: {unknown}"
+            )
+    ended = bool(tables.pop("end")["time"].size)
+    return RankRecording(**asdict(header), ended=ended, buckets=buckets, tables=tables)
+
+
+def _segment(path: Path, lines: dict[str, list[Table]]) -> Header | None:
+    """Add the lines of a file to their tables. Returns the file's header, or None if it has no complete one."""
+    header: Header | None = None
+    raw = path.read_bytes().splitlines()
+    for number, text in enumerate(raw, 1):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            if number == len(raw):
+                break
+            raise ValueError(f"{path}, line {number} is not JSON; only the last line may be cut off") from None
+        if not isinstance(line, dict):
+            raise ValueError(f"{path}, line {number} is not a table")
+        if header is None:
+            header = _header(line, path)
+        elif isinstance(name := line.get("table"), str) and name in TABLES:
+            try:
+                lines[name].append(columns(name, line))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+    return header
+
+
+def _header(line: dict[str, Any], path: Path) -> Header:
+    if line.get("format") != FORMAT:
+        raise ValueError(f"{path} holds no recording of horovod-partial: its first line has no format {FORMAT!r}")
+    if line.get("version") != VERSION:
+        raise ValueError(
+            f"{path} holds a recording of version {line.get('version')!r}, and this horovod-partial reads {VERSION}; read it "
+            "with the horovod-partial that wrote it"
+        )
+    return documents.read_as(Header, line, path, "recording")

@@ -1,0 +1,305 @@
+"""Finds the steps of a training in the recorded events of its ranks.
+
+With rounds (a partial policy), it uses `arrivals`, `results` and `waits`:
+
+* *handed*: the latest arrival of the step. The rank's compute ends here.
+* *result*: the latest result of the step. A late contribution has its result at once.
+* *begin*: when the application went on after the step before: its result, or the end of the last wait for it.
+
+Without rounds (`Full()`), it uses `handed` and `reductions`:
+
+* *result*: the end of the last reduction of the step.
+* *handed*: when Horovod's cycle last saw new tensors before that reduction began.
+* *begin*: the result of the step before.
+
+*Compute* is the time from begin to handed, minus the time that the application was blocked, for example in the average
+of a metric. (Under TensorFlow blocked times are unknown.) The rest of a step is *reduce* while reductions run on this
+rank, and otherwise *wait*. With NCCL a reduction ends in the recording when it has been queued on the device, so its
+time on the device counts as wait. The first recorded step is left out, because its begin is unknown; so is a step that
+was not over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_partial.insight.recording.clocks import Clocks
+from horovod_partial.insight.recording.reading import RankRecording, Recording
+from horovod_partial.policies import WorkSharing
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+_LEAST_WORK = 2e-4  # seconds; an optimizer takes less time from one of its gradients to the next
+Intervals = tuple[Floats, Floats]  # begins and ends of intervals, in seconds; in order, and without overlap
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The steps of one rank; every array has the shape (steps,). Times are seconds since time 0 of rank 0, on its clock.
+
+    Attributes:
+        rank: the rank.
+        step: int64, the number of the step on this rank.
+        begin: float64, when the application went on after the step before.
+        handed: float64, when the rank's compute ended.
+        result: float64, when the last result was there.
+        round: int64, the newest round whose result the step had; -1 if it had none.
+        late: bool, whether a contribution of the step came too late for its round.
+        staleness: int64, the number of rounds that the rank had missed before the step; the maximum over its buckets.
+        compute: float64, how long the rank computed, in seconds.
+        reduce: float64, how long reductions ran after the compute or during a wait, in seconds.
+        wait: float64, how long the rank waited for others, in seconds.
+    """
+
+    rank: int
+    step: Integers
+    begin: Floats
+    handed: Floats
+    result: Floats
+    round: Integers
+    late: NDArray[np.bool_]
+    staleness: Integers
+    compute: Floats
+    reduce: Floats
+    wait: Floats
+
+    def take(self, rows: NDArray[np.bool_]) -> RankSteps:
+        """Return the steps of these rows."""
+        arrays = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "rank"}
+        return RankSteps(self.rank, **arrays)
+
+
+@dataclass(frozen=True)
+class JobSteps:
+    """The steps of all recorded ranks.
+
+    Attributes:
+        policy: the text of the policy that most of the training's bytes travel under; `full` without rounds.
+        rounds: whether the training reduces by rounds, not by Horovod's own operations.
+        ranks: the steps of each rank, in order of rank. Ranks may have different numbers of steps.
+        remarks: sentences about missing data.
+    """
+
+    policy: str
+    rounds: bool
+    ranks: tuple[RankSteps, ...]
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, recording: Recording, clocks: Clocks) -> JobSteps:
+        """Find the steps of a recording. It has rounds if more bytes arrived in buckets than Horovod itself reduced.
+
+        Raises:
+            ValueError: no rank has recorded two steps, so the length of a step is unknown; or the run used
+                `WorkSharing`, where ranks make different numbers of micro-batches.
+        """
+        arrived: Counter[str] = Counter()
+        reduced = 0
+        for rank in recording.ranks.values():
+            for bucket, count in zip(*np.unique(rank.tables["arrivals"]["bucket"], return_counts=True), strict=True):
+                found = rank.buckets[int(bucket)]
+                arrived[found.policy] += found.nbytes * int(count)
+            reductions = rank.tables["reductions"]
+            reduced += int(reductions["bytes"][reductions["step"] >= 0].sum())
+        if any(policy.startswith(repr(WorkSharing())) for policy in arrived):
+            raise ValueError(
+                f"run {recording.run} was recorded under {WorkSharing()!r}, where ranks make different numbers of micro-batches: "
+                "record it under Full()"
+            )
+        rounds = arrived.total() > reduced
+        of_rank = _of_rounds if rounds else _of_reductions
+        all_ranks = [of_rank(rank, clocks) for rank in recording.ranks.values()]
+        ranks = tuple(steps for steps in all_ranks if len(steps.step))
+        if not ranks:
+            raise ValueError(
+                f"run {recording.run} has no rank with two whole steps, so nothing tells how long a step takes"
+            )
+        empty = [steps.rank for steps in all_ranks if not len(steps.step)]
+        remarks = [f"Rank {rank} has not recorded two whole steps." for rank in empty]
+        return cls(arrived.most_common(1)[0][0] if rounds else "full", rounds, ranks, tuple(remarks))
+
+    @property
+    def compute(self) -> Floats:
+        """The compute times in seconds, of the shape (steps, ranks). Only after `common()`."""
+        return np.column_stack([steps.compute for steps in self.ranks])
+
+    def common(self) -> JobSteps:
+        """Return only the steps that every rank here has. So the arrays of all ranks have the same shape."""
+        both = self.ranks[0].step
+        for steps in self.ranks[1:]:
+            both = np.intersect1d(both, steps.step, assume_unique=True)
+        ranks = tuple(steps.take(np.isin(steps.step, both)) for steps in self.ranks)
+        most = max(self.ranks, key=lambda steps: len(steps.step))
+        fewest = min(self.ranks, key=lambda steps: len(steps.step))
+        remarks = self.remarks
+        if len(both) < 0.95 * len(most.step):
+            remarks += (
+                (
+                    f"{len(both)} steps are looked at, of {len(most.step)} that rank {most.rank} has recorded: those that rank "
+                    f"{fewest.rank} has too."
+                ),
+            )
+        return JobSteps(self.policy, self.rounds, ranks, remarks)
+
+
+def intervals(rank: RankRecording, name: str, clocks: Clocks, rows: Any = slice(None)) -> Intervals:
+    """Return the union of the intervals in rows of a table, on rank 0's clock.
+
+    In the table `reductions` these are the times when reductions ran on this rank. In `waits` its application was
+    blocked; under TensorFlow that is unknown, and the table is empty.
+    """
+    table = rank.tables[name]
+    return _union(clocks.seconds(rank, table["begin"][rows]), clocks.seconds(rank, table["end"][rows]))
+
+
+def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:
+    """Return in what share of its steps, 0 to 1, a rank waits for something besides its gradients.
+
+    In such a wait it meets all ranks, under every policy. Under a partial policy these are the waits for Horovod's own
+    operations. Under `Full()` they are the waits after which the application worked on, before it handed over the last
+    tensors of the step. Under TensorFlow they are unknown, and the share is 0.
+    """
+    begin, end = intervals(rank, "waits", clocks, rank.tables["waits"]["bucket"] < 0)
+    if not len(steps.step) or not len(begin):
+        return 0.0
+    if rounds:
+        next_begin = np.r_[steps.begin[1:], np.inf]
+        has = np.searchsorted(begin, next_begin) > np.searchsorted(begin, steps.begin)
+    else:
+        row = np.searchsorted(steps.begin, begin, side="right") - 1
+        handed = steps.handed[row]
+        worked = handed - end - _time_within((begin, end), end, handed)
+        has = np.zeros(len(steps.step), dtype=np.bool_)
+        has[row[(row >= 0) & (worked > _LEAST_WORK)]] = True
+    return float(has.mean())
+
+
+def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
+    arrivals, results, waits = (rank.tables[name] for name in ("arrivals", "results", "waits"))
+    of = results_of_arrivals(rank)
+    order = np.argsort(arrivals["step"], kind="stable")
+    step, first = np.unique(arrivals["step"][order], return_index=True)
+    if not len(step):
+        return _steps(rank, clocks, step, step, step, step, step, step, step, step > 0)
+    arrival = arrivals["time"][order]
+    rows = {name: results[name][of[order]] if len(results[name]) else np.zeros_like(of) for name in results}
+    handed = np.maximum.reduceat(arrival, first)
+    result, round_, late, staleness = (
+        np.maximum.reduceat(rows[name], first) for name in ("time", "round", "late", "staleness")
+    )
+    # The application went on after the last wait for a round that began in this step.
+    of_rounds = np.flatnonzero(waits["bucket"] >= 0)
+    begun = of_rounds[np.argsort(waits["begin"][of_rounds], kind="stable")]
+    next_step = np.r_[np.minimum.reduceat(arrival, first)[1:], np.iinfo(np.int64).max]
+    last = np.searchsorted(waits["begin"][begun], next_step) - 1
+    waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]  # if there was no wait so far, -1 takes the 0
+    went_on = np.maximum(result, waited)
+    whole = np.minimum.reduceat(of[order], first) >= 0
+    return _steps(rank, clocks, step, handed, result, went_on, round_, late, staleness, whole)
+
+
+def results_of_arrivals(rank: RankRecording) -> Integers:
+    """Return, for each arrival, the row in `results` with its result, of the shape (arrivals,); -1 if there is none."""
+    arrivals, results = rank.tables["arrivals"], rank.tables["results"]
+    of = np.full(len(arrivals["time"]), -1)
+    for bucket in np.unique(arrivals["bucket"]):
+        arrived = np.flatnonzero(arrivals["bucket"] == bucket)
+        ended = np.flatnonzero(results["bucket"] == bucket)
+        # Results before the first arrival belong to arrivals in segments that were dropped.
+        ended = ended[results["time"][ended] >= arrivals["time"][arrived[0]]]
+        count = min(len(arrived), len(ended))
+        of[arrived[:count]] = ended[:count]
+    return of
+
+
+def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
+    table, looks = rank.tables["reductions"], rank.tables["handed"]["time"]
+    rows = (table["step"] >= 0) & (table["end"] >= 0)
+    numbers, begins, ends = (table[name][rows] for name in ("step", "begin", "end"))
+    order = np.lexsort((begins, numbers))
+    step, first = np.unique(numbers[order], return_index=True)
+    last = np.r_[first[1:], len(order)] - 1 if len(step) else first
+    result = ends[order][last]
+    seen = np.searchsorted(looks, begins[order][last], side="right") - 1
+    handed = np.r_[looks, 0][seen]
+    whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])  # a joined rank hands nothing over
+    if len(step) and not rank.ended:
+        whole[-1] = False  # the step may have had more to reduce
+    none = np.full(len(step), -1)
+    return _steps(rank, clocks, step, handed, result, result, none, 0 * none, 0 * none, whole)
+
+
+def _steps(
+    rank: RankRecording,
+    clocks: Clocks,
+    step: Integers,
+    handed: Integers,
+    result: Integers,
+    went_on: Integers,
+    round_: Integers,
+    late: Integers,
+    staleness: Integers,
+    whole: NDArray[np.bool_],
+) -> RankSteps:
+    """Return the whole steps that follow a whole step, with times on rank 0's clock."""
+    ends, given, done = (clocks.seconds(rank, times) for times in (went_on, handed, result))
+    begin = np.minimum(np.r_[np.nan, ends[:-1]][: len(step)], given)
+    reductions, halts = (intervals(rank, name, clocks) for name in ("reductions", "waits"))
+    halted = _time_within(halts, begin, given)
+    running = _time_within(reductions, given, done) + _time_within(_common(halts, reductions), begin, given)
+    steps = RankSteps(
+        rank=rank.rank,
+        step=step,
+        begin=begin,
+        handed=given,
+        result=done,
+        round=round_,
+        late=late > 0,
+        staleness=np.maximum(staleness, 0),
+        compute=given - begin - halted,
+        reduce=running,
+        wait=done - given + halted - running,
+    )
+    return steps.take(whole & np.r_[False, whole[:-1]][: len(step)])
+
+
+def _union(begin: Floats, end: Floats) -> Intervals:
+    """Return the union of intervals that may overlap."""
+    order = np.argsort(begin, kind="stable")
+    order = order[end[order] >= begin[order]]
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    if not len(begin):
+        return begin, end
+    apart = np.flatnonzero(begin[1:] > end[:-1])
+    return begin[np.r_[0, apart + 1]], end[np.r_[apart, len(end) - 1]]
+
+
+def _common(one: Intervals, other: Intervals) -> Intervals:
+    """Return the intersection of two sets of intervals."""
+    edges = np.unique(np.concatenate((*one, *other)))
+    if not len(edges):
+        return edges, edges
+    middle = (edges[:-1] + edges[1:]) / 2
+    rows = _covers(one, middle) & _covers(other, middle)
+    return _union(edges[:-1][rows], edges[1:][rows])
+
+
+def _covers(intervals: Intervals, times: Floats) -> NDArray[np.bool_]:
+    begins, ends = intervals
+    row = np.searchsorted(begins, times, side="right") - 1
+    return (row >= 0) & (times < np.r_[ends, -np.inf][row])
+
+
+def _time_within(intervals: Intervals, since: Floats, until: Floats) -> Floats:
+    """Return how many seconds between `since` and `until` lie in the intervals."""
+    begins, ends = intervals
+    if not len(begins):
+        return np.zeros(len(since))
+    edges = np.column_stack((begins, ends)).ravel()
+    passed = np.cumsum(np.diff(edges, prepend=edges[0]) * (np.arange(len(edges)) % 2))
+    return np.interp(until, edges, passed) - np.interp(since, edges, passed)

@@ -1,0 +1,9 @@
+"""Tells from a recording which rank is slow, where the time went, and what waiting has cost.
+
+`summary` and `slowness` compute this. `text`, `page` (with `figures`), `trace` and `prometheus` show it.
+"""
+
+from horovod_partial.insight.report.slowness import Slowness
+from horovod_partial.insight.report.summary import RankSummary, Summary
+
+__all__ = ["RankSummary", "Slowness", "Summary"]

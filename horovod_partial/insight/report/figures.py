@@ -1,0 +1,228 @@
+"""The plots of a report. This module needs plotly; the package itself does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from horovod_partial.insight.report.summary import Summary
+
+Floats = NDArray[np.float64]
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+_COMPUTE, _WAIT, _REDUCE = "#0072B2", "#E69F00", "#009E73"
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_GREY = "#999999"
+_HEAT = [[0.0, "#f4f6f8"], [0.35, "#F3C969"], [0.7, "#D55E00"], [1.0, "#6b1d00"]]
+_COLUMNS, _CELLS = 1000, 60_000  # the most that a heat map has: a browser is slow with more
+_WINDOWS = 60
+_LINES = len(_COLOURS)
+_POINTS = 3000
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure, its title, and a text that says how to read it."""
+
+    title: str
+    reading: str
+    figure: go.Figure
+
+
+def plots(summary: Summary) -> list[Plot]:
+    """Return the plots that the recording has data for, in the order of the page."""
+    made = [_compute_times(summary), _slow_ranks(summary), _parts(summary), _waiting(summary)]
+    if summary.steps.rounds:
+        made += [_late(summary), _staleness(summary), *_rounds(summary)]
+    return made
+
+
+def _compute_times(summary: Summary) -> Plot:
+    compute = summary.steps.compute.T
+    normal = min(rank.slowness.compute for rank in summary.ranks)
+    edges, times = _windows(summary, compute / normal, max(_WINDOWS, min(_COLUMNS, _CELLS // len(compute))))
+    most = max(1.5, float(np.quantile(times, 0.995)))
+    figure = _heat(summary, edges, times, "of the fastest's mean", (1.0, most))
+    each = "step" if len(edges) == len(summary.waited) else "few steps"
+    return Plot(
+        "Compute time of each rank",
+        f"A row is a rank, and a column is a {each}. Darker colours mean longer computation. A dark row is a rank that is always "
+        "slow, dark stretches are bursts, dark specks are random slow steps, and a dark column is a step that was long for all.",
+        figure,
+    )
+
+
+def _slow_ranks(summary: Summary) -> Plot:
+    ranks = (summary.slow or summary.slowest_first)[:_LINES]
+    by_rank = {steps.rank: steps.compute for steps in summary.steps.ranks}
+    series = np.array([np.median(summary.steps.compute, axis=1), *(by_rank[rank.rank] for rank in ranks)])
+    edges, times = _windows(summary, 1e3 * series, _COLUMNS)
+    figure = go.Figure()
+    names = ["median of all ranks", *(f"rank {rank.rank}" for rank in ranks)]
+    for name, values, colour in zip(names, times, (_GREY, *_COLOURS), strict=False):
+        figure.add_scatter(x=edges, y=values, name=name, mode="lines", line={"color": colour, "width": 1.3})
+    _axes(figure, "step", "compute time (ms)")
+    figure.update_yaxes(rangemode="tozero")
+    which = "slow ranks" if summary.slow else "slowest ranks"
+    return Plot(
+        f"Compute time of the {which}",
+        f"Each line is one of the {which} (at most {_LINES}). Where it lies on the grey line, the rank is as fast as the others.",
+        figure,
+    )
+
+
+def _parts(summary: Summary) -> Plot:
+    figure = go.Figure()
+    names = [f"rank {rank.rank}" for rank in summary.ranks]
+    parts = (
+        ("compute", _COMPUTE, [rank.slowness.compute for rank in summary.ranks]),
+        ("wait for others", _WAIT, [rank.wait for rank in summary.ranks]),
+        ("reduction", _REDUCE, [rank.reduce for rank in summary.ranks]),
+    )
+    for name, colour, seconds in parts:
+        figure.add_bar(y=names, x=1e3 * np.array(seconds), name=name, orientation="h", marker_color=colour)
+    figure.update_layout(barmode="stack", height=_height(len(names)))
+    figure.update_yaxes(autorange="reversed", type="category")
+    _axes(figure, "mean time of a step (ms)", "")
+    return Plot(
+        "What a step's time went to",
+        "A bar is a rank's mean step. The others wait for a rank with much blue and little orange.",
+        figure,
+    )
+
+
+def _waiting(summary: Summary) -> Plot:
+    lines = [(f"recorded, {summary.steps.policy}", summary.waited, _WAIT, "solid")]
+    title, reading = (
+        "Waiting",
+        "The line adds up how long a rank has waited, on average. A policy that waits for nobody saves this time.",
+    )
+    if summary.steps.rounds:
+        lines.append(("under Full(), computed", summary.waited_under_full, _GREY, "dash"))
+        title = "Waiting, against Full()"
+        reading = (
+            "The lines add up how long a rank has waited, on average. One line is recorded. For the other, each step with these "
+            "compute times waits for its slowest rank. The difference is what the policy has saved."
+        )
+    figure = go.Figure()
+    step = summary.steps.ranks[0].step
+    rows = np.unique(np.linspace(0, len(step) - 1, min(len(step), _COLUMNS)).astype(int))
+    for name, seconds, colour, dash in lines:
+        line = {"color": colour, "dash": dash}
+        figure.add_scatter(x=step[rows], y=np.cumsum(seconds)[rows], name=name, mode="lines", line=line)
+    _axes(figure, "step", "waited so far (s)")
+    return Plot(title, reading, figure)
+
+
+def _late(summary: Summary) -> Plot:
+    late = np.array([100.0 * steps.late for steps in summary.steps.ranks])
+    edges, shares = _windows(summary, late, _WINDOWS)
+    return Plot(
+        "Late steps",
+        "A row is a rank. Darker colours mean that more of its steps had a contribution that came too late for its round and "
+        "travelled with a later one.",
+        _heat(summary, edges, shares, "% of steps", (0.0, 100.0)),
+    )
+
+
+def _staleness(summary: Summary) -> Plot:
+    stale = np.array([steps.staleness for steps in summary.steps.ranks], dtype=np.float64)
+    edges, rounds = _windows(summary, stale, _WINDOWS)
+    return Plot(
+        "Staleness",
+        "A row is a rank. Darker colours mean that it had missed more rounds before a step, so it computed with an older model.",
+        _heat(summary, edges, rounds, "rounds missed", (0.0, max(1.0, float(rounds.max())))),
+    )
+
+
+def _rounds(summary: Summary) -> Iterator[Plot]:
+    """Plot the rounds of the bucket that carries the most bytes. Yields nothing if there are fewer than two rounds."""
+    table = summary.rounds
+    if len(table["time"]) < 2:
+        return
+    decider = summary.recording.ranks[0]
+    numbers, counts = np.unique(table["bucket"], return_counts=True)
+    carried = [decider.buckets[int(number)].nbytes * count for number, count in zip(numbers, counts, strict=True)]
+    rows = np.flatnonzero(table["bucket"] == numbers[int(np.argmax(carried))])
+    rows = rows[:: -(-len(rows) // _POINTS)]
+    time = summary.clocks.seconds(decider, table["time"][rows])
+    arrived = summary.recording.size - np.array([len(missing) for missing in table["missing"][rows]])
+    reasons = table["reason"][rows]
+    figure = go.Figure()
+    for reason, colour in zip(np.unique(reasons.astype(str)), _COLOURS, strict=False):
+        of = reasons == reason
+        marker = {"color": colour, "size": 5, "opacity": 0.7}
+        figure.add_scatter(x=time[of], y=arrived[of], name=f"closed by {reason}", mode="markers", marker=marker)
+    line = {"color": "black", "width": 1, "shape": "hv"}
+    figure.add_scatter(x=time, y=table["quorum"][rows], name="quorum", mode="lines", line=line)
+    _axes(figure, "time (s)", "ranks on time")
+    figure.update_yaxes(rangemode="tozero")
+    yield Plot(
+        "Rounds, and the quorum",
+        "A dot is a round. Its height is the number of ranks that were on time, and its colour tells why it closed. The line is "
+        "the number of arrivals that the policy asked for.",
+        figure,
+    )
+
+
+def _windows(summary: Summary, values: Floats, most: int) -> tuple[NDArray[np.int64], Floats]:
+    """Return the first step of each window, and the mean of each row of values within each window.
+
+    There are at most `most` windows.
+    """
+    step = summary.steps.ranks[0].step
+    begins = np.unique(np.linspace(0, len(step), min(len(step), most), endpoint=False).astype(int))
+    sizes = np.diff(np.r_[begins, len(step)])
+    return step[begins], np.add.reduceat(values, begins, axis=1) / sizes
+
+
+def _heat(
+    summary: Summary, edges: NDArray[np.int64], values: Floats, unit: str, span: tuple[float, float]
+) -> go.Figure:
+    names = [f"rank {rank.rank}" for rank in summary.ranks]
+    figure = go.Figure()
+    figure.add_heatmap(
+        x=np.r_[edges, summary.steps.ranks[0].step[-1] + 1],
+        y=names,
+        z=values.astype(np.float32),
+        zmin=span[0],
+        zmax=span[1],
+        colorscale=_HEAT,
+        colorbar={"title": {"text": unit, "side": "right"}, "thickness": 14},
+        hovertemplate="%{y}, step %{x}: %{z:.2f} " + unit + "<extra></extra>",
+    )
+    figure.update_layout(height=_height(len(names)))
+    figure.update_yaxes(autorange="reversed", type="category")
+    _axes(figure, "step", "")
+    return figure
+
+
+def _height(rows: int) -> int:
+    return min(150 + 24 * rows, 900)
+
+
+def _axes(figure: go.Figure, x: str, y: str) -> None:
+    axis: dict[str, Any] = {"gridcolor": "#e6e9ec", "zeroline": False, "linecolor": "#9aa3ab", "ticks": "outside"}
+    figure.update_xaxes(title_text=x, **axis)
+    figure.update_yaxes(title_text=y or None, **axis)
+    figure.update_layout(
+        template="none",
+        font={"family": "system-ui, sans-serif", "size": 13, "color": "#1d2730"},
+        margin={"l": 80, "r": 30, "t": 40 if len(figure.data) > 1 else 15, "b": 50},
+        legend={
+            "orientation": "h",
+            "y": 1.02,
+            "yanchor": "bottom",
+            "x": 0,
+            "traceorder": "normal",
+            "itemsizing": "constant",
+        },
+        showlegend=len(figure.data) > 1,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="white",
+    )

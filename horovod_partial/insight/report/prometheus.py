@@ -1,0 +1,69 @@
+"""Writes a summary in the text format of Prometheus, for the textfile collector of the node exporter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from pathlib import Path
+
+from horovod_partial.insight.report.summary import Summary
+
+# The name of a metric, its help, and its samples: labels and a value.
+Sample = tuple[dict[str, str], float]
+Metric = tuple[str, str, list[Sample]]
+
+
+def write(summary: Summary, path: str | PathLike[str]) -> None:
+    """Write the metrics. The file appears whole, so a collector never reads half of it."""
+    scratch = Path(f"{path}.{os.getpid()}")
+    scratch.write_text("".join(_lines(_metrics(summary))))
+    scratch.replace(path)
+
+
+def _metrics(summary: Summary) -> Iterator[Metric]:
+    recording = summary.recording
+    ranks = [({"rank": str(rank.rank), "host": rank.host}, rank) for rank in summary.ranks]
+    about = {"run": recording.run, "policy": summary.steps.policy}
+    yield "recording_info", "What was recorded.", [(about, 1)]
+    yield "recording_ranks", "Ranks of the job.", [({}, recording.size)]
+    yield "recording_steps", "Steps that all ranks have recorded.", [({}, len(summary.waited))]
+    parts = [
+        ({**labels, "part": part}, seconds)
+        for labels, rank in ranks
+        for part, seconds in (("compute", rank.slowness.compute), ("wait", rank.wait), ("reduce", rank.reduce))
+    ]
+    yield "step_seconds", "Mean time of a step, by what it went to.", parts
+    yield (
+        "score_ratio",
+        "Compute time of the fastest rank over this one's.",
+        [(of, rank.slowness.score) for of, rank in ranks],
+    )
+    kinds = [({**labels, "kind": rank.slowness.kind}, rank.slowness.factor) for labels, rank in ranks]
+    yield "slowness_ratio", "How many times as long as usual slow steps take, and in what way the rank is slow.", kinds
+    yield "late_ratio", "Share of steps with a contribution that was late.", [(of, rank.late) for of, rank in ranks]
+    stale = [(labels, rank.staleness) for labels, rank in ranks]
+    yield "staleness_rounds", "Mean number of rounds that a rank had missed before a step.", stale
+    waits = [({"policy": "recorded"}, float(summary.waited.sum()))]
+    if summary.steps.rounds:
+        waits.append(({"policy": "full"}, float(summary.waited_under_full.sum())))
+    yield "waiting_seconds", "Time that a rank waited, mean over the ranks: as recorded, and under Full().", waits
+    residuals = [
+        ({"host": clock.host, "clock": name, "quantile": quantile}, value)
+        for name, clock in summary.clocks.hosts.items()
+        if clock.source == "reductions"
+        for quantile, value in (("0.5", clock.median_residual), ("0.95", clock.residual_95))
+    ]
+    yield "clock_residual_seconds", "How far ends of reductions lie from the fit of a host's clock.", residuals
+
+
+def _lines(metrics: Iterable[Metric]) -> Iterator[str]:
+    for name, told, samples in metrics:
+        yield f"# HELP horovod_partial_{name} {told}\n# TYPE horovod_partial_{name} gauge\n"
+        for labels, value in samples:
+            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+            yield f"horovod_partial_{name}{{{inside}}} {float(value)!r}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

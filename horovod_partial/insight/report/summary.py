@@ -1,0 +1,166 @@
+"""Summarises a recording. Other modules show the summary as a table, a page, a trace or metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_partial.insight.recording import Clocks, JobSteps, Recording
+from horovod_partial.insight.recording.format import Table, joined
+from horovod_partial.insight.report import slowness
+from horovod_partial.insight.report.slowness import Slowness
+
+Floats = NDArray[np.float64]
+
+_LIKE_DATA = (
+    " But steps differ: all ranks have long and short ones, and one step does not predict the next. This happens if samples "
+    "differ, such as sentences of all lengths; hvd.BalancedBatchSampler gives all ranks samples of like length in the same step."
+)
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """The summary of one rank, over the steps that all ranks have recorded.
+
+    Attributes:
+        rank: the rank.
+        host: the name of its host.
+        slowness: how slow it is.
+        wait: how long it waited for others in a step, in seconds; the mean.
+        reduce: how long reductions ran in a step after its last gradient, in seconds; the mean.
+        late: the share of its steps with a late contribution, 0 to 1.
+        staleness: the number of rounds that it had missed before a step; the mean.
+    """
+
+    rank: int
+    host: str
+    slowness: Slowness
+    wait: float
+    reduce: float
+    late: float
+    staleness: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The summary of one run.
+
+    Attributes:
+        recording: the recording.
+        clocks: the clocks of its hosts.
+        steps: the steps that all ranks have recorded, so the arrays of all ranks have the same shape.
+        ranks: the summary of each rank, in order of rank.
+        follows_data: whether ranks wait for each other because samples differ (`slowness.follows_data`).
+        waited: how long a rank waited in each step, in seconds, of the shape (steps,); the mean over the ranks.
+        waited_under_full: the same under `Full()`, where each step with these compute times waits for its slowest rank.
+            Reductions that run meanwhile count as waiting here.
+        seconds: the time from the begin of the first step to the last result; the mean over the ranks.
+    """
+
+    recording: Recording
+    clocks: Clocks
+    steps: JobSteps
+    ranks: tuple[RankSummary, ...]
+    follows_data: bool
+    waited: Floats
+    waited_under_full: Floats
+    seconds: float
+
+    @classmethod
+    def of(cls, recording: Recording) -> Summary:
+        """Summarise a recording.
+
+        Raises:
+            ValueError: there is no step that all ranks have recorded.
+        """
+        clocks = Clocks.fit(recording)
+        steps = JobSteps.of(recording, clocks).common()
+        if not len(steps.ranks[0].step):
+            raise ValueError(
+                f"run {recording.run} has no step that all ranks have recorded: their oldest segments were dropped, or are "
+                "not there. HOROVOD_PARTIAL_RECORD_MB says how much a rank keeps"
+            )
+        compute = steps.compute
+        slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
+        ranks = tuple(
+            RankSummary(
+                rank=rank.rank,
+                host=recording.ranks[rank.rank].host,
+                slowness=of,
+                wait=float(rank.wait.mean()),
+                reduce=float(rank.reduce.mean()),
+                late=float(rank.late.mean()),
+                staleness=float(rank.staleness.mean()),
+            )
+            for rank, of in zip(steps.ranks, slow, strict=True)
+        )
+        return cls(
+            recording=recording,
+            clocks=clocks,
+            steps=steps,
+            ranks=ranks,
+            follows_data=slowness.follows_data(compute, slow),
+            waited=np.mean([rank.wait for rank in steps.ranks], axis=0),
+            waited_under_full=compute.max(axis=1) - compute.mean(axis=1),
+            seconds=float(np.mean([rank.result[-1] - rank.begin[0] for rank in steps.ranks])),
+        )
+
+    @property
+    def rounds(self) -> Table:
+        """The rounds of the process set of all ranks, in the order in which rank 0 closed them.
+
+        The table has no rows if rank 0 was not recorded.
+        """
+        decider = self.recording.ranks.get(0)
+        if decider is None:
+            return joined("rounds", [])
+        table = decider.tables["rounds"]
+        of_all = np.array([decider.buckets[number].process_set == 0 for number in table["bucket"].tolist()], dtype=bool)
+        order = np.argsort(table["time"][of_all], kind="stable")
+        return {name: column[of_all][order] for name, column in table.items()}
+
+    @property
+    def slow(self) -> list[RankSummary]:
+        """The slow ranks, slowest first."""
+        return [rank for rank in self.slowest_first if rank.slowness.kind != "none"]
+
+    @property
+    def slowest_first(self) -> list[RankSummary]:
+        """All ranks, slowest first."""
+        return sorted(self.ranks, key=lambda rank: (-rank.slowness.compute, rank.rank))
+
+    @property
+    def answer(self) -> str:
+        """A sentence that says which rank is slow."""
+        steps = len(self.waited)
+        if steps < slowness.LEAST_STEPS:
+            return f"{steps} steps are too few to tell which rank is slow: record {slowness.LEAST_STEPS} or more."
+        named = [f"rank {rank.rank} {rank.slowness}" for rank in self.slow[:3]]
+        if len(self.slow) > 3:
+            named.append(f"{len(self.slow) - 3} more are slow")
+        if named:
+            text = "; ".join(named)
+            return f"{text[0].upper()}{text[1:]}."
+        slowest = self.slowest_first[0]
+        if len(self.ranks) == 1:
+            return f"Rank {slowest.rank}, the only one that was recorded, takes about as long for each of its steps."
+        told = f"No rank is slow: the slowest, rank {slowest.rank}, takes {1 / slowest.slowness.score:.2f} times as long as the fastest."
+        return told + _LIKE_DATA if self.follows_data else told
+
+    @property
+    def waiting(self) -> str:
+        """Sentences that say how long ranks have waited, and how long they would have waited under `Full()`."""
+        waited, full = float(self.waited.sum()), float(self.waited_under_full.sum())
+        told = f"Each rank waited for {waited:.1f} s of {self.seconds:.1f} s ({waited / self.seconds:.0%}) on average."
+        if not self.steps.rounds:
+            return f"{told} A policy that waits for nobody saves that at most."
+        less = f"{full - waited:.1f} s more" if full >= waited else f"{waited - full:.1f} s less"
+        return f"{told} Under Full() the same compute times would have made it wait for {full:.1f} s: {less}."
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences that say what data is missing, and how exact the clocks are."""
+        clocks = [str(clock) for clock in self.clocks.hosts.values()] if len(self.clocks.hosts) > 1 else []
+        return [*self.recording.remarks, *self.steps.remarks, *clocks]

@@ -1,0 +1,40 @@
+"""Prints a summary as a table for the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from horovod_partial.insight.report.summary import RankSummary, Summary
+
+COLUMNS = ("rank", "host", "slowness", "score", "compute ms", "wait ms", "reduce ms", "late", "staleness")
+
+
+def cells(rank: RankSummary) -> tuple[str, ...]:
+    """Return the row of a rank, in the order of `COLUMNS`."""
+    slow = rank.slowness
+    return (
+        *(str(rank.rank), rank.host, "-" if slow.kind == "none" else str(slow), f"{slow.score:.2f}"),
+        *(f"{1e3 * seconds:.1f}" for seconds in (slow.compute, rank.wait, rank.reduce)),
+        *(f"{rank.late:.0%}", f"{rank.staleness:.2f}"),
+    )
+
+
+def show(summary: Summary) -> None:
+    """Print a summary."""
+    recording = summary.recording
+    table = Table(
+        title=f"run {recording.run}: {recording.size} ranks, {len(summary.waited)} steps, policy {summary.steps.policy}",
+        title_justify="left",
+    )
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("host", "slowness") else "right")
+    for rank in summary.slowest_first:
+        table.add_row(*cells(rank))
+    console = Console()
+    console.width = max(console.width, 120)  # a narrower table would cut words
+    for text in (summary.answer, summary.waiting):
+        console.print(text, highlight=False, soft_wrap=True)
+    console.print(table)
+    for remark in summary.remarks:
+        console.print(remark, highlight=False, soft_wrap=True)

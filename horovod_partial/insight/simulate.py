@@ -1,0 +1,580 @@
+"""Predicts how long iterations take: simulates jobs on a model of a cluster, with the code that closes rounds in real jobs.
+
+`simulate` runs a job in simulated time: ranks compute and are delayed, the coordinator closes rounds by a policy, and
+a `Cluster` gives the cost of messages. `docs/simulator.md` says what is modelled and what is not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_partial import _core, documents, merging, policies
+from horovod_partial.merging import MergingPlan, MessageCost
+from horovod_partial.policies import FOR_EVER, Full, ModelPolicy, Policy, Quorum, WeightedAverage, WorkSharing
+
+# --- Clusters --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Links between ranks, and what reductions over them cost (MG-WFBP, IEEE TPDS 2021, section 2.5).
+
+    Attributes:
+        latency: the time of an empty message between two ranks, in seconds, 0 or more; the paper's alpha.
+        seconds_per_byte: the time that a link takes for a byte, in seconds, 0 or more; the paper's beta.
+        reduce_seconds_per_byte: the time to add a byte of one tensor to another, in seconds, 0 or more; the paper's gamma.
+        ranks_per_node: with `"hierarchical"`, how many ranks share a node and its link, 1 or more.
+        local_latency: with `"hierarchical"`, the `latency` within a node.
+        local_seconds_per_byte: with `"hierarchical"`, the `seconds_per_byte` within a node.
+    """
+
+    latency: float
+    seconds_per_byte: float
+    reduce_seconds_per_byte: float = 0.0
+    ranks_per_node: int = 1
+    local_latency: float = 0.0
+    local_seconds_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 1 if name == "ranks_per_node" else 0
+            if not least <= value < math.inf:
+                raise ValueError(f"{name} must be {least} or more, not {value}")
+
+    @classmethod
+    def fit_ring(cls, cost: MessageCost, ranks: int) -> Cluster:
+        """Return the cluster on which a ring of `ranks` ranks has this cost. The time of additions counts as the link's.
+
+        Raises:
+            ValueError: `ranks` is below 2.
+        """
+        if ranks < 2:
+            raise ValueError(f"a fit needs 2 ranks or more, not {ranks}")
+        return cls(cost.latency / (2 * (ranks - 1)), cost.seconds_per_byte * ranks / (2 * (ranks - 1)))
+
+    def cost(self, algorithm: str, ranks: int) -> MessageCost:
+        """Return the cost of an allreduce among `ranks` ranks. The formulas are those of the paper's table 2, with whole steps.
+
+        Args:
+            algorithm: one of `ALGORITHMS`. `"hierarchical"` is not in the paper: it is a ring within each node, and a
+                ring of nodes in which the ranks of a node send their parts at the same time. Groups fill one node after
+                another.
+            ranks: the number of ranks, 1 or more; 1 costs nothing.
+
+        Raises:
+            ValueError: the algorithm is unknown.
+        """
+        if algorithm not in _COSTS:
+            raise ValueError(f"algorithm must be one of {', '.join(map(repr, ALGORITHMS))}, not {algorithm!r}")
+        return MessageCost(*_COSTS[algorithm](self, ranks))
+
+
+def _ring(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    steps = ranks - 1
+    link, add = cluster.seconds_per_byte, cluster.reduce_seconds_per_byte
+    return 2 * steps * cluster.latency, (2 * link + add) * steps / ranks
+
+
+def _recursive_doubling(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    steps = _doublings(ranks)
+    return steps * cluster.latency, steps * (cluster.seconds_per_byte + cluster.reduce_seconds_per_byte)
+
+
+def _recursive_halving_doubling(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    link, add = cluster.seconds_per_byte, cluster.reduce_seconds_per_byte
+    return 2 * _doublings(ranks) * cluster.latency, (2 * link + add) * (ranks - 1) / ranks
+
+
+def _binary_tree(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    steps = _doublings(ranks)
+    return 2 * steps * cluster.latency, steps * (2 * cluster.seconds_per_byte + cluster.reduce_seconds_per_byte)
+
+
+def _double_binary_trees(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    if ranks == 1:
+        return 0.0, 0.0
+    # The paper's table prints a start-up of 2 log N. It must be multiplied by the latency of a message.
+    return 2 * _doublings(ranks) * cluster.latency, cluster.seconds_per_byte + cluster.reduce_seconds_per_byte
+
+
+def _doublings(ranks: int) -> int:
+    """Return how often 1 must be doubled to reach this many ranks, as a whole number."""
+    return (ranks - 1).bit_length()
+
+
+def _hierarchical(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    local = replace(cluster, latency=cluster.local_latency, seconds_per_byte=cluster.local_seconds_per_byte)
+    within = _ring(local, min(ranks, cluster.ranks_per_node))
+    between = _ring(cluster, math.ceil(ranks / cluster.ranks_per_node))
+    return within[0] + between[0], within[1] + between[1]
+
+
+_COSTS: dict[str, Callable[[Cluster, int], tuple[float, float]]] = {
+    "ring": _ring,
+    "recursive_doubling": _recursive_doubling,
+    "recursive_halving_doubling": _recursive_halving_doubling,
+    "binary_tree": _binary_tree,
+    "double_binary_trees": _double_binary_trees,
+    "hierarchical": _hierarchical,
+}
+ALGORITHMS = tuple(_COSTS)
+
+
+# --- Delays ----------------------------------------------------------------------------------------------------------
+
+
+class Delays(Protocol):
+    """Says which ranks are delayed in which steps, and for how long."""
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        """Return delays in seconds, of the shape (iterations, ranks). `compute` is the time of a step without delay."""
+        ...
+
+
+@dataclass(frozen=True)
+class RandomRanks:
+    """Delays `count` random ranks by `seconds` in each step (eager-SGD, PPoPP'20, section 7.2)."""
+
+    count: int
+    seconds: float
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        order = np.random.default_rng(seed).random((iterations, ranks)).argsort(axis=1)
+        return np.where(order < self.count, self.seconds, 0.0)
+
+
+@dataclass(frozen=True)
+class Rotating:
+    """Delays rank r in step t by `seconds[(r + t) % len(seconds)]`."""
+
+    seconds: tuple[float, ...]
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        place = np.add.outer(np.arange(iterations), np.arange(ranks)) % len(self.seconds)
+        return np.asarray(self.seconds, dtype=np.float64)[place]
+
+
+@dataclass(frozen=True)
+class OneSlow:
+    """Makes rank 0 take `factor` times as long for each step, 1 or more."""
+
+    factor: float
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        delays = np.zeros((iterations, ranks))
+        delays[:, 0] = (self.factor - 1) * compute
+        return delays
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Delays every rank in every step by a log-normal time, which exceeds `median` seconds in half of the steps.
+
+    Steps of ResNet-50 on a cloud (eager-SGD, PPoPP'20, figure 4: 399 to 1,892 ms, mean 454, standard deviation 116) take
+    about 0.4 s plus such a delay with a median of 0.024 s and a sigma of 1.3.
+    """
+
+    median: float
+    sigma: float = 1.3
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        return self.median * np.random.default_rng(seed).lognormal(0.0, self.sigma, (iterations, ranks))
+
+
+def parse_delays(text: str) -> Delays | None:
+    """Return the delays that a text names; None for `none`.
+
+    Texts are such as `none`, `random:2:0.3`, `rotating:0:0.1:0.4`, `slow:3` and `log-normal:0.02[:1.3]`.
+
+    Raises:
+        ValueError: the text names no delays.
+    """
+    name, *arguments = text.strip().lower().split(":")
+    try:
+        numbers = [float(argument) for argument in arguments]
+        match name, numbers:
+            case "none", []:
+                return None
+            case "random", [count, seconds] if count.is_integer():
+                return RandomRanks(int(count), seconds)
+            case "rotating", [_, *_]:
+                return Rotating(tuple(numbers))
+            case "slow", [factor]:
+                return OneSlow(factor)
+            case "log-normal", [_] | [_, _]:
+                return LogNormal(*numbers)
+    except ValueError:
+        pass
+    raise ValueError(
+        f"unknown delays {text!r}; known are none, random:RANKS:SECONDS, rotating:SECONDS:SECONDS..., slow:FACTOR, and "
+        "log-normal:MEDIAN_SECONDS:SIGMA"
+    )
+
+
+# --- Traces ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one parameter.
+
+    Attributes:
+        name: the name of the parameter.
+        nbytes: its size in bytes.
+        seconds: the time that backward takes for it, after the gradient before.
+    """
+
+    name: str
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One step of a model on one rank.
+
+    Attributes:
+        name: the name of the model.
+        forward: seconds before backward begins, 0 or more.
+        gradients: the gradients in the order of backward, at least one.
+    """
+
+    name: str
+    forward: float
+    gradients: tuple[Gradient, ...]
+
+    def __post_init__(self) -> None:
+        if not self.gradients:
+            raise ValueError("a trace has 1 gradient or more")
+        if self.forward < 0 or any(gradient.seconds < 0 or gradient.nbytes < 0 for gradient in self.gradients):
+            raise ValueError("a trace has no negative times or sizes")
+
+    @classmethod
+    def even(cls, gradients: int, nbytes: int, forward: float, backward: float) -> Trace:
+        """Make a model with equal gradients: `nbytes` each, and `backward` seconds for all of them."""
+        one = backward / gradients
+        return cls("even", forward, tuple(Gradient(str(index), nbytes, one) for index in range(gradients)))
+
+    @classmethod
+    def recorded(cls, plan: MergingPlan) -> Trace:
+        """Return what a training with merged gradients has measured.
+
+        All time of a step besides backward and the reductions counts as forward.
+
+        Raises:
+            ValueError: the gradients have several dtypes or devices; a trace can have only one.
+        """
+        if any(later < earlier for earlier, later in itertools.pairwise(plan.ready)):
+            raise ValueError("the plan's gradients have several dtypes or devices: a trace can have only one")
+        seconds = np.diff(plan.ready, prepend=plan.ready[:1]).tolist()
+        gradients = zip(plan.gradients, plan.nbytes, seconds, strict=True)
+        return cls("recorded", plan.around, tuple(Gradient(*gradient) for gradient in gradients))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Trace:
+        """Read a file that was written by `save`, or by the `save` of a `MergingPlan`.
+
+        Raises:
+            ValueError: the file holds neither.
+        """
+        document = documents.load(path, "trace")
+        if isinstance(document, dict) and "messages" in document:
+            return cls.recorded(MergingPlan.of_document(document, path))
+        return documents.read_as(cls, document, path, "trace")
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the trace as JSON."""
+        documents.save(self, path)
+
+    def scaled(self, backward: float) -> Trace:
+        """Return the trace of the same model on a machine where backward takes this many seconds; all else in proportion."""
+        return self._times(backward / self.backward)
+
+    def split(self, passes: int, seconds: float = 0.0) -> Trace:
+        """Return the same step as `passes` micro-batches. Each takes `seconds` more, and the last makes the gradients."""
+        last = self._times(1 / passes)
+        before = (passes - 1) * (last.compute + seconds)
+        return replace(last, forward=before + seconds + last.forward)
+
+    def _times(self, factor: float) -> Trace:
+        gradients = tuple(replace(gradient, seconds=gradient.seconds * factor) for gradient in self.gradients)
+        return replace(self, forward=self.forward * factor, gradients=gradients)
+
+    @property
+    def backward(self) -> float:
+        """The time of backward, in seconds."""
+        return sum(gradient.seconds for gradient in self.gradients)
+
+    @property
+    def compute(self) -> float:
+        """The time of a step on one rank alone, in seconds."""
+        return self.ready[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all gradients, in bytes."""
+        return sum(gradient.nbytes for gradient in self.gradients)
+
+    @property
+    def ready(self) -> list[float]:
+        """The time when each gradient is there, in seconds after the start of the step."""
+        return list(itertools.accumulate((gradient.seconds for gradient in self.gradients), initial=self.forward))[1:]
+
+    def plan(self, rule: str, cost: MessageCost) -> MergingPlan:
+        """Return the plan that a rule of `hvd.MergedGradients` makes if messages have this cost."""
+        names = [gradient.name for gradient in self.gradients]
+        nbytes = [gradient.nbytes for gradient in self.gradients]
+        return merging.plan(rule, names, nbytes, self.ready, cost)
+
+
+# --- Simulation ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a simulated job.
+
+    Attributes:
+        iteration_time: the time of an iteration in seconds; the mean over ranks and iterations.
+        efficiency: the compute time of a step without delays, divided by `iteration_time`. This is the speed-up over
+            one rank, divided by the number of ranks.
+        messages: the number of messages in a step. Each has rounds of its own.
+        late: the share of arrivals that came too late for their round.
+        closed_by: the number of rounds of all messages by the reason why they closed (`docs/protocol.md`).
+        fresh_histogram: the number of rounds by the number of ranks that were on time.
+        staleness_histogram: the number of contributions by the number of rounds that the rank had missed before.
+        ends: when each step ended, in seconds, of the shape (iterations, ranks).
+        closed: when each round of a step's last message closed, in seconds; empty with `hvd.WorkSharing`.
+        quorums: with `hvd.Auto`, the quorums of a step's last message: the first round, the quorum, and the reason.
+        bound: with `hvd.WorkSharing`, the time of an iteration in seconds if the time of each micro-batch were known
+            before: the longest one goes first, to the rank that would end it first. If delays belong to ranks, no
+            schedule is better.
+    """
+
+    iteration_time: float
+    efficiency: float
+    messages: int
+    late: float
+    closed_by: dict[str, int]
+    fresh_histogram: dict[int, int]
+    staleness_histogram: dict[int, int]
+    ends: NDArray[np.float64] = field(repr=False, compare=False)
+    closed: NDArray[np.float64] = field(repr=False, compare=False)
+    quorums: list[tuple[int, int, str]] = field(default_factory=list)
+    bound: float | None = None
+
+    @property
+    def contributors(self) -> float:
+        """The number of ranks that were on time, mean over rounds in which any rank was; 0 if there was no round."""
+        return _mean({fresh: rounds for fresh, rounds in self.fresh_histogram.items() if fresh > 0})
+
+    @property
+    def staleness(self) -> float:
+        """The number of rounds that a rank had missed before a contribution, mean over contributions; 0 if there was none."""
+        return _mean(self.staleness_histogram)
+
+
+def _mean(histogram: dict[int, int]) -> float:
+    total = sum(histogram.values())
+    return sum(value * count for value, count in histogram.items()) / total if total else 0.0
+
+
+def simulate(
+    trace: Trace,
+    policy: Policy | str,
+    ranks: int,
+    *,
+    cluster: Cluster,
+    algorithm: str = "ring",
+    rule: str = "exact",
+    iterations: int = 100,
+    delays: Delays | NDArray[np.float64] | None = None,
+    seed: int = 0,
+    cycle: float = 1e-3,
+    passes: int = 1,
+    split: float = 0.0,
+    delays_in: str = "each",
+) -> Result:
+    """Run a job in simulated time.
+
+    With `passes`, a step is the same work in several micro-batches, and its messages travel during the last one. Under
+    `hvd.WorkSharing()` the ranks share the micro-batches of an iteration, and the delay of a rank delays the
+    micro-batches that it makes.
+
+    Args:
+        trace: what each rank computes in a step.
+        policy: the policy, or its text. With a policy of gradients, messages travel during backward. With a policy of
+            models, the whole model travels after backward.
+        ranks: the number of ranks, 1 or more.
+        cluster: the cost of links.
+        algorithm: the algorithm of reductions, one of `ALGORITHMS`.
+        rule: the rule of `hvd.MergedGradients` by which gradients travel together; it plans for the cost among all ranks.
+        iterations: the number of steps of each rank, 1 or more.
+        delays: a model of delays, or delays in seconds of the shape (iterations, ranks), which come before the compute
+            of a step. If the shape is (iterations, ranks, passes), delays belong to micro-batches: a rank that makes one
+            for another rank has its delay. This models samples of different lengths.
+        seed: seed of the delays.
+        cycle: the shortest time between two negotiations, in seconds; the default is Horovod's. With 0 a round closes
+            at the moment when its last rank arrives, but large jobs take long to simulate.
+        passes: micro-batches in a step per rank, on average, 1 or more: `backward_passes_per_step`.
+        split: how long each micro-batch takes in addition to its part of the step's compute, in seconds, 0 or more.
+        delays_in: where a rank's delay lies under `hvd.WorkSharing()`. With `"each"`, each micro-batch that it makes in
+            that iteration takes 1 / `passes` of the delay more, like on a slow machine. With `"first"`, its first
+            micro-batch takes the whole delay, like after a hiccup.
+
+    Raises:
+        ValueError: an argument is out of range, or the delays have another shape.
+    """
+    policy = policies.resolve(policy, policy, shares_work=True)
+    for name, value in (("ranks", ranks), ("iterations", iterations), ("passes", passes)):
+        if value < 1:
+            raise ValueError(f"{name} must be 1 or more, not {value}")
+    if not 0 <= cycle < math.inf:
+        raise ValueError(f"cycle must be 0 or more seconds, not {cycle}")
+    if not 0 <= split < math.inf:
+        raise ValueError(f"split must be 0 or more seconds, not {split}")
+    if delays_in not in ("each", "first"):
+        raise ValueError(f"delays_in must be 'each' or 'first', not {delays_in!r}")
+    costs = [cluster.cost(algorithm, size) for size in range(1, ranks + 1)]
+    step = trace.split(passes, split)
+    ready, nbytes = _messages(step, policy, rule, costs[-1])
+    drawn = _delays(delays, iterations, ranks, passes, trace.compute, seed)
+    if isinstance(policy, WorkSharing):
+        return _share(trace, step, passes, drawn, delays_in, ready=ready, bytes=nbytes, cost=costs[-1], cycle=cycle)
+    rounds = Quorum(1.0, max_staleness=FOR_EVER) if isinstance(policy, Full) else policy
+    figures = _core.run_job(
+        policy=rounds.to_core(ranks),
+        delays=drawn.reshape(iterations, ranks, -1).sum(axis=2),
+        ready=ready,
+        bytes=nbytes,
+        compute=step.compute,
+        costs=[(cost.latency, cost.seconds_per_byte) for cost in costs],
+        cycle=cycle,
+        average_period=policy.period if isinstance(policy, WeightedAverage) else 0,
+        late=policy.bucket_options()["late"] if isinstance(policy, ModelPolicy) else "accumulate",
+    )
+    ends = figures["ends"]
+    iteration_time = float(ends[-1].mean()) / iterations
+    closed_by: Counter[str] = Counter()
+    fresh: Counter[int] = Counter()
+    staleness: Counter[int] = Counter()
+    for message in figures["messages"]:
+        closed_by.update({reason: rounds for reason, rounds in message["closed_by"].items() if rounds})
+        fresh.update({count: rounds for count, rounds in enumerate(message["fresh"]) if rounds})
+        staleness.update(message["staleness"])
+    return Result(
+        iteration_time=iteration_time,
+        efficiency=trace.compute / iteration_time,
+        messages=len(ready),
+        late=figures["late"] / figures["arrivals"] if figures["arrivals"] else 0.0,
+        closed_by=dict(closed_by),
+        fresh_histogram=dict(sorted(fresh.items())),
+        staleness_histogram=dict(sorted(staleness.items())),
+        ends=ends,
+        closed=np.array(figures["closed"]),
+        quorums=figures["messages"][-1]["quorums"],
+    )
+
+
+def _messages(trace: Trace, policy: Policy, rule: str, cost: MessageCost) -> tuple[list[float], list[float]]:
+    """Return when each message of a step is ready, in seconds after the start of the step, and its bytes."""
+    if isinstance(policy, ModelPolicy):
+        return [trace.compute], [trace.nbytes]
+    plan = trace.plan(rule, cost)
+    last = list(itertools.accumulate(plan.messages))
+    ready = trace.ready
+    nbytes = np.add.reduceat(np.asarray(plan.nbytes, dtype=np.float64), [0, *last[:-1]])
+    return [ready[end - 1] for end in last], nbytes.tolist()
+
+
+def _delays(
+    delays: Delays | NDArray[np.float64] | None, iterations: int, ranks: int, passes: int, compute: float, seed: int
+) -> NDArray[np.float64]:
+    if delays is None:
+        return np.zeros((iterations, ranks))
+    drawn = delays if isinstance(delays, np.ndarray) else delays.draw(iterations, ranks, compute, seed)
+    shape = (iterations, ranks)
+    if drawn.shape not in (shape, (*shape, passes)):
+        raise ValueError(f"delays must have the shape {shape} or {(*shape, passes)}, not {drawn.shape}")
+    if not (np.isfinite(drawn).all() and (drawn >= 0).all()):
+        raise ValueError("delays must be finite, and 0 or more seconds")
+    return drawn
+
+
+def _share(
+    trace: Trace,
+    step: Trace,
+    passes: int,
+    delays: NDArray[np.float64],
+    delays_in: str,
+    *,
+    ready: list[float],
+    bytes: list[float],
+    cost: MessageCost,
+    cycle: float,
+) -> Result:
+    iterations, ranks = delays.shape[:2]
+    micro_batch = step.compute / passes
+    in_own = delays.reshape(iterations, -1) if delays.ndim == 3 else np.zeros((iterations, ranks * passes))
+    of_ranks = delays if delays.ndim == 2 else np.zeros((iterations, ranks))
+    in_first = of_ranks * (delays_in == "first")
+    in_each = of_ranks * (delays_in == "each") / passes
+    ends, made = _core.run_shared_job(
+        in_first=in_first,
+        in_each=in_each,
+        in_own=in_own,
+        ready=[seconds - (passes - 1) * micro_batch for seconds in ready],
+        bytes=bytes,
+        compute=micro_batch,
+        cost=(cost.latency, cost.seconds_per_byte),
+        cycle=cycle,
+    )
+    iteration_time = ends[-1] / iterations
+    bounds = [_bound(micro_batch, *one) for one in zip(in_first, in_each, in_own, strict=True)]
+    sent = _core.merging_messages([1] * len(ready), ready, bytes, cost.latency, cost.seconds_per_byte)[-1][1]
+    contributors = np.count_nonzero(made, axis=1)
+    fresh: Counter[int] = Counter(contributors.tolist())
+    return Result(
+        iteration_time=iteration_time,
+        efficiency=trace.compute / iteration_time,
+        messages=len(ready),
+        late=0.0,
+        closed_by={"everybody": iterations * len(ready)},
+        fresh_histogram={count: updates * len(ready) for count, updates in sorted(fresh.items())},
+        staleness_histogram={0: int(contributors.sum()) * len(ready)},
+        ends=np.repeat(np.array(ends)[:, None], ranks, axis=1),
+        closed=np.array([]),
+        bound=float(np.mean(bounds)) + max(0.0, sent - step.compute),
+    )
+
+
+def _bound(
+    micro_batch: float, in_first: NDArray[np.float64], in_each: NDArray[np.float64], in_own: NDArray[np.float64]
+) -> float:
+    """Return how long the micro-batches of an update take by list scheduling, in seconds.
+
+    Args:
+        micro_batch: the time of a micro-batch without delay, in seconds.
+        in_first: by rank, the delay of its first micro-batch, in seconds.
+        in_each: by rank, the delay of each micro-batch that it makes, in seconds.
+        in_own: by micro-batch, its delay on any rank, in seconds.
+    """
+    pace = micro_batch + in_each
+    ranks = [(end, rank) for rank, end in enumerate((in_first + pace).tolist())]  # when each could end its next one
+    heapq.heapify(ranks)
+    last = 0.0
+    for more in sorted(in_own.tolist(), reverse=True):
+        end, rank = ranks[0]
+        last = max(last, end + more)
+        heapq.heapreplace(ranks, (end + more + float(pace[rank]), rank))
+    return last

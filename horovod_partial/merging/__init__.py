@@ -1,0 +1,224 @@
+"""Plans which gradients travel in one message, from measured times (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021)."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from horovod_partial import _core, documents
+from horovod_partial.checks import require, require_count
+
+RULES = ("exact", "paper", "wait_free", "single", "threshold")
+THRESHOLD_BYTES = 64 * 2**20  # the default of Horovod's own tensor fusion
+
+_LEAST_R_SQUARED = 0.95
+
+
+@dataclass(frozen=True)
+class MessageCost:
+    """The cost of a message of M bytes: `latency + seconds_per_byte * M` seconds (section 2.5 of the paper).
+
+    Attributes:
+        latency: the time of an empty message, in seconds; the paper's a.
+        seconds_per_byte: the time that each byte adds, in seconds; the paper's b.
+        r_squared: R² of the fit; 1 if the numbers were not fitted.
+    """
+
+    latency: float
+    seconds_per_byte: float
+    r_squared: float = 1.0
+
+    @classmethod
+    def fit(cls, sizes: Sequence[int], seconds: Sequence[float]) -> MessageCost:
+        """Fit a line through measured times.
+
+        The slope is the median of the slopes between all pairs, weighted by the distance of their sizes (Theil and
+        Sen). So outliers have little influence.
+
+        Args:
+            sizes: sizes of messages in bytes, at least three different ones.
+            seconds: the time of each message; a median of several is best.
+
+        Raises:
+            ValueError: the times do not lie on a line; the message says why.
+        """
+        if len(set(sizes)) < 3:
+            raise ValueError("a fit needs messages of three sizes or more")
+        points = sorted(zip(sizes, seconds, strict=True))
+        slopes = sorted(
+            ((t[1] - s[1]) / (t[0] - s[0]), t[0] - s[0]) for s, t in itertools.combinations(points, 2) if s[0] < t[0]
+        )
+        reached = itertools.accumulate(distance for _, distance in slopes)
+        half = sum(distance for _, distance in slopes) / 2
+        slope = next(slope for (slope, _), distance in zip(slopes, reached, strict=True) if distance >= half)
+        latency = statistics.median(y - slope * x for x, y in points)
+        mean = statistics.fmean(seconds)
+        total = sum((y - mean) ** 2 for y in seconds)
+        residual = sum((y - latency - slope * x) ** 2 for x, y in zip(sizes, seconds, strict=True))
+        r_squared = 1.0 - residual / total if total > 0 else 0.0
+        if slope <= 0:
+            raise ValueError(f"the times of messages do not grow with their size ({slope:.3g} s/B)")
+        if r_squared < _LEAST_R_SQUARED:
+            raise ValueError(
+                f"the times of messages do not lie on a line (R² {r_squared:.2f}, {_LEAST_R_SQUARED} is needed); the "
+                "machine or its network was busy"
+            )
+        # If a link lets a burst pass, small messages are cheap, and the line may begin below 0.
+        return cls(max(latency, 0.0), slope, r_squared)
+
+
+@dataclass(frozen=True)
+class MergingPlan:
+    """Says which gradients travel together, and why.
+
+    Attributes:
+        rule: the rule of `hvd.MergedGradients` that made the plan.
+        gradients: names of the parameters, in the order in which backward makes their gradients.
+        nbytes: bytes of each gradient that travel.
+        ready: when each gradient was there, in seconds after the first one; the median of the measured steps.
+        messages: the number of gradients in each message, in the same order.
+        cost: the cost of a message; None if it could not be measured.
+        around: the time of a step before its first gradient and after its last result, in seconds; the median.
+        reason: why this is the default plan instead of the rule's; empty if it is the rule's.
+        measured: the time of an iteration under this plan, in seconds, the median of several steps; None before.
+    """
+
+    rule: str
+    gradients: tuple[str, ...]
+    nbytes: tuple[int, ...]
+    ready: tuple[float, ...]
+    messages: tuple[int, ...]
+    cost: MessageCost | None = None
+    around: float = 0.0
+    reason: str = ""
+    measured: float | None = None
+
+    @property
+    def predicted(self) -> float | None:
+        """The time of an iteration in seconds that the cost of messages predicts; None without a cost."""
+        return None if self.cost is None else self.around + self.duration(self.cost)
+
+    def duration(self, cost: MessageCost) -> float:
+        """Return the time from the first gradient to the last result in seconds, if messages have this cost."""
+        messages = _core.merging_messages(
+            list(self.messages), self.ready, self.nbytes, cost.latency, cost.seconds_per_byte
+        )
+        return messages[-1][1] if messages else 0.0
+
+    def by_rule(self, rule: str, cost: MessageCost) -> MergingPlan:
+        """Return the plan that a rule makes from the same times."""
+        # Where times start again from 0, gradients of another dtype or device begin.
+        breaks = [i for i in range(1, len(self.ready)) if self.ready[i] < self.ready[i - 1]]
+        return plan(rule, self.gradients, self.nbytes, self.ready, cost, breaks=breaks, around=self.around)
+
+    def names(self) -> list[list[str]]:
+        """Return the names of the parameters of each message."""
+        names = iter(self.gradients)
+        return [list(itertools.islice(names, count)) for count in self.messages]
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan as JSON."""
+        documents.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> MergingPlan:
+        """Read a file that `save` wrote.
+
+        Raises:
+            ValueError: the file holds no plan.
+        """
+        return cls.of_document(documents.load(path, "merging plan"), path)
+
+    @classmethod
+    def of_document(cls, document: Any, path: str | PathLike[str]) -> MergingPlan:
+        """Return the plan of a document from the file at `path`. Raises the same errors as `load`."""
+        plan = documents.read_as(cls, document, path, "merging plan")
+        fits = len(plan.gradients) == len(plan.nbytes) == len(plan.ready) == sum(plan.messages)
+        if not fits or any(count < 1 for count in plan.messages) or any(nbytes < 0 for nbytes in plan.nbytes):
+            raise ValueError(f"{path} holds no merging plan: its parts do not fit each other")
+        return plan
+
+    def __str__(self) -> str:
+        kind = f"default plan ({self.reason})" if self.reason else f"rule {self.rule}"
+        text = f"{kind}: {len(self.gradients)} gradients, {sum(self.nbytes) / 1e6:.1f} MB, in {len(self.messages)} messages"
+        if self.cost is not None:
+            text += (
+                f"; a message costs {self.cost.latency * 1e3:.3g} ms + {self.cost.seconds_per_byte * 1e9:.3g} ns/B "
+                f"(R² {self.cost.r_squared:.3f}); predicted {self.predicted:.4g} s an iteration"
+            )
+        if self.measured is not None:
+            text += f", measured {self.measured:.4g} s"
+        return text
+
+
+def plan(
+    rule: str,
+    gradients: Sequence[str],
+    nbytes: Sequence[int],
+    ready: Sequence[float],
+    cost: MessageCost,
+    *,
+    breaks: Sequence[int] = (),
+    around: float = 0.0,
+) -> MergingPlan:
+    """Make a plan by a rule.
+
+    Args:
+        rule: `"exact"`, `"paper"`, `"wait_free"`, `"single"` or `"threshold"`; see `hvd.MergedGradients`.
+        gradients: names of the parameters, in the order in which backward makes their gradients.
+        nbytes: bytes of each gradient.
+        ready: when each gradient is there, in seconds after any moment; it must not decrease.
+        cost: the cost of a message.
+        breaks: positions before which a message must end, because gradients on both sides cannot travel together. Each
+            part is planned as if the line were free when it begins.
+        around: same as in `MergingPlan`.
+    """
+    messages: list[int] = []
+    for first, last in itertools.pairwise([0, *breaks, len(gradients)]):
+        messages += _core.plan_merging(
+            rule, ready[first:last], nbytes[first:last], cost.latency, cost.seconds_per_byte, THRESHOLD_BYTES
+        )
+    return MergingPlan(rule, tuple(gradients), tuple(nbytes), tuple(ready), tuple(messages), cost, around)
+
+
+@dataclass(frozen=True)
+class MergedGradients:
+    """Merges gradients into messages by a plan from measured times (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021).
+
+    Merging gradients saves the latency of messages, but nothing is sent while a message waits for its next gradient.
+    During the first steps it measures when backward makes each gradient, and what messages cost, with the same
+    collectives as the training. Then rank 0's plan replaces the buckets between two steps, on all ranks.
+
+    The paper calls its rule (`"paper"`) optimal. Under the paper's own model it is not: `"exact"` is, at the same cost.
+
+    Args:
+        rule: the rule of the plan. `"exact"` is optimal; `"paper"` is the paper's Algorithm 1 (section 4.2);
+            `"wait_free"` sends a message for each gradient; `"single"` sends one message; `"threshold"` sends what is
+            ready when the line is free, up to 64 MiB, same as Horovod's tensor fusion.
+        warmup_steps: how many steps after the first one to measure, 2 or more. Every rank must take at least one step
+            more than that.
+        replan_every: after how many steps to measure again. A plan that is more than 5 % better then replaces the old
+            one. None never measures again. Ranks wait for each other at that step, unless one has left.
+        plan: a `MergingPlan`, or a file that its `save` wrote. It is used after the first step, without measuring.
+    """
+
+    rule: str = "exact"
+    warmup_steps: int = 10
+    replan_every: int | None = 1000
+    plan: MergingPlan | str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, not {self.rule!r}")
+        require_count("warmup_steps", self.warmup_steps, 2)
+        if self.replan_every is not None:
+            require_count("replan_every", self.replan_every, 1)
+            if self.replan_every <= self.warmup_steps:
+                raise ValueError(f"replan_every must be more than warmup_steps, not {self.replan_every}")
+        if self.plan is not None and not isinstance(self.plan, MergingPlan):
+            require(isinstance(self.plan, str | PathLike), "plan", "a MergingPlan, or a file", self.plan)
+            object.__setattr__(self, "plan", MergingPlan.load(self.plan))

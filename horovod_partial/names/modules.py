@@ -1,0 +1,82 @@
+"""Modules of Horovod's front ends under our names, so that programs can import `horovod_partial` instead of `horovod`.
+
+    from horovod_partial.torch.elastic.sampler import ElasticSampler
+
+A module that only Horovod has is made here when it is imported. It has the contents of Horovod's module, with the
+functions and classes of our front end in place of those of the same name. For example, `horovod_partial.torch.mpi_ops`
+has our `init`. Our own modules are found first. `horovod_partial.tensorflow.keras` has the contents of
+`horovod_partial.keras`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_OURS = __name__.partition(".")[0]
+_FRONT_ENDS = ("torch", "tensorflow", "keras")
+
+
+class _Counterpart(importlib.abc.Loader):
+    """Makes a module from another one.
+
+    Args:
+        source: the name of the other module.
+        front_end: the name of our front end, whose functions and classes replace those of the same name.
+    """
+
+    def __init__(self, source: str, front_end: str) -> None:
+        self._source = source
+        self._front_end = front_end
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None  # Python makes an ordinary module
+
+    def exec_module(self, module: ModuleType) -> None:
+        source, front_end = importlib.import_module(self._source), importlib.import_module(self._front_end)
+        module.__doc__ = source.__doc__
+        for name, value in vars(source).items():
+            if name.startswith("__") and name != "__all__":
+                continue
+            ours = getattr(front_end, name, value)
+            setattr(module, name, ours if callable(ours) else value)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Is asked last, for modules that no other finder has found."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, within = fullname.partition(".")
+        front_end, _, submodule = within.partition(".")
+        if package != _OURS or front_end not in _FRONT_ENDS or not submodule:
+            return None
+        source = f"horovod.{within}"
+        if f"{within}.".startswith("tensorflow.keras."):
+            front_end = "keras"
+            source = f"{_OURS}.{within.removeprefix('tensorflow.')}"
+        found = importlib.util.find_spec(source)
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        loader = _Counterpart(source, f"{_OURS}.{front_end}")
+        return importlib.util.spec_from_loader(fullname, loader, is_package=is_package)
+
+
+sys.meta_path.append(_Finder())
+
+
+def bind(front_end: ModuleType, horovods: ModuleType) -> None:
+    """Replace the modules that `front_end` has as attributes by ours.
+
+    After `from horovod.torch import *` they are Horovod's, and `from horovod_partial.torch import mpi_ops` would find those.
+    """
+    for name, value in list(vars(horovods).items()):
+        if isinstance(value, ModuleType) and value.__name__ == f"{horovods.__name__}.{name}":
+            setattr(front_end, name, importlib.import_module(f"{front_end.__name__}.{name}"))

@@ -1,7 +1,0 @@
-"""Reads what a recorded job has written (`docs/slow-ranks.md`): tables of events, clocks of hosts, and steps of ranks."""
-
-from horovod_partial.recording.clocks import Clocks, HostClock
-from horovod_partial.recording.reading import Bucket, RankRecording, Recording, load, runs
-from horovod_partial.recording.steps import JobSteps, RankSteps
-
-__all__ = ["Bucket", "Clocks", "HostClock", "JobSteps", "RankRecording", "RankSteps", "Recording", "load", "runs"]

@@ -1,0 +1,100 @@
+"""What applies the rounds of an optimizer, and when it may do so while the program waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from horovod.common.process_sets import ProcessSet
+
+from horovod_partial import _attach
+from horovod_partial.runtime import healing
+
+
+class Applier(Protocol):
+    """Applies the results of a family (buckets whose rounds are taken together). In practice: an optimizer's exchange.
+
+    Attributes:
+        process_set: the ranks that take part.
+        family: the buckets in use; None if there are none.
+        is_under_way: whether gradients wait for a step. A flush applies nothing then.
+        thread: the identifier of the thread that took the last step.
+        applies_ahead: whether `apply_ahead` may be called now.
+        is_ahead: whether `apply_ahead` has applied rounds that are not in the model yet.
+        replica: the values that a flush compares with other ranks; None compares nothing.
+        shares_work: whether this is a `Sharer`.
+    """
+
+    process_set: ProcessSet
+    thread: int
+    shares_work: bool
+
+    @property
+    def family(self) -> healing.Trained | None: ...
+
+    @property
+    def applies_ahead(self) -> bool: ...
+
+    @property
+    def is_ahead(self) -> bool: ...
+
+    @property
+    def replica(self) -> healing.Replica | None: ...
+
+    @property
+    def is_under_way(self) -> bool: ...
+
+    def apply_rounds(self) -> None:
+        """Apply all rounds that this rank can take, oldest first."""
+
+    def apply_ahead(self) -> None:
+        """The same while the program waits for something else. The model changes only in the next step or flush."""
+
+
+class Sharer(Applier, Protocol):
+    """The applier of an optimizer under `WorkSharing`."""
+
+    def leave(self) -> None:
+        """Let other ranks make the begun micro-batch, because this rank is about to flush, to join or to end.
+
+        Raises:
+            AssertionError: some gradients of the micro-batch exist already.
+        """
+
+    def come_back(self) -> None:
+        """Begin a micro-batch again, after `leave`."""
+
+
+class Meanwhile:
+    """Takes rounds of a thread's optimizers while the thread waits for something else.
+
+    Without it the core would have to add missed rounds up. It takes none before `replay_limit - 1` have been missed.
+    """
+
+    def __init__(self, library: str, appliers: Sequence[Applier]) -> None:
+        self._appliers = [
+            (applier, _attach.Draining(library, applier.process_set.process_set_id, names))
+            for applier, names in zip(appliers, names_of(appliers), strict=True)
+        ]
+
+    @property
+    def drainings(self) -> list[_attach.Draining]:
+        """The objects that tell the core of this wait; empty if the thread has no optimizer that can take rounds."""
+        return [draining for _, draining in self._appliers]
+
+    def apply(self) -> None:
+        """Take the rounds that are due, of each optimizer."""
+        for applier, draining in self._appliers:
+            if draining.is_due:
+                applier.apply_ahead()
+
+    def end(self) -> None:
+        """Tell the core that the wait is over."""
+        for draining in self.drainings:
+            draining.end()
+
+
+def names_of(appliers: Iterable[Applier]) -> list[list[str]]:
+    """Return the names of the buckets of each applier."""
+    families = (applier.family for applier in appliers)
+    return [[] if family is None else family.names for family in families]

@@ -1,0 +1,411 @@
+"""Healing: replicas are compared after each flush, and those that differ get the values of one rank.
+
+After a flush its ranks meet again. Their messages travel in rounds of two buckets of this package, because rounds leave
+out ranks that have ended or joined. All ranks get the same facts, so all decide alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from horovod_partial import _attach, log
+from horovod_partial.policies import Quorum
+from horovod_partial.runtime import bucket_config
+from horovod_partial.settings import settings
+
+_INT32 = 4  # Horovod's number for this type
+_FAMILIES = 32  # families in the table of one round; more of them take more rounds
+_WORDS = 8  # 32-bit words for one rank and family in the table
+_CHUNK = 1 << 18  # 32-bit values that travel in one round
+_LENGTH = 8  # bytes that hold the length of the data sent, before the data
+_COLUMNS = 1024  # a large tensor is first reduced to this many sums of its words, and these are hashed
+
+PREFIX = "horovod_partial."  # begins the names of internal buckets; statistics do not show them
+# kOfFlushes of cpp/core/rounds/message.h begins them.
+FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"
+
+Array = npt.NDArray[Any]
+Key = tuple[str, Any, str]  # kind of value ("parameter", "state", ...), its owner, and its name within the owner
+
+
+class Replica(Protocol):
+    """The values that should be equal on all ranks of a process set: a rank's model, and the state of its optimizer."""
+
+    def arrays(self) -> dict[Key, Array]:
+        """Return the bytes of parameters and of the optimizer's tensors, each in one dimension."""
+
+    def numbers(self) -> dict[Key, Any]:
+        """Return learning rates and other plain values. They can be pickled, and equal values have equal `repr`."""
+
+    def is_finite(self) -> bool:
+        """Whether all elements of all parameters are finite."""
+
+    def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
+        """Overwrite this replica with these values. Returns, for each array that differed, the largest difference."""
+
+
+class Trained(Protocol):
+    """The rounds that a replica was trained with.
+
+    Attributes:
+        names: the names of its optimizer's buckets.
+        taken: how many rounds this rank has taken, including rounds of flushes.
+        lost: how many rounds it has not applied one by one since the replica was last healed.
+    """
+
+    names: list[str]
+
+    @property
+    def taken(self) -> int: ...
+
+    @property
+    def lost(self) -> int: ...
+
+    def heal(self) -> None:
+        """Note that the replica is equal to the others now: `lost` counts from 0 again."""
+
+
+class Facts(NamedTuple):
+    """What a rank tells the others about one family."""
+
+    name: int  # hash of the name of its first bucket
+    rounds: int
+    lost: int
+    values: int  # hash of the arrays
+    numbers: int  # hash of the plain values
+
+
+def digest(arrays: Mapping[Key, Array]) -> int:
+    """Return a hash of 32 bits. Large tensors are first summed over their words, which takes a quarter of the time."""
+    state = _new_hash()
+    for key in sorted(arrays, key=str):
+        array = arrays[key]
+        state.update(f"{key} {array.size};".encode())
+        whole = array.size - array.size % (8 * _COLUMNS) if array.size >= 16 * _COLUMNS else 0
+        if whole:
+            state.update(np.add.reduce(array[:whole].view(np.int64).reshape(-1, _COLUMNS), axis=0))
+        state.update(array[whole:].data)
+    return _number_of_hash(state)
+
+
+def _hash(text: str) -> int:
+    return _number_of_hash(_new_hash(text.encode()))
+
+
+def _new_hash(data: bytes = b"") -> Any:
+    return hashlib.blake2b(data, digest_size=4)
+
+
+def _number_of_hash(state: Any) -> int:
+    return int.from_bytes(state.digest(), "little", signed=True)
+
+
+def _facts_of(trained: Trained, replica: Replica) -> Facts:
+    """Return what this rank tells the others about a replica."""
+    numbers = _hash(repr(replica.numbers()))
+    return Facts(_hash(trained.names[0]), trained.taken, trained.lost, digest(replica.arrays()), numbers)
+
+
+def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:
+    """Return the families whose replicas differ between ranks that have taken equally many rounds.
+
+    Returns the facts of these ranks by rank, for each family by the hash of its name.
+    """
+    groups: dict[tuple[int, int], dict[int, Facts]] = {}
+    for rank, facts in sorted(by_rank.items()):
+        for each in facts:
+            groups.setdefault((each.name, each.rounds), {})[rank] = each
+    differ = [members for members in groups.values() if len({(m.values, m.numbers) for m in members.values()}) > 1]
+    return {next(iter(members.values())).name: members for members in differ}
+
+
+def source_of(members: Mapping[int, Facts], finite: Mapping[int, bool]) -> int:
+    """Return the rank whose values all others get.
+
+    Candidates are the ranks whose parameters are all finite (or all ranks, if there is none). Of these it takes those
+    that lost the fewest rounds, then the largest class with equal values, then the lowest rank. If only plain values
+    such as learning rates differ, it takes the lowest rank.
+    """
+    if len({facts.values for facts in members.values()}) == 1:
+        return min(members)
+    candidates = [rank for rank in members if finite[rank]] or list(members)
+    fewest = min(members[rank].lost for rank in candidates)
+    candidates = [rank for rank in candidates if members[rank].lost == fewest]
+    sizes = Counter((members[rank].values, members[rank].numbers) for rank in candidates)
+    return min(candidates, key=lambda rank: (-sizes[members[rank].values, members[rank].numbers], rank))
+
+
+class _TooLateError(Exception):
+    """A round of the meeting has closed without this rank."""
+
+
+class Posted(NamedTuple):
+    """A sum under way; its memory is `values`."""
+
+    handle: _attach.Handle
+    values: Array
+
+
+_in_flight: list[Posted] = []  # keeps their memory alive, even if an error ends the wait; guarded by _in_flight_lock
+_in_flight_lock = threading.Lock()
+
+
+class Meeting:
+    """The exchange of messages in which the ranks of a process set compare their replicas.
+
+    Only the thread that flushes uses it. Its two buckets exist as long as the process set.
+
+    Args:
+        submit: `Runtime.submit` for the process set.
+        wait: blocks until a result is there, and takes no rounds meanwhile.
+        claim: makes the calling thread the one that arrives at these buckets.
+        clear: `Runtime.clear` for the process set.
+        rank: the rank of this process in the process set.
+        size: the size of the process set.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[..., _attach.Handle],
+        wait: Callable[[_attach.Handle], None],
+        claim: Callable[[list[str]], None],
+        clear: Callable[[list[str]], None],
+        rank: int,
+        size: int,
+    ) -> None:
+        self._submit = submit
+        self._wait = wait
+        self._claim = claim
+        self._clear = clear
+        self.rank = rank
+        self.size = size
+
+    def open(self) -> None:
+        """Declare both buckets by a first round, before any rank can end. Does not wait for the round."""
+        for name, size in ((FACTS, self.size * _FAMILIES * _WORDS), (VALUES, _CHUNK)):
+            self.post(name, np.zeros(size, np.int32))
+
+    def come(self) -> None:
+        """Make the calling thread the one that arrives at both buckets, because it is about to flush."""
+        self._claim([FACTS, VALUES])
+
+    def begin(self) -> None:
+        """Forget missed rounds of earlier meetings (after an interrupt), or this rank would be late for this one."""
+        for name in (FACTS, VALUES):
+            self._clear([name])
+
+    def post(self, name: str, values: Array) -> Posted:
+        """Begin a sum of integers over all ranks, in place."""
+        spec = bucket_config.arguments(
+            sync=Quorum(1.0, grace_ms=0),
+            size=self.size,
+            average=False,
+            is_integer=True,
+            missed="latest",
+            late="discard",
+        )
+        config = _attach.BucketConfig(spec, dtype=_INT32, shape=[values.size], device=-1)
+        address = values.ctypes.data
+        posted = Posted(self._submit(name, config, address, address, 0, 0), values)
+        with _in_flight_lock:
+            _in_flight[:] = [other for other in _in_flight if not other.handle.poll()] + [posted]
+        return posted
+
+    def result(self, posted: Posted) -> tuple[Array, list[int]]:
+        """Wait for a sum. Returns it, and the ranks that have contributed.
+
+        Raises:
+            _TooLateError: the round closed without this rank.
+        """
+        handle, values = posted
+        self._wait(handle)
+        info = handle.info()
+        if info.late:
+            raise _TooLateError
+        return values, list(info.members)
+
+    def tell(self, rows: Sequence[Sequence[int]]) -> dict[int, list[list[int]]]:
+        """Send rows of integers to all ranks. Returns the rows of every rank, by rank."""
+        everything: dict[int, list[list[int]]] = {}
+        begin, may_have_more = 0, True
+        while may_have_more:
+            mine = np.zeros((self.size, _FAMILIES, _WORDS), np.int32)
+            for index, row in enumerate(rows[begin : begin + _FAMILIES]):
+                mine[self.rank, index, : len(row) + 1] = [1, *row]
+            told, members = self.result(self.post(FACTS, mine.reshape(-1)))
+            table = told.reshape(mine.shape)
+            for rank in members:
+                everything.setdefault(rank, []).extend(row[1:].tolist() for row in table[rank] if row[0] == 1)
+            may_have_more = any(table[rank, -1, 0] for rank in members)
+            begin += _FAMILIES
+        return everything
+
+    def send(self, data: bytes | None, source: int) -> bytes | None:
+        """Send the bytes of rank `source` to all ranks. Returns them, or None if that rank did not come."""
+        framed = None if data is None else len(data).to_bytes(_LENGTH, "little") + data
+        received = bytearray()
+        size = _LENGTH  # until the first round tells the length
+        while len(received) < size:
+            chunk = np.zeros(_CHUNK, np.int32)
+            if framed is not None:
+                part = framed[len(received) : len(received) + chunk.nbytes]
+                chunk.view(np.uint8)[: len(part)] = np.frombuffer(part, np.uint8)
+            values, members = self.result(self.post(VALUES, chunk))
+            if source not in members:
+                return None
+            received += values.tobytes()
+            size = _LENGTH + int.from_bytes(received[:_LENGTH], "little")
+        return bytes(received[_LENGTH:size])
+
+
+class Introduction:
+    """Compares the parameters with which the ranks begin, in a bucket named `name`."""
+
+    def __init__(self, meeting: Meeting, name: str, parameters: Mapping[Key, Array]) -> None:
+        mine = np.zeros(meeting.size, np.int32)
+        mine[meeting.rank] = digest(parameters)
+        self._meeting = meeting
+        self._start: Posted | None = meeting.post(name, mine)
+
+    def tell(self) -> None:
+        """Log a warning if the ranks began with different models. Does nothing before all hashes are there.
+
+        It never waits, because a rank that had joined may begin much later than the others.
+        """
+        if self._start is None or not self._start.handle.poll():
+            return
+        start, self._start = self._start, None
+        self._meeting.come()  # this thread steps; a hook in another thread may have posted
+        try:
+            digests, members = self._meeting.result(start)
+        except _TooLateError:
+            return
+        differ = [rank for rank in members if digests[rank] != digests[members[0]]]
+        if differ and self._meeting.rank == members[0]:
+            log.logger.warning(
+                "ranks begin with different models: the parameters of rank(s) %s are not those of rank %d. Call "
+                "hvd.broadcast_parameters and its kin before the first step",
+                _listed(differ),
+                members[0],
+            )
+
+
+def compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> None:
+    """Compare the replicas after a flush, and give those that have parted the values of one rank.
+
+    Raises:
+        RuntimeError: some have parted, and `HOROVOD_PARTIAL_HEAL=raise`. All ranks of the family raise it.
+    """
+    try:
+        _compare(meeting, replicas)
+    except _TooLateError:
+        log.logger.info("this rank came too late to compare its replicas with those of other ranks")
+
+
+def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> None:
+    meeting.begin()
+    in_order = sorted(replicas, key=lambda pair: pair[0].names[0])
+    mine = [(_facts_of(trained, replica), trained, replica) for trained, replica in in_order]
+    told = meeting.tell([facts for facts, _, _ in mine])
+    differing = parted({rank: [Facts(*row[: len(Facts._fields)]) for row in rows] for rank, rows in told.items()})
+    if not differing:
+        return
+    own = {f.name: (of, replica) for f, of, replica in mine if differing.get(f.name, {}).get(meeting.rank) == f}
+    rows = [[name, replica.is_finite()] for name, (_, replica) in own.items()]
+    finite = {(rank, row[0]): bool(row[1]) for rank, rows in meeting.tell(rows).items() for row in rows}
+    found = []
+    for name, facts in sorted(differing.items()):
+        members = {rank: of_rank for rank, of_rank in facts.items() if (rank, name) in finite}
+        if len(members) < 2:  # the other ranks did not answer: their flush was interrupted
+            continue
+        source = source_of(members, {rank: finite[rank, name] for rank in members})
+        data = None
+        if source == meeting.rank:
+            replica = own[name][1]
+            data = pickle.dumps((replica.arrays(), replica.numbers()), protocol=5)
+        sent = meeting.send(data, source)
+        if sent is not None and meeting.rank in members:
+            found.append(_Finding(own[name][0], name, source, members, *_take(*own[name], sent)))
+    rows = [[f.name, len(f.apart), f.first, _bits_of(max(f.apart.values(), default=0.0))] for f in found]
+    seen = meeting.tell(rows)
+    texts = [
+        _describe(f, {rank: row for rank, rows in seen.items() for row in rows if row[0] == f.name}) for f in found
+    ]
+    if texts and settings().heal == "raise":
+        raise RuntimeError("\n".join(texts))
+    for finding, text in zip(found, texts, strict=True):
+        if meeting.rank == min(finding.members):
+            log.logger.warning("%s", text)
+
+
+class _Finding(NamedTuple):
+    trained: Trained
+    name: int
+    source: int
+    members: dict[int, Facts]
+    apart: dict[Key, float]  # how far this rank's values were from the source's, where they differed
+    keys: list[Key]  # of all arrays
+
+    @property
+    def first(self) -> int:
+        return next((index for index, key in enumerate(self.keys) if key in self.apart), 0)
+
+
+def _take(trained: Trained, replica: Replica, sent: bytes) -> tuple[dict[Key, float], list[Key]]:
+    arrays, numbers = pickle.loads(sent)
+    apart = replica.write(arrays, numbers)
+    trained.heal()
+    return apart, list(arrays)
+
+
+def _describe(finding: _Finding, seen: Mapping[int, Sequence[int]]) -> str:
+    """Return the message for the user: what differed, by how much, and the likely reason.
+
+    `seen` has a row of each rank: family, number of arrays that differed, index of the first, largest difference.
+    """
+    members, source = finding.members, finding.source
+    apart = {rank: row for rank, row in seen.items() if row[1] > 0}
+    lost = {rank: facts.lost for rank, facts in members.items() if facts.lost}
+    if apart:
+        first = min(apart)
+        what = (
+            f"rank(s) {_listed(apart)} differed from rank {source} in up to {max(row[1] for row in apart.values())} of "
+            f"{len(finding.keys)} tensors, by up to {max(_number_of(row[3]) for row in apart.values()):.3g}; the first one of "
+            f"rank {first} was {' '.join(map(str, finding.keys[apart[first][2]])).strip()}"
+        )
+    else:
+        what = f"the learning rates, or other numbers, of rank {source} were not those of all ranks"
+    if lost:
+        why = (
+            f"rank(s) {_listed(lost)} could not apply {max(lost.values())} round(s) one by one, because they were blocked, or had "
+            "joined, or their parameters were written meanwhile"
+        )
+    elif apart:
+        why = (
+            "parameters, gradients or learning rates were changed on some ranks between two rounds (max_grad_norm=, "
+            "register_round_hook and follow_rounds do it alike on all), or the ranks began with different models "
+            "(hvd.broadcast_parameters)"
+        )
+    else:
+        why = "let a schedule follow rounds (hvd.follow_rounds), or set such numbers on every rank"
+    return f"replicas of {finding.trained.names[0]} had parted: {what}. Ranks have the values of rank {source} now. Likely: {why}"
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
+def _bits_of(number: float) -> int:
+    return int(np.float32(number).view(np.int32))
+
+
+def _number_of(bits: int) -> float:
+    return float(np.int32(bits).view(np.float32))

@@ -1,0 +1,579 @@
+"""Attaches to a framework's Horovod, and ends in good order.
+
+There is one `Runtime` for each framework in the process. It attaches the core to Horovod's library, and owns the life
+cycle: the handshake after `init`, the flush before `shutdown`, and the exit handler.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from horovod.common import process_sets
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.common.process_sets import ProcessSet
+
+from horovod_partial import _attach, log
+from horovod_partial.checks import is_number, require
+from horovod_partial.runtime import failure, healing, heartbeat
+from horovod_partial.runtime.appliers import Applier, Meanwhile, Sharer, names_of
+from horovod_partial.runtime.build import check_build
+from horovod_partial.runtime.tenure import Tenure
+from horovod_partial.settings import adopt, settings, shared
+
+HANDLE = Any  # _attach.Handle
+
+_POLL_SECONDS = 1e-3  # as Horovod's own wait
+
+
+class Runtime:
+    """A framework's Horovod with this package's hooks installed.
+
+    Args:
+        framework: `"torch"` or `"tensorflow"`.
+        version: the framework's version.
+        mpi_ops: Horovod's module of that framework, with `init`, `shutdown`, `rank` and so on.
+        library: path of the shared object with Horovod's core for that framework.
+        waits_are_told: whether the front end calls `in_horovods_wait` and `asks_horovod`.
+
+    Raises:
+        ImportError: this package was built for another version of the framework or of Horovod, or for other features of
+            it, or the hooks do not fit. Nothing has been changed then.
+    """
+
+    def __init__(
+        self, framework: str, version: str, mpi_ops: ModuleType, library: str, *, waits_are_told: bool
+    ) -> None:
+        check_build(framework, version, mpi_ops)
+        self._mpi_ops = mpi_ops
+        self._library = library
+        self.healed: Counter[str] = Counter()  # by bucket: how often its optimizer's replica was healed
+        self._process_sets = {0}  # numbers of process sets that may have been used
+        self._begun = Tenure(self)
+        self._recorded = Tenure(self)
+        self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by _appliers_lock
+        self._appliers_lock = threading.Lock()
+        self._monitor: _attach.Monitor | None = None  # of the heartbeats
+        self.records = False  # this rank has been recorded
+        self._meetings: dict[int, healing.Meeting] = {}  # by process set; guarded by _meetings_lock
+        self._has_met = Tenure(self)  # the generation of _meetings
+        self._meetings_lock = threading.Lock()
+        self._thread = threading.local()  # .takes_no_rounds: this thread is in a join, or the program is over
+        self.failed = False  # a collective has failed, and an elastic job is about to restart
+        log.start()
+        _attach.attach(library, waits_are_told=waits_are_told)
+        failure.watch()
+        os.register_at_fork(after_in_child=self._end_in_child)
+
+    @property
+    def generation(self) -> int:
+        """The number of the generation. It differs after each initialisation of Horovod; 0 while Horovod is down."""
+        return _attach.generation(self._library)
+
+    # --- Life cycle ----------------------------------------------------------------------------------------------
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Call Horovod's `init`. Then prove by a handshake that the hooks run on every rank, and compare the settings.
+
+        Raises:
+            ImportError: the hooks do not run on every rank.
+            ValueError: the ranks' settings contradict each other, or heartbeats were asked for and are not possible.
+                Every rank raises the same error.
+        """
+        self._mpi_ops.init(*args, **kwargs)
+        self._begin()
+        self._guarded(_attach.require_process_set, self._library, 0)  # all ranks shake hands
+        self._agree_on_settings()
+        self._record_as_set()
+        self._monitor = None  # end an old monitor, if Horovod was up already
+        self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
+
+    def _rest(self) -> None:
+        """Tell the heartbeat that this rank ends in good order from now on."""
+        if self._monitor is not None:
+            self._monitor.rest()
+
+    def _gather(self, text: str) -> list[str]:
+        return self._guarded(_attach.gather, self._library, text)
+
+    def _agree_on_settings(self) -> None:
+        taken = adopt([json.loads(text) for text in self._gather(json.dumps(shared()))], self._mpi_ops.rank())
+        if taken:
+            log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
+
+    def _record_as_set(self) -> None:
+        """Start a recording if the settings ask for it. A failure is only logged, because training can go on."""
+        config = settings()
+        if not config.record or not self._recorded.enter():
+            return
+        try:
+            self.record(config.record, config.record_mb)
+        except HorovodInternalError:
+            raise
+        except RuntimeError as error:
+            log.logger.error("this rank is not recorded: %s", error)
+
+    def record(self, directory: str | os.PathLike[str], megabytes: float) -> None:
+        """Record from now on what this rank sees, until Horovod shuts down: see `docs/slow-ranks.md`.
+
+        Raises:
+            HorovodInternalError: Horovod has shut down.
+            RuntimeError: the files cannot be made, or this rank is being recorded already.
+            ValueError: an argument is out of range.
+        """
+        require(
+            isinstance(directory, str | os.PathLike) and os.fspath(directory) != "", "directory", "a path", directory
+        )
+        require(is_number(megabytes) and 1 <= megabytes < 1e6, "megabytes", "1 or more, and below 1e6", megabytes)
+        self._guarded(_attach.record, self._library, os.path.abspath(directory), int(megabytes * 1e6))
+        self.records = True
+
+    def record_wait(self, begin: int, end: int) -> None:
+        """Record that the application was blocked for an operation of Horovod's own.
+
+        `begin` and `end` are values of `time.monotonic_ns`, in nanoseconds.
+        """
+        _attach.record_wait(self._library, begin, end)
+
+    def shutdown(self) -> None:
+        """Deliver late contributions, apply missed rounds, wait for all ranks to call this, and shut Horovod down.
+
+        While an exception is being handled it does not wait, and the other ranks fail at once, same as with Horovod. An
+        exit with status 0 does not count as an exception.
+        """
+        self._rest()
+        try:
+            self._warn_of_unsettled(self._end_unless_failing())
+        finally:
+            _attach.end_recording(self._library)
+        self._mpi_ops.shutdown()
+        self._monitor = None
+
+    def restart(self) -> None:
+        """Shut down even if other ranks have failed, then call `init`. For elastic jobs."""
+        self._monitor = None  # ranks call this at different times, and some never do
+        try:
+            self._end_unless_failing()
+        except HorovodInternalError as error:
+            log.logger.info("what was pending is lost: %s", error)
+        _attach.end_recording(self._library)
+        self._mpi_ops.shutdown()
+        self.failed = False
+        while True:
+            try:
+                return self.init()
+            except HorovodInternalError as error:  # a rank has gone meanwhile; the next init leaves it out
+                log.logger.info("starting again: %s", error)
+                self._mpi_ops.shutdown()
+
+    def join(self, *args: Any, **kwargs: Any) -> int:
+        """Deliver this rank's late contributions, apply its missed rounds, then call Horovod's `join`."""
+        sharers = self._sharers()
+        for sharer in sharers:
+            sharer.leave()
+        for process_set in list(self._process_sets):  # a copy, because other threads may add to the set
+            appliers = self._appliers_of(process_set)
+            self._guarded(_attach.deliver, self._library, process_set, names_of(appliers))
+            for applier in appliers:
+                applier.apply_rounds()
+        self._thread.takes_no_rounds = True
+        try:
+            last = self._mpi_ops.join(*args, **kwargs)
+        finally:
+            self._thread.takes_no_rounds = False
+        for sharer in sharers:
+            sharer.come_back()
+        return last
+
+    def _end_unless_failing(self) -> set[str]:
+        exception = sys.exc_info()[1]
+        if exception is not None and failure.is_failure(exception):
+            if not isinstance(exception, HostsUpdatedInterrupt):  # not a failure: the elastic job goes on
+                self._say_farewell(failure.describe(exception))
+            return set()
+        return set() if self.failed else self._end(applies=True)
+
+    def _say_farewell(self, why: str) -> None:
+        """Tell the other ranks why this one fails. They are about to fail too, and name the reason in their errors."""
+        _attach.say_farewell(self._library, why)
+
+    def _end(self, *, applies: bool) -> set[str]:
+        """Flush all process sets with all ranks. Returns the buckets that are unsettled afterwards.
+
+        With `applies` False nothing is applied, and buckets that were unsettled before the flush are returned too.
+        """
+        errors, unsettled = [], set()
+        for process_set in sorted(self._process_sets, reverse=True) if self._mpi_ops.is_initialized() else ():
+            try:
+                unsettled |= set() if applies else self.unsettled(process_set)
+                self._flush(process_set, self._appliers_of(process_set) if applies else [], ends=True)
+                unsettled |= self.unsettled(process_set)
+            except HorovodInternalError as error:  # of one process set, such as a removed one: go on with the others
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        with self._appliers_lock:
+            ahead = names_of(applier for applier in self._appliers if applier.is_ahead)
+        return unsettled.union(*ahead)
+
+    def _warn_of_unsettled(self, unsettled: set[str]) -> None:
+        if unsettled:
+            log.logger.warning(
+                "this rank ends with late contributions that were pending, or with results that it has missed and not "
+                "applied, in %d bucket(s), %s among them: its model differs from those of other ranks. Call "
+                "optimizer.flush() on every rank at the end of training, before a model is saved",
+                len(unsettled),
+                min(unsettled),
+            )
+
+    def _at_exit(self) -> None:
+        self._rest()
+        try:
+            self._deliver_at_exit()
+        finally:
+            _attach.end_recording(self._library)
+
+    def _deliver_at_exit(self) -> None:
+        if (why := failure.of_process()) is not None:
+            self._say_farewell(why)  # then do not flush: Horovod's own exit handler ends all ranks at once
+            return
+        self._thread.takes_no_rounds = True
+        try:
+            self._warn_of_unsettled(self._end(applies=False))
+        except HorovodInternalError as error:
+            log.logger.warning("the job ended before everything pending was delivered: %s", error)
+
+    def _end_in_child(self) -> None:
+        """Remove the exit handler in a forked child. It lacks Horovod's background thread, and would wait for ever."""
+        atexit.unregister(self._at_exit)
+
+    def use(self, process_set: int) -> None:
+        """Note that a process set is used, so that its late contributions are delivered at the end."""
+        if self._begin():  # True here only if the program called Horovod's own `init`
+            self._record_as_set()
+        self._process_sets.add(process_set)
+
+    def _begin(self) -> bool:
+        """Prepare a new generation: set the log's rank, and register the exit handler. Returns whether it is new."""
+        is_new = self._begun.enter()
+        if is_new:
+            log.set_rank(self._mpi_ops.rank())
+            # Exit handlers run in reverse order. Ours must run before the one that Horovod's `init` has registered.
+            atexit.unregister(self._at_exit)
+            atexit.register(self._at_exit)
+        return is_new
+
+    # --- Operations ----------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        process_set: int,
+        name: str,
+        config: _attach.BucketConfig,
+        source: int,
+        target: int,
+        work: int,
+        stream: int,
+    ) -> HANDLE:
+        """Arrive at a bucket's open round with a contribution.
+
+        `source` and `target` are addresses of memory of the bucket's size. `work` decides a model's weight (steps, or
+        an iteration). `stream` is the CUDA stream that makes the source, 0 on the host.
+        """
+        self.use(process_set)
+        return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
+
+    def own(self, owner: _attach.Owner, process_set: int, names: Iterable[str]) -> None:
+        """Tie buckets to an owner. They end on all ranks together, once every rank's owner is gone."""
+        for name in names:
+            self._guarded(owner.own, self._library, process_set, name)
+
+    def declare(self, process_set: int, name: str, config: _attach.BucketConfig) -> None:
+        """Declare a bucket before its first arrival."""
+        self.use(process_set)
+        self._guarded(_attach.declare, self._library, process_set, name, config)
+
+    def next_micro_batch(self, applier: Applier, *, begins: bool, waits: bool = True) -> tuple[int, int] | None:
+        """Block until this rank may begin a micro-batch of the open update, or must take a round first.
+
+        Returns the numbers of the micro-batch and of the update; None if there is a round to take, or if `waits` is
+        False and it would have to wait. With `begins` the micro-batch has begun. The family's first bucket keeps the
+        grants.
+        """
+        (names,) = names_of((applier,))
+        process_set = applier.process_set.process_set_id
+        with self._taking_rounds((applier,)) as meanwhile:
+            while True:
+                found: tuple[int, int] | None = self._guarded(
+                    _attach.next_micro_batch,
+                    self._library,
+                    process_set,
+                    names,
+                    begins,
+                    waits,
+                    meanwhile.drainings,
+                )
+                if found is not None or not waits or self.has_round(process_set, names):
+                    return found
+                meanwhile.apply()
+
+    def return_micro_batch(self, process_set: int, name: str) -> None:
+        """Let other ranks make the micro-batch that this rank has begun last. It must have made no gradient of it."""
+        self._guarded(_attach.return_micro_batch, self._library, process_set, name)
+
+    def wait(self, handle: HANDLE) -> None:
+        """Block until the arrival's result is there. Rounds of this thread's optimizers are taken meanwhile."""
+        if handle.poll():
+            self._guarded(handle.wait, ())
+            return
+        with self._taking_rounds() as meanwhile:
+            while not self._guarded(handle.wait, meanwhile.drainings):
+                meanwhile.apply()
+
+    @contextmanager
+    def in_horovods_wait(self, is_over: Callable[[], bool]) -> Iterator[None]:
+        """Context for a wait of the calling thread for a collective of Horovod's; the body calls Horovod's wait.
+
+        Before the body runs, rounds are taken until `is_over` returns True (not at all if this thread has no
+        optimizer).
+        """
+        with self._taking_rounds() as meanwhile:
+            told = _attach.ForeignWait()
+            try:
+                while meanwhile.drainings and not is_over():
+                    meanwhile.apply()
+                    time.sleep(_POLL_SECONDS)
+                yield
+            finally:
+                del told
+
+    def asks_horovod(self, *, over: bool) -> None:
+        """Note that the calling thread has asked whether a collective of Horovod's is over. If not, take rounds."""
+        _attach.polled(over)
+        if over:
+            return
+        with self._taking_rounds() as meanwhile:
+            meanwhile.apply()
+
+    @contextmanager
+    def _taking_rounds(self, but: Sequence[Applier] = ()) -> Iterator[Meanwhile]:
+        """Context for a wait of this thread, in which it may take rounds of its optimizers, except those in `but`."""
+        thread = threading.get_ident()
+        with self._appliers_lock:
+            appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
+        if getattr(self._thread, "takes_no_rounds", False):
+            appliers.clear()
+        there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
+        meanwhile = Meanwhile(self._library, [each for each in there if each.applies_ahead])
+        try:
+            yield meanwhile
+        finally:
+            meanwhile.end()
+
+    def collect(self, process_set: int, name: str, target: int, *, to_host: bool = False) -> HANDLE | None:
+        """Write the results that this rank has missed to `target`, without an arrival. None if it has missed nothing.
+
+        `target` is an address on the bucket's device, or on the host with `to_host`.
+        """
+        collect = functools.partial(_attach.collect, to_host=to_host)
+        return self._guarded(collect, self._library, process_set, name, target)
+
+    def device_of_buckets(self) -> int:
+        """Horovod's number of the device with this rank's buckets; -1 is the host."""
+        return max(_attach.device_of_buckets(self._library, process_set) for process_set in list(self._process_sets))
+
+    def lost(self, process_set: int, names: Sequence[str]) -> int:
+        """How many rounds of a family this rank has not got one by one: added up, forgotten, or missed in a join."""
+        return self._guarded(_attach.lost, self._library, process_set, names)
+
+    def taken(self, process_set: int, name: str) -> int:
+        """How many rounds of a bucket have ended on this rank. With replay: how many it has taken."""
+        return self._guarded(_attach.taken, self._library, process_set, name)
+
+    def take_round(self, process_set: int, names: Sequence[str], addresses: Sequence[int]) -> int | None:
+        """Take the oldest round that has ended in all buckets of a family, and write its results to the addresses.
+
+        Returns how many gradients it contains, summed over the buckets; None if there is no such round.
+        """
+        return self._guarded(_attach.take_round, self._library, process_set, names, addresses)
+
+    def has_round(self, process_set: int, names: Sequence[str]) -> bool:
+        """Whether `take_round` would find a round."""
+        return self._guarded(_attach.has_round, self._library, process_set, names)
+
+    def catch_up(self, process_set: int, name: str, iteration: int) -> int:
+        """In a bucket that weighs by staleness, raise this rank's iteration to at least `iteration`; returns it."""
+        return self._guarded(_attach.catch_up, self._library, process_set, name, iteration)
+
+    def enter(self, steps: _attach.SharedSteps, process_set: int) -> None:
+        """Start the step count of merged gradients afresh, if this is another generation than at its last step."""
+        self._guarded(steps.enter, self._library, process_set)
+
+    def take_part_in_flushes(self, applier: Applier) -> None:
+        """Let each flush of the applier's thread apply the rounds that it has missed, from now on."""
+        with self._appliers_lock:
+            self._appliers.add(applier)
+
+    def flush(self, process_set: int, *, compares: bool = True) -> None:
+        """Block until every rank flushes and everything late is delivered and applied; then compare replicas."""
+        self._flush(process_set, self._appliers_of(process_set), ends=False, compares=compares)
+
+    def meet(self, process_set: ProcessSet) -> healing.Meeting | None:
+        """Return the meeting in which ranks compare replicas after a flush; None if they do not compare.
+
+        All ranks must call this before the first step of an optimizer.
+        """
+        if settings().heal == "0" or self.is_alone(process_set):
+            return None
+        number = process_set.process_set_id
+        with self._meetings_lock:
+            if self._has_met.enter():
+                self._meetings.clear()
+            meeting = self._meetings.get(number)
+            if meeting is None:
+                meeting = healing.Meeting(
+                    functools.partial(self.submit, number),
+                    lambda handle: self._guarded(handle.wait, ()),  # takes no rounds: that would change replicas
+                    functools.partial(self._claim, number),
+                    functools.partial(self.clear, number),
+                    process_set.rank(),
+                    self.size_of(process_set),
+                )
+                meeting.open()
+                self._meetings[number] = meeting
+        return meeting
+
+    def _meeting_of(self, process_set: int) -> healing.Meeting | None:
+        with self._meetings_lock:
+            return self._meetings.get(process_set) if self._has_met.is_current else None
+
+    def add_process_set(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+        """Call Horovod's `add_process_set`, after a flush of every process set that this rank uses.
+
+        The flush avoids a deadlock: Horovod's function waits for all ranks and takes part in no round. Fast ranks would
+        wait in it, and slow ranks in a round that needs the fast ones.
+        """
+        self._flush_all()
+        return process_sets.add_process_set(process_set)
+
+    def remove_process_set(self, process_set: ProcessSet) -> bool:
+        """Call Horovod's `remove_process_set`, after the same flush, so that no late contribution is lost."""
+        self._flush_all()
+        number = process_set.process_set_id
+        removed = process_sets.remove_process_set(process_set)
+        if removed:
+            self._process_sets.discard(number)
+            with self._meetings_lock:
+                self._meetings.pop(number, None)
+        return removed
+
+    def _flush_all(self) -> None:
+        for process_set in sorted(self._process_sets, reverse=True) if self.is_initialized() else ():
+            self.flush(process_set)
+
+    def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool, compares: bool = False) -> None:
+        sharers = self._sharers()
+        for sharer in sharers:
+            sharer.leave()
+        families = names_of(appliers)
+        meeting = self._meeting_of(process_set) if compares else None
+        if meeting is not None:
+            meeting.come()
+        with self._taking_rounds(appliers) as meanwhile:
+            flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
+            try:
+                more = True
+                while more:  # other ranks may go on training, and would wait if this rank did not apply their rounds
+                    more = self._guarded(flush.wait, meanwhile.drainings)
+                    meanwhile.apply()
+                    for applier in appliers:
+                        applier.apply_rounds()
+                was_needed = flush.was_needed
+            finally:
+                flush.end()
+        meets = meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0
+        returning = [] if ends else sharers
+        here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
+        # No rank trains on before all have come to the comparison, so no update completes before all have come back.
+        for sharer in here:
+            sharer.come_back()
+        if meeting is not None and meets:
+            replicas = [(applier.family, applier.replica) for applier in appliers]
+            healing.compare(meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None])
+        for sharer in returning:
+            if sharer not in here:  # of other process sets: they may wait for ranks that take no part in the comparison
+                sharer.come_back()
+
+    def _sharers(self) -> list[Sharer]:
+        return [applier for applier in self._appliers_here() if applier.shares_work]  # type: ignore[misc]
+
+    def _appliers_here(self) -> list[Applier]:
+        """The appliers whose last step was taken by this thread, or by a thread that has ended."""
+        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        with self._appliers_lock:
+            return [applier for applier in self._appliers if applier.thread not in others]
+
+    def _appliers_of(self, process_set: int) -> list[Applier]:
+        """The appliers of a process set whose rounds this thread may apply now."""
+        return [
+            applier
+            for applier in self._appliers_here()
+            if applier.process_set.process_set_id == process_set and applier.family and not applier.is_under_way
+        ]
+
+    def _claim(self, process_set: int, names: Sequence[str]) -> None:
+        """Make the calling thread the one that arrives at these buckets, in place of another thread."""
+        self._guarded(_attach.claim, self._library, process_set, names)
+
+    def clear(self, process_set: int, names: Sequence[str]) -> None:
+        """Forget this rank's late contributions and missed rounds in a bucket, or in those of a family."""
+        self._guarded(_attach.clear, self._library, process_set, names)
+
+    def size_of(self, process_set: ProcessSet) -> int:
+        """How many ranks are in a process set.
+
+        Raises:
+            HorovodInternalError: Horovod has shut down, for example because another rank has failed.
+            ValueError: there is no such process set, or Horovod has not been initialised.
+        """
+        try:
+            return process_set.size()
+        except ValueError:
+            if self.is_initialized():
+                self._guarded(_attach.require_process_set, self._library, process_set.process_set_id)
+            raise
+
+    def is_alone(self, process_set: ProcessSet) -> bool:
+        """Whether this rank has no other rank to exchange with; False in an elastic job, because ranks may be added."""
+        return self.size_of(process_set) == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
+
+    def is_initialized(self) -> bool:
+        """Whether Horovod is up."""
+        return self._mpi_ops.is_initialized()
+
+    def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
+        """Return the raw statistics of every bucket of a process set, by name, without the buckets of flushes."""
+        everything = self._guarded(_attach.statistics, self._library, process_set)
+        named = {name: of for name, of in everything.items() if not name.startswith(healing.PREFIX)}
+        return {name: of | {"healed": self.healed[name]} for name, of in named.items()}
+
+    def unsettled(self, process_set: int) -> set[str]:
+        """Return the names of optimizers' buckets in which this rank has late contributions or missed rounds."""
+        return {name for name, of in self.statistics(process_set).items() if of["unsettled"]}
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except _attach.EngineError as error:
+            raise HorovodInternalError(str(error)) from None

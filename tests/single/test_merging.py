@@ -1,0 +1,189 @@
+"""Plans of merged gradients: fits, rules, files, arguments."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import horovod_partial.torch as hvd
+from horovod_partial import cli, merging
+from horovod_partial.merging import MergedGradients, MergingPlan, MessageCost
+
+SIZES = [2**n for n in range(15, 22)]
+
+
+def line(latency: float, seconds_per_byte: float) -> list[float]:
+    return [latency + seconds_per_byte * size for size in SIZES]
+
+
+def example() -> MergingPlan:
+    return merging.plan("exact", ["c", "b", "a"], [2, 1, 1], [1.0, 3.0, 6.0], MessageCost(3.0, 1.0), around=0.5)
+
+
+# --- Fit --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_finds_the_line() -> None:
+    cost = MessageCost.fit(SIZES, line(1e-3, 2e-9))
+    assert cost.latency == pytest.approx(1e-3)
+    assert cost.seconds_per_byte == pytest.approx(2e-9)
+    assert cost.r_squared == pytest.approx(1.0)
+
+
+def test_an_outlier_does_not_move_the_line_but_spoils_its_quality() -> None:
+    times = line(1e-3, 2e-9)
+    times[3] *= 1.2
+    cost = MessageCost.fit(SIZES, times)
+    assert cost.latency == pytest.approx(1e-3, rel=0.05)
+    assert cost.seconds_per_byte == pytest.approx(2e-9, rel=0.05)
+    assert 0.95 < cost.r_squared < 1.0
+    times[3] *= 3
+    with pytest.raises(ValueError, match="do not lie on a line"):
+        MessageCost.fit(SIZES, times)
+
+
+def test_noise_is_refused() -> None:
+    seed = 1
+    print(f"seed {seed}")
+    noise = random.Random(seed)
+    with pytest.raises(ValueError, match=r"do not (lie on a line|grow)"):
+        MessageCost.fit(SIZES, [noise.uniform(1e-3, 2e-3) for _ in SIZES])
+
+
+def test_a_link_that_lets_a_burst_pass() -> None:
+    cost = MessageCost.fit(SIZES, line(-1e-5, 2e-8))
+    assert cost.latency == 0.0
+    assert cost.seconds_per_byte == pytest.approx(2e-8)
+
+
+@pytest.mark.parametrize("times", [line(5e-3, -1e-9), [1e-3] * len(SIZES)])
+def test_a_line_that_no_network_has_is_refused(times: list[float]) -> None:
+    with pytest.raises(ValueError, match="do not grow with their size"):
+        MessageCost.fit(SIZES, times)
+
+
+def test_a_fit_needs_three_sizes() -> None:
+    with pytest.raises(ValueError, match="three sizes"):
+        MessageCost.fit([1, 2, 2], [1.0, 2.0, 2.0])
+
+
+# --- Plans ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_counterexample_to_the_papers_rule() -> None:
+    exact = example()
+    assert exact.names() == [["c"], ["b", "a"]]
+    assert exact.predicted == pytest.approx(11.0 + 0.5)
+    paper = merging.plan("paper", exact.gradients, exact.nbytes, exact.ready, MessageCost(3.0, 1.0))
+    assert paper.names() == [["c", "b"], ["a"]]
+    assert paper.predicted == pytest.approx(13.0)
+
+
+def test_messages_end_at_breaks() -> None:
+    plan = merging.plan("single", list("abcd"), [1] * 4, [0.0] * 4, MessageCost(1.0, 1.0), breaks=[1])
+    assert plan.messages == (1, 3)
+
+
+def test_a_plan_explains_itself() -> None:
+    text = str(replace(example(), measured=12.0))
+    for part in ("rule exact", "3 gradients", "2 messages", "predicted 11.5 s", "measured 12 s"):
+        assert part in text
+    refused = MergingPlan("exact", ("a",), (4,), (0.0,), (1,), reason="the machine was busy")
+    assert "default plan (the machine was busy)" in str(refused)
+    assert refused.predicted is None
+
+
+def test_a_plan_survives_a_file(tmp_path: Path) -> None:
+    for plan in (example(), MergingPlan("exact", ("a",), (4,), (0.0,), (1,), reason="busy")):
+        plan.save(tmp_path / "plan.json")
+        assert MergingPlan.load(tmp_path / "plan.json") == plan
+        assert MergedGradients(plan=tmp_path / "plan.json").plan == plan
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"cost": null}', '{"cost": {"a": 1}}'])
+def test_a_file_that_holds_no_plan(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ValueError, match=r"plan\.json holds no merging plan"):
+        MergingPlan.load(tmp_path / "plan.json")
+
+
+def test_a_plan_whose_parts_do_not_fit(tmp_path: Path) -> None:
+    replace(example(), messages=(1, 1)).save(tmp_path / "plan.json")
+    with pytest.raises(ValueError, match="do not fit"):
+        MergingPlan.load(tmp_path / "plan.json")
+
+
+# --- Arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"rule": "greedy"}, ValueError, "rule must be one of"),
+        ({"warmup_steps": 1}, ValueError, "2 or more"),
+        ({"warmup_steps": 2.0}, ValueError, "warmup_steps must be an int"),
+        ({"replan_every": 10}, ValueError, "more than warmup_steps"),
+        ({"replan_every": True}, ValueError, "replan_every must be an int"),
+        ({"rule": None}, ValueError, "rule must be one of"),
+        ({"warmup_steps": None}, ValueError, "warmup_steps must be an int"),
+        ({"plan": 1}, ValueError, "plan must be a MergingPlan, or a file, not 1"),
+        ({"plan": "/nowhere/plan.json"}, FileNotFoundError, "plan.json"),
+    ],
+)
+def test_arguments_that_are_wrong(arguments: dict, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        MergedGradients(**arguments)
+
+
+def test_it_is_exported() -> None:
+    assert hvd.MergedGradients is MergedGradients
+
+
+# --- Command line -----------------------------------------------------------------------------------------------------
+
+
+def run_cli(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["plan", *arguments])
+
+
+def test_the_command_compares_the_rules(tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.json")
+    example().save(path)
+    result = run_cli(path)
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[1]: line.split() for line in result.output.splitlines() if line.startswith("│")}
+    assert set(lines) == set(merging.RULES)
+    assert lines["exact"][3:6:2] == ["2", "11000.00"]
+    assert lines["paper"][3:6:2] == ["2", "13000.00"]
+    assert lines["wait_free"][3] == "3"
+    other = run_cli(path, "--latency-ms", "0", "--ns-per-byte", "1")
+    assert "6000.00" in other.output
+
+
+def test_the_command_draws(tmp_path: Path) -> None:
+    path, picture = str(tmp_path / "plan.json"), tmp_path / "plan.png"
+    example().save(path)
+    assert run_cli(path, "--output", str(picture)).exit_code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_needs_a_cost(tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.json")
+    replace(example(), cost=None, reason="busy").save(path)
+    result = run_cli(path)
+    assert result.exit_code == 2
+    assert "give --latency-ms and --ns-per-byte" in result.output
+    assert run_cli(path, "--latency-ms", "1", "--ns-per-byte", "1").exit_code == 0
+
+
+def test_the_command_refuses_other_files(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    for name in ("text", "absent"):
+        result = run_cli(str(tmp_path / name))
+        assert result.exit_code == 2
+        assert name in result.output
