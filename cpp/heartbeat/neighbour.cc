@@ -8,7 +8,7 @@
 namespace horovod_partial::heartbeat {
 namespace {
 
-// The numbers are the same on all architectures; older headers lack them.
+// The numbers of these system calls are the same on all architectures. Older headers lack them.
 constexpr long kPidfdSendSignal = 424, kPidfdOpen = 434;
 
 }  // namespace
