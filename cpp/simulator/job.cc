@@ -38,8 +38,8 @@ JobConfig Checked(JobConfig config) {
   return config;
 }
 
-// The policy of the signal, the same as the optimizer's: a round closes when the first rank signals that it has taken
-// its steps.
+// The policy of the bucket that ends periods, as in the optimizer: a round closes when the first rank has taken its
+// steps.
 Policy SignalPolicy() {
   Policy policy;
   policy.max_staleness = kForEver;
@@ -92,7 +92,7 @@ JobResult Job::Run() {
       continue;
     }
     now_ = next;
-    // What happens at the same time has an order: rounds end, then ranks arrive, then a cycle begins and takes these
+    // Events at the same time have an order: rounds end, then ranks arrive, then a cycle begins and takes these
     // arrivals.
     if (finish == now_) {
       Finish();
@@ -111,8 +111,6 @@ JobResult Job::Run() {
   return std::move(result_);
 }
 
-// --- Ranks
-
 void Job::StartStep(Rank rank) {
   RankState& state = At(rank);
   if (state.iteration == config_.iterations) {
@@ -128,7 +126,7 @@ void Job::StartStep(Rank rank) {
   Compute(rank);
 }
 
-// Arrives with all messages that are ready now. Comes back when the next one is ready, or when the compute ends.
+// Arrives with all messages that are ready now. It runs again when the next message is ready, or when the compute ends.
 void Job::Compute(Rank rank) {
   RankState& state = At(rank);
   while (state.next < config_.messages.size()) {
@@ -193,7 +191,8 @@ void Job::Arrive(Rank rank, std::size_t message) {
     ++state.outstanding;
   }
   MakeReportable(state, message);
-  if (outcome != Bucket::Arrived::kWaiting) HaveNews(rank);  // that one is no news before the running round has ended
+  // Such an arrival is no news before the running round has ended.
+  if (outcome != Bucket::Arrived::kWaiting) HaveNews(rank);
 }
 
 void Job::Receive(Rank rank, Local& local, bool on_time) {
@@ -211,12 +210,10 @@ void Job::HaveNews(Rank rank) {
   wanted_ = std::min(wanted_, now_);
 }
 
-// --- Background threads
-
 Time Job::NextNegotiation() const {
   if (over_) return kNever;
   // Without an arrival no round closes, except at the end of the job. Then only the coordinator's deadline asks for a
-  // negotiation: it may need to hear that a round has ended.
+  // negotiation, because the coordinator may need to hear that a round has ended.
   const bool idle = open_ == 0 && ended_ < config_.ranks;
   const Time wanted = idle ? deadline_ : std::min(wanted_, deadline_);
   if (wanted == kNever) return kNever;
@@ -232,8 +229,8 @@ void Job::Negotiate() {
   deadline_ = coordinator_.NextDeadline();
 }
 
-// Nothing runs, and no rank computes: all ranks that have not ended wait, and now they report that. Returns whether a
-// round closes by that.
+// Called when nothing runs and no rank computes: all ranks that have not ended report that they wait. Returns whether
+// that closes a round.
 bool Job::CloseByLiveness() {
   now_ += kWaiting;
   for (Rank rank = 0; rank < config_.ranks; ++rank) {
@@ -267,7 +264,7 @@ void Job::Observe(Rank rank) {
       item.late = local.bucket.ReportLate();
       const bool leaves = state.ended && config_.late == Late::kKeep;
       if (item.gradients == 0 || leaves) continue;
-      MakeReportable(state, message);  // in every report, until it is delivered
+      MakeReportable(state, message);  // the rank reports it again until it is delivered
     }
     report.items.push_back(std::move(item));
   }
@@ -297,8 +294,8 @@ void Job::Begin(const Closing& closing) {
                    [](const Reduction& a, const Reduction& b) { return a.end < b.end; });
 }
 
-// Reduces within a group. Each member gets the closing with two contributions: its own, and all others of the group as
-// one. A copy of the whole closing on each of 2,048 ranks would take longer than everything else.
+// Reduces within a group. Each member gets the closing with two contributions: its own, and the sum of all others in
+// the group. Copying the whole closing for each of 2,048 ranks would take longer than everything else.
 void Job::Reduce(const Closing& closing, std::size_t message, const Members& members) {
   Closing view;
   view.bucket = closing.bucket;

@@ -19,7 +19,7 @@ SharedJobConfig Checked(SharedJobConfig config) {
 
 SharedJob::SharedJob(SharedJobConfig config)
     : config_(Checked(std::move(config))),
-      // Cycles need different times: a grant that is taken back is confirmed in a later cycle.
+      // Two cycles must have different times, because a micro-batch that is taken back is free only in a later cycle.
       cycle_(std::max(FromSeconds(config_.cycle), Time(1))),
       ledger_(config_.ranks, config_.ranks * config_.passes) {
   for (Rank rank = 0; rank < config_.ranks; ++rank) workers_.push_back({OwnShare(rank, config_.passes)});
@@ -91,7 +91,8 @@ void SharedJob::Negotiate() {
     workers_[i].share.Hear(granted[i]);
     if (!workers_[i].computes) Begin(static_cast<Rank>(i));
   }
-  wanted_ = granted.empty() ? kNever : now_;  // ranks report what they have begun, or confirm that they hold less
+  // Ranks report what they have begun, or confirm that they hold fewer micro-batches.
+  wanted_ = granted.empty() ? kNever : now_;
 }
 
 // Returns when the update is reduced if its last micro-batch ends now. No rank begins another micro-batch while the
