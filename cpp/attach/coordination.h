@@ -28,8 +28,8 @@ class Coordination {
   // inspector, which does not see our rounds.
   bool WatchWaits(Time now);
 
-  // Takes our reports out of the messages of other ranks, because Horovod would count them as requests. Returns true if
-  // a rank fails.
+  // Takes our reports out of other ranks' messages, where Horovod would count them as requests. Returns true if a rank
+  // fails.
   bool TakeReports(std::vector<hvd::RequestList>& ready, Time now);
   // Records that a rank has failed. The other ranks will be told.
   void NoteFailure(Rank rank, const std::string& failure);

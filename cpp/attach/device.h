@@ -1,5 +1,4 @@
-// The memory and the streams of devices, by Horovod's numbers for devices. Only device.cc asks whether this build has
-// CUDA.
+// The memory and the streams of devices, by Horovod's numbers for devices. Only device.cc knows whether CUDA is there.
 #pragma once
 
 #include <cstddef>
@@ -18,15 +17,13 @@ Memory& MemoryOf(int device);
 // memory left or has failed, because the other ranks wait for these zeros.
 Memory& SpareMemoryOf(int device);
 
-// Returns the device of a rank that has no bucket on a GPU yet. Each local rank is assumed to have a GPU of its own, as
-// in Horovod's examples.
+// Returns the device of a rank that has no bucket on a GPU yet. Each local rank is assumed to have a GPU of its own.
 int DefaultDevice(int local_rank);
 
 // Copies from a device to the host, and returns when the copy is done.
 void CopyToHost(int device, void* target, const void* source, std::size_t bytes);
 
-// A framework's stream on a device. A stream of the host has no queue, so each call does its work at once. Any thread
-// may use a stream.
+// A framework's stream on a device, for any thread. A stream of the host has no queue: each call does its work at once.
 class Stream {
  public:
   virtual ~Stream() = default;

@@ -32,8 +32,7 @@ bool IsReport(const hvd::Request& request);
 std::optional<Report> Open(const hvd::Request& request);
 
 // Closings are appended to the list of devices of a response, in the order of its tensors. Horovod caches a response
-// only if the list has one device for each rank. So it never caches our responses: a round whose tensor is cached would
-// need all ranks.
+// only if the list has one device for each rank, so it never caches ours: a cached tensor would need all ranks.
 void Enclose(const std::vector<Closing>& closings, hvd::Response& response);
 std::vector<Closing> Open(const hvd::Response& response, int size);
 
@@ -43,8 +42,7 @@ hvd::Response Enclosed(const std::vector<Grants>& grants);
 std::vector<Grants> TakeGrants(hvd::ResponseList& responses);
 
 // Turns our responses into ordinary sums, which Horovod then executes. The list of devices keeps one element more than
-// there are ranks. So Horovod does not cache the response, and still finds its NCCL communicator, which it keeps by the
-// list of devices.
+// there are ranks. So Horovod does not cache the response, and finds its NCCL communicator by this list again.
 void Unwrap(hvd::ResponseList& responses, int size);
 
 }  // namespace horovod_partial::attach

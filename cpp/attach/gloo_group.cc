@@ -10,8 +10,7 @@
 namespace horovod_partial::attach {
 namespace {
 
-// A buffer of the whole context that takes and returns ranks in the group. It translates them to ranks in the whole
-// context.
+// A buffer of the whole context that takes and returns ranks in the group, and translates them.
 class GroupBuffer final : public gloo::transport::UnboundBuffer {
  public:
   GroupBuffer(std::unique_ptr<UnboundBuffer> buffer, const Members& members)

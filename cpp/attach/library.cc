@@ -51,8 +51,8 @@ std::vector<std::string> Library::Needed() const {
 
 void** Library::VirtualTable(const std::string& class_name) const {
   const std::string name = "_ZTV" + Scope(class_name) + "E";
-  // The constructors in the library read the address of the table from the library's global offset table, so that is
-  // looked at first.
+  // The table is first looked up in the library's global offset table, where the library's constructors read its
+  // address.
   link_map* map = nullptr;
   if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr) {
     const auto* relocations = FindDynamic(map, DT_RELA);

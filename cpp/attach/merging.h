@@ -16,14 +16,12 @@ class SharedSteps {
  public:
   explicit SharedSteps(MergingSteps::Declaration declaration) : steps_(std::move(declaration)) {}
 
-  // Returns the steps of this name if they have the same declaration, or else makes new steps. Throws the exceptions of
-  // MergingSteps.
+  // Returns the steps of this name if their declaration is the same, or else new ones. Throws like MergingSteps.
   static std::shared_ptr<SharedSteps> Declare(const MergingSteps::Declaration& declaration);
   // Returns the steps of this name. Throws std::invalid_argument if nothing in this process holds such steps.
   static std::shared_ptr<SharedSteps> Find(const std::string& name);
 
-  // Restarts the steps if the last call was in another generation of Horovod, because new ranks of an elastic job know
-  // no plan.
+  // Restarts the steps if the last call was in another generation, because new ranks of an elastic job know no plan.
   void Enter(const std::shared_ptr<Session>& generation);
 
   // Calls `function` with the steps, with the lock held.

@@ -35,7 +35,7 @@ class Outstanding {
 // Watches one outstanding collective at a time, in any process set.
 class OutstandingWatch {
  public:
-  // Returns since when the watched collective has been outstanding, or kNever. Called by the background thread in each
+  // Returns since when the watched collective has been outstanding, or kNever. For the background thread, in each
   // cycle.
   Time Since(hvd::HorovodGlobalState& state, Time now);
   // Returns how often the watched collective has changed, from one to another or to none. Any thread may call this.

@@ -184,7 +184,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
     if (!fails) own = engine_.BuildReport(now, ForeignSince(now), joined);
     std::vector<Closing> closings = coordination_->Decide(own ? &*own : nullptr, joined, now);
     record_->Decided(closings, *coordination_, now);
-    // On rank 0 the round begins here, before the responses are known, because Horovod looks entries up when it fuses
+    // On rank 0 the round begins before the responses are known, because Horovod looks entries up when it fuses
     // responses.
     engine_.Begin(closings, joined);
     std::vector<std::vector<hvd::Request>> rows;

@@ -32,8 +32,7 @@ enum Hook : unsigned {
 const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess();
 
 // A session begins when Horovod initialises a controller. It ends when another controller takes its place, or when
-// Horovod shuts down. Hooks and Place run on Horovod's background thread; Alive and Interrupt run on the application's
-// threads.
+// Horovod shuts down. Hooks and Place run on Horovod's thread; Alive and Interrupt run on the application's threads.
 class Session final : public Collectives, public std::enable_shared_from_this<Session> {
  public:
   Session(hvd::Controller& controller, const Engine::Thresholds& thresholds);
@@ -75,8 +74,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void BeforeSendFinal(hvd::ResponseList& responses);
   void AfterSendFinal(hvd::ResponseList& responses);
   void AfterRecvFinal(hvd::ResponseList& responses);
-  // `reduce` is Horovod's own function that executes a response. A round of ours with groups is reduced in this rank's
-  // group.
+  // `reduce` is Horovod's own execution of a response. A round of ours with groups is reduced in this rank's group.
   hvd::Status Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
                       const Reduce& reduce);
   // Called when a reduction over Gloo has failed halfway, so that peers may still send data of it. If Horovod began its

@@ -44,8 +44,7 @@ class DrainedFamily {
 
 using Drainings = std::vector<const DrainedFamily*>;
 
-// Returns a function that tells whether any of these families has a result that must be taken soon. Returns null if
-// there are no families.
+// Returns a function that tells whether any of these families has a result to be taken soon; null if there are none.
 IsDue AnyOf(const Drainings& drainings) {
   if (drainings.empty()) return nullptr;
   return [drainings] {
@@ -95,8 +94,7 @@ class OwnerReference {
 
 double NowSeconds() { return std::chrono::duration<double>(Now()).count(); }
 
-// `stream` is the stream of the device in which the framework has queued the work that makes the input. It is 0 on the
-// host.
+// `stream` is the device's stream in which the framework has queued the work that makes the input; 0 on the host.
 Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
               std::uintptr_t input, std::uintptr_t output, int work, std::uintptr_t stream) {
   py::gil_scoped_release release;

@@ -59,8 +59,7 @@ Struct WithFields(Struct made, const pybind11::kwargs& given) {
   return made;
 }
 
-// Binds a structure as a Python class. Keyword arguments make an object, or a copy with other values. The fields can be
-// read.
+// Binds a structure as a Python class whose fields can be read. Keyword arguments make or copy an object.
 template <class Struct>
 pybind11::class_<Struct> BindFields(pybind11::module_& m, const char* name) {
   pybind11::class_<Struct> bound(m, name);

@@ -24,8 +24,7 @@ bool HasHandler(int signal) {
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_DFL;
 }
 
-// Returns the highest unused real-time signal, because programs, libraries and runtimes use these signals from the
-// lowest one on.
+// Returns the highest unused real-time signal, because programs and libraries use these from the lowest one on.
 int HighestUnusedSignal() {
   for (int signal = SIGRTMAX; signal >= SIGRTMIN; --signal)
     if (!HasHandler(signal)) return signal;

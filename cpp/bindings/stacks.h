@@ -1,5 +1,4 @@
-// The stacks of all threads of this process. They are taken without the interpreter's lock, which a blocked thread may
-// hold.
+// The stacks of all threads of this process, taken without the interpreter's lock, which a blocked thread may hold.
 #pragma once
 
 #include <string>

@@ -19,8 +19,7 @@ using Buckets = std::vector<std::shared_ptr<SharedBucket>>;
 // The names of the buckets of one optimizer, whose rounds are applied together.
 using Family = std::vector<std::string>;
 
-// Any thread may call these functions. Some of them must be called with the lock of a bucket held; their comments say
-// so.
+// Any thread may call these functions. Where a bucket's lock must be held, the comment says so.
 class BucketMap {
  public:
   explicit BucketMap(Surroundings& surroundings) : surroundings_(surroundings) {}

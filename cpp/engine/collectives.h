@@ -1,5 +1,4 @@
-// The interface of the engine to the library that runs collectives. attach/ implements it with Horovod, tests implement
-// it with threads.
+// The engine's interface to the library that runs collectives: Horovod in attach/, threads in tests.
 #pragma once
 
 #include <memory>
@@ -23,8 +22,8 @@ class Collectives {
                      const Bucket::Entry& entry) = 0;
   // Returns false once the library has shut down, whatever the reason.
   virtual bool Alive() const = 0;
-  // Called on the application's thread from time to time while it waits, without a lock. It may throw to end the wait,
-  // for Ctrl-C.
+  // Called on the application's thread now and then while it waits, without a lock. May throw to end the wait, for
+  // Ctrl-C.
   virtual void Interrupt() const {}
 };
 

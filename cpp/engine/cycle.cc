@@ -97,7 +97,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   return report;
 }
 
-// Returns what the report says of a bucket, or nothing. Called with the bucket's lock held. `ends` says that this rank
+// Returns what the report says of a bucket, if anything. Called with the bucket's lock held. `ends` says that this rank
 // will not train any more.
 std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool joined, bool trains, bool ends) {
   using Kind = Report::Item::Kind;

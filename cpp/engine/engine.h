@@ -50,8 +50,7 @@ class Engine {
          std::shared_ptr<PossibleArrivals> arrivals = std::make_shared<PossibleArrivals>(),
          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
 
-  // Sets the recorder of this rank, and the number of this process set in the recording. To be called before any other
-  // function, or never.
+  // Sets the recorder of this rank, and the number of this process set in the recording. To be called first, or never.
   void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set);
   // Tells whether the front end says which threads wait for Horovod's own collectives. To be called first, or never.
   void SetWaitsAreTold(bool told) { waits_are_told_ = told; }
@@ -64,8 +63,7 @@ class Engine {
     return buckets_.Declare(name, config);
   }
   // Sets the owner of the bucket of this name, even before the bucket is declared. When the owner is gone on all ranks,
-  // the bucket ends: all ranks forget it and its statistics. A contribution after the owner is gone leaves the bucket
-  // without an owner.
+  // the bucket ends: all ranks forget it and its statistics. A later contribution leaves the bucket without an owner.
   void Own(const std::string& name, const std::shared_ptr<const Owner>& owner) { buckets_.Own(name, owner); }
   // Hands over a contribution. With `ready` this rank arrives when that event has come; on the host it is null.
   // `on_done` may be called before this function returns, but not if it throws. Throws std::invalid_argument if an
@@ -76,8 +74,7 @@ class Engine {
                                     std::function<void(const Operation&)> on_done = nullptr, const Caller& caller = {});
   // Returns true if the operation is done. Then the operation may be read.
   bool Poll(const SharedBucket& bucket, const Operation& operation) const;
-  // Blocks until the operation is done (returns true), or until `is_due` returns true (returns false). Throws
-  // EngineError.
+  // Blocks until the operation is done (returns true) or `is_due` is true (returns false). Throws EngineError.
   bool Wait(SharedBucket& bucket, Operation& operation, const IsDue& is_due = nullptr);
 
   // Takes the results that this rank has missed, without an arrival. Returns null if nothing was missed, or if an
@@ -97,8 +94,7 @@ class Engine {
   // Returns true if this rank has something to report. `foreign_since` is when the oldest outstanding collective of
   // Horovod's own began, or kNever.
   bool WantsCycle(Time now, Time foreign_since);
-  // Returns the report of this cycle. A joined rank reports no arrivals; arrivals that wait are reported when the join
-  // is over.
+  // Returns the report of this cycle. A joined rank reports no arrivals until the join is over.
   Report BuildReport(Time now, Time foreign_since, bool joined);
   // Called when the join of all ranks is over.
   void ReturnFromJoin() { surroundings_.news = true; }
@@ -156,8 +152,7 @@ class Engine {
   WorkSharing sharing_{surroundings_, buckets_, families_};
   Farewell farewell_;
 
-  // What the background thread has reported last of threads that wait, and what it has found since. No other thread
-  // uses these members.
+  // What the background thread has reported last of waiting threads, and what it has found since; for this thread only.
   PossibleArrivals::Away reported_;
   PossibleArrivals::Away looked_;
   Time looked_foreign_ = kNever;
@@ -178,9 +173,9 @@ class Engine::Flushing {
   Flushing(const Flushing&) = delete;
   Flushing& operator=(const Flushing&) = delete;
 
-  // Returns true when a family has a round to take or `is_due` returns true, and false when the flush is over. It is
-  // over when every rank has come and all late contributions are delivered; even then there may be rounds to take.
-  // Throws EngineError.
+  // Returns true when a family has a round to take or `is_due` is true, and false when the flush is over. It is over
+  // when every rank has come and all late contributions are delivered; even then there may be rounds to take. Throws
+  // EngineError.
   bool Wait(const IsDue& is_due = nullptr);
   // Returns true if there was anything to wait for.
   bool was_needed() const { return was_needed_; }

@@ -10,20 +10,17 @@
 
 namespace horovod_partial {
 
-// The message of this rank. It is sent in the process set of all ranks only, because users know a rank by its number
-// there.
+// The message of this rank. It is sent in the process set of all ranks, where each rank has the number that users know.
 class Farewell {
  public:
-  // The name of the bucket in a closing whose error is the message. A bucket that a user gives this name carries no
-  // message.
+  // The name of the bucket in a closing whose error is the message. A user's bucket of this name carries no message.
   static constexpr const char* kBucket = "horovod_partial.farewell";
 
   // Makes the next report carry this text. Called on the application's thread of the rank that fails.
   void Say(const std::string& failure);
   // Blocks until the text has been reported, but no longer than `patience`.
   void AwaitSaid(std::chrono::milliseconds patience);
-  // Returns the text if it has not been reported yet, or an empty text, and forgets it. Called on the background
-  // thread.
+  // Returns the text if it has not been reported yet, and forgets it. Called on the background thread.
   std::string TakeUnsaid();
 
  private:
@@ -32,18 +29,16 @@ class Farewell {
   std::string unsaid_;
 };
 
-// What this process has heard of failures. The engines of all process sets share it, because a failure ends the
-// operations of all.
+// What this process has heard of failures. All process sets share it, because a failure ends the operations of all.
 class FirstFailure {
  public:
-  // The name of the bucket in a closing that reports a deadlock: ranks wait for each other, in one process set or
-  // across several.
+  // The bucket name in a closing that reports a deadlock: ranks wait for each other, in one or several process sets.
   static constexpr const char* kDeadlock = "horovod_partial.deadlock";
 
   // Keeps the text of the first failure. Later failures are only consequences of it. Called on the background thread.
   void Hear(const std::string& text);
   // Records a deadlock. Every wait of this process ends with this text, but the process goes on. deadlocks() counts
-  // these events.
+  // them.
   void HearOfDeadlock(const std::string& text);
   std::uint64_t deadlocks() const { return deadlocks_; }
   std::string LastDeadlock() const;

@@ -31,8 +31,7 @@ bool Flush::BeginUnderLock() {
 
 bool Flush::IsOver() {
   std::lock_guard<std::mutex> lock(mutex_);
-  // A flush that is over succeeds even if Horovod has shut down since: when all ranks have ended, another rank may do
-  // that at once.
+  // A flush that is over succeeds even if Horovod has shut down, as another rank may do when all ranks have ended.
   if (stage_ == Stage::kOver && kind_ == Kind::kEnding && over_ == Kind::kFlushing) BeginUnderLock();
   if (stage_ == Stage::kOver) return true;
   if (!failure_.empty()) throw EngineError(failure_);

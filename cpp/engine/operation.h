@@ -23,8 +23,7 @@ struct RoundInfo {
   std::vector<int> work;  // for each of these ranks: the steps or iteration that it reported
 };
 
-// An arrival and its result. The bucket's lock guards the members until the operation is done. Afterwards they do not
-// change.
+// An arrival and its result. The bucket's lock guards the members until the operation is done; then they stay the same.
 struct Operation : std::enable_shared_from_this<Operation> {
   Bucket::Arrival arrival;
   bool done = false;

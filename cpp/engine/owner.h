@@ -9,8 +9,7 @@ namespace horovod_partial {
 // An object that uses buckets, such as an optimizer. When it is gone, its buckets retire (docs/protocol.md, rule 11).
 class Owner {
  public:
-  // May be called by any thread under any lock, because a garbage collector may call it. So it takes no lock and
-  // allocates no memory.
+  // A garbage collector may call this, on any thread and under any lock. So it takes no lock and allocates no memory.
   void Leave();
   bool gone() const { return gone_; }
   // Returns how many owners of this process have left. If the number has changed, this rank has something to report.

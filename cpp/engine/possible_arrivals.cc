@@ -23,8 +23,7 @@ constexpr Time kPollGap = std::chrono::milliseconds(100);
 // The end of a thread is no event, so the threads are looked at again after this time.
 constexpr Time kLongestLook = std::chrono::milliseconds(100);
 
-// The bringers that stand for one thread, by the ids of the PossibleArrivals objects that know it. The destructor runs
-// when the thread ends.
+// The bringers of one thread, by the ids of the objects that know the thread. The destructor runs when the thread ends.
 struct OfThread {
   ~OfThread() {
     for (const auto& [id, bringer] : bringers) bringer->lives = false;
@@ -373,8 +372,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
                                     [](const auto& item) { return item.second.waits || item.second.absent; });
   const bool anybody = !states.empty();
 
-  // If a process is silent, its threads are taken to wait for Horovod, unless the front end tells that no thread waits
-  // for Horovod.
+  // If a process is silent, its threads are taken to wait for Horovod, unless the front end tells that none does.
   const bool may_be_parked = foreign.since != kNever && (!foreign.told || asks || !parked_.empty()) &&
                              passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();

@@ -1,5 +1,4 @@
-// Records which threads of a process contribute to which bucket, and which of them still can (docs/protocol.md, rule
-// 7).
+// Records which threads contribute to which bucket, and which of them still can (docs/protocol.md, rule 7).
 #pragma once
 
 #include <array>
@@ -123,8 +122,7 @@ class PossibleArrivals {
     const std::shared_ptr<Bringer> self_;
     Time before_ = kNever;  // when the wait that encloses this one began, or kNever
   };
-  // Records that the calling thread has polled a collective of Horovod's own. `over` says that the collective has
-  // finished.
+  // Records that the calling thread has polled a collective of Horovod's own. `over` says that it has finished.
   void Polled(bool over, Time now);
 
   // Returns how many events have happened that may change the answer of Look. The end of a thread is not counted.
@@ -154,8 +152,8 @@ class PossibleArrivals {
     void EndWait(bool collects, Round round, Time now);
     // Makes the calling thread a bringer, because it will contribute next, although other threads contributed before.
     void Claim(Round round);
-    // Returns since when a caller has waited that made no call of BeginWait: a blocked thread or a graph. Returns
-    // kNever if none does.
+    // Returns since when a blocked thread or a graph, which makes no call of BeginWait, has waited. kNever if none
+    // does.
     Time UnattendedSince() const;
 
    private:

@@ -47,8 +47,8 @@ bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
           break;
         }
         surroundings.collectives.Interrupt();
-        // A shutdown calls every entry back. If an entry of a running round is not called back in time, the shutdown
-        // has lost it.
+        // A shutdown calls every entry back. If it has not called a running round's entry back in time, it has lost the
+        // entry.
         const Time now = Now();
         dead_since = surroundings.collectives.Alive() ? kNever : std::min(dead_since, now);
         lock.lock();
@@ -148,8 +148,7 @@ void SharedBucket::EndRound(Calls& calls) {
   if (core.HasUnannounced() || OwnerIsGone()) surroundings.news = true;
   statistics.dropped = core.dropped();
   statistics.summed = core.summed();
-  // If a device still computes the contribution of the operation, the operation has not arrived, and waits for a later
-  // round.
+  // If a device still computes the operation's contribution, it has not arrived, and waits for a later round.
   if (operation != nullptr && awaited == nullptr) Complete(!on_time, calls);
 }
 

@@ -84,9 +84,8 @@ struct SharedBucket {
     return {surroundings.process_set, core.name(), config.spec.policy.description, core.bytes()};
   }
 
-  // Blocks until the operation is done (returns true), or until `is_due` returns true (returns false). `collects` says
-  // that this thread takes the result for the application, so it may contribute next. Throws EngineError. Takes the
-  // lock.
+  // Blocks until the operation is done (returns true) or `is_due` is true (returns false). `collects` says that this
+  // thread takes the result for the application, so it may contribute next. Throws EngineError. Takes the lock.
   bool Wait(Operation& waited, bool collects, const IsDue& is_due = nullptr);
 
   // All functions below are called with the lock held.
@@ -102,8 +101,7 @@ struct SharedBucket {
   void EndRound(Calls& calls);
   // Makes the bucket begin again with round 0, as after its declaration.
   void Reset();
-  // Makes every later use of the bucket fail. Nothing is cleared, because nobody knows whether the pending sum was
-  // delivered.
+  // Makes every later use of the bucket fail. Nothing is cleared: nobody knows whether the pending sum was delivered.
   void Fail(const std::string& error, Calls& calls);
   // Does the same for a caller on the application's thread, who gets the error as an exception.
   [[noreturn]] void FailAndThrow(const std::exception& error, Calls& calls);

@@ -23,8 +23,7 @@ struct EngineError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Tells whether the waiting thread has something else to do. May be called any number of times, without a lock of the
-// engine.
+// Tells whether the waiting thread has something else to do. Called any number of times, without an engine's lock.
 using IsDue = std::function<bool()>;
 
 // How long a wait sleeps before it looks again, so that a lost wake-up is no hang. It is shorter if something else may

@@ -38,8 +38,8 @@ milliseconds IntervalOf(const Limits& limits) {
   return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(shorter / kBeatsInLimit));
 }
 
-// Returns how many intervals a limit has: at least kBeatsInLimit. For a limit of 0, which means for ever, it is the
-// largest int.
+// Returns how many intervals a limit has, at least kBeatsInLimit. A limit of 0 means for ever, and has INT_MAX
+// intervals.
 int CountOf(Seconds limit, milliseconds interval) {
   if (limit == Seconds(0)) return std::numeric_limits<int>::max();
   return std::max(kBeatsInLimit, static_cast<int>(limit / Seconds(interval)));

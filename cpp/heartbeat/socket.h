@@ -75,7 +75,7 @@ class Listener {
   std::uint16_t port_;
 };
 
-// Returns the addresses of this host as text: first the addresses at which other hosts may reach it, then its loopback
+// Returns the addresses of this host as text: first those at which other hosts may reach it, then its loopback
 // addresses.
 std::vector<std::string> OwnAddresses();
 

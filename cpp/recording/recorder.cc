@@ -33,8 +33,7 @@ std::string HostName() {
   return name;
 }
 
-// Returns a name for the monotonic clock of this machine. Processes with the same name share the clock, whatever their
-// hosts are called.
+// Returns a name for this machine's monotonic clock, which is the same for all processes that share the clock.
 std::string NameOfClock() {
   std::string name;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), name);

@@ -65,8 +65,8 @@ struct DecidedRound {
 };
 
 // Records one rank in one generation of Horovod. Threads of the application and of Horovod call it. A call costs a lock
-// and the writing of some digits to memory, and returns at once if nothing is recorded. A thread of its own writes to
-// disk once a second.
+// and some digits in memory, and returns at once if nothing is recorded. A thread of its own writes to disk once a
+// second.
 class Recorder {
  public:
   // What the files say of the process.
@@ -82,8 +82,7 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Sets the number of the run, which is the same on all ranks, as milliseconds of Unix time. To be called before
-  // Begin.
+  // Sets the number of the run, in milliseconds of Unix time, the same on all ranks. To be called before Begin.
   void SetRun(std::int64_t milliseconds) { run_ = milliseconds; }
 
   // Records everything from now on, in a folder for this run below `directory`, in at most `most_bytes`. Throws

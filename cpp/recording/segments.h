@@ -19,8 +19,7 @@ class Segments {
   Segments(const Segments&) = delete;
   Segments& operator=(const Segments&) = delete;
 
-  // Writes whole lines, to a new segment if this segment would be too long. Throws std::runtime_error, for example if
-  // the disk is full.
+  // Writes whole lines, to a new segment if this one would be too long. Throws std::runtime_error, as for a full disk.
   void Write(const std::string& lines);
 
  private:

@@ -38,8 +38,7 @@ JobConfig Checked(JobConfig config) {
   return config;
 }
 
-// The policy of the bucket that ends periods, as in the optimizer: a round closes when the first rank has taken its
-// steps.
+// The policy of the bucket that ends periods: a round closes when the first rank has taken its steps.
 Policy SignalPolicy() {
   Policy policy;
   policy.max_staleness = kForEver;
@@ -92,8 +91,7 @@ JobResult Job::Run() {
       continue;
     }
     now_ = next;
-    // Events at the same time have an order: rounds end, then ranks arrive, then a cycle begins and takes these
-    // arrivals.
+    // Events at the same time have an order: rounds end, then ranks arrive, then a cycle begins with these arrivals.
     if (finish == now_) {
       Finish();
     } else if (event == now_) {
@@ -148,8 +146,7 @@ void Job::Compute(Rank rank) {
   Proceed(rank);
 }
 
-// Goes on with a step that has been computed, unless results are outstanding: averages if that is due, and begins the
-// next step.
+// Goes on with a computed step, unless results are outstanding: averages if that is due, and begins the next step.
 void Job::Proceed(Rank rank) {
   RankState& state = At(rank);
   if (state.outstanding > 0) return;
@@ -229,8 +226,8 @@ void Job::Negotiate() {
   deadline_ = coordinator_.NextDeadline();
 }
 
-// Called when nothing runs and no rank computes: all ranks that have not ended report that they wait. Returns whether
-// that closes a round.
+// Called when nothing runs and no rank computes: all ranks that have not ended report their wait, which may close a
+// round. Returns whether it does.
 bool Job::CloseByLiveness() {
   now_ += kWaiting;
   for (Rank rank = 0; rank < config_.ranks; ++rank) {
@@ -324,8 +321,7 @@ void Job::Finish() {
     RankState& state = At(rank);
     Local& local = state.locals[reduction.message];
     const bool on_time = local.bucket.Finish();
-    // A kept model must be announced for each round. A contribution that came during the round could not be announced
-    // before.
+    // A kept model must be announced for each round, and a contribution that came during the round after the round.
     if (local.bucket.HasUnannounced() || local.bucket.options().late == Late::kKeep) {
       MakeReportable(state, reduction.message);
       HaveNews(rank);

@@ -63,8 +63,7 @@ class Job {
   // Throws std::invalid_argument if the lengths in `config` do not fit together.
   explicit Job(JobConfig config);
 
-  // Runs the job to its end: all ranks have taken all steps, and everything pending has been delivered. To be called
-  // once.
+  // Runs the job to its end: all ranks have taken all steps, and nothing is pending. To be called once.
   JobResult Run();
 
  private:

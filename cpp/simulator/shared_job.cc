@@ -95,8 +95,7 @@ void SharedJob::Negotiate() {
   wanted_ = granted.empty() ? kNever : now_;
 }
 
-// Returns when the update is reduced if its last micro-batch ends now. No rank begins another micro-batch while the
-// messages travel.
+// Returns when the update is reduced if its last micro-batch ends now. No rank computes while the messages travel.
 Time SharedJob::Reduced() const {
   Time negotiated = start_ - cycle_;
   Time free = start_;

@@ -104,8 +104,8 @@ class Fillings {
     return true;
   }
 
-  // Called when TensorFlow gives up the step of a kernel. If the message is still being filled, all its kernels end
-  // with `status`, and the next step begins with an empty message. A message that has arrived at its bucket is not
+  // Called when TensorFlow gives up the step of a kernel. If its message is still being filled, all kernels of the
+  // message end with `status`, and the next step begins with an empty message. A message that has arrived is not
   // touched.
   void Abandon(const MergingSteps::Place& place, Member& member, const absl::Status& status) {
     std::shared_ptr<Filling> filling;

@@ -15,8 +15,7 @@ REGISTER_OP("HorovodPartialBucket")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// The attributes that say where a message goes. `spec` comes from Python's BucketSpec.encode, as bytes that only the
-// core reads.
+// The attributes that say where a message goes. `spec` comes from Python's BucketSpec.encode; only the core reads it.
 #define DESTINATION_ATTRIBUTES \
   Attr("T: {int32, int64, half, float, double}").Attr("process_set: int").Attr("size: int >= 1").Attr("spec: string")
 
@@ -30,8 +29,7 @@ void SetRoundShapes(InferenceContext* context, int first) {
   context->set_output(first + 2, context->Vector(InferenceContext::kUnknownDim));
 }
 
-// Stateful, because TensorFlow must not drop this operation, merge several equal ones, or run it while it optimises the
-// graph.
+// Stateful, because TensorFlow must not drop this operation, merge equal ones, or run it while it optimises the graph.
 REGISTER_OP("HorovodPartialArrive")
     .DESTINATION_ATTRIBUTES.Attr("N: int >= 1")
     .Attr("bucket: string")
@@ -109,8 +107,7 @@ REGISTER_OP("HorovodPartialHasRound")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 // Merged gradients. A graph is traced before there is a plan. So each gradient is an operation of its own, whose kernel
-// looks up the message of the gradient. Each gradient is also a resource, which keeps its steps in order, and nothing
-// else.
+// looks up the message of the gradient. Each gradient is also a resource, which keeps only its own steps in order.
 REGISTER_OP("HorovodPartialMember")
     .DESTINATION_ATTRIBUTES.Attr("steps: string")
     .Attr("gradient: int >= 0")

@@ -23,8 +23,7 @@ absl::Status SetView(tensorflow::OpKernelContext* context, int output, const ten
                      std::int64_t begin, const tensorflow::TensorShape& shape);
 
 // Tensors of one type, in one piece of memory on the stream's device. A single tensor is not copied, but sent from
-// where it lies. There is no lock: several threads may put tensors in, and all tensors must be in before the message is
-// sent.
+// where it lies. There is no lock: several threads may put tensors in, and all must be in before the message is sent.
 class PackedTensors {
  public:
   PackedTensors(std::shared_ptr<const attach::Stream> stream, tensorflow::DataType type,

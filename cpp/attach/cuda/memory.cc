@@ -21,8 +21,7 @@ void Check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
 }
 
-// Returns a function of CUDA's driver. CUDA's runtime finds it, because linking to the driver would fail on machines
-// without a GPU.
+// Returns a function of CUDA's driver. Linking to the driver would fail on machines without a GPU.
 template <class Function>
 Function* DriverFunction(const char* name) {
   void* address = nullptr;
@@ -138,8 +137,7 @@ class CudaMemory final : public Memory {
     Check(cudaStreamSynchronize(stream_));  // makes the memory usable on any stream
     return data;
   }
-  // Nothing on the device uses the memory any more: our own operations have ended, and Horovod calls back only when a
-  // reduction has ended.
+  // Nothing on the device uses the memory any more: Horovod calls back only when a reduction has ended.
   void Free(void* data) override {
     if (data != nullptr) GiveBack(context_, [&] { cudaFreeAsync(data, stream_); });
   }

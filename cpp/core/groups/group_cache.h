@@ -18,8 +18,8 @@ class GroupCache {
  public:
   GroupCache(int size, std::size_t capacity) : capacity_(capacity), load_(static_cast<std::size_t>(size)) {}
 
-  // Marks a group as used. Returns the groups whose communicators must be freed before the communicator of this group
-  // is made.
+  // Marks a group as used. Returns the groups whose communicators must be freed before this group's communicator is
+  // made.
   std::vector<Members> Use(const Members& group);
   bool Contains(const Members& group) const { return at_.count(group) > 0; }
   std::size_t size() const { return order_.size(); }

@@ -17,8 +17,8 @@ class Periods {
   explicit Periods(int length) : length_(length) {}
 
   void TakeStep() { ++steps_; }
-  // Returns true if this rank must arrive at the bucket after a step. The caller asks again when that round has ended:
-  // the round may have ended an earlier period, if another rank came first to the end of that period.
+  // Returns true if this rank must arrive at the bucket that ends periods. The caller asks again when that round has
+  // ended: the round may have ended an earlier period, if another rank came first to the end of that period.
   bool MustSignal(Round ended) const { return ended == 0 || (steps_ >= length_ && !IsOver(ended)); }
   // Returns true if some rank has taken all its steps of the present period, so that it is time to average.
   bool IsOver(Round ended) const { return ended >= periods_ + 2; }
@@ -27,8 +27,7 @@ class Periods {
     ++periods_;
     return std::exchange(steps_, 0);
   }
-  // Begins a new period after an average of all ranks for which no rank closed a round. All ranks then have the same
-  // `ended`.
+  // Begins a new period after an average of all ranks that was due anyway. All ranks then have the same `ended`.
   void BeginAnew(Round ended) {
     periods_ = std::max<Round>(ended - 1, 0);
     steps_ = 0;

@@ -20,18 +20,17 @@ class ReadyGroups {
  public:
   struct Candidate {
     Rank rank;
-    Time hold_until;  // when this rank stops waiting for a rank of another part
+    Time hold_until;  // when this rank stops waiting for a partner that recent groups have not connected to it
   };
 
   ReadyGroups(int size, int group_size, int window);
 
-  // Forms groups of `candidates`, which are in the order of their arrival. `active` says for each rank whether it
-  // trains.
+  // Forms groups of `candidates`, which are in the order of arrival. `active` says for each rank whether it trains.
   std::vector<Members> Form(std::vector<Candidate> candidates, const std::vector<bool>& active, Time now);
   // Records a group that was formed elsewhere. It counts as one of the last groups.
   void Add(const Members& group, const std::vector<bool>& active);
 
-  // Returns when Form must be called again although no rank has arrived: when a hold ends. Returns kNever if no rank is
+  // Returns when Form must be called again although no rank has arrived, because a hold ends then; kNever if none is
   // held.
   Time hold_until() const { return hold_until_; }
   std::int64_t formed() const { return formed_; }
@@ -47,8 +46,9 @@ class ReadyGroups {
   const int size_;
   const std::size_t group_size_;
   const std::size_t window_;
-  std::deque<Members> history_;       // the last `window_` groups
-  std::vector<bool> waited_in_vain_;  // for each rank: true if its part has been held in vain
+  std::deque<Members> history_;  // the last `window_` groups
+  // For each rank: true if it has waited in vain for a partner of another part of the job.
+  std::vector<bool> waited_in_vain_;
   Time hold_until_ = kNever;
   std::int64_t formed_ = 0;
   std::int64_t unconnected_ = 0;

@@ -1,5 +1,4 @@
-// Computes how much each model counts in an average. All ranks compute the same weights, because they know the same
-// numbers.
+// Computes how much each model counts in an average. All ranks compute the same, from numbers that they all know.
 #pragma once
 
 #include <array>
@@ -23,8 +22,7 @@ std::vector<double> ContractionWeights(const std::vector<int>& steps, double con
 // The dynamic weights of P-Reduce: an exponential moving average over relative iterations. With i = iteration - oldest
 // + 1 and k the i of the newest model: beta_i = (1 - alpha) alpha^(k - i) / (1 - alpha^k). Models of equal iteration
 // share the weight of their index. The weight of an index without a model goes to the newest model, as in the authors'
-// demonstration. (An implementation by others gives it to the oldest model, which defeats the purpose.) `alpha` is
-// above 0 and at most 1.
+// demonstration. (An implementation by others gives it to the oldest, which defeats the purpose.) 0 < `alpha` <= 1.
 std::vector<double> StalenessWeights(const std::vector<int>& iterations, double alpha);
 
 }  // namespace horovod_partial

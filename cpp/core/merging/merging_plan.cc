@@ -54,7 +54,7 @@ MergingPlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost
 // Algorithm 1 of the paper. After a merge it computes only the start times that change.
 MergingPlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   MergingPlan plan{0};
-  double free = -std::numeric_limits<double>::infinity();  // when the message before has ended
+  double free = -std::numeric_limits<double>::infinity();  // when the previous message has ended
   double bytes = 0;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     ++plan.back();

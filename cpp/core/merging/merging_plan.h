@@ -33,12 +33,10 @@ MergingRule MergingRuleFromName(const std::string& name);
 // The number of gradients in each message, in the order of the messages.
 using MergingPlan = std::vector<int>;
 
-// Plans the messages of a step. Messages are sent one after the other, and a message starts when its last gradient is
-// ready.
+// Plans the messages of a step. Messages are sent one after the other, each when its last gradient is ready.
 //
 // The paper calls its rule optimal. Under its own model it is not, because each decision minimises only the end of the
-// next message. kExact needs O(n^2) time too: it computes the earliest end of the first j gradients from the earliest
-// ends of fewer gradients.
+// next message. kExact needs O(n^2) time too: the earliest end of the first j gradients follows from those of fewer.
 MergingPlan PlanMerging(MergingRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
                         double threshold_bytes);
 

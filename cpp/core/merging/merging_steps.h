@@ -30,7 +30,7 @@ class MergingSteps {
   // Throws std::invalid_argument unless each gradient is in exactly one message.
   explicit MergingSteps(Declaration declaration);
 
-  // Forgets all plans and times, as if newly constructed.
+  // Forgets all plans and times.
   void Restart();
 
   struct Place {
@@ -45,13 +45,12 @@ class MergingSteps {
   void RecordAllGradients(double now);
   // Records that all results of the step are there. Returns true if it is time to make a plan.
   bool StepEnded(double now);
-  // Returns true if a plan may need the times of the present step: the first and the last steps under each plan are
-  // kept.
+  // Returns true if the times of the present step are kept for a plan, as those of the first and last steps of a plan
+  // are.
   bool Measures() const;
 
   // Must be called between two steps. `messages` replaces the present messages, if given. `due` is the number of steps
-  // until the next plan is made; without it there will be no further plan. Throws std::invalid_argument like the
-  // constructor.
+  // until the next plan; without it there is none. Throws std::invalid_argument like the constructor.
   void Plan(std::optional<Messages> messages, std::optional<std::int64_t> due);
   // Returns the number of plans since the last restart.
   std::int64_t plans() const { return plans_; }

@@ -16,8 +16,7 @@ namespace horovod_partial {
 
 // Chooses one quorum for all buckets of a policy, because the steps of a rank do not depend on the bucket. It observes
 // the rounds of one of these buckets, and depends on nothing else. Every kPeriod rounds it takes the steps of the last
-// rounds and predicts the rate with each candidate quorum. It predicts for one candidate in each round, so that no
-// closing takes long.
+// rounds and predicts the rate with each candidate quorum, one candidate in each round, so that no closing takes long.
 class AutoQuorum {
  public:
   static constexpr Round kPeriod = 8;
@@ -27,15 +26,13 @@ class AutoQuorum {
   // Records that a rank has arrived, `steps` times since the last call for this rank. `late` says that the arrival was
   // late, so that the rank has its results at once.
   void Arrive(Rank rank, Time at, int steps, bool late);
-  // Records that a rank is out of training, for example in a flush or a join, until it arrives again. Such a rank does
-  // not count as slow.
+  // Records that a rank is out of training, as in a flush or a join, until it arrives again. It does not count as slow.
   void Leave(Rank rank);
   // Records that no round is running, so the results of the last round are there.
   void Ended(Time now);
   // Records that a round has closed. The ranks that are on time wait for its result.
   void Close(const std::vector<bool>& on_time, Time now);
-  // Returns true if Ended must be called after the round that has closed, even if that needs a cycle that nobody else
-  // wants.
+  // Returns true if Ended must be called after this round, even if that needs a cycle that nobody else wants.
   bool WantsEnd() const { return running_ && round_ % kPeriod == 0; }
   // From now on the calls are about another bucket.
   void ChangeBucket();

@@ -20,7 +20,7 @@ struct Policy {
     kQuorum,       // a round closes when at least `quorum` ranks have arrived
     kInitiator,    // a round closes when the rank that is drawn for it has arrived
     kReady,        // groups of `group_size` ranks form, first come, first served; other ranks are not in the round
-    kAuto,         // like kQuorum, but with a quorum that follows the speed of the ranks, and is at least `quorum`
+    kAuto,         // a round closes as by a quorum, which follows the speed of the ranks, and is at least `quorum`
     kWorkSharing,  // a round closes when all `micro_batches` of the update are in the sum, whichever ranks made them
   };
   static constexpr Time kAutomaticGrace{-1};
@@ -37,7 +37,7 @@ struct Policy {
   int window = 0;         // PartialReduce: the number of consecutive groups that shall connect all ranks
   int micro_batches = 0;  // WorkSharing: the number of micro-batches in an update, a multiple of the number of ranks
   bool grants =
-      // WorkSharing: in this bucket ranks report which micro-batches they have begun, and are told which they may
+      // WorkSharing: ranks report in this bucket which micro-batches they have begun, and get those that they may
       // begin.
       false;
   std::string description;  // the user's words for the policy; all ranks must have the same, and errors show them

@@ -7,7 +7,8 @@ namespace horovod_partial {
 namespace {
 
 constexpr std::array<int, 2> kLongestHold = {128, 24};  // the longest hold in each direction, in periods
-constexpr double kForgets = 0.8;                        // with each hold that passes, may_hide_ falls by this factor
+// After each hold may_hide_ falls by this factor, so that probes of larger quorums become likelier.
+constexpr double kForgets = 0.8;
 
 double Best(const std::vector<double>& predicted) { return *std::max_element(predicted.begin(), predicted.end()); }
 
@@ -101,8 +102,8 @@ QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   const bool probe = why_ == Why::kProbe;
   // A change before which no rate was measured stays, because there are only predictions to judge it by.
   if (!trial_->before && !probe) return over ? Verdict::kKept : Verdict::kOpen;
-  // If no rate could be measured after the change, a change down or a probe is taken back in the end. Any other change
-  // up stays.
+  // If no rate could be measured after it, a change down or a probe is taken back in the end. Any other change up
+  // stays.
   const bool unproven = DirectionOf(*trial_) == kDown || probe;
   if (!trial_->before || !measured) {
     if (trial_->periods < kLongestTrial) return Verdict::kOpen;
@@ -115,7 +116,7 @@ QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   if (!over) return excess < -2 * error ? Verdict::kFailed : Verdict::kOpen;
   if (excess < -error) return Verdict::kFailed;
   if (excess >= error) return Verdict::kKept;
-  // The rates vary too much to tell. So a probe is kept only if it is confirmed, and a predicted change unless it is
+  // The rates vary too much to tell. So a probe stays only if it is confirmed, a predicted change unless it is
   // disproved.
   if (trial_->periods < kLongestTrial && (!probe || excess >= 0)) return Verdict::kOpen;
   return probe ? Verdict::kFailed : Verdict::kKept;

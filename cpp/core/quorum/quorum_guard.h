@@ -14,7 +14,7 @@ namespace horovod_partial {
 // constant load the quorum then changes only for trials, which become rare.
 class QuorumGuard {
  public:
-  // The largest quorum is wanted whose predicted rate is at least this share of the best predicted rate.
+  // The wanted quorum is the largest whose predicted rate is at least this share of the best predicted rate.
   static constexpr double kAsGood = 0.96;
   // If the present quorum predicts less than this share of the best rate, the quorum goes down.
   static constexpr double kTooSlow = 0.94;
@@ -36,10 +36,11 @@ class QuorumGuard {
   static constexpr int kLongestTrial = 8;
 
   enum class Why : unsigned char {
-    kStart,   // all ranks, at the start
+    kStart,   // the quorum is all ranks, as at the start
     kFaster,  // a smaller quorum was predicted to give more steps
     kAsFast,  // a larger quorum was predicted to give as many steps
-    // A larger quorum is tried although less was predicted, because a replay of a small quorum says too little of it.
+    // A larger quorum is tried although less was predicted for it, because predictions from a small quorum may be too
+    // low.
     kProbe,
     kTakenBack,  // the measured rate did not confirm the last change
   };
@@ -53,12 +54,10 @@ class QuorumGuard {
   explicit QuorumGuard(std::size_t candidates) : candidates_(candidates) {}
 
   // Must be called once in each period. `predicted` has a rate for each candidate. `measured` is the rate since the
-  // last change, without the first rounds after it, or nothing if no rate was measured. Returns true if the quorum has
-  // changed.
+  // last change, without the first rounds after it, if a rate was measured. Returns true if the quorum has changed.
   bool Evaluate(const std::vector<double>& predicted, std::optional<Rate> measured);
 
-  // Makes earlier measurements count no more, for example when another training begins. A change that is on trial
-  // stays.
+  // Forgets earlier measurements, for example when another training begins. A change that is on trial stays.
   void EndTrial() {
     trial_.reset();
     vote_.reset();
@@ -70,19 +69,18 @@ class QuorumGuard {
 
  private:
   enum Direction { kDown, kUp };
-  // Delays further changes in one direction, after a change in that direction was taken back, or a change in the other
-  // direction was kept.
+  // Delays further increases (or decreases) of the quorum, after one was taken back or the opposite change was kept.
   struct Hold {
-    long until = 0;            // the period in which the hold ends
-    double promise = 0;        // the gain that was predicted at the beginning of the hold
-    std::optional<Rate> rate;  // the rate that was measured at the beginning of the hold
+    long until = 0;            // the period in which the delay ends
+    double promise = 0;        // the gain that was predicted when the delay began
+    std::optional<Rate> rate;  // the rate that was measured when the delay began
     int periods = 8;
   };
   struct Trial {
     std::size_t from = 0;
     std::optional<Rate> before;
     int periods = 0;
-    double promise = 0;   // the gain that was predicted for a change in this direction
+    double promise = 0;   // the gain that was predicted for the change on trial
     double expected = 0;  // the predicted rate, relative to the rate of the quorum before
   };
   enum class Verdict { kOpen, kKept, kFailed };
@@ -106,8 +104,9 @@ class QuorumGuard {
   std::optional<std::size_t> vote_;  // the candidate that the last evaluation wanted
   std::optional<Trial> trial_;
   std::optional<Direction> last_kept_;
-  std::array<Hold, 2> holds_;   // one hold for each direction
-  double may_hide_ = kMayHide;  // how much too low predictions may be; a probe that failed has shown better
+  std::array<Hold, 2> holds_;  // the delays of decreases and of increases
+  // Predictions may be too low by this factor; it is raised when a probe has shown that they are better.
+  double may_hide_ = kMayHide;
 };
 
 constexpr auto NamesOf(QuorumGuard::Why /*type*/) {

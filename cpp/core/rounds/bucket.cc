@@ -87,8 +87,8 @@ bool Bucket::TakeMissed(void* output) {
                       memory().AddIfFinite(options_.type, output, result.sum.data(), options_.elements, true);
   memory().Copy(output, result.sum.data(), bytes());
   if (kept && options_.divisor == Divisor::kContributors) {
-    // WAGMA-SGD, Algorithm 2: the sum contains an older model of this rank, or none. The rank's newer model is added,
-    // and counts as one more.
+    // WAGMA-SGD, Algorithm 2: the sum contains an older model of this rank, or none. The newer model counts as one
+    // more.
     memory().Add(options_.type, output, own.data(), options_.elements);
     memory().Scale(options_.type, output, options_.elements, 1.0 / (missed_gradients_ + 1));
   }
@@ -152,8 +152,7 @@ int Bucket::ReportPending() {
   return outgoing_gradients_;
 }
 
-// Multiplies the contribution by the weight of this rank, which follows from the closing. So the sum over all ranks is
-// the weighted average.
+// Multiplies the contribution by this rank's weight, which follows from the closing. So the sum is a weighted average.
 void Bucket::Weigh(Rank rank) {
   std::vector<int> work;
   std::size_t mine = 0;
@@ -243,8 +242,7 @@ bool Bucket::Finish() {
     outgoing_gradients_ = 0;
     cleared_ = false;
   }
-  // The result of a round without any gradient is not kept, because an optimizer step with zeros would still change the
-  // model.
+  // The result of a round without gradients is not kept: an optimizer step with zeros would still change the model.
   const bool empty = std::exchange(discard_result_, false) || members_gradients_ == 0;
   if (left_out) return false;
   if (!empty) {

@@ -93,8 +93,7 @@ class Bucket {
   // Called on the background thread in every negotiating cycle, for an arrival that the coordinator is told of. Returns
   // the number of gradients in the contribution, to which nothing can be added any more.
   int ReportArrival();
-  // Called when the coordinator has forgotten the arrival, because this rank has joined. The arrival will be reported
-  // again.
+  // Called when the coordinator has forgotten the arrival, because this rank has joined. It will be reported again.
   void Unreport() { reported_ = false; }
   // Announces the pending sum. Returns the number of gradients in it.
   int ReportPending();
@@ -103,14 +102,13 @@ class Bucket {
 
   // Called on the background thread when a round has closed. Returns what this rank reduces in the round.
   Entry Begin(const Closing& closing, Rank rank);
-  // Called when the reduction has succeeded. Returns true if the result is in the output of the arrival, false if it
-  // counts as missed.
+  // Called when the reduction has succeeded. Returns true if the result is in the arrival's output, false if it is
+  // missed.
   bool Finish();
 
   // Forgets the pending sum and the missed results, for example when a checkpoint is loaded. The next arrival asks for
   // a full round. If the coordinator has heard of the pending sum in this cycle, zeros are delivered instead. In a
-  // family the rounds from `complete` on have not ended in the whole family, so they keep their numbers, without a
-  // result.
+  // family the rounds from `complete` on, which other buckets have not ended, keep their numbers without a result.
   void Clear(Round complete = 0);
   // Called when no thread will take the missed results.
   void DiscardMissed() { missed_.Clear(); }
@@ -121,7 +119,7 @@ class Bucket {
   int CatchUp(int iteration) { return iteration_ = std::max(iteration_, iteration); }
 
   State state() const { return state_; }
-  const Arrival& arrival() const { return arrival_; }  // valid in state kArrived
+  const Arrival& arrival() const { return arrival_; }  // the present arrival; valid in state kArrived
   const std::string& name() const { return name_; }
   Memory& memory() const { return *options_.memory; }
   const BucketOptions& options() const { return options_; }
@@ -168,7 +166,7 @@ class Bucket {
   Round completed_ = 0;
   Closing last_;
 
-  Arrival arrival_;  // valid in state kArrived, and in kRunning if `on_time_`
+  Arrival arrival_;  // the present arrival; valid in state kArrived, and in kRunning if `on_time_`
   bool only_delivers_ = false;
   bool reported_ = false;  // true if the coordinator knows of the arrival
   bool on_time_ = false;   // while a round runs: true if the round has the arrival in it

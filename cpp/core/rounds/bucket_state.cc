@@ -4,8 +4,7 @@
 
 namespace horovod_partial {
 
-// The offset counts as 0 if it is negative: a late arrival may have come before the first arrival of the round that
-// closed in between.
+// The offset is never negative, although a late arrival may have come before the first arrival of this round.
 void BucketState::RankState::RecordOffset(Time offset) {
   offset_seconds += std::chrono::duration<double>(std::max(offset, Time(0))).count();
   ++arrivals;
@@ -16,8 +15,7 @@ bool BucketState::Any(const Condition& condition) const {
   return std::any_of(ranks.begin(), ranks.end(), condition);
 }
 
-// Returns the declaration of the bucket, or null if there is none. Before the ranks have agreed on a declaration, it is
-// the first that came.
+// Returns the declaration of the bucket, or null. Before the ranks have agreed on a declaration, it is the first one.
 const Declaration* BucketState::Known() const {
   if (declaration) return &*declaration;
   return declared.empty() ? nullptr : &declared.begin()->second;
@@ -42,8 +40,7 @@ bool BucketState::WantsEverybody() const {
          Any([](const RankState& rank) { return rank.arrival && rank.arrival->full; });
 }
 
-// Returns true if the last round has not ended on some rank. The next round then waits, because a bucket has one set of
-// buffers on each rank.
+// Returns true if the last round has not ended on some rank. The next round then waits for the buffers of that rank.
 bool BucketState::Running() const {
   return Any([](const RankState& rank) { return rank.said.running; });
 }
@@ -64,8 +61,8 @@ bool BucketState::TooStale() const {
 }
 
 // Returns true if the round must wait for this rank. A rank with a late arrival is not too stale, because its
-// contribution is about to be delivered. A rank that has as many untaken results as it may have is waited for all the
-// same.
+// contribution is about to be delivered. But a round always waits for a rank that has as many untaken results as it
+// may.
 bool BucketState::MustWaitFor(const RankState& rank) const {
   if (rank.arrival || rank.Absent()) return false;
   if (rank.said.backlog != Report::Backlog::kNone) return true;

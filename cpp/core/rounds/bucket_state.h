@@ -57,8 +57,8 @@ struct BucketState {
   Round round = 0;                       // the number of the open round
   int quorum = 0;                        // the quorum of the open round; set when round 0 has closed
   QuorumGuard::Why why = QuorumGuard::Why::kStart;
-  std::optional<ReadyGroups> ready_groups;  // set only under PartialReduce
-  // Set only if ranks report and get the micro-batches of work sharing in this bucket.
+  std::optional<ReadyGroups> ready_groups;  // forms the groups; set only under PartialReduce
+  // The coordinator's state of work sharing; set only in the bucket that carries it.
   std::optional<Ledger> ledger;
   Time retired_since = kNever;       // since when some ranks have retired the bucket while others have not
   Time first_arrival = kNever;       // when the first rank arrived at the open round
@@ -110,7 +110,7 @@ struct RankLevel {
   // True if the rank is out of training for all buckets, also for buckets that it has not used yet.
   bool absent = false;
   bool waiting = false;  // true if the rank waits for a round, so that it cannot arrive at any bucket
-  bool blocked = false;  // see Report::blocked
+  bool blocked = false;  // true if all known threads of the rank wait or are out of training
   bool leaves = false;
   std::string elsewhere;
   Report::Flush flush = Report::Flush::kNone;

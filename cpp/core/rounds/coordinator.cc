@@ -11,8 +11,7 @@ namespace {
 // needs one more cycle, and any grace above zero provides that.
 constexpr Time kSmallestLag{1};
 
-// Round 0 announces at most this many partitions of its schedule. A communicator that is not announced is made when it
-// is needed.
+// Round 0 announces at most this many partitions of its schedule. Other communicators are made when they are needed.
 constexpr Round kUpcoming = 64;
 
 }  // namespace
@@ -322,8 +321,7 @@ void Coordinator::Follow(const std::string& name, BucketState& bucket, const std
   bucket.why = pace.quorum.why();
 }
 
-// Closes the last round of a bucket, which delivers what is pending. If nothing is pending, no rank takes part in the
-// round.
+// Closes the last round of a bucket, which delivers what is pending. If nothing is, no rank takes part in the round.
 Closing Coordinator::End(const std::string& name, BucketState& bucket, Time now) {
   const bool pending = std::any_of(bucket.ranks.begin(), bucket.ranks.end(),
                                    [](const BucketState::RankState& rank) { return rank.said.pending > 0; });

@@ -26,12 +26,10 @@ namespace horovod_partial {
 class Coordinator {
  public:
   // How long ranks that have ended wait for ranks that are blocked in a collective of Horovod. That collective needs
-  // the ended ranks and will never run. So the ended ranks then leave, and Horovod fails the others, as it does without
-  // this library.
+  // the ended ranks and will never run. So the ended ranks then leave, and Horovod fails the others, as it always does.
   static constexpr Time kAbandonAfter = std::chrono::seconds(10);
 
-  // When ranks have waited for each other for this long, they are taken to wait for ever, unless the user sets another
-  // time.
+  // Ranks that have waited for each other for this long count as waiting for ever, unless the user sets another time.
   static constexpr Time kDeadlockAfter = std::chrono::seconds(20);
 
   explicit Coordinator(int size);
@@ -129,7 +127,7 @@ class Coordinator {
   Time deadlock_after_ = kNever;
   std::vector<RankLevel> levels_;  // what each rank says about itself
   BucketStates buckets_;
-  std::map<std::string, Pace> paces_;  // by the description of the policy
+  std::map<std::string, Pace> paces_;  // the quorum of each Auto policy, by the policy's description
   std::vector<Grants> grants_;
   std::vector<std::string> ended_;  // the buckets that ended in the last Decide
   // The kind of the flush that all ranks are in, and the buckets that have had no closing in this flush yet.

@@ -1,5 +1,4 @@
-// A rank's description of a bucket. The rank sends it until it has seen a round of the bucket, and all ranks must agree
-// on it.
+// A rank's description of a bucket, sent until the rank has seen a round of the bucket. All ranks must agree on it.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +19,7 @@ struct Declaration {
   DataType type = DataType::kFloat32;
   std::vector<std::int64_t> shape = {};
   int device =
-      // Where the tensor of the rank lies. Device numbers may differ between ranks, but all ranks must use the host, or
-      // all a device.
+      // Where the rank's tensor lies. Device numbers may differ between ranks, but host and device must not be mixed.
       Memory::kHost;
   double prescale_factor = 1;
   double postscale_factor = 1;

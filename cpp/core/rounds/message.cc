@@ -92,7 +92,7 @@ void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   words.push_back(grouped ? 1 : 0);
   words.push_back(closing.quorum << 3 | static_cast<std::int32_t>(closing.why));
   for (const auto& contribution : closing.contributions) {
-    const auto gradients = static_cast<std::uint32_t>(contribution.gradients);  // below 2^30
+    const auto gradients = static_cast<std::uint32_t>(contribution.gradients);
     words.push_back(
         static_cast<std::int32_t>(gradients << 2 | (contribution.stale ? 2u : 0u) | (contribution.fresh ? 1u : 0u)));
     words.push_back(contribution.work);
@@ -123,7 +123,7 @@ Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
   closing.why = FromNumber<QuorumGuard::Why>(static_cast<std::uint32_t>(quorum & 7));
   if (closing.quorum < 0 || closing.quorum > ranks) throw std::runtime_error("a closing has a quorum of more than all");
   if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");
-  // The size is checked before memory is allocated by these numbers.
+  // The size is checked before memory is allocated for so many ranks and partitions.
   const auto needed = (std::uint64_t{2} + static_cast<std::uint64_t>(partitions)) * static_cast<std::uint64_t>(ranks);
   if (needed > words.size() - at || (ranks == 0 && partitions > 0)) throw std::runtime_error("a closing is cut short");
   std::uint64_t gradients = 0;

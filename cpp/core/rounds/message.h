@@ -19,7 +19,7 @@ namespace horovod_partial {
 // A set of buckets that a rank names in its report.
 struct BucketSet {
   bool all = false;                // true for all buckets of the rank, also for buckets that it has not used yet
-  std::vector<std::string> names;  // sorted; empty if `all` is true
+  std::vector<std::string> names;  // the buckets' names, sorted; empty if `all` is true
 
   bool empty() const { return !all && names.empty(); }
   bool Has(const std::string& bucket) const;
@@ -41,9 +41,9 @@ struct Report {
   };
   // How many results of a bucket the application has not taken.
   enum class Backlog : std::uint8_t {
-    kNone,      // fewer than the limit
-    kFull,      // as many as the limit, so rounds wait for this rank
-    kDraining,  // as many as the limit, but the application takes them now, in a flush or another wait
+    kNone,      // fewer untaken results than the limit
+    kFull,      // as many untaken results as the limit, so rounds wait for this rank
+    kDraining,  // as many untaken results as the limit, but the application takes them now, in a flush or another wait
   };
   struct Item {
     enum class Kind : std::uint8_t {
@@ -56,8 +56,9 @@ struct Report {
     std::string bucket;
     int gradients = 0;  // gradients or models in this contribution; 0 if an arrival only delivers the pending sum
     int late = 0;       // pending sums only: the number of late arrivals in the pending sum that no round has seen
-    int work = 0;  // arrivals only: the number of steps, or the iteration, from which the weight of the rank follows
-    // The time since the last arrival of this rank; needed because no report is sent while a reduction runs.
+    // Arrivals only: the number of steps, or the iteration, from which the weight of the rank follows.
+    int work = 0;
+    // The time since the last arrival of this rank; a report may come late, because none is sent during a reduction.
     Time age{0};
     bool full = false;           // arrivals only: true if the round must not close before every rank has arrived
     std::optional<Share> share;  // only in the bucket that carries the state of work sharing
@@ -75,9 +76,8 @@ struct Report {
   };
 
   // Buckets at which the rank has not arrived and cannot arrive. In `waiting` are buckets whose threads all wait, for a
-  // round or in a flush of any process set. In `absent` are buckets whose threads all wait or are out of training, in a
-  // collective of Horovod or in a flush, and at least one is out of training. (The threads of a bucket are those that
-  // took its last results.)
+  // round or in a flush of any process set. In `absent` are buckets whose threads all wait or are out of training,
+  // where at least one is out of training. (The threads of a bucket are those that took its last results.)
   BucketSet absent;
   BucketSet waiting;
   // True if all known threads of this rank wait or are out of training; silence alone never sets it.
@@ -134,12 +134,12 @@ struct Closing {
   Report::Flush flush_over = Report::Flush::kNone;  // the kind of the flush that ends with this closing, or kNone
   int quorum = 0;                                   // under Auto the quorum of this round; 0 under other policies
   QuorumGuard::Why why = QuorumGuard::Why::kStart;  // under Auto the reason for that quorum
-  std::vector<Contribution> contributions;          // one for each rank
+  std::vector<Contribution> contributions;          // the contribution of each rank
   Partition groups;                                 // the groups, which reduce separately
   std::vector<Partition> upcoming;                  // in round 0 of a schedule: the partitions of later rounds
   std::string error;                                // not empty: nothing is reduced, and every rank gets this text
 
-  // Without a rank these count for the whole round, with a rank for the group of that rank.
+  // Each function counts in the whole round, or in the group of `rank`.
   int fresh() const;
   int fresh(Rank rank) const;
   int gradients() const;
@@ -165,7 +165,7 @@ struct Grants {
   bool operator==(const Grants& other) const { return Fields(*this) == Fields(other); }
 };
 
-// Grants travel as a string of bytes. Decoding damaged bytes throws std::runtime_error.
+// Decisions about micro-batches travel as a string of bytes. Decoding damaged bytes throws std::runtime_error.
 std::string Encode(const std::vector<Grants>& grants);
 std::vector<Grants> DecodeGrants(const std::string& bytes);
 

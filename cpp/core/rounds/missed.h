@@ -25,7 +25,7 @@ class MissedResults {
  public:
   // The result of one round, or the sum of the results of several rounds.
   struct Result {
-    Buffer sum;  // without memory if the rounds had no gradients
+    Buffer sum;  // the sum of the results; without memory if they have no gradients
     int rounds = 0;
     int gradients = 0;
   };

@@ -27,8 +27,8 @@ struct BucketStatistics {
 
   std::int64_t rounds = 0;
   std::array<std::int64_t, 6> by_reason{};  // the number of rounds for each Closing::Reason
-  std::vector<std::int64_t> on_time;        // for each rank
-  std::vector<std::int64_t> late;           // for each rank
+  std::vector<std::int64_t> on_time;        // for each rank: the rounds in which it was on time
+  std::vector<std::int64_t> late;           // for each rank: the rounds in which it was late
   // The number of gradients, or of micro-batches under work sharing, of each rank in all sums.
   std::vector<std::int64_t> gradients;
   std::vector<std::int64_t> fresh;          // fresh[n]: the number of rounds in which n ranks were on time

@@ -29,8 +29,7 @@ struct Share {
   bool operator==(const Share& other) const { return Fields(*this) == Fields(other); }
 };
 
-// The half of one rank: which micro-batches it may begin. Not thread-safe: the engine holds the bucket's lock around
-// every call.
+// The half of one rank: which micro-batches it may begin. Not thread-safe: the engine's calls hold the bucket's lock.
 class OwnShare {
  public:
   // In the first update each rank makes all its own micro-batches, because it must declare its buckets then.
@@ -41,8 +40,8 @@ class OwnShare {
   void Begin() { ++begun_; }
   // Gives back the micro-batch that was begun last, because it has made no gradient so far. It may be begun again.
   void Return() { --begun_; }
-  // Takes the coordinator's decision for this update. The rank may begin fewer micro-batches than before, but keeps
-  // those that it has begun.
+  // Takes the coordinator's decision for this update. The rank may get fewer micro-batches than before, never fewer
+  // than it has begun.
   void Hear(const MicroBatches& granted);
   // Called when the rank will begin no more micro-batches.
   void Leave() { granted_.resize(begun_); }
@@ -65,8 +64,7 @@ class OwnShare {
 };
 
 // The coordinator's half, for one optimizer: which rank may begin which micro-batch. A micro-batch that is taken back
-// from a rank is free only when the report of the rank shows that it holds fewer, because the rank may have begun it
-// meanwhile.
+// is free only when a report of the rank shows that it holds fewer, because the rank may have begun it meanwhile.
 class Ledger {
  public:
   Ledger(int size, int micro_batches);

@@ -19,8 +19,7 @@
 
 namespace horovod_partial {
 
-// Encodes values. Numbers keep the byte order of the machine, because all ranks run the same build on the same kind of
-// machine.
+// Encodes values, in the machine's byte order: all ranks run the same build on the same kind of machine.
 class Writer {
  public:
   template <class Value>
@@ -53,8 +52,7 @@ class Writer {
   std::string bytes_;
 };
 
-// Decodes values. Throws std::runtime_error if the bytes do not encode a value of the wanted type; `what` names the
-// bytes in the message.
+// Decodes values. Throws std::runtime_error if the bytes encode no such value; the text names the bytes as `what`.
 class Reader {
  public:
   Reader(const std::string& bytes, const char* what) : bytes_(bytes), what_(what) {}

@@ -26,8 +26,7 @@ constexpr auto NamesOf(DataType /*type*/) {
   return std::array{"uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool"};
 }
 
-// Calls `function` with a value of the C++ type that stands for `type`. `Half` is the type that the caller uses for
-// float16.
+// Calls `function` with a value of the C++ type that stands for `type`. `Half` is the caller's type for float16.
 template <class Half, class Function>
 auto Dispatch(DataType type, Function&& function) {
   switch (type) {

@@ -7,9 +7,8 @@
 
 namespace horovod_partial {
 
-// The memory of the host or of a device, with operations that have ended when they return. Every late contribution
-// needs these operations. A contribution that is on time needs them only for weights, averages and pending sums.
-// Thread-safe.
+// The memory of the host or of a device. Each operation has ended when it returns. All late contributions need these
+// operations. Contributions on time need them only for weights, averages and pending sums. Thread-safe.
 class Memory {
  public:
   static constexpr int kHost = -1;
@@ -23,7 +22,7 @@ class Memory {
   virtual void Free(void* data) = 0;
   virtual void Copy(void* target, const void* source, std::size_t bytes) = 0;
   virtual void Zero(void* data, std::size_t bytes) = 0;
-  // These two do what the functions of the same name in dtype.h do.
+  // Add and Scale do what the functions of the same names in dtype.h do.
   virtual void Add(DataType type, void* target, const void* source, std::size_t elements) = 0;
   virtual void Scale(DataType type, void* data, std::size_t elements, double factor) = 0;
   // Adds the source to the target, or copies it if `first` is set. If an element of the source is infinite or not a

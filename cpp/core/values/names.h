@@ -8,8 +8,7 @@
 
 namespace horovod_partial {
 
-// Returns the enumerator of this name. Otherwise throws std::invalid_argument; the text begins with `what` and lists
-// the names.
+// Returns the enumerator of this name. Otherwise throws std::invalid_argument, with `what` and all names in the text.
 template <class Value>
 Value FromName(const char* what, const std::string& name) {
   constexpr auto names = NamesOf(Value{});

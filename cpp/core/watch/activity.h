@@ -1,5 +1,4 @@
-// What a rank is doing, for other ranks that may wait for it. Heartbeats carry this information (docs/protocol.md, rule
-// 14).
+// What a rank is doing, for ranks that may wait for it. Heartbeats carry this information (docs/protocol.md, rule 14).
 #pragma once
 
 #include <array>
@@ -43,7 +42,7 @@ Activity DecodeActivity(const std::string& bytes);
 
 // The state of this process at one moment.
 struct Look {
-  Activity activity;         // without a value for `intervals`
+  Activity activity;         // what the process is doing; `intervals` is not set
   std::uint64_t number = 0;  // tells one wait from the next wait for the same thing
   std::uint64_t cycles = 0;  // the number of cycles that Horovod has begun so far
 };
@@ -70,8 +69,7 @@ class Words {
   static constexpr std::size_t kLongest = 1 << 16;
 
   void Add(std::string_view bytes) { bytes_ += bytes; }
-  // Returns the next complete message, if there is one. Throws std::runtime_error if the message is longer than
-  // kLongest.
+  // Returns the next complete message, if there is one. Throws std::runtime_error for a message longer than kLongest.
   std::optional<std::string> Next();
 
  private:

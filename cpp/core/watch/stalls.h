@@ -35,7 +35,6 @@ std::string Describe(const Activity& own, Time interval);
 // Limits how often a stall is logged. Between two that are logged, ten times the limit passes.
 class Telling {
  public:
-  // `limit` is in intervals.
   explicit Telling(int limit) : pause_(10 * limit) {}
 
   // Must be called in each interval. `due` says whether there is a stall. Returns true if the stall must be logged now.
