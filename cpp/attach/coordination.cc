@@ -145,7 +145,7 @@ std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time n
     farewell.bucket = Farewell::kBucket;
     farewell.error = std::exchange(failures_, "");
   }
-  // Asked only if something closes, because most cycles close nothing.
+  // Horovod's settings are looked at only if a round closes, because most cycles close none.
   const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
   for (auto& closing : closings) {
     // All ranks reduce together, some of them with zeros.

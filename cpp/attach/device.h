@@ -29,8 +29,8 @@ class Stream {
   virtual ~Stream() = default;
   virtual int device() const = 0;
 
-  // Copy within the device, or fill with zeros. The work is queued behind all earlier work of the stream. These and the
-  // functions below may throw std::runtime_error.
+  // Both queue their work, a copy within the device or a filling with zeros, behind all earlier work of the stream.
+  // They and the functions below may throw std::runtime_error.
   virtual void Copy(void* target, const void* source, std::size_t bytes) const = 0;
   virtual void Zero(void* data, std::size_t bytes) const = 0;
   // Returns an event that comes when all work is done that is queued now. Returns null on the host.

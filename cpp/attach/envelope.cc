@@ -37,7 +37,7 @@ bool IsAgreement(const std::string& name) { return StartsWith(name, kAgreement);
 
 std::string BucketName(const std::string& wire_name) { return wire_name.substr(kPrefix.size()); }
 
-// Horovod's own values end at 5, and the enumeration can hold values up to 7.
+// Horovod's own reduce operations have values up to 5, and the enumeration can hold values up to 7.
 hvd::ReduceOp TravellingSum() { return static_cast<hvd::ReduceOp>(7); }
 
 hvd::Request Enclose(const Report& report, Rank rank) {

@@ -195,7 +195,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       for (const std::int64_t dimension : request.tensor_shape()) elements *= dimension;
       entries_->AddZeros(closing.bucket, request.tensor_type(), elements, request.device());
     }
-    // From here on nothing may fail.
+    // From here on nothing may fail, because Horovod reduces the rounds in this cycle.
     coordination_->Add(std::move(closings), std::move(rows), ready_to_reduce);
   });
 }

@@ -50,7 +50,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   const std::shared_ptr<recording::Recorder>& recorder() const { return recorder_; }
   bool ready() const { return state_ != nullptr; }
 
-  // --- Any thread, of a session that is ready: for signs of life
+  // --- Called by any thread, once the session is ready, for heartbeats
   // The members of the process set, by their ranks in the job; empty if all ranks are members.
   const std::vector<Rank>& members() const { return members_; }
   // The name of an outstanding collective of Horovod's own, or an empty text; how often the watched collective has
@@ -65,7 +65,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // The result is empty on ranks other than 0.
   Coordination::Statistics StatisticsOfCoordinator() const;
 
-  // --- Background thread, in the order of a cycle
+  // --- Called by the background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
   // `status_bits` are those of all ranks together, the same on every rank.
   void AfterTick(const std::vector<long long>& status_bits);
@@ -84,7 +84,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void Break(const std::string& error) { broken_ = error; }
   void EndIfBroken() const;
 
-  // --- Collectives
+  // --- Implementation of Collectives
   void Place(const std::shared_ptr<SharedBucket>& bucket, const std::string& name, const BucketConfig& config,
              const Bucket::Entry& entry) override;
   bool Alive() const override;
@@ -101,13 +101,13 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void Guard(const char* hook, const std::function<void()>& body);
   void NoteJoin(const hvd::ResponseList& responses);
 
-  hvd::Controller& controller_;                 // for the background thread
-  const std::weak_ptr<hvd::Controller> alive_;  // the same controller, for the application's threads
+  hvd::Controller& controller_;                 // used by the background thread
+  const std::weak_ptr<hvd::Controller> alive_;  // the same controller, used by the application's threads
   std::atomic<bool> retired_{false};            // true once Retire has been called
   const Rank rank_;
   const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
-  // Written once, before state_.
+  // These members are written once, before state_.
   std::int32_t process_set_id_ = 0;
   std::shared_ptr<recording::Recorder> recorder_;
   std::vector<Rank> members_;
@@ -119,7 +119,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // True if this rank asks for a shutdown, because a hook has failed or the stall check ends the job.
   std::atomic<bool> failed_{false};
 
-  // Used by the background thread only.
+  // The members below are used by the background thread only.
   std::string broken_;   // why no further reduction is possible; empty while all is well
   std::string failure_;  // the error of a hook, which is sent to the other ranks
   // Closings with groups that have not been executed, by their names in Horovod's messages.
@@ -129,7 +129,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   std::optional<CycleRecord> record_;
   const bool keeps_cycle_time_ = std::getenv("HOROVOD_CYCLE_TIME") != nullptr;
   int short_cycles_ = 0;                        // how many of the next cycles are short
-  std::unique_ptr<Coordination> coordination_;  // null on ranks other than 0
+  std::unique_ptr<Coordination> coordination_;  // the coordinator; null on ranks other than 0
 
   Engine engine_;
 };

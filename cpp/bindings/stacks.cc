@@ -98,7 +98,7 @@ std::string TakeStacks() {
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
   {
     const Stillness stillness;
-    pthread_kill(pthread_self(), signal);  // the handler runs before this returns
+    pthread_kill(pthread_self(), signal);  // the signal handler runs before this call returns
   }
   std::string stacks;
   std::array<char, 4096> piece{};

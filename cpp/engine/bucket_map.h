@@ -31,7 +31,7 @@ class BucketMap {
   // Enters a bucket into the map again, if it has ended since it was declared. Called with the bucket's lock held,
   // before round 0 of the bucket.
   void Enter(const std::shared_ptr<SharedBucket>& bucket);
-  // Called with the bucket's lock held.
+  // Removes a bucket from the map. Called with the bucket's lock held.
   void Forget(const SharedBucket& bucket);
 
   // Sets the owner of the bucket of this name, even before the bucket is declared.
@@ -43,7 +43,7 @@ class BucketMap {
   Buckets FindAll(const Family& names) const;
   Buckets All() const;
 
-  // Makes every later Declare fail for this reason.
+  // Makes every later declaration of a bucket fail for this reason.
   void Close(const std::string& reason);
   // Records the error with which the coordinator has refused a bucket. Called with the bucket's lock held.
   void NoteRefusal(const std::string& error);
@@ -60,7 +60,8 @@ class BucketMap {
   Surroundings& surroundings_;
   mutable std::mutex mutex_;  // guards all members below, but not the contents of buckets
   std::map<std::string, std::shared_ptr<SharedBucket>> buckets_;
-  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // for each bucket; owners that have left are removed
+  // The owner of each bucket; owners that have left are removed.
+  std::map<std::string, std::shared_ptr<const Owner>> owners_;
   std::string closed_;
   std::string refusal_;
   std::string loss_;

@@ -26,7 +26,8 @@ PossibleArrivals::Away Engine::Away(Time now, Time foreign_since) const {
   const PossibleArrivals::Foreign foreign{foreign_since, waits_are_told_};
   PossibleArrivals::Away away =
       surroundings_.arrivals->Look(this, now, foreign, flush != Flush::Kind::kNone, thresholds_);
-  if (flush == Flush::Kind::kEnding) away.absent = {true, {}};  // even if other threads of this rank still contribute
+  // A rank at its end is absent, even if other threads of it still contribute.
+  if (flush == Flush::Kind::kEnding) away.absent = {true, {}};
   return away;
 }
 
@@ -61,7 +62,7 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
   EndIfDeadlocked();
   ArriveWhatIsReady();
   if (surroundings_.news || Owner::Departures() != departures_) return true;
-  // This is called a thousand times a second, mostly when nothing has happened.
+  // This runs in each cycle of Horovod, a thousand times a second, and mostly nothing has happened.
   const bool same = looked_.events == surroundings_.arrivals->events() && foreign_since == looked_foreign_;
   if (same && now <= looked_.until) return false;
   looked_ = Away(now, foreign_since);
@@ -71,14 +72,14 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   EndIfDeadlocked();
-  ArriveWhatIsReady();  // not every library calls WantsCycle first
+  ArriveWhatIsReady();  // needed because not every library calls WantsCycle first
   surroundings_.news = false;
   if (const std::uint64_t departures = Owner::Departures(); std::exchange(departures_, departures) != departures)
     buckets_.ForgetOwnersThatLeft();
   Report report;
   report.failure = farewell_.TakeUnsaid();
-  // This is read before the arrivals are collected. Otherwise a rank whose arrival comes in between would be reported
-  // to wait although its arrival is not in the report.
+  // The waits are read before the arrivals are collected. Otherwise a rank whose arrival comes in between would be
+  // reported to wait although its arrival is not in the report.
   reported_ = looked_ = Away(now, foreign_since);
   looked_foreign_ = foreign_since;
   report.absent = reported_.absent;

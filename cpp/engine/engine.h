@@ -118,9 +118,9 @@ class Engine {
   static std::shared_ptr<const BucketConfig> ConfigOf(const std::shared_ptr<SharedBucket>& bucket);
   // Returns the device of some bucket that lies on a device, or else the host.
   int device() const;
-  // Returns Bucket::taken, or 0 if no such bucket exists.
+  // Returns how many rounds of a bucket were taken, or 0 if no such bucket exists.
   Round Taken(const std::string& bucket) const;
-  // Calls Bucket::CatchUp. Returns 0 if no such bucket exists.
+  // Raises the iteration of this rank's model in a bucket. Returns 0 if no such bucket exists.
   int CatchUp(const std::string& bucket, int iteration);
   // Reads the buckets one after the other, so they are not from the same moment.
   std::vector<BucketSnapshot> Snapshot() const;
@@ -156,7 +156,7 @@ class Engine {
   PossibleArrivals::Away reported_;
   PossibleArrivals::Away looked_;
   Time looked_foreign_ = kNever;
-  std::uint64_t departures_ = 0;  // Owner::Departures() at the last report
+  std::uint64_t departures_ = 0;  // the number of departed owners at the last report
   std::uint64_t deadlocks_;       // how many deadlocks this engine has handled
   std::string logged_;            // the last error that was logged because no thread of this rank waited in its bucket
 };

@@ -9,7 +9,7 @@
 namespace horovod_partial {
 namespace {
 
-// Calls BeTaken(false) on each bucket in its destructor, after RoundsToTake has called BeTaken(true).
+// Its destructor allows results of a family to be added up again, which RoundsToTake has forbidden.
 class BeingTaken {
  public:
   explicit BeingTaken(const Buckets& family) : family_(family) {}

@@ -43,7 +43,7 @@ class Families {
   // Forgets late contributions and missed results of these buckets on this rank. A round that has ended in some of the
   // buckets only keeps its number, so that all buckets stay at the same round.
   void Clear(const Family& family);
-  // Returns the largest Bucket::lost of these buckets, or 0 if none of them exists.
+  // Returns how many rounds are lost on this rank, in the bucket that has lost most; 0 if none of the buckets exists.
   Round Lost(const Family& family) const;
 
  private:

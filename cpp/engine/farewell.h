@@ -37,7 +37,7 @@ class FirstFailure {
 
   // Keeps the text of the first failure. Later failures are only consequences of it. Called on the background thread.
   void Hear(const std::string& text);
-  // Records a deadlock. Every wait of this process ends with this text, but the process goes on. deadlocks() counts
+  // Records a deadlock, which ends every wait of this process with this text, but not the process. deadlocks() counts
   // them.
   void HearOfDeadlock(const std::string& text);
   std::uint64_t deadlocks() const { return deadlocks_; }

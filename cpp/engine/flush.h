@@ -34,8 +34,7 @@ class Flush {
   // --- Called by the background thread
   // Returns what this cycle's report says of the flush.
   Kind ToReport();
-  // Records that `rounds` rounds of a flush have begun. `over` is the kind of a flush of which all have begun, or
-  // kNone.
+  // Records that `rounds` rounds of a flush have begun. `over` is the kind of a flush if all its rounds have, or kNone.
   void BeginRounds(int rounds, Kind over);
   void EndRound(const std::string& error);
   // Ends the flush if no bucket is in use any more, because no closing would end it.

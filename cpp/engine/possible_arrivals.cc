@@ -9,7 +9,7 @@ namespace horovod_partial {
 struct PossibleArrivals::Graph {
   std::shared_ptr<Bringer> bringer;
   std::set<Bucket*> buckets;  // the buckets that are known from the runs of this graph
-  std::int64_t run = 0;       // the number of the last run
+  std::int64_t run = 0;       // the number of the last run of this graph
   std::set<Bucket*> arrived;  // the buckets that have got a contribution in the last run
   Time complete = kNever;     // when the last of `buckets` got its contribution; kNever while one has none
 };

@@ -42,11 +42,12 @@ class PossibleArrivals {
   // A bringer: a thread that contributes to buckets, or a set of TensorFlow graphs that run one after the other.
   struct Bringer {
     std::atomic<bool> lives{true};
-    Time waits_since = kNever;      // when its wait for a round or in a flush began; kNever if it does not wait
+    // When the bringer's wait for a round or in a flush began; kNever if it does not wait.
+    Time waits_since = kNever;
     Time parked_since = kNever;     // when its wait in a collective of Horovod's own began, if the front end tells
-    Time polled = kNever;           // when it last polled a collective of Horovod's own that had not finished
-    Time polls_since = kNever;      // when a series of such polls at short intervals began
-    const void* flushes = nullptr;  // the engine in whose flush it waits, or null
+    Time polled = kNever;           // when the bringer last polled a collective of Horovod's own that had not finished
+    Time polls_since = kNever;      // when a series of polls at short intervals began
+    const void* flushes = nullptr;  // the engine in whose flush the bringer waits, or null
     bool graphs = false;
   };
 
@@ -65,7 +66,7 @@ class PossibleArrivals {
   // What the engine knows of collectives of Horovod's own.
   struct Foreign {
     Time since = kNever;  // since when such a collective has been outstanding; kNever if none is
-    // True if the front end tells which threads wait for such a collective (ForeignWait) or poll one (Polled)
+    // True if the front end tells which threads wait for such a collective (ForeignWait) or poll one (Polled).
     bool told = false;
   };
 
@@ -75,7 +76,7 @@ class PossibleArrivals {
     BucketSet waiting;  // buckets whose threads all wait
     // True if all known threads of this process wait or are out of training; silence alone never sets it.
     bool blocked = false;
-    std::string elsewhere;     // see Report::elsewhere
+    std::string elsewhere;     // for a blocked rank: where it waits in another process set
     Time until{0};             // the answer holds until this time, if no event comes before
     std::uint64_t events = 0;  // the value of events() at the time of the answer
     bool operator==(const Away& other) const {
@@ -83,7 +84,8 @@ class PossibleArrivals {
              elsewhere == other.elsewhere;
     }
   };
-  // Judges the buckets of `engine`. `flushes` says that a thread waits in a flush of this engine.
+  // Returns to which buckets of `engine` this rank cannot contribute. `flushes`: a thread waits in a flush of this
+  // engine.
   Away Look(const void* engine, Time now, const Foreign& foreign, bool flushes, const Thresholds& thresholds) const;
 
   // A wait for a round or in a flush. It includes the reduction, and ends when the thread or graph has the result.
@@ -132,7 +134,7 @@ class PossibleArrivals {
   std::shared_ptr<Bringer> BeginFlush(const void* engine, Time now);
   void EndFlush(Bringer& bringer, Time now);
 
-  // The records of one bucket of one engine.
+  // What is recorded of one bucket: who contributes, who collects results, and who waits.
   class Bucket {
    public:
     Bucket(std::shared_ptr<PossibleArrivals> bringers, const void* engine, std::string name);
@@ -152,8 +154,7 @@ class PossibleArrivals {
     void EndWait(bool collects, Round round, Time now);
     // Makes the calling thread a bringer, because it will contribute next, although other threads contributed before.
     void Claim(Round round);
-    // Returns since when a blocked thread or a graph, which makes no call of BeginWait, has waited. kNever if none
-    // does.
+    // Returns since when a blocked thread or a graph has waited, which make no call of BeginWait; kNever if none waits.
     Time UnattendedSince() const;
 
    private:
@@ -174,7 +175,7 @@ class PossibleArrivals {
     bool outstanding_ = false;  // true if the result of a contribution is not there
     bool open_ = false;         // true if the round of that contribution has not begun
     Time arrived_ = kNever;     // when the last contribution came
-    Round round_ = 0;           // the round that was open then
+    Round round_ = 0;           // the round that was open when the last contribution came
     std::vector<Visit> arrivals_;
     std::vector<Visit> collections_;
     std::vector<std::shared_ptr<Bringer>> waiters_;
@@ -185,7 +186,7 @@ class PossibleArrivals {
     std::array<Time, 8> intervals_{};   // for each of the last rounds: the time from a result to the next contribution
     std::size_t next_interval_ = 0;
     mutable bool left_out_ =
-        false;  // true if the present interval is not recorded, because the process seemed to wait for Horovod in it.
+        false;  // true if the present interval is not recorded, because the process seemed to wait for Horovod in it
   };
 
  private:

@@ -47,8 +47,8 @@ bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
           break;
         }
         surroundings.collectives.Interrupt();
-        // A shutdown calls every entry back. If it has not called a running round's entry back in time, it has lost the
-        // entry.
+        // A shutdown calls every entry back. If it has not called back the entry of a running round in time, the entry
+        // is lost.
         const Time now = Now();
         dead_since = surroundings.collectives.Alive() ? kNever : std::min(dead_since, now);
         lock.lock();

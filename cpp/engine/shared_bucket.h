@@ -56,7 +56,7 @@ struct SharedBucket {
   mutable std::mutex mutex;          // guards all members below
   std::condition_variable finished;  // notified when an operation is done
   Bucket core;
-  PossibleArrivals::Bucket arrivals;     // who contributes; it is told of each event
+  PossibleArrivals::Bucket arrivals;     // records who contributes, collects results and waits
   std::shared_ptr<Operation> operation;  // the outstanding operation, or null
   Time arrived{0};                       // when the last contribution arrived
   std::shared_ptr<ReadyEvent> awaited;   // not null while a device computes the contribution of `operation`
@@ -92,7 +92,7 @@ struct SharedBucket {
 
   // Lets the outstanding operation arrive. May throw, because a late contribution needs memory.
   void Arrive(Calls& calls);
-  // The same for the background thread: instead of an exception, the bucket fails.
+  // Lets the outstanding operation arrive on the background thread. Instead of an exception, the bucket fails.
   void ArriveOrFail(Calls& calls);
   void StopAwaiting();
   // Gives the application its result, and ends the operation. May throw.
@@ -103,7 +103,7 @@ struct SharedBucket {
   void Reset();
   // Makes every later use of the bucket fail. Nothing is cleared: nobody knows whether the pending sum was delivered.
   void Fail(const std::string& error, Calls& calls);
-  // Does the same for a caller on the application's thread, who gets the error as an exception.
+  // Makes every later use of the bucket fail, and throws the error, on the application's thread.
   [[noreturn]] void FailAndThrow(const std::exception& error, Calls& calls);
   std::string WhyItFailed(const std::exception& error) const;
   // Runs `work` on the background thread, and turns an error of the memory or its device into an EngineError. That ends

@@ -45,7 +45,7 @@ class Connection {
       kLost,   // the network between both ends has failed
     };
     State state = State::kOpen;
-    std::string bytes;  // at most 4 KiB
+    std::string bytes;  // the bytes that have come, at most 4 KiB
   };
   // Returns what has come. Does not wait.
   Received Receive() const;

@@ -117,7 +117,7 @@ class Recorder {
   std::mutex life_mutex_;  // guards the members below: one thread at a time begins or ends a recording
   std::thread thread_;
   std::atomic<pid_t> process_{0};       // the process in which the thread runs
-  std::unique_ptr<Segments> segments_;  // used by nothing but the thread while it runs
+  std::unique_ptr<Segments> segments_;  // the recording's files; while the thread runs, no other uses them
 
   // Guards the members below; may be taken while a bucket's lock is held, and no lock is taken below it.
   std::mutex mutex_;

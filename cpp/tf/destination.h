@@ -1,4 +1,4 @@
-// Where the tensors of a kernel go.
+// The process set and the bucket in which a kernel's tensors are reduced.
 #pragma once
 
 #include <tensorflow/core/framework/op_kernel.h>

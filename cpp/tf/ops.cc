@@ -19,7 +19,7 @@ REGISTER_OP("HorovodPartialBucket")
 #define DESTINATION_ATTRIBUTES \
   Attr("T: {int32, int64, half, float, double}").Attr("process_set: int").Attr("size: int >= 1").Attr("spec: string")
 
-// A RoundInfo as three outputs.
+// The three outputs that describe the round of a result.
 #define ROUND_OUTPUTS Output("info: int64").Output("members: int32").Output("member_work: int32")
 
 // Sets the shapes of ROUND_OUTPUTS, which come after the results.

@@ -70,7 +70,7 @@ class ContextGuard {
   }
 
  private:
-  // After construction this holds the mode that the thread had.
+  // After construction this is the capture mode that the thread had before.
   cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;
 };
 
@@ -209,7 +209,7 @@ class PinnedMemory final : public HostAddressable {
 
 template <class Kind>
 Kind& OneOfEach(int device) {
-  static std::mutex mutex;  // guards the map
+  static std::mutex mutex;  // guards the map of memories
   // Never freed, because buffers may outlive static objects.
   static auto* memories = new std::map<int, std::unique_ptr<Kind>>;
   std::lock_guard<std::mutex> lock(mutex);

@@ -393,7 +393,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     }
     if (bucket.declaration && bucket.HasArrival() && !bucket.SharesWork()) {
       if (!bucket.Satisfied()) {
-        bucket.satisfied = kNever;  // a rank that was exempt is back, and too stale to be left out
+        bucket.satisfied = kNever;  // a rank is back in training, and too stale to be left out
       } else if (bucket.satisfied == kNever) {
         bucket.satisfied = now;
       }
