@@ -42,7 +42,7 @@ Session::Session(hvd::Controller& controller, const Engine::Thresholds& threshol
 void Session::Retire() {
   retired_ = true;
   outstanding_.Leave();
-  engine_.Close("Horovod has been initialised anew; what was pending is gone");
+  engine_.Close("Horovod has been initialised anew; pending contributions are lost");
 }
 
 void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id,

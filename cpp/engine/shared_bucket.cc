@@ -154,7 +154,7 @@ void SharedBucket::EndRound(Calls& calls) {
 
 std::string SharedBucket::WhyItFailed(const std::exception& error) const {
   return "rank " + std::to_string(surroundings.rank) + " could not keep what belongs to " + core.name() + ": " +
-         error.what() + ". Nothing more can be done with this bucket";
+         error.what() + ". This bucket cannot be used any more";
 }
 
 void SharedBucket::Fail(const std::string& error, Calls& calls) {

@@ -177,7 +177,7 @@ class Center final : public Monitor::Watch {
     if (!stalls_) return;
     stalls_->Says(0, lasting_.Pass(calls_.look()));
     const auto [stall, ends] = stalls_->Pass();
-    if (ends) calls_.tell("the wait that was told of is over", "");
+    if (ends) calls_.tell("the reported wait is over", "");
     if (!stall) return;
     const std::set<Rank> writers = stall->Writers();
     for (auto& peer : peers_)

@@ -26,7 +26,7 @@ JobConfig Checked(JobConfig config) {
   if (config.messages.empty()) throw std::invalid_argument("a step has 1 message or more");
   if (config.delays.size() != ranks * static_cast<std::size_t>(config.iterations))
     throw std::invalid_argument("delays must have a number for each iteration and rank");
-  if (config.costs.size() != ranks) throw std::invalid_argument("costs must have one for each number of ranks");
+  if (config.costs.size() != ranks) throw std::invalid_argument("costs must have one entry for each number of ranks");
   double before = 0;
   for (const auto& message : config.messages) {
     if (message.ready < before || message.ready > config.compute)

@@ -38,7 +38,7 @@ SharedJobResult SharedJob::Run() {
     }
     for (int left = config_.ranks * config_.passes; left > 0;) {
       const Time negotiation = NextNegotiation();
-      if (ends_.empty() && negotiation == kNever) throw std::logic_error("a micro-batch is granted to nobody");
+      if (ends_.empty() && negotiation == kNever) throw std::logic_error("no rank gets the next micro-batch");
       // If a cycle begins when a micro-batch ends, the end comes first, and the cycle hears of it.
       if (ends_.empty() || negotiation < ends_.top().first) {
         now_ = negotiation;

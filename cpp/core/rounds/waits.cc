@@ -93,7 +93,7 @@ std::string DescribeDeadlock(const std::vector<RankLevel>& levels, const BucketS
         ". Ranks that share work make different numbers of micro-batches: call other collectives once for each update, "
         "in a round hook of the optimizer";
   if (difference.empty() && WaitForTheSameElsewhere(buckets))
-    text += ". They hold the same there, so one rank has wrapped an optimizer more than another, or in another order";
+    text += ". The buckets hold the same, so one rank has wrapped an optimizer more than another, or in another order";
   return text +
          ". Use the same policy, layers and groups on every rank, and call flush() and other collectives on every rank";
 }
