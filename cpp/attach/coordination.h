@@ -39,7 +39,7 @@ class Coordination {
   // Returns the requests that Horovod's response is made from: one for each rank, also for joined ranks, because
   // Horovod finds the device of a rank by the rank. The requests agree with each other, so Horovod never refuses them.
   std::vector<hvd::Request> RowOf(const Closing& closing) const;
-  // Hands these requests to Horovod, which reduces them in this cycle on every rank.
+  // Hands the requests of closed rounds to Horovod, which reduces them in this cycle on every rank.
   void Add(std::vector<Closing> closings, std::vector<std::vector<hvd::Request>> rows,
            std::vector<std::string>& ready_to_reduce);
 

@@ -101,9 +101,10 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void Guard(const char* hook, const std::function<void()>& body);
   void NoteJoin(const hvd::ResponseList& responses);
 
-  hvd::Controller& controller_;                 // used by the background thread
-  const std::weak_ptr<hvd::Controller> alive_;  // the same controller, used by the application's threads
-  std::atomic<bool> retired_{false};            // true once Retire has been called
+  hvd::Controller& controller_;  // used by the background thread
+  // The session's controller, for the application's threads: it may be gone.
+  const std::weak_ptr<hvd::Controller> alive_;
+  std::atomic<bool> retired_{false};  // true once Retire has been called
   const Rank rank_;
   const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};

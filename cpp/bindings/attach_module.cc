@@ -109,7 +109,7 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   return {std::move(session), std::move(bucket), std::move(arrived)};
 }
 
-// Without `waits` it does not block: it returns nothing if no micro-batch may begin now.
+// Returns the micro-batch that this rank may begin next. Without `waits` it does not block, but may return nothing.
 std::optional<std::pair<int, int>> NextMicroBatch(const std::string& library, std::int32_t process_set,
                                                   const Family& names, bool begins, bool waits,
                                                   const Drainings& drainings) {
@@ -416,7 +416,7 @@ PYBIND11_MODULE(_attach, m) {
       py::arg("families"));
   ask("claim", [](Engine& engine, const Family& names) { engine.families().Claim(names); }, names);
   ask("clear", [](Engine& engine, const Family& names) { engine.families().Clear(names); }, names);
-  // Does nothing if Horovod is down, because then there is nobody to tell.
+  // A farewell does nothing if Horovod is down, because then there is nobody to tell.
   m.def(
       "say_farewell",
       [](const std::string& library, const std::string& failure) {

@@ -68,7 +68,7 @@ std::shared_ptr<Operation> Engine::ArriveUnderLock(const std::shared_ptr<SharedB
     }
     bucket->Arrive(calls);
   } catch (const std::exception& error) {
-    operation->on_done = nullptr;  // not called, because the caller gets the exception
+    operation->on_done = nullptr;  // the caller gets the exception instead of this call
     bucket->FailAndThrow(error, calls);
   }
   return operation;

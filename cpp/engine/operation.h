@@ -20,7 +20,7 @@ struct RoundInfo {
   int staleness = 0;      // the number of rounds that the caller had missed when it arrived
   bool empty = false;     // true if no missed round had gradients, so the result is no update
   Members members;        // the ranks whose contributions are in the sum
-  std::vector<int> work;  // for each of these ranks: the steps or iteration that it reported
+  std::vector<int> work;  // for each contributing rank: the steps or the iteration that it reported
 };
 
 // An arrival and its result. The bucket's lock guards the members until the operation is done; then they stay the same.

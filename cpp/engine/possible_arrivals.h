@@ -65,8 +65,8 @@ class PossibleArrivals {
 
   // What the engine knows of collectives of Horovod's own.
   struct Foreign {
-    Time since = kNever;  // since when such a collective has been outstanding; kNever if none is
-    // True if the front end tells which threads wait for such a collective (ForeignWait) or poll one (Polled).
+    Time since = kNever;  // since when a collective of Horovod's own has been outstanding; kNever if none is
+    // True if the front end tells which threads wait for Horovod's collectives (ForeignWait) or poll them (Polled).
     bool told = false;
   };
 

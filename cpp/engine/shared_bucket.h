@@ -69,8 +69,8 @@ struct SharedBucket {
   std::string poison;          // not empty: the bucket has failed, and every use of it throws this error
   bool flush_round = false;    // true if the running round belongs to a flush
   int draining = 0;            // the number of waits in which the application takes this bucket's results
-  bool in_flush = false;       // true if one of these waits is a flush
-  Round flush_end = kForEver;  // when the flush is over, it takes rounds below this number only
+  bool in_flush = false;       // true if one of the waits in which results are taken is a flush
+  Round flush_end = kForEver;  // at its end a flush takes only rounds below this number
   BucketStatistics statistics;
 
   bool SharesWork() const { return config.spec.policy.rule == Policy::Rule::kWorkSharing; }

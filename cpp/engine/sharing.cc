@@ -88,7 +88,7 @@ void WorkSharing::Return(const std::string& name) {
 bool WorkSharing::ReportLeaves() {
   has_left_ = false;
   if (leaving_ == 0 || !surroundings_.shares_work) return false;
-  has_left_ = true;  // set before the check, so that no micro-batch begins after the check
+  has_left_ = true;  // set before the buckets are checked, so that no micro-batch begins after the check
   for (const auto& bucket : buckets_.All()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const bool open = bucket->share && bucket->share->begun() != bucket->Made();

@@ -66,7 +66,7 @@ struct Surroundings {
   const std::shared_ptr<PossibleArrivals> arrivals;
   const std::shared_ptr<FirstFailure> first_failure;
 
-  // These two are set before any other use of the engine.
+  // The recorder and the process set are set before any other use of the engine.
   std::shared_ptr<recording::Recorder> recorder{};
   int process_set = 0;  // the number of this process set in the recording
 

@@ -8,7 +8,7 @@
 namespace horovod_partial::heartbeat {
 namespace {
 
-// The numbers of these system calls are the same on all architectures. Older headers lack them.
+// The numbers of the system calls pidfd_send_signal and pidfd_open, which older headers lack.
 constexpr long kPidfdSendSignal = 424, kPidfdOpen = 434;
 
 }  // namespace

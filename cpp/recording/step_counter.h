@@ -13,7 +13,7 @@ namespace horovod_partial::recording {
 // A name that comes again begins the next step. Not thread-safe.
 class StepCounter {
  public:
-  // Returns the number of the step, from 0, to which all these names belong.
+  // Returns the number of the step, from 0, in which all tensors of these names are reduced.
   std::int64_t Count(const std::vector<std::string>& names) {
     // If two names have the same hash, a step begins too early; nothing worse happens.
     std::vector<std::size_t> hashes;

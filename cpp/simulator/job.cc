@@ -188,7 +188,7 @@ void Job::Arrive(Rank rank, std::size_t message) {
     ++state.outstanding;
   }
   MakeReportable(state, message);
-  // Such an arrival is no news before the running round has ended.
+  // An arrival during a running round is no news before that round has ended.
   if (outcome != Bucket::Arrived::kWaiting) HaveNews(rank);
 }
 
@@ -261,7 +261,7 @@ void Job::Observe(Rank rank) {
       item.late = local.bucket.ReportLate();
       const bool leaves = state.ended && config_.late == Late::kKeep;
       if (item.gradients == 0 || leaves) continue;
-      MakeReportable(state, message);  // the rank reports it again until it is delivered
+      MakeReportable(state, message);  // a rank reports a pending contribution again until it is delivered
     }
     report.items.push_back(std::move(item));
   }

@@ -43,7 +43,7 @@ struct JobConfig {
 struct JobResult {
   std::vector<double> ends;                // [iteration * ranks + rank]: when the step ended
   std::int64_t arrivals = 0;               // the number of arrivals with gradients or a model
-  std::int64_t late = 0;                   // the number of these arrivals that were too late for their round
+  std::int64_t late = 0;                   // the number of arrivals that were too late for their round
   std::vector<BucketStatistics> messages;  // the rounds of each message
   std::vector<double> closed;              // when each round of the last message closed
   std::vector<double> received;            // for each rank: the sum of all results, if each gradient is 1
@@ -78,13 +78,14 @@ class Job {
     bool reportable = false;   // true if the next report of the rank must look at this message
   };
   struct RankState {
-    std::vector<Local> locals;            // one for each message; with periods, the bucket that ends them comes last
+    // One for each message; if averages follow periods, the bucket that ends periods comes last.
+    std::vector<Local> locals;
     std::vector<std::size_t> reportable;  // the messages with `reportable` set
     int iteration = 0;
     Time start{0};         // when the compute of the step began
     std::size_t next = 0;  // the next message of this step at which the rank arrives
     bool computing = false;
-    bool averaged = false;  // with periods: true if this step has asked for its average, if an average is due
+    bool averaged = false;  // if averages follow periods: true if this step has asked for its average
     int outstanding = 0;    // the number of arrivals that wait for their results
     Periods periods{0};
     bool ended = false;

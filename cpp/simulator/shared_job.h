@@ -69,7 +69,7 @@ class SharedJob {
 
   int update_ = 0;
   Time now_{0};
-  Time start_{0};       // when the update began, and a cycle with it
+  Time start_{0};       // when the update began; a cycle begins at the same time
   Time negotiated_{0};  // when the last cycle began
   Time wanted_{0};      // since when a rank has news, or kNever
   // The ends of the micro-batches that ranks compute.

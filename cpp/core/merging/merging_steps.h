@@ -45,8 +45,7 @@ class MergingSteps {
   void RecordAllGradients(double now);
   // Records that all results of the step are there. Returns true if it is time to make a plan.
   bool StepEnded(double now);
-  // Returns true if the times of the present step are kept for a plan, as those of the first and last steps of a plan
-  // are.
+  // Returns true if a plan may need the times of this step: they are kept for the first and last steps under each plan.
   bool Measures() const;
 
   // Must be called between two steps. `messages` replaces the present messages, if given. `due` is the number of steps

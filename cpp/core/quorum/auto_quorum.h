@@ -34,7 +34,7 @@ class AutoQuorum {
   void Close(const std::vector<bool>& on_time, Time now);
   // Returns true if Ended must be called after this round, even if that needs a cycle that nobody else wants.
   bool WantsEnd() const { return running_ && round_ % kPeriod == 0; }
-  // From now on the calls are about another bucket.
+  // Called when the quorum follows another bucket from now on.
   void ChangeBucket();
 
   // The quorum of the next round, and why it was chosen.

@@ -100,10 +100,9 @@ bool QuorumGuard::Go(std::size_t to, Why why, const std::vector<double>& predict
 QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   const bool over = trial_->periods >= kTrial;
   const bool probe = why_ == Why::kProbe;
-  // A change before which no rate was measured stays, because there are only predictions to judge it by.
+  // A change stays if no rate was measured before it, because there are only predictions to judge it by.
   if (!trial_->before && !probe) return over ? Verdict::kKept : Verdict::kOpen;
-  // If no rate could be measured after it, a change down or a probe is taken back in the end. Any other change up
-  // stays.
+  // If the new rate could not be measured, a decrease or a probe is taken back in the end. Any other increase stays.
   const bool unproven = DirectionOf(*trial_) == kDown || probe;
   if (!trial_->before || !measured) {
     if (trial_->periods < kLongestTrial) return Verdict::kOpen;
@@ -146,7 +145,7 @@ void QuorumGuard::Keep(const std::vector<double>& predicted, std::optional<Rate>
   hold.until = period_ + hold.periods;
   hold.promise = Promise(back, predicted);
   hold.rate = measured;
-  // If the quorum goes back and forth, the holds double, so it changes less and less often.
+  // If the quorum goes back and forth, the delays of changes double, so it changes less and less often.
   if (last_kept_ == back) hold.periods = std::min(2 * hold.periods, kLongestHold[back]);
   last_kept_ = direction;
   may_hide_ = kMayHide;  // predictions are now made from steps under another quorum

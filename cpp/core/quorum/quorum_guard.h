@@ -20,11 +20,11 @@ class QuorumGuard {
   static constexpr double kTooSlow = 0.94;
   // The quorum may go up to the largest quorum that predicts at least this share of the best rate.
   static constexpr double kGoodEnough = 0.98;
-  // A change up stays if the new rate is at least this share of the rate before.
+  // An increase of the quorum stays if the new rate is at least this share of the rate before.
   static constexpr double kMayLose = 0.96;
-  // A change down stays if the new rate is at least this multiple of the rate before.
+  // A decrease of the quorum stays if the new rate is at least this multiple of the rate before.
   static constexpr double kMustGain = 1.045;
-  // Below this share of the wanted rate, a change is taken back before its trial is over.
+  // A change on trial is taken back early if the new rate is below this share of what it must reach.
   static constexpr double kHopeless = 0.85;
   static constexpr double kMayHide = 0.6;  // rates that are predicted for larger quorums may be too low by this factor
   // A failed change may be tried early if its predicted gain has grown by this factor.

@@ -127,7 +127,7 @@ int Bucket::ReportArrival() {
 }
 
 int Bucket::ReportPending() {
-  // outgoing_ is in use; later contributions are announced when the round has ended
+  // While the round runs, outgoing_ is in use. Later contributions are announced when the round has ended.
   if (state_ == State::kRunning) return 0;
   if (reported()) return 0;
   ForgetCleared();

@@ -68,8 +68,8 @@ class Bucket {
   };
   // What this rank reduces in a round.
   struct Entry {
-    bool own = false;    // true: the arrival is reduced; false: the pending sum, or zeros
-    bool member = true;  // false: this rank takes no part in the round
+    bool own = false;    // true if the arrival is reduced, false if the pending sum or zeros are
+    bool member = true;  // false if this rank takes no part in the round
     const void* input = nullptr;
     void* output = nullptr;
   };
@@ -177,7 +177,7 @@ class Bucket {
   // True if outgoing_ was forgotten but announced: until the next report a round may still count it.
   bool cleared_ = false;
   bool held_ = false;       // in a family: true if the result in the output of the arrival has not been taken
-  int held_gradients_ = 0;  // the number of gradients in that untaken result
+  int held_gradients_ = 0;  // the number of gradients in the untaken result of the arrival
   // In a family: the number of rounds that were forgotten, or ended while this rank had joined.
   Round lost_ = 0;
   int members_gradients_ = 0;  // while a round runs: the number of gradients in the sum that this rank gets

@@ -41,7 +41,7 @@ struct BucketState {
     Round last_contribution = -1;
     Time last_arrival = kNever;  // kNever if the rank has not arrived yet
     double offset_seconds = 0;   // the sum over all arrivals of how far the rank was behind the first rank
-    std::int64_t arrivals = 0;   // the number of arrivals in that sum
+    std::int64_t arrivals = 0;   // the number of arrivals whose offsets are summed up
 
     bool Absent() const { return joined || said.absent; }
     bool CannotCome() const { return Absent() || said.waiting; }
@@ -52,7 +52,7 @@ struct BucketState {
   std::vector<RankState> ranks;
   // Set when round 0 has closed; kept, because a rank that had joined declares the bucket later.
   std::optional<Declaration> declaration;
-  Rank declared_by = 0;                  // the rank that made this declaration
+  Rank declared_by = 0;                  // the rank whose declaration counts
   std::map<Rank, Declaration> declared;  // the declarations that came with arrivals since the last closing
   Round round = 0;                       // the number of the open round
   int quorum = 0;                        // the quorum of the open round; set when round 0 has closed

@@ -9,7 +9,7 @@
 namespace horovod_partial {
 namespace {
 
-constexpr int kMostGradients = 1 << 30;  // a closing packs two more bits into the same word
+constexpr int kMostGradients = 1 << 30;  // a closing packs the number of gradients into a word with two other bits
 
 // Returns true if two ranks are in one group. It builds no list of members, because it is called for every arrival.
 bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {

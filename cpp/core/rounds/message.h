@@ -50,7 +50,7 @@ struct Report {
       kArrival,
       kPending,
       kRunning,  // a round of the bucket is still being reduced on this rank; on a device that may take several cycles
-      kRetired,  // the rank has retired the bucket; the item says the same of the pending sum as kPending
+      kRetired,  // the rank has retired the bucket; pending contributions are told as for kPending
     };
     Kind kind = Kind::kArrival;
     std::string bucket;
@@ -133,7 +133,7 @@ struct Closing {
   bool ends = false;
   Report::Flush flush_over = Report::Flush::kNone;  // the kind of the flush that ends with this closing, or kNone
   int quorum = 0;                                   // under Auto the quorum of this round; 0 under other policies
-  QuorumGuard::Why why = QuorumGuard::Why::kStart;  // under Auto the reason for that quorum
+  QuorumGuard::Why why = QuorumGuard::Why::kStart;  // under Auto why the quorum of this round was chosen
   std::vector<Contribution> contributions;          // the contribution of each rank
   Partition groups;                                 // the groups, which reduce separately
   std::vector<Partition> upcoming;                  // in round 0 of a schedule: the partitions of later rounds

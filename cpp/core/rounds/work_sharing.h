@@ -17,7 +17,7 @@ using MicroBatches = std::vector<int>;
 // What a rank reports of its micro-batches in the open update. Each report replaces the one before.
 struct Share {
   int granted = 0;     // the number of micro-batches that the rank may begin
-  int begun = 0;       // how many of these the rank has begun
+  int begun = 0;       // how many of its granted micro-batches the rank has begun
   bool wants = false;  // true if a thread waits to begin another micro-batch
   bool gone = false;   // true if the optimizer of the rank is gone, so that it begins no micro-batch
 

@@ -51,7 +51,7 @@ struct Look {
 // so a stop makes no wait seem longer.
 class Lasting {
  public:
-  // Must be called at the end of each interval, with the state at that moment.
+  // Must be called at the end of each heartbeat interval, with the state of the process then.
   const Activity& Pass(const Look& look);
   const Activity& last() const { return last_.activity; }
   // The number of intervals in which Horovod has begun no cycle, because another rank holds it up.

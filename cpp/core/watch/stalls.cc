@@ -104,7 +104,7 @@ StallWatch::News StallWatch::Pass() {
   }
   const Stall stall = Find();
   seen_ = stall.waiting.empty() ? 0 : seen_ + 1;
-  // It is open whether some rank is stopped. That will soon be known, so the message waits.
+  // The log entry waits while it is not known whether some silent rank is stopped.
   const bool open = std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
     const Member& member = item.second;
     return !member.gone && !IsHeard(member) && !IsSilent(member.silent, limit_);
