@@ -148,8 +148,7 @@ std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time n
   // Horovod's settings are looked at only if a round closes, because most cycles close none.
   const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
   for (auto& closing : closings) {
-    // All ranks reduce together, some of them with zeros.
-    if (closing.ends && !refusal.empty()) closing.groups.clear();
+    if (closing.ends && !refusal.empty()) closing.groups.clear();  // all ranks reduce together, some with zeros
     const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
     if (closing.error.empty() && grouped && !refusal.empty())
       closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";

@@ -66,17 +66,15 @@ class Coordination {
   hvd::Controller& controller_;
   const int size_;
   hvd::HorovodGlobalState* state_ = nullptr;
-  std::vector<bool> joined_;          // for each rank: true if it has joined
-  std::map<Rank, int> join_devices_;  // for each joined rank: the device of its zeros
-  std::string failures_;              // which ranks have failed, and why; empty once all ranks are told
-  std::vector<Grants> grants_;        // who may begin which micro-batch, if this cycle has changed that
-  // The closings that this cycle has decided, by their names in Horovod's messages.
-  std::map<std::string, Closing> closed_;
+  std::vector<bool> joined_;               // for each rank: true if it has joined
+  std::map<Rank, int> join_devices_;       // for each joined rank: the device of its zeros
+  std::string failures_;                   // which ranks have failed, and why; empty once all ranks are told
+  std::vector<Grants> grants_;             // who may begin which micro-batch, if this cycle has changed that
+  std::map<std::string, Closing> closed_;  // the closings decided in this cycle, by their names in messages
   Time last_watch_{0};
   std::string warned_;
 
-  // Guards the coordinator: held while it changes, and while another thread reads it; no lock is taken below.
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the coordinator and its statistics; no lock is taken below it
   Coordinator coordinator_;
 };
 

@@ -32,8 +32,7 @@ class CycleRecord {
   const std::int32_t process_set_id_;
   const std::shared_ptr<recording::Recorder> recorder_;
   std::int64_t sequence_ = 0;  // the number of the next allreduce, which is the same on all ranks
-  // How many entries of Horovod's table Handed has counted; the session's own entry is always there.
-  std::size_t known_ = 1;
+  std::size_t known_ = 1;      // how many of Horovod's entries were counted; the session's own is always there
 };
 
 }  // namespace horovod_partial::attach

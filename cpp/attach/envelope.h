@@ -13,8 +13,7 @@ namespace horovod_partial::attach {
 // Returns the name that a bucket has in Horovod's messages and timeline: a prefix, then the name of the bucket.
 std::string WireName(const std::string& bucket);
 bool IsOurs(const std::string& wire_name);
-// Looks at the first tensor only, because Horovod fuses our tensors only with each other.
-bool IsOurs(const hvd::Response& response);
+bool IsOurs(const hvd::Response& response);  // looks at the first tensor: Horovod fuses ours only with each other
 bool HasOurs(const hvd::ResponseList& responses);
 std::string BucketName(const std::string& wire_name);
 

@@ -74,8 +74,7 @@ void** Library::VirtualTable(const std::string& class_name) const {
 }
 
 Slot::Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook) {
-  // Functions come behind the offset to the whole object and the type information.
-  constexpr std::size_t kFirstFunction = 2;
+  constexpr std::size_t kFirstFunction = 2;  // functions come after the object's offset and its type information
   void** table = library.VirtualTable(class_name);
   table_ = table + kFirstFunction;
   // The table may belong to another library, and then it holds the function of that library.

@@ -101,10 +101,9 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void Guard(const char* hook, const std::function<void()>& body);
   void NoteJoin(const hvd::ResponseList& responses);
 
-  hvd::Controller& controller_;  // used by the background thread
-  // The session's controller, for the application's threads: it may be gone.
-  const std::weak_ptr<hvd::Controller> alive_;
-  std::atomic<bool> retired_{false};  // true once Retire has been called
+  hvd::Controller& controller_;                 // used by the background thread
+  const std::weak_ptr<hvd::Controller> alive_;  // the controller, for the application's threads: it may be gone
+  std::atomic<bool> retired_{false};            // true once Retire has been called
   const Rank rank_;
   const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
@@ -117,14 +116,12 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Outstanding outstanding_;
   OutstandingWatch foreign_;
   std::atomic<std::uint64_t> cycles_{0};
-  // True if this rank asks for a shutdown, because a hook has failed or the stall check ends the job.
-  std::atomic<bool> failed_{false};
+  std::atomic<bool> failed_{false};  // true if a hook has failed or a stall ends the job: asks for shutdown
 
   // The members below are used by the background thread only.
-  std::string broken_;   // why no further reduction is possible; empty while all is well
-  std::string failure_;  // the error of a hook, which is sent to the other ranks
-  // Closings with groups that have not been executed, by their names in Horovod's messages.
-  std::map<std::string, Closing> grouped_;
+  std::string broken_;                      // why no further reduction is possible; empty while all is well
+  std::string failure_;                     // the error of a hook, which is sent to the other ranks
+  std::map<std::string, Closing> grouped_;  // closings with groups, not executed yet, by their names in messages
   std::optional<GroupCommunicators> communicators_;
   std::optional<Entries> entries_;
   std::optional<CycleRecord> record_;

@@ -60,8 +60,7 @@ class BucketMap {
   Surroundings& surroundings_;
   mutable std::mutex mutex_;  // guards all members below, but not the contents of buckets
   std::map<std::string, std::shared_ptr<SharedBucket>> buckets_;
-  // The owner of each bucket; owners that have left are removed.
-  std::map<std::string, std::shared_ptr<const Owner>> owners_;
+  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // owners of buckets, without those that have left
   std::string closed_;
   std::string refusal_;
   std::string loss_;

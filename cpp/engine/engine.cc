@@ -10,8 +10,7 @@
 namespace horovod_partial {
 namespace {
 
-// A cycle takes milliseconds, unless some rank is stopped.
-constexpr std::chrono::milliseconds kFarewellPatience(1000);
+constexpr std::chrono::milliseconds kFarewellPatience(1000);  // a cycle takes milliseconds, unless a rank is stopped
 
 }  // namespace
 

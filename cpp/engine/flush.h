@@ -65,15 +65,13 @@ class Flush {
   void StopWaiting();
 
   Surroundings& surroundings_;
-  // Guards the members below; may be taken while a bucket's lock is held, never the other way round.
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, never the other way round
   // Atomic, because the hook that runs in every cycle reads these two and must not wait.
   std::atomic<Stage> stage_{Stage::kNone};
   std::atomic<Kind> kind_{Kind::kNone};
   Kind over_ = Kind::kNone;                             // from kClosed on: the kind of the flush that all ranks were in
   std::shared_ptr<PossibleArrivals::Bringer> bringer_;  // the thread in the flush, while it waits
-  // Rounds of this flush or an earlier one that have begun and not ended.
-  int rounds_ = 0;
+  int rounds_ = 0;       // rounds of this or an earlier flush that have begun and not ended
   std::string refusal_;  // why the present flush has failed
   std::string failure_;  // why every flush fails
 };

@@ -42,8 +42,7 @@ class PossibleArrivals {
   // A bringer: a thread that contributes to buckets, or a set of TensorFlow graphs that run one after the other.
   struct Bringer {
     std::atomic<bool> lives{true};
-    // When the bringer's wait for a round or in a flush began; kNever if it does not wait.
-    Time waits_since = kNever;
+    Time waits_since = kNever;      // since when the bringer has waited for a round or in a flush, or kNever
     Time parked_since = kNever;     // when its wait in a collective of Horovod's own began, if the front end tells
     Time polled = kNever;           // when the bringer last polled a collective of Horovod's own that had not finished
     Time polls_since = kNever;      // when a series of polls at short intervals began
@@ -66,16 +65,14 @@ class PossibleArrivals {
   // What the engine knows of collectives of Horovod's own.
   struct Foreign {
     Time since = kNever;  // since when a collective of Horovod's own has been outstanding; kNever if none is
-    // True if the front end tells which threads wait for Horovod's collectives (ForeignWait) or poll them (Polled).
-    bool told = false;
+    bool told = false;    // true if the front end tells which threads wait for Horovod, or poll
   };
 
   // The buckets of one engine to which this rank cannot contribute at present.
   struct Away {
-    BucketSet absent;   // buckets whose threads are out of training: in a flush, or in a collective of Horovod's own
-    BucketSet waiting;  // buckets whose threads all wait
-    // True if all known threads of this process wait or are out of training; silence alone never sets it.
-    bool blocked = false;
+    BucketSet absent;      // buckets whose threads are out of training: in a flush, or in a collective of Horovod's own
+    BucketSet waiting;     // buckets whose threads all wait
+    bool blocked = false;  // true if all known threads of this process wait or are out of training
     std::string elsewhere;     // for a blocked rank: where it waits in another process set
     Time until{0};             // the answer holds until this time, if no event comes before
     std::uint64_t events = 0;  // the value of events() at the time of the answer

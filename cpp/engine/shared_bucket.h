@@ -62,15 +62,14 @@ struct SharedBucket {
   std::shared_ptr<ReadyEvent> awaited;   // not null while a device computes the contribution of `operation`
   std::shared_ptr<const Owner> owner;    // null if the bucket never retires
   std::optional<OwnShare> share;         // set only in the bucket that carries the state of work sharing
-  // The number of rounds that have closed, so the number of the update that `share` is about.
-  Round update = 0;
-  int updates = 0;             // the number of closed rounds that had gradients
-  bool wants = false;          // true if a thread waits to begin a micro-batch
-  std::string poison;          // not empty: the bucket has failed, and every use of it throws this error
-  bool flush_round = false;    // true if the running round belongs to a flush
-  int draining = 0;            // the number of waits in which the application takes this bucket's results
-  bool in_flush = false;       // true if one of the waits in which results are taken is a flush
-  Round flush_end = kForEver;  // at its end a flush takes only rounds below this number
+  Round update = 0;                      // number of closed rounds, which is the number of the update in `share`
+  int updates = 0;                       // the number of closed rounds that had gradients
+  bool wants = false;                    // true if a thread waits to begin a micro-batch
+  std::string poison;                    // not empty: the bucket has failed, and every use of it throws this error
+  bool flush_round = false;              // true if the running round belongs to a flush
+  int draining = 0;                      // the number of waits in which the application takes this bucket's results
+  bool in_flush = false;                 // true if one of the waits in which results are taken is a flush
+  Round flush_end = kForEver;            // at its end a flush takes only rounds below this number
   BucketStatistics statistics;
 
   bool SharesWork() const { return config.spec.policy.rule == Policy::Rule::kWorkSharing; }

@@ -56,8 +56,7 @@ class WorkSharing {
   Surroundings& surroundings_;
   const BucketMap& buckets_;
   const Families& families_;
-  // The number of threads that end, flush or join; while it is not 0, no micro-batch begins.
-  std::atomic<int> leaving_{0};
+  std::atomic<int> leaving_{0};        // number of threads that end, flush or join: none begins a micro-batch
   std::atomic<bool> has_left_{false};  // what ReportLeaves has returned last; while it is true, no micro-batch begins
 };
 

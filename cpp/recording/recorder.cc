@@ -90,8 +90,7 @@ void Recorder::WriteEverySecond() {
       segments_->Write(lines);
       lock.lock();
     }
-    // The lock is not held here, because of these calls only the writing can fail.
-  } catch (const std::exception& error) {
+  } catch (const std::exception& error) {  // the lock is not held here, as only the writing throws
     on_ = false;
     complain_(std::string("the recording has ended: ") + error.what());
   }

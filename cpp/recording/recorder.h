@@ -44,8 +44,7 @@ struct Result {
 struct Reduction {
   std::int64_t sequence;
   int process_set;
-  // The tensors' names if Horovod's own allreduce reduced them for the training, else null.
-  const std::vector<std::string>* names;
+  const std::vector<std::string>* names;  // names of the tensors if Horovod's own allreduce trains, else null
   Time begin;
   Time end;
   std::int64_t tensors;
@@ -119,15 +118,13 @@ class Recorder {
   std::atomic<pid_t> process_{0};       // the process in which the thread runs
   std::unique_ptr<Segments> segments_;  // the recording's files; while the thread runs, no other uses them
 
-  // Guards the members below; may be taken while a bucket's lock is held, and no lock is taken below it.
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, no lock below it
   std::condition_variable ends_;
   bool ending_ = false;
   Time begun_{0};
   Time wall_{0};                                                 // the Unix time at begun_
   std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the numbers of buckets, by process set and name
-  // All lines of the table of buckets so far, which later segments repeat.
-  std::string known_buckets_;
+  std::string known_buckets_;  // the table of buckets so far, which later segments repeat
   StepCounter arrival_steps_;
   StepCounter reduction_steps_;
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};

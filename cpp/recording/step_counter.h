@@ -15,8 +15,7 @@ class StepCounter {
  public:
   // Returns the number of the step, from 0, in which all tensors of these names are reduced.
   std::int64_t Count(const std::vector<std::string>& names) {
-    // If two names have the same hash, a step begins too early; nothing worse happens.
-    std::vector<std::size_t> hashes;
+    std::vector<std::size_t> hashes;  // if two names have one hash, a step begins too early; nothing worse
     for (const std::string& name : names) hashes.push_back(std::hash<std::string>{}(name));
     const bool is_full = seen_.size() >= kMostNames;
     if (is_full ||

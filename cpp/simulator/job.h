@@ -36,8 +36,7 @@ struct JobConfig {
   std::vector<double> delays;     // [iteration * ranks + rank]: a delay before the compute of the step
   std::vector<LinearCost> costs;  // [n - 1]: the cost of a reduction among n ranks
   double cycle = 0;               // the least time from one negotiation to the next
-  // WP-SGD: the steps of the fastest rank between two averages; 0: ranks average in each step
-  int period = 0;
+  int period = 0;                 // WP-SGD: steps of the fastest rank between two averages; if 0, each step averages
 };
 
 struct JobResult {
@@ -78,8 +77,7 @@ class Job {
     bool reportable = false;   // true if the next report of the rank must look at this message
   };
   struct RankState {
-    // One for each message; if averages follow periods, the bucket that ends periods comes last.
-    std::vector<Local> locals;
+    std::vector<Local> locals;            // one for each message; the bucket that ends periods comes last
     std::vector<std::size_t> reportable;  // the messages with `reportable` set
     int iteration = 0;
     Time start{0};         // when the compute of the step began
@@ -107,8 +105,7 @@ class Job {
 
   RankState& At(Rank rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   bool HasPeriods() const { return config_.period > 0; }
-  // The bucket that ends periods comes after the messages.
-  std::size_t Signal() const { return config_.messages.size(); }
+  std::size_t Signal() const { return config_.messages.size(); }  // the bucket that ends periods comes last
   double BytesOf(std::size_t message) const;
   const Policy& PolicyOf(std::size_t message) const { return message == Signal() ? signal_policy_ : config_.policy; }
 

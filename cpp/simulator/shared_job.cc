@@ -91,8 +91,7 @@ void SharedJob::Negotiate() {
     workers_[i].share.Hear(granted[i]);
     if (!workers_[i].computes) Begin(static_cast<Rank>(i));
   }
-  // Ranks report what they have begun, or confirm that they hold fewer micro-batches.
-  wanted_ = granted.empty() ? kNever : now_;
+  wanted_ = granted.empty() ? kNever : now_;  // ranks report what they have begun or hold
 }
 
 // Returns when the update is reduced if its last micro-batch ends now. No rank computes while the messages travel.

@@ -72,8 +72,7 @@ class SharedJob {
   Time start_{0};       // when the update began; a cycle begins at the same time
   Time negotiated_{0};  // when the last cycle began
   Time wanted_{0};      // since when a rank has news, or kNever
-  // The ends of the micro-batches that ranks compute.
-  std::priority_queue<End, std::vector<End>, std::greater<>> ends_;
+  std::priority_queue<End, std::vector<End>, std::greater<>> ends_;  // when the ranks' micro-batches end
 };
 
 }  // namespace horovod_partial

@@ -51,9 +51,8 @@ struct Filling {
         missing(elements.size()) {}
 
   const std::shared_ptr<PackedTensors> message;
-  // The kernels, in the order of the message; null for a gradient that has not come.
-  std::vector<std::shared_ptr<Member>> members;
-  std::size_t missing;  // the number of gradients that are not in the message yet
+  std::vector<std::shared_ptr<Member>> members;  // in the order of the message; null for a missing gradient
+  std::size_t missing;                           // the number of gradients that are not in the message yet
 };
 
 // The messages that are being filled, by bucket. TensorFlow's threads use them. The lock is never held together with

@@ -209,9 +209,8 @@ class PinnedMemory final : public HostAddressable {
 
 template <class Kind>
 Kind& OneOfEach(int device) {
-  static std::mutex mutex;  // guards the map of memories
-  // Never freed, because buffers may outlive static objects.
-  static auto* memories = new std::map<int, std::unique_ptr<Kind>>;
+  static std::mutex mutex;                                           // guards the map of memories
+  static auto* memories = new std::map<int, std::unique_ptr<Kind>>;  // never freed: buffers may outlive static objects
   std::lock_guard<std::mutex> lock(mutex);
   auto& memory = (*memories)[device];
   if (memory == nullptr) memory = std::make_unique<Kind>(device);

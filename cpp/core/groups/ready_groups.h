@@ -46,9 +46,8 @@ class ReadyGroups {
   const int size_;
   const std::size_t group_size_;
   const std::size_t window_;
-  std::deque<Members> history_;  // the last `window_` groups
-  // For each rank: true if it has waited in vain for a partner of another part of the job.
-  std::vector<bool> waited_in_vain_;
+  std::deque<Members> history_;       // the last `window_` groups
+  std::vector<bool> waited_in_vain_;  // for each rank: true if it has waited in vain for a new partner
   Time hold_until_ = kNever;
   std::int64_t formed_ = 0;
   std::int64_t unconnected_ = 0;

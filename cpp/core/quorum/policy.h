@@ -31,10 +31,9 @@ struct Policy {
   Round max_staleness = 8;       // the number of rounds that a rank may miss in a row; 0 or more
   Time grace = kAutomaticGrace;  // how long a satisfied round stays open for ranks that are about to arrive
   Schedule schedule;             // GroupAverage: which ranks average their models together
-  // GroupAverage: every `period`-th round has all ranks in one group; 0 means that no round does.
-  Round period = 0;
-  int group_size = 0;     // PartialReduce: the number of ranks in a group, 1 or more
-  int window = 0;         // PartialReduce: the number of consecutive groups that shall connect all ranks
+  Round period = 0;              // GroupAverage: every `period`-th round has all ranks in one group; if 0, none has
+  int group_size = 0;            // PartialReduce: the number of ranks in a group, 1 or more
+  int window = 0;                // PartialReduce: the number of consecutive groups that shall connect all ranks
   int micro_batches = 0;  // WorkSharing: the number of micro-batches in an update, a multiple of the number of ranks
   bool grants =
       // WorkSharing: ranks report in this bucket which micro-batches they have begun, and get those that they may

@@ -7,8 +7,7 @@ namespace horovod_partial {
 namespace {
 
 constexpr std::array<int, 2> kLongestHold = {128, 24};  // the longest hold in each direction, in periods
-// After each hold may_hide_ falls by this factor, so that probes of larger quorums become likelier.
-constexpr double kForgets = 0.8;
+constexpr double kForgets = 0.8;  // after each hold may_hide_ falls by this factor, for more probes
 
 double Best(const std::vector<double>& predicted) { return *std::max_element(predicted.begin(), predicted.end()); }
 

@@ -16,24 +16,18 @@ class QuorumGuard {
  public:
   // The wanted quorum is the largest whose predicted rate is at least this share of the best predicted rate.
   static constexpr double kAsGood = 0.96;
-  // If the present quorum predicts less than this share of the best rate, the quorum goes down.
-  static constexpr double kTooSlow = 0.94;
+  static constexpr double kTooSlow = 0.94;  // a quorum with less than this share of the best rate goes down
   // The quorum may go up to the largest quorum that predicts at least this share of the best rate.
   static constexpr double kGoodEnough = 0.98;
   // An increase of the quorum stays if the new rate is at least this share of the rate before.
   static constexpr double kMayLose = 0.96;
-  // A decrease of the quorum stays if the new rate is at least this multiple of the rate before.
-  static constexpr double kMustGain = 1.045;
-  // A change on trial is taken back early if the new rate is below this share of what it must reach.
-  static constexpr double kHopeless = 0.85;
-  static constexpr double kMayHide = 0.6;  // rates that are predicted for larger quorums may be too low by this factor
-  // A failed change may be tried early if its predicted gain has grown by this factor.
-  static constexpr double kNewLoad = 1.25;
-  // Every change may be tried early if the measured rate has changed by this factor.
-  static constexpr double kNewRate = 1.3;
-  static constexpr int kTrial = 3;  // the length of a trial, in periods
-  // The length of a trial in periods, if the rates vary too much to decide earlier.
-  static constexpr int kLongestTrial = 8;
+  static constexpr double kMustGain = 1.045;  // a decrease stays if the rate has grown by this factor
+  static constexpr double kHopeless = 0.85;   // a trial ends early if the rate is below this share of the goal
+  static constexpr double kMayHide = 0.6;   // rates that are predicted for larger quorums may be too low by this factor
+  static constexpr double kNewLoad = 1.25;  // a failed change with a gain this much larger may be tried early
+  static constexpr double kNewRate = 1.3;   // if the rate has changed by this factor, all changes may be tried
+  static constexpr int kTrial = 3;          // the length of a trial, in periods
+  static constexpr int kLongestTrial = 8;   // the longest trial, in periods, if the rates vary too much
 
   enum class Why : unsigned char {
     kStart,   // the quorum is all ranks, as at the start

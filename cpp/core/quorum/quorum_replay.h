@@ -11,8 +11,7 @@ namespace horovod_partial {
 
 // The recent steps of the ranks that train. A step lasts from a result of the rank to its next arrival.
 struct StepSample {
-  // The length of each step: all steps of one rank, oldest first, then those of the next rank.
-  std::vector<Time> steps;
+  std::vector<Time> steps;  // the length of each step: all steps of a rank, oldest first, then the next rank's
   // The index in `steps` of each rank's first step, then the end; each rank has at least one step.
   std::vector<std::size_t> begin;
   Time span{0};       // the largest sum of the steps of one rank

@@ -103,8 +103,7 @@ int Bucket::TakeRounds(int rounds, void* output) {
     gradients = held_gradients_;
     --rounds;
   }
-  // There may be fewer rounds than asked for, because a join on another thread has taken some.
-  while (rounds > 0 && !missed_.empty()) {
+  while (rounds > 0 && !missed_.empty()) {  // a join on another thread may have taken rounds meanwhile
     MissedResults::Result result = missed_.Pop();
     rounds -= result.rounds;
     if (result.gradients == 0) continue;
@@ -173,8 +172,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   Entry entry;
   if (!closing.Includes(rank)) {
     entry.member = false;
-    // A flush of models, which delivers nothing and counts as no round.
-    const bool nobody = GroupsOf(closing.groups).empty();
+    const bool nobody = GroupsOf(closing.groups).empty();  // a flush of models delivers nothing, and counts as no round
     completed_ = std::max(completed_, closing.round + (nobody ? 0 : 1));
     return entry;
   }
@@ -267,8 +265,7 @@ void Bucket::LeaveOut(Round completed) {
 void Bucket::Clear(Round complete) {
   incoming_gradients_ = 0;
   if (options_.missed == Missed::kReplay) {
-    // All results lose their contents below, so their order does not matter.
-    if (std::exchange(held_, false)) missed_.PushEmpty();
+    if (std::exchange(held_, false)) missed_.PushEmpty();  // all results are emptied below, so their order is free
     lost_ += std::max<Round>(complete - taken(), 0);
     while (!missed_.empty() && taken() < complete) missed_.Pop();
     missed_.MakeEmpty();

@@ -124,9 +124,8 @@ class Bucket {
   Memory& memory() const { return *options_.memory; }
   const BucketOptions& options() const { return options_; }
   std::size_t bytes() const { return options_.elements * SizeOf(options_.type); }
-  bool declared() const { return declared_; }  // true if a round of this bucket has closed
-  // True if the coordinator knows of the arrival.
-  bool reported() const { return state_ == State::kArrived && reported_; }
+  bool declared() const { return declared_; }                               // true if a round of this bucket has closed
+  bool reported() const { return state_ == State::kArrived && reported_; }  // the coordinator knows of the arrival
   bool wants_full_round() const { return wants_full_round_; }
   bool HasPending() const {  // true if there are late contributions that a round will deliver
     return options_.late == Late::kAccumulate && (cleared_ ? 0 : outgoing_gradients_) + incoming_gradients_ > 0;
@@ -147,8 +146,7 @@ class Bucket {
   bool full() const { return options_.missed == Missed::kReplay && untaken() >= options_.replay_limit; }
   Round completed() const { return completed_; }  // the number of rounds that have ended on this rank
   const Closing& last() const { return last_; }   // the closing of the running round, or else of the last round
-  // The number of late contributions that were dropped because they were not finite.
-  int dropped() const { return dropped_; }
+  int dropped() const { return dropped_; }        // number of late contributions dropped as not finite
   int iteration() const { return iteration_; }
   std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + scratch_.size() + missed_.bytes(); }
 
@@ -172,14 +170,12 @@ class Bucket {
   bool on_time_ = false;   // while a round runs: true if the round has the arrival in it
   bool wants_full_round_ = false;
   bool discard_result_ = false;  // while a round runs: true if Clear was called, so the result will not be kept
-  // In a family: true if this rank has joined, so it does not get the result.
-  bool left_out_ = false;
+  bool left_out_ = false;        // in a family: true if this rank has joined, so it gets no result
   // True if outgoing_ was forgotten but announced: until the next report a round may still count it.
   bool cleared_ = false;
-  bool held_ = false;       // in a family: true if the result in the output of the arrival has not been taken
-  int held_gradients_ = 0;  // the number of gradients in the untaken result of the arrival
-  // In a family: the number of rounds that were forgotten, or ended while this rank had joined.
-  Round lost_ = 0;
+  bool held_ = false;          // in a family: true if the result in the output of the arrival has not been taken
+  int held_gradients_ = 0;     // the number of gradients in the untaken result of the arrival
+  Round lost_ = 0;             // in a family: rounds that were forgotten, or ended during a join
   int members_gradients_ = 0;  // while a round runs: the number of gradients in the sum that this rank gets
   int missed_gradients_ = 0;   // for models: the number of models in the missed result
   int incoming_late_ = 0;      // for models: the number of late arrivals in incoming_

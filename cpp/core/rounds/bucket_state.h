@@ -58,12 +58,11 @@ struct BucketState {
   int quorum = 0;                        // the quorum of the open round; set when round 0 has closed
   QuorumGuard::Why why = QuorumGuard::Why::kStart;
   std::optional<ReadyGroups> ready_groups;  // forms the groups; set only under PartialReduce
-  // The coordinator's state of work sharing; set only in the bucket that carries it.
-  std::optional<Ledger> ledger;
-  Time retired_since = kNever;       // since when some ranks have retired the bucket while others have not
-  Time first_arrival = kNever;       // when the first rank arrived at the open round
-  Time last_first_arrival = kNever;  // when the first rank arrived at the last round
-  Time satisfied = kNever;           // since when the policy of the open round has been satisfied; kNever if it is not
+  std::optional<Ledger> ledger;             // the coordinator's state of work sharing, in the bucket that carries it
+  Time retired_since = kNever;              // since when some ranks have retired the bucket while others have not
+  Time first_arrival = kNever;              // when the first rank arrived at the open round
+  Time last_first_arrival = kNever;         // when the first rank arrived at the last round
+  Time satisfied = kNever;  // since when the policy of the open round has been satisfied; kNever if it is not
   Time last_satisfied = kNever;
   Time closed = kNever;  // when the last round closed
   GraceEstimator grace;
@@ -107,8 +106,7 @@ using BucketStates = std::map<std::string, BucketState>;  // the buckets by name
 
 // What a rank says about itself as a whole.
 struct RankLevel {
-  // True if the rank is out of training for all buckets, also for buckets that it has not used yet.
-  bool absent = false;
+  bool absent = false;   // true if the rank is out of training for all buckets, also for unused ones
   bool waiting = false;  // true if the rank waits for a round, so that it cannot arrive at any bucket
   bool blocked = false;  // true if all known threads of the rank wait or are out of training
   bool leaves = false;

@@ -92,9 +92,8 @@ class Coordinator {
   // What the buckets of one Auto policy have in common.
   struct Pace {
     AutoQuorum quorum;
-    std::string bucket;  // the bucket whose rounds the quorum follows
-    // For every other bucket: its number of closings since the last closing of `bucket`.
-    std::map<std::string, Round> since;
+    std::string bucket;                  // the bucket whose rounds the quorum follows
+    std::map<std::string, Round> since;  // by other bucket: its closings since the last one of `bucket`
   };
 
   // Decisions, which are pure functions of the state. Verdict closes nothing in a bucket without an arrival.

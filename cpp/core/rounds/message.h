@@ -56,11 +56,9 @@ struct Report {
     std::string bucket;
     int gradients = 0;  // gradients or models in this contribution; 0 if an arrival only delivers the pending sum
     int late = 0;       // pending sums only: the number of late arrivals in the pending sum that no round has seen
-    // Arrivals only: the number of steps, or the iteration, from which the weight of the rank follows.
-    int work = 0;
-    // The time since the last arrival of this rank; a report may come late, because none is sent during a reduction.
-    Time age{0};
-    bool full = false;           // arrivals only: true if the round must not close before every rank has arrived
+    int work = 0;       // arrivals only: the steps, or the iteration, from which the rank's weight follows
+    Time age{0};        // time since the rank's last arrival, because no report is sent during a reduction
+    bool full = false;  // arrivals only: true if the round must not close before every rank has arrived
     std::optional<Share> share;  // only in the bucket that carries the state of work sharing
     Backlog backlog = Backlog::kNone;
     std::optional<Declaration> declaration;  // sent with each arrival until this rank has seen a round of the bucket
@@ -80,8 +78,7 @@ struct Report {
   // where at least one is out of training. (The threads of a bucket are those that took its last results.)
   BucketSet absent;
   BucketSet waiting;
-  // True if all known threads of this rank wait or are out of training; silence alone never sets it.
-  bool blocked = false;
+  bool blocked = false;   // true if all known threads of this rank wait or are out of training
   std::string elsewhere;  // for a blocked rank: the round 0 or the flush of another process set in which it waits
   Flush flush = Flush::kNone;
   std::vector<Item> items;
@@ -127,10 +124,8 @@ struct Closing {
   std::string bucket;
   Round round = 0;
   Reason reason = Reason::kQuorum;
-  // True for the first closing of this bucket in a flush, which delivers what was pending.
-  bool flushes = false;
-  // True for the last round of this bucket, after which all ranks forget it.
-  bool ends = false;
+  bool flushes = false;  // the first closing of the bucket in a flush, which delivers what was pending
+  bool ends = false;     // the last round of the bucket, after which all ranks forget it
   Report::Flush flush_over = Report::Flush::kNone;  // the kind of the flush that ends with this closing, or kNone
   int quorum = 0;                                   // under Auto the quorum of this round; 0 under other policies
   QuorumGuard::Why why = QuorumGuard::Why::kStart;  // under Auto why the quorum of this round was chosen

@@ -50,11 +50,10 @@ class MissedResults {
   void BeTaken(bool being_taken) { being_taken_ = being_taken; }
 
   bool empty() const { return results_.empty(); }
-  int rounds() const;         // the number of rounds in all results
-  int oldest_rounds() const;  // the number of rounds in the oldest result
-  int gradients() const;      // the number of gradients in all results
-  // In a family: how many rounds were ever added to the result of another round.
-  int summed() const { return summed_; }
+  int rounds() const;                     // the number of rounds in all results
+  int oldest_rounds() const;              // the number of rounds in the oldest result
+  int gradients() const;                  // the number of gradients in all results
+  int summed() const { return summed_; }  // in a family: how many rounds were added to others
   std::size_t bytes() const;
 
  private:

@@ -29,17 +29,15 @@ struct BucketStatistics {
   std::array<std::int64_t, 6> by_reason{};  // the number of rounds for each Closing::Reason
   std::vector<std::int64_t> on_time;        // for each rank: the rounds in which it was on time
   std::vector<std::int64_t> late;           // for each rank: the rounds in which it was late
-  // The number of gradients, or of micro-batches under work sharing, of each rank in all sums.
-  std::vector<std::int64_t> gradients;
+  std::vector<std::int64_t> gradients;      // for each rank: its gradients or micro-batches in all sums
   std::vector<std::int64_t> fresh;          // fresh[n]: the number of rounds in which n ranks were on time
   std::map<Round, std::int64_t> staleness;  // the number of contributions by staleness
   std::deque<QuorumChange> quorums;         // under Auto: the last changes of the quorum, oldest first
   double waited_seconds = 0;                // how long the application of this rank has waited for results
-  // How long this rank took to make communicators of groups, which is part of no round.
-  double setup_seconds = 0;
-  std::int64_t groups_made = 0;  // the number of communicators that were made
-  std::int64_t dropped = 0;      // the number of late contributions of this rank that were dropped, as not finite
-  std::int64_t summed = 0;       // the number of missed results of this rank that were added to another result
+  double setup_seconds = 0;                 // time to make communicators of groups, which is part of no round
+  std::int64_t groups_made = 0;             // the number of communicators that were made
+  std::int64_t dropped = 0;  // the number of late contributions of this rank that were dropped, as not finite
+  std::int64_t summed = 0;   // the number of missed results of this rank that were added to another result
 
  private:
   std::vector<Round> last_contribution_;

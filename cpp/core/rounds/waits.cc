@@ -110,8 +110,7 @@ std::string DescribeWaits(const std::vector<RankLevel>& levels, const BucketStat
     if (!bucket.declaration || !bucket.SharesWork()) {
       tell("round " + where + " waits for ranks",
            [&](Rank rank) { return !bucket.At(rank).arrival && !bucket.At(rank).joined; });
-      // One bucket of an optimizer carries the state of work sharing, and is named for all of its buckets.
-    } else if (bucket.ledger) {
+    } else if (bucket.ledger) {  // named for all buckets of the optimizer that share work
       tell("update " + where + " waits for micro-batches of ranks",
            [&](Rank rank) { return bucket.ledger->IsOpen(rank); });
     }

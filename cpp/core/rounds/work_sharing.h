@@ -88,8 +88,7 @@ class Ledger {
   friend class LedgerPeer;  // lets a test give out micro-batches in any order
 
   struct State {
-    // The micro-batches that the rank may still hold; one that is taken back stays until a report confirms it.
-    MicroBatches granted;
+    MicroBatches granted;  // the micro-batches that the rank may hold, until a report says it holds fewer
     int begun = 0;
     int done = 0;
     bool wants = false;

@@ -17,8 +17,7 @@ struct Stall {
   int intervals = 0;                              // how long the longest wait has lasted at least, in intervals
   std::map<std::string, std::set<Rank>> waiting;  // the ranks that wait, by what they wait for
   std::set<Rank> computing;                       // ranks that others wait for, and that compute
-  // Ranks that others wait for and that give no sign of life, with the intervals since the last.
-  std::map<Rank, int> silent;
+  std::map<Rank, int> silent;  // ranks that others wait for and that are silent, and for how many intervals
   std::map<std::string, std::set<Rank>> resting;  // ranks that have joined or ended, by which of the two
   std::set<Rank> gone;                            // ranks whose process has ended or has left the job
 
