@@ -62,7 +62,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   std::atomic<bool> handshaken{false};
   // Returns the names of the hooks that should have run on this rank and did not. The handshake needs an empty text.
   std::string MissingHooks() const;
-  // The result is empty on ranks other than 0.
+  // Returns what rank 0's coordinator has counted; empty on other ranks.
   Coordination::Statistics StatisticsOfCoordinator() const;
 
   // --- Called by the background thread, in the order of a cycle
@@ -101,7 +101,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void Guard(const char* hook, const std::function<void()>& body);
   void NoteJoin(const hvd::ResponseList& responses);
 
-  hvd::Controller& controller_;                 // used by the background thread
+  hvd::Controller& controller_;                 // the controller, for the background thread
   const std::weak_ptr<hvd::Controller> alive_;  // the controller, for the application's threads: it may be gone
   std::atomic<bool> retired_{false};            // true once Retire has been called
   const Rank rank_;

@@ -40,7 +40,7 @@ void Engine::ArriveWhatIsReady() {
     if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
     bucket->StopAwaiting();
     bucket->ArriveOrFail(calls);
-    if (surroundings_.shares_work) surroundings_.changes.Tell();  // the next micro-batch may begin
+    if (surroundings_.shares_work) surroundings_.changes.Tell();  // a thread may wait to begin the next micro-batch
   }
 }
 

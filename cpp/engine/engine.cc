@@ -67,7 +67,7 @@ std::shared_ptr<Operation> Engine::ArriveUnderLock(const std::shared_ptr<SharedB
     }
     bucket->Arrive(calls);
   } catch (const std::exception& error) {
-    operation->on_done = nullptr;  // the caller gets the exception instead of this call
+    operation->on_done = nullptr;  // the caller gets the exception, so the callback is not needed
     bucket->FailAndThrow(error, calls);
   }
   return operation;

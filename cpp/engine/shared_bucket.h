@@ -60,7 +60,7 @@ struct SharedBucket {
   std::shared_ptr<Operation> operation;  // the outstanding operation, or null
   Time arrived{0};                       // when the last contribution arrived
   std::shared_ptr<ReadyEvent> awaited;   // not null while a device computes the contribution of `operation`
-  std::shared_ptr<const Owner> owner;    // null if the bucket never retires
+  std::shared_ptr<const Owner> owner;    // the owner; null if the bucket never retires
   std::optional<OwnShare> share;         // set only in the bucket that carries the state of work sharing
   Round update = 0;                      // number of closed rounds, which is the number of the update in `share`
   int updates = 0;                       // the number of closed rounds that had gradients

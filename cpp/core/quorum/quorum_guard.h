@@ -23,9 +23,10 @@ class QuorumGuard {
   static constexpr double kMayLose = 0.96;
   static constexpr double kMustGain = 1.045;  // a decrease stays if the rate has grown by this factor
   static constexpr double kHopeless = 0.85;   // a trial ends early if the rate is below this share of the goal
-  static constexpr double kMayHide = 0.6;   // rates that are predicted for larger quorums may be too low by this factor
+  // Rates that are predicted for larger quorums may be too low by this factor.
+  static constexpr double kMayHide = 0.6;
   static constexpr double kNewLoad = 1.25;  // a failed change with a gain this much larger may be tried early
-  static constexpr double kNewRate = 1.3;   // if the rate has changed by this factor, all changes may be tried
+  static constexpr double kNewRate = 1.3;   // if the rate has changed by this factor, the quorum may change early
   static constexpr int kTrial = 3;          // the length of a trial, in periods
   static constexpr int kLongestTrial = 8;   // the longest trial, in periods, if the rates vary too much
 

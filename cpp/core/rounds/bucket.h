@@ -134,7 +134,8 @@ class Bucket {
   bool HasMissed() const { return !missed_.empty(); }
   int missed_rounds() const { return missed_.rounds(); }
   int missed_gradients() const { return missed_.gradients(); }
-  int summed() const { return missed_.summed(); }  // the number of missed rounds whose results were added to others
+  // The number of missed rounds whose results were added to another result.
+  int summed() const { return missed_.summed(); }
   // In a family: the number of rounds whose results the application never gets, or gets only in a sum of rounds.
   Round lost() const { return missed_.summed() + lost_; }
   // In a family: the number of rounds with untaken results, and the number of rounds in the oldest of these results.

@@ -40,8 +40,8 @@ struct BucketState {
     int late_seen = 0;               // the largest `late` of all reports since the last closing
     Round last_contribution = -1;
     Time last_arrival = kNever;  // kNever if the rank has not arrived yet
-    double offset_seconds = 0;   // the sum over all arrivals of how far the rank was behind the first rank
-    std::int64_t arrivals = 0;   // the number of arrivals whose offsets are summed up
+    double offset_seconds = 0;   // how many seconds the rank was behind the first rank, summed over its arrivals
+    std::int64_t arrivals = 0;   // the number of arrivals in offset_seconds
 
     bool Absent() const { return joined || said.absent; }
     bool CannotCome() const { return Absent() || said.waiting; }
@@ -62,7 +62,8 @@ struct BucketState {
   Time retired_since = kNever;              // since when some ranks have retired the bucket while others have not
   Time first_arrival = kNever;              // when the first rank arrived at the open round
   Time last_first_arrival = kNever;         // when the first rank arrived at the last round
-  Time satisfied = kNever;  // since when the policy of the open round has been satisfied; kNever if it is not
+  // Since when the policy of the open round has been satisfied; kNever if it is not.
+  Time satisfied = kNever;
   Time last_satisfied = kNever;
   Time closed = kNever;  // when the last round closed
   GraceEstimator grace;

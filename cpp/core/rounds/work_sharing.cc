@@ -84,7 +84,7 @@ void Ledger::Grant(std::size_t rank) {
   ranks_[rank].granted.push_back(static_cast<int>(found));
 }
 
-// Returns when a rank will be free. A rank that is late, also before a micro-batch, is expected to be as late again.
+// Returns when a rank will be free. A rank that is late is expected to be late for as long again.
 Time Ledger::FreeAt(const State& state, Time pace, Time now) {
   if (state.wants) return now;
   const Time expected = state.since + (state.begun > state.done ? pace : Time(0));
