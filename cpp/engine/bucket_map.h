@@ -25,8 +25,8 @@ class BucketMap {
   explicit BucketMap(Surroundings& surroundings) : surroundings_(surroundings) {}
 
   // Returns the bucket of this name, new or known. Throws std::invalid_argument if the bucket has another
-  // configuration, or if its tensor has too many elements for Horovod. Throws EngineError if Horovod has shut down, or
-  // if contributions or results of this rank have been lost.
+  // configuration, or if its tensor has too many elements for Horovod. Throws EngineError if this generation of Horovod
+  // has ended, or if contributions or results of this rank have been lost.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
   // Enters a bucket into the map again, if it has ended since it was declared. Called with the bucket's lock held,
   // before round 0 of the bucket.

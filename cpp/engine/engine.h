@@ -110,7 +110,7 @@ class Engine {
 
   // --- Called by any thread
   [[noreturn]] void ThrowShutDown() const { surroundings_.ThrowShutDown(); }
-  // Called when Horovod has shut down: every wait fails with `reason`, and nothing new is accepted.
+  // Called when this generation of Horovod has ended: every wait fails with `reason`, and nothing new is accepted.
   void Close(const std::string& reason);
   std::shared_ptr<SharedBucket> Find(const std::string& name) const { return buckets_.Find(name); }
   Buckets FindAll(const Family& names) const { return buckets_.FindAll(names); }

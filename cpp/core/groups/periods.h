@@ -27,7 +27,8 @@ class Periods {
     ++periods_;
     return std::exchange(steps_, 0);
   }
-  // Begins a new period after an average of all ranks that was due anyway. All ranks then have the same `ended`.
+  // Begins a new period after an average of all ranks that no round of the bucket has announced. All ranks then have
+  // the same `ended`.
   void BeginAnew(Round ended) {
     periods_ = std::max<Round>(ended - 1, 0);
     steps_ = 0;

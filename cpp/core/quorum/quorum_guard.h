@@ -22,7 +22,7 @@ class QuorumGuard {
   // An increase of the quorum stays if the new rate is at least this share of the rate before.
   static constexpr double kMayLose = 0.96;
   static constexpr double kMustGain = 1.045;  // a decrease stays if the rate has grown by this factor
-  static constexpr double kHopeless = 0.85;   // a trial ends early if the rate is below this share of the goal
+  static constexpr double kHopeless = 0.85;   // a trial ends early if less than this share of the old rate is left
   // Rates that are predicted for larger quorums may be too low by this factor.
   static constexpr double kMayHide = 0.6;
   static constexpr double kNewLoad = 1.25;  // a failed change with a gain this much larger may be tried early

@@ -11,8 +11,7 @@ namespace {
 
 constexpr std::string_view kMagic = "HPhb";
 
-// Compares two texts in a time that does not depend on where they differ, so that no secret can be guessed by its
-// bytes.
+// Compares two texts in a time that does not tell where they differ, so that no secret can be guessed byte by byte.
 bool AreEqual(std::string_view left, std::string_view right) {
   if (left.size() != right.size()) return false;
   unsigned char difference = 0;
