@@ -1,4 +1,4 @@
-"""Whether this build of the package fits the Horovod and the framework of the process."""
+"""Checks that this build of the package fits the installed Horovod and framework."""
 
 from __future__ import annotations
 
