@@ -20,11 +20,11 @@ get_handler_registry().append((DynamicShardingSampler, SamplerStateHandler))
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate the function of an elastic training: `horovod.torch.elastic.run`.
+    """Decorate the function of an elastic training, same as `horovod.torch.elastic.run`.
 
-    If ranks are added or removed, pending gradients are delivered first. To have them in the state too, call the
+    If ranks are added or removed, late gradients are delivered first. To have them in the state too, call the
     optimizer's `flush` before `state.commit()`. (Under `hvd.WorkSharing()` commit in a round hook, without a flush.) If
-    a rank has failed, pending gradients are lost, like everything after the last commit.
+    a rank has failed, late gradients are lost, like everything after the last commit.
     """
 
     return elastic.run(func, runtime)
