@@ -1,4 +1,4 @@
-"""Gradients combined over the ranks, for the tape and for Keras's optimizers."""
+"""Combines the gradients of a step over the ranks, for TensorFlow's tape and for Keras's optimizers on TensorFlow."""
 
 from __future__ import annotations
 
@@ -34,13 +34,17 @@ _numbers = gradients.Numbers(runtime)
 
 
 class GradientExchange(gradients.GradientExchange):
-    """Combines the gradients of a step in eager code or in a graph; a bucket arrives as soon as its gradients are there."""
+    """Combines the gradients of a step over the ranks, for TensorFlow, in eager code or in a graph.
+
+    A bucket arrives as soon as its gradients are there.
+    """
 
     average, total, runtime = Average, Sum, runtime
 
     def __init__(self, name: str, sync: Policy, arguments: dict[str, Any], **options: Any) -> None:
         super().__init__(name, sync, arguments, **options)
-        self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # by name; empty with merging
+        # For each bucket, its variables and their gradients. Empty with merging.
+        self._buckets: dict[str, list[tuple[Any, Member]]] = {}
         self._merged: dict[str, tuple[Merging, list[Any]]] = {}
 
     @staticmethod
@@ -62,13 +66,13 @@ class GradientExchange(gradients.GradientExchange):
         if isinstance(groups, list):
             groups = [[native(variable) for variable in group] for group in groups]
         if self._owner is not None and not tf.executing_eagerly():
-            # Horovod names reductions after tensors, and Keras counts layers over the whole process. Without this scope
-            # a rank that has made an additional model, for example to look at a checkpoint, would wait for ever.
+            # Horovod names reductions after tensors, whose names contain the numbers of Keras's layers. Without this
+            # scope these names would differ on a rank that has made another model before, and it would wait for ever.
             with tf.name_scope(f"{self.name}/"):
                 gradients = [
                     tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients
                 ]
-        # Horovod caches the function: one for eager code, one for graphs.
+        # Horovod caches the function that this returns, so calling this in each step costs little.
         reduce = _make_allreduce_grads_fn(
             self.name,
             arguments["device_dense"],
@@ -101,7 +105,7 @@ class GradientExchange(gradients.GradientExchange):
         for gradient, variable in zip(gradients, variables, strict=True):
             dense = self._dense(gradient, variable)
             wire, restore = _compressed(dense, self._arguments["compression"])
-            if self.unscaled and wire.dtype == tf.float16:  # small ones would be 0
+            if self.unscaled and wire.dtype == tf.float16:  # without the loss scale, small gradients would be 0
                 warn_of_float32()
                 wire, restore = tf.cast(dense, tf.float32), partial(tf.cast, dtype=dense.dtype)
             wires.append(wire)
@@ -155,7 +159,7 @@ class GradientExchange(gradients.GradientExchange):
         messages = self._planned(wires, variables)
         described = [
             Gradient(
-                # Begins with the position: Keras counts layers over the whole process, so names differ between ranks.
+                # The position makes names unique, because different variables may have the same name in Keras.
                 name=f"{position}.{variable.name.removesuffix(':0')}",
                 kind=wire.dtype.name,
                 shape=tuple(wire.shape),
@@ -204,11 +208,11 @@ class GradientExchange(gradients.GradientExchange):
 
 
 class StepApplier(gradients.StepApplier):
-    """Applies the rounds of a step. Training and flushes apply them by the same function.
+    """Applies the rounds of a step's gradients, in TensorFlow. Training and flushes apply them by the same function.
 
     TensorFlow optimizes graphs, so an update in a graph and the same update in eager code may differ in the last bit.
-    It also optimizes a function depending on its caller. So a flush calls the function same as training does: from
-    within another function.
+    How it optimizes a function depends on the function's caller. So a flush calls the function in the same way as
+    training: from within another function.
     """
 
     def __init__(
@@ -237,7 +241,7 @@ class StepApplier(gradients.StepApplier):
             with tf.device(None):  # let TensorFlow choose the device of updates
                 update = lambda: self._apply(results, self._variables, self.steps_of(count))
                 tf.cond(count > 0, lambda: _done(update), _nothing)
-            # TensorFlow orders side effects only within an iteration. This answer begins the next, so it comes last.
+            # TensorFlow orders side effects only within an iteration. `has_round` begins the next one, so it comes last.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [has_round(self.process_set, self._buckets), *memory]
@@ -247,12 +251,12 @@ class StepApplier(gradients.StepApplier):
 
 
 def _nothing() -> tf.Tensor:
-    """The branch of `tf.cond` that applies nothing."""
+    """Apply nothing: a branch of `tf.cond`."""
     return tf.constant(0)
 
 
 def _done(apply: Callable[[], None]) -> tf.Tensor:
-    """The branch of `tf.cond` that applies a round."""
+    """Apply the gradients of a round: a branch of `tf.cond`."""
     apply()
     return tf.constant(1)
 
