@@ -257,7 +257,7 @@ def simulate(
     title += f", {passes} micro-batches" if passes > 1 else ""
     table.title = f"{title}, delays: {delay}"
     console = Console()
-    console.width = max(console.width, 110)  # a narrower table would cut names
+    console.width = max(console.width, 110)  # in a narrower console the table would cut names
     console.print(table)
     if output is not None and plots is not None:
         folder = Path(output)

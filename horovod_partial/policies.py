@@ -44,7 +44,7 @@ class _Policy:
         given = [
             f"{each.name}={getattr(self, each.name)!r}"
             for each in _options(type(self))
-            if repr(getattr(self, each.name)) != repr(each.default)  # texts, since 1 (rank) == 1.0 (all ranks)
+            if repr(getattr(self, each.name)) != repr(each.default)  # as texts, 1 (rank) differs from 1.0 (all ranks)
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
@@ -266,9 +266,6 @@ class SharedUpdates(_Policy):
         )
 
 
-# --- Schedules -------------------------------------------------------------------------------------------------------
-
-
 class _Schedule:
     """Base class of schedules. A schedule says which ranks reduce together in each round."""
 
@@ -326,8 +323,6 @@ class Schedule(_Schedule):
             table.append([numbers.setdefault(self.function(round, rank), len(numbers)) for rank in range(size)])
         return _core.Schedule(kind="table", group_size=1, table=table)
 
-
-# --- Policies of models ----------------------------------------------------------------------------------------------
 
 _AVERAGED = ("parameters", "buffers", "state")
 
@@ -624,7 +619,7 @@ def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bo
 def describe(policy: Policy, size: int) -> str:
     """Describe a policy by a text. Ranks compare these texts, so equal policies have equal texts on all ranks."""
     schedule = getattr(policy, "schedule", None)
-    if isinstance(schedule, Schedule):  # the `repr` of its function contains an address, which differs between ranks
+    if isinstance(schedule, Schedule):  # a function's `repr` has an address, which differs between ranks
         digest = hashlib.sha256(repr(schedule.to_core(size).table).encode()).hexdigest()[:8]
         return repr(policy).replace(repr(schedule), f"Schedule(rounds={schedule.rounds}, groups {digest})")
     return repr(policy)

@@ -122,6 +122,6 @@ def adopt(by_rank: Sequence[Mapping[str, Any]], rank: int) -> list[str]:
             )
     for name in Settings.model_fields.keys() - OF_EACH_RANK - by_rank[rank].keys():
         value = first.get(name, Settings.model_fields[name].default)
-        if getattr(settings(), name) != value:  # it may come from the rank 0 of an earlier generation of an elastic job
+        if getattr(settings(), name) != value:  # in an elastic job, another rank may have been rank 0 before
             setattr(settings(), name, value)
     return [f"{PREFIX}{name.upper()}={value}" for name, value in first.items() if name not in by_rank[rank]]

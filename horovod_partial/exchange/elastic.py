@@ -85,7 +85,7 @@ class KerasState(VariablesState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         if self.optimizer is None:
             raise ValueError("pass the optimizer, or compile the model first")
-        if not self.optimizer.built:  # later ranks of the job build it too, and all need the same variables
+        if not self.optimizer.built:  # every rank must have the optimizer's variables before they are broadcast
             self.optimizer.build(model.trainable_variables)
         variables = getattr(self.optimizer, "all_variables", self.optimizer.variables)
         super().__init__([*model.weights, *variables], **kwargs)

@@ -23,8 +23,8 @@ class Family:
         self.names = list(names)
         self._runtime = runtime
         self._process_set = process_set
-        self._disturbed = 0  # rounds that `disturb` has counted
-        self._lost_before = 0  # the value of `_lost_in_all` when the replica was last healed
+        self._disturbed = 0  # how many rounds `disturb` has counted as lost
+        self._lost_before = 0  # how many rounds had been lost when the replica was last healed
 
     @property
     def taken(self) -> int:

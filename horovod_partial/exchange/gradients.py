@@ -70,7 +70,7 @@ class StepApplier(ABC):
         apply: applies the gradients of a round.
     """
 
-    is_under_way = False  # no flush comes within a step: eager steps end before it, and graphs have no thread
+    is_under_way = False  # always, because no flush comes between the backward pass and the step here
     applies_ahead = False
     is_ahead = False
     shares_work = False
@@ -172,7 +172,7 @@ class GradientExchange(ABC):
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
         self.replays = self._options["missed"] == "replay"
-        self._appliers: dict[str, StepApplier] = {}  # by the prefix of their buckets' names
+        self._appliers: dict[str, StepApplier] = {}  # the appliers, by the prefix of their buckets' names
         self._bucket_spec()  # a wrong setting raises an error here, not in the first step
 
     @staticmethod

@@ -51,10 +51,12 @@ class FusedTraining:
         self._use(name, messages)
 
     def _use(self, prefix: str, messages: list[list[int]]) -> None:
-        self.messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}  # by bucket
+        self.messages = {
+            f"{prefix}.{index}": message for index, message in enumerate(messages)
+        }  # the gradients in each bucket
         owner = _attach.Owner()
         self._own(owner, [*self.messages, self._planner.meeting])
-        self._owner = owner  # ends the buckets of the owner that it replaces, except the one where ranks meet
+        self._owner = owner  # the buckets of the old owner end, except the one where ranks meet
 
     def _own(self, owner: _attach.Owner, names: Iterable[str]) -> None:
         self.runtime.own(owner, self.process_set.process_set_id, names)

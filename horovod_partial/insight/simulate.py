@@ -22,8 +22,6 @@ from horovod_partial import _core, documents, merging, policies
 from horovod_partial.merging import MergingPlan, MessageCost
 from horovod_partial.policies import FOR_EVER, Full, ModelPolicy, Policy, Quorum, WeightedAverage, WorkSharing
 
-# --- Clusters --------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -134,9 +132,6 @@ _COSTS: dict[str, Callable[[Cluster, int], tuple[float, float]]] = {
 ALGORITHMS = tuple(_COSTS)
 
 
-# --- Delays ----------------------------------------------------------------------------------------------------------
-
-
 class Delays(Protocol):
     """Says which ranks are delayed in which steps, and for how long."""
 
@@ -226,9 +221,6 @@ def parse_delays(text: str) -> Delays | None:
         f"unknown delays {text!r}; known are none, random:RANKS:SECONDS, rotating:SECONDS:SECONDS..., slow:FACTOR, and "
         "log-normal:MEDIAN_SECONDS:SIGMA"
     )
-
-
-# --- Traces ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -348,9 +340,6 @@ class Trace:
         names = [gradient.name for gradient in self.gradients]
         nbytes = [gradient.nbytes for gradient in self.gradients]
         return merging.plan(rule, names, nbytes, self.ready, cost)
-
-
-# --- Simulation ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ __all__ = [
     "when_it_runs",
 ]
 
-Variable = tf.Variable  # the class of what `native` returns
+Variable = tf.Variable  # the framework's class of variables: what `native` returns
 number_of = GradientExchange.number_of
 outside_graphs = tf.init_scope
 

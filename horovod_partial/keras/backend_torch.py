@@ -50,7 +50,7 @@ __all__ = [
     "when_it_runs",
 ]
 
-Variable = torch.Tensor  # the class of what `native` returns
+Variable = torch.Tensor  # the framework's class of variables: what `native` returns
 _numbers = gradients.Numbers(runtime)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -141,8 +141,6 @@ class GradientExchange(gradients.GradientExchange):
             raise ValueError("Keras cannot apply sparse gradients on PyTorch; pass sparse_as_dense=True")
         return gradient.detach().to_dense()
 
-    # --- Full
-
     def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         predivide = self._arguments["gradient_predivide_factor"]
         options = {
@@ -169,8 +167,6 @@ class GradientExchange(gradients.GradientExchange):
             for i, result in zip(members, [reduced] if len(members) == 1 else reduced, strict=True):
                 results[i] = compression.decompress(result, contexts[i])
         return results
-
-    # --- Partial
 
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
         _, step, infos = self._arrive(gradients, variables)
@@ -214,8 +210,6 @@ class GradientExchange(gradients.GradientExchange):
             self._steps[name] = _Step(family, parameters, variables)
         return self._steps[name]
 
-    # --- Rounds
-
     def _applier_of(self, arrived: _Step, variables: list[Any], apply: gradients.Apply) -> gradients.StepApplier:
         return _StepApplier(self, arrived, apply)
 
@@ -240,9 +234,6 @@ class GradientExchange(gradients.GradientExchange):
             results = zip(step.parameters, step.variables, step.results(), strict=True)
             missed += [(variable, result) for parameter, variable, result in results if parameter in filled]
         return missed
-
-
-# --- Models
 
 
 def average_(
@@ -272,9 +263,6 @@ def average_(
     if takes_late(policy) or not info.late:
         bucket.unpack()
     return info
-
-
-# --- Callbacks
 
 
 def check_devices(**devices: str) -> None:
@@ -322,9 +310,6 @@ def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
 def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[float]:
     """Return the mean of each number over all ranks, in double precision."""
     return horovod.allreduce(torch.tensor(numbers, dtype=torch.float64), name=name).tolist()
-
-
-# --- Elastic jobs
 
 
 class KerasState(elastic.KerasState):

@@ -90,7 +90,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not logs:
             return
         flush = getattr(self.model.optimizer, "flush", None)
-        if flush is not None:  # all ranks wait here anyway; in a flush this rank takes rounds meanwhile
+        if flush is not None:  # all ranks wait here anyway, and a flush takes rounds meanwhile
             flush()
         names = sorted(logs)
         averages = backend.average_numbers(
@@ -171,7 +171,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 )
         if self._rates is not None:
             optimizer = self.model.optimizer
-            optimizer.learning_rate = float(optimizer.learning_rate)  # raises an error if a schedule sets the rate
+            optimizer.learning_rate = float(optimizer.learning_rate)  # this raises an error if a schedule sets the rate
             self._first: int | None = None  # how many steps the optimizer had applied before epoch 0
             self._is_under_way = False
             self._rates.add(self)
@@ -180,7 +180,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.current_epoch = epoch
         if self._rates is not None and self._first is None:
             assert self.steps_per_epoch is not None
-            self.model.optimizer.flush()  # after a flush all ranks begin with the same round
+            self.model.optimizer.flush()  # all ranks must begin with the same round
             self._first = steps_of(self.model.optimizer) - epoch * self.steps_per_epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -198,7 +198,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         step, per_epoch = steps - self._first, self.steps_per_epoch
         last = math.inf if self.end_epoch is None else math.ceil(self.end_epoch) * per_epoch - 1
         if self._is_under_way and step > last:
-            step = int(last)  # no round began at the last step with a rate of this callback, so set that rate now
+            step = int(last)  # rounds have skipped the last step before `end_epoch`: set its rate now
         rate = self._rate_at(*divmod(step, per_epoch))
         self._is_under_way = rate is not None and step < last
         return rate
@@ -294,7 +294,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             mode=mode,
             save_freq=save_freq,
         )
-        self.filepath: str | None = None  # only now, because Keras 3 does not accept None as an argument
+        self.filepath: str | None = None  # Keras 3 does not accept None as the argument `filepath`
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:

@@ -45,7 +45,7 @@ class ModelExchange(models.ModelExchange):
                 "hvd.callbacks.ModelSyncCallback, which averages the whole model"
             )
         self._is_local = is_local
-        self._trained: list[int] | None = None  # the variables that the first step has trained, by their numbers
+        self._trained: list[int] | None = None  # numbers of the variables that the first step has trained
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def average(self, optimizer: Any, variables: list[Any]) -> None:

@@ -41,14 +41,14 @@ class _Methods:
     """Methods of wrapped optimizers: they are added to a subclass of the user's optimizer class (`_base`)."""
 
     is_horovod_partial = True
-    _base: Any  # the wrapped optimizer's class
+    _base: Any  # the user's optimizer class
     _horovod: _State
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Call the user's optimizer's `apply`. Combine gradients over the ranks before it, or average models after it."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
         if len(grads) == 0 or len(grads) != len(variables):
-            return self._base.apply(self, grads, trainable_variables)  # raises an error of Keras
+            return self._base.apply(self, grads, trainable_variables)  # Keras raises its own error
         if not self.built:  # type: ignore[has-type]
             with keras.name_scope(self.name):  # type: ignore[attr-defined]
                 self.build(variables)  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ class _State:
         self._local: list[Any] = []
         self._made: GradientExchange | ModelExchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which `_made` was made
-        self._progress: _Progress | None = None  # None before the first step
+        self._progress: _Progress | None = None  # None before the optimizer's first step
         self._has_warned = False
 
     @property
@@ -199,7 +199,7 @@ class _State:
 
     def _progress_of(self, optimizer: Any) -> _Progress:
         if self._progress is None:
-            # The variable `_iterations` counts all passes, also if Keras accumulates gradients. `iterations` does not.
+            # If Keras accumulates gradients, its variable `_iterations` counts all passes, and `iterations` only updates.
             self._progress = _Progress(inner(optimizer)._iterations)
         return self._progress
 
@@ -220,7 +220,7 @@ class _State:
         """
         made = self._current()
         if made is None:
-            follow_steps(optimizer)  # a MultiOptimizer may have made further optimizers since it was wrapped
+            follow_steps(optimizer)  # a MultiOptimizer may have got further optimizers since
             process_set = self._arguments["process_set"]
             trained = [backend.number_of(variable, process_set) for variable in optimizer._trainable_variables]
             name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
@@ -289,7 +289,7 @@ class _State:
         if not self._averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         exchange.apply_combined(gradients, variables, _updating(optimizer))
-        optimizer._iterations.assign_sub(passes)  # Keras will count the passes of this update once more
+        optimizer._iterations.assign_sub(passes)  # Keras counts the passes of this update, too
 
     def before_round(self, optimizer: Any) -> None:
         if self.rates is not None:
@@ -382,7 +382,9 @@ def _updating(optimizer: Any) -> Apply:
             return
         passes = own.gradient_accumulation_steps
         phase = own._iterations % passes
-        own._iterations.assign_add(passes - 1 - phase)  # Keras updates in the last pass only: pretend to be in it
+        own._iterations.assign_add(
+            passes - 1 - phase
+        )  # Keras updates in the last pass only, so pretend that this is the last
         own._horovod.before_round(own)
         clipped = own._base._clip_gradients(own, gradients)
         own._base._apply_weight_decay(own, variables)
@@ -509,16 +511,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     prefix = name or f"Distributed{type(optimizer).__name__}"
     if isinstance(policy, ModelPolicy):
-        ModelExchange(policy, arguments)  # raises errors of wrong arguments before the first step
+        ModelExchange(policy, arguments)  # this raises the errors of wrong arguments before the first step
     else:
         backend.GradientExchange(prefix, policy, arguments, replays=True)
-    _accumulate(optimizer, backward_passes_per_step)  # comes last, because it changes the user's optimizer
+    _accumulate(optimizer, backward_passes_per_step)  # this changes the user's optimizer, so all checks come before
     follow_steps(optimizer)
     base = type(optimizer)
     # All wrappers of one optimizer share its `__dict__`. A slot belongs to one wrapper only.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
-    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras's own `__setattr__` would track the dictionary
-    averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras itself averages over the passes
+    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras's `__setattr__` would track the dictionary
+    averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras averages over the passes
     rates = Rates() if replays else None
     object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, averages, rates))
     return wrapped

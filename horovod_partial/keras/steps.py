@@ -31,7 +31,9 @@ class Steps(keras.metrics.Metric):  # type: ignore[misc]
     def result(self, iterations: Any) -> Any:
         """Convert a number of iterations of the optimizer to whole steps, in the same dtype."""
         steps = keras.ops.cast(iterations, self.dtype) - self._ahead
-        return keras.ops.cast(keras.ops.floor(steps + 1e-6), iterations.dtype)  # 1e-6 makes up for rounding
+        return keras.ops.cast(
+            keras.ops.floor(steps + 1e-6), iterations.dtype
+        )  # 1e-6: a sum of parts may be rounded down
 
     def save_own_variables(self, store: Any) -> None:
         store["0"] = keras.ops.convert_to_numpy(self._ahead)

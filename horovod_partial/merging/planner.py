@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from horovod_partial import merging
 from horovod_partial.merging import MergedGradients, MergingPlan, MessageCost
 
-# The range of the released code's profiler, 32 KiB to 2 MiB; the paper's own fits are in section 6.2.
+# Sizes of the messages whose times are measured: 32 KiB to 2 MiB, same as in the released code of MG-WFBP.
 _PROBE_BYTES = tuple(2**n for n in range(15, 22))
-_PROBES = 20  # messages of each size
-_ATTEMPTS = 3  # tries to measure, because a machine may be busy for a moment
+_PROBES = 20  # how many messages of each size are measured
+_ATTEMPTS = 3  # how often to try to measure, because a machine may be busy for a moment
 # A new plan must take at most this share of the old plan's time, because replacing buckets costs a round of all ranks.
 _WORTH_IT = 0.95
 
@@ -81,7 +81,7 @@ class StepTimes:
     def __init__(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
         self._steps: list[float] = []
         self._around: list[float] = []
-        self._behind: dict[str, list[float]] = {}  # by gradient, how many seconds after the first one it came
+        self._behind: dict[str, list[float]] = {}  # for each gradient, its seconds after the step's first one
         for (*_, begin), (*moments, end) in itertools.pairwise(rows):
             came = {name: at for name, at in zip(names, moments, strict=True) if not math.isnan(at)}
             if not came:

@@ -18,7 +18,9 @@ def is_failure(exception: BaseException | None) -> bool:
     """Return whether this exception ends a process with an exit status other than 0, if nothing catches it."""
     if isinstance(exception, SystemExit):
         code = exception.code
-        return code is not None and not (isinstance(code, int) and code == 0)  # any other object means status 1
+        return code is not None and not (
+            isinstance(code, int) and code == 0
+        )  # an exit code that is not an int means status 1
     return exception is not None
 
 

@@ -26,7 +26,7 @@ _FAMILIES = 32  # one round carries facts about so many families; further famili
 _WORDS = 8  # 32-bit words that hold the facts of one rank about one family
 _CHUNK = 1 << 18  # how many 32-bit words of a replica's values travel in one round
 _LENGTH = 8  # bytes before the data that tell its length
-_COLUMNS = 1024  # a large tensor is first reduced to this many sums of its words, and these are hashed
+_COLUMNS = 1024  # of a large tensor, this many sums of its words are hashed
 
 PREFIX = "horovod_partial."  # begins the names of internal buckets, which statistics do not show
 # The names of the two buckets. Both must begin with kOfFlushes of cpp/core/rounds/message.h.

@@ -49,7 +49,7 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
     if size == 1 or config.abort_seconds == config.stall_seconds == 0:
         return None
     _prepare_stacks()
-    neighbours = _neighbours(rank, gather) if config.abort_seconds else {}  # the monitor may have to end them
+    neighbours = _neighbours(rank, gather) if config.abort_seconds else {}  # processes that the monitor may end
     options = {"abort_seconds": config.abort_seconds, "neighbours": neighbours}
     monitor, problem, own = None, "", _Offer("", _stall_seconds())
     if rank == 0 and (config.abort_seconds or own.stall_seconds):

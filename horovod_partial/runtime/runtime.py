@@ -32,7 +32,7 @@ from horovod_partial.runtime.build import check_build
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
 
-HANDLE = Any  # _attach.Handle
+HANDLE = Any  # an `_attach.Handle`
 
 _POLL_SECONDS = 1e-3  # how often a wait asks whether it is over; Horovod's own waits poll as often
 
@@ -83,8 +83,6 @@ class Runtime:
         """The number of the generation. It differs after each initialisation of Horovod; 0 while Horovod is down."""
         return _attach.generation(self._library)
 
-    # --- Life cycle ----------------------------------------------------------------------------------------------
-
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Call Horovod's `init`. Then prove by a handshake that the hooks run on every rank, and compare the settings.
 
@@ -95,7 +93,7 @@ class Runtime:
         """
         self._mpi_ops.init(*args, **kwargs)
         self._begin()
-        self._guarded(_attach.require_process_set, self._library, 0)  # this runs the handshake of all ranks
+        self._guarded(_attach.require_process_set, self._library, 0)  # all ranks run the handshake here
         self._agree_on_settings()
         self._record_as_set()
         self._monitor = None  # ends the heartbeats of an earlier `init`
@@ -179,7 +177,7 @@ class Runtime:
         while True:
             try:
                 return self.init()
-            except HorovodInternalError as error:  # a rank has gone meanwhile; the next init leaves it out
+            except HorovodInternalError as error:  # another rank has gone; the next init leaves it out
                 log.logger.info("starting again: %s", error)
                 self._mpi_ops.shutdown()
 
@@ -188,7 +186,7 @@ class Runtime:
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
-        for process_set in list(self._process_sets):  # a copy, because other threads may add to the set
+        for process_set in list(self._process_sets):  # copied, because other threads may add to the set
             appliers = self._appliers_of(process_set)
             self._guarded(_attach.deliver, self._library, process_set, names_of(appliers))
             for applier in appliers:
@@ -205,7 +203,7 @@ class Runtime:
     def _end_unless_failing(self) -> set[str]:
         exception = sys.exc_info()[1]
         if exception is not None and failure.is_failure(exception):
-            if not isinstance(exception, HostsUpdatedInterrupt):  # with this exception an elastic job goes on
+            if not isinstance(exception, HostsUpdatedInterrupt):  # an elastic job goes on after this exception
                 self._say_farewell(failure.describe(exception))
             return set()
         return set() if self.failed else self._end(applies=True)
@@ -267,7 +265,7 @@ class Runtime:
 
     def use(self, process_set: int) -> None:
         """Note that a process set is used, so that its late contributions are delivered at the end."""
-        if self._begin():  # the generation is new here only if the program called Horovod's own `init`
+        if self._begin():  # then the program has called Horovod's own `init`, not ours
             self._record_as_set()
         self._process_sets.add(process_set)
 
@@ -280,8 +278,6 @@ class Runtime:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
         return is_new
-
-    # --- Operations ----------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -476,7 +472,9 @@ class Runtime:
             if meeting is None:
                 meeting = healing.Meeting(
                     functools.partial(self.submit, number),
-                    lambda handle: self._guarded(handle.wait, ()),  # no rounds are taken: they would change replicas
+                    lambda handle: self._guarded(
+                        handle.wait, ()
+                    ),  # this wait takes no rounds, because rounds would change the replicas
                     functools.partial(self._claim, number),
                     functools.partial(self.clear, number),
                     process_set.rank(),
@@ -526,7 +524,7 @@ class Runtime:
             flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
             try:
                 more = True
-                while more:  # other ranks may go on training, and would wait if this rank did not apply their rounds
+                while more:  # ranks that train on would wait if this rank did not apply their rounds
                     more = self._guarded(flush.wait, meanwhile.drainings)
                     meanwhile.apply()
                     for applier in appliers:
@@ -545,7 +543,7 @@ class Runtime:
             replicas = [(applier.family, applier.replica) for applier in appliers]
             healing.compare(meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None])
         for sharer in returning:
-            if sharer not in here:  # in other process sets it may wait for ranks that take no part in the comparison
+            if sharer not in here:  # others may wait for ranks that take no part in the comparison
                 sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:

@@ -57,8 +57,6 @@ class GradientExchange(gradients.GradientExchange):
             return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
         return gradient / divisor
 
-    # --- Full
-
     def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         refuse_xla()
         arguments = self._arguments
@@ -85,8 +83,6 @@ class GradientExchange(gradients.GradientExchange):
             process_set=self.process_set,
         )
         return reduce(gradients, [native(variable) for variable in variables])
-
-    # --- Partial
 
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[RoundInfo]]:
         if self._merging is not None:
@@ -130,8 +126,6 @@ class GradientExchange(gradients.GradientExchange):
             arrived.append(Arrived(bucket, positions, own, results, results[0].device))
             infos.append(info)
         return name, arrived, infos
-
-    # --- Rounds, one by one
 
     def _applier_of(self, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply) -> StepApplier:
         return StepApplier(self, arrived, variables, apply)
@@ -181,8 +175,6 @@ class GradientExchange(gradients.GradientExchange):
         if not tensor.shape.is_fully_defined():
             tensor = tf.ensure_shape(tensor, variable.shape)
         return tensor
-
-    # --- Rounds, in eager code
 
     def _bucket_names(self) -> Iterable[str]:
         return self._buckets

@@ -26,7 +26,7 @@ runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY, waits_are_tol
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 graph_operations = tf.load_op_library(_OPERATIONS)
-library = ctypes.CDLL(_OPERATIONS)  # its C functions run without the interpreter's lock, and do not throw
+library = ctypes.CDLL(_OPERATIONS)  # its C functions run without Python's lock, and do not throw
 library.horovod_partial_set_library(_LIBRARY.encode())
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
 

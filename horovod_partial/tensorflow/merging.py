@@ -86,7 +86,7 @@ class Merging(FusedTraining):
         gradients: Sequence[Gradient],
         messages: list[list[int]],
     ) -> None:
-        self.tenure = Tenure(runtime)  # the generation of Horovod; the next one uses the same names for others
+        self.tenure = Tenure(runtime)  # the generation of Horovod that the buckets belong to
         self.tenure.enter()
         self._members: Sequence[Member] = ()  # the gradients of the last eager step, or of the last traced graph
         self._spec = _core.BucketSpec()  # the declaration of the buckets of that step or graph
@@ -179,7 +179,7 @@ class Merging(FusedTraining):
         collectives = _Collectives(self.process_set, self._spec)
         if not self.everybody_is_here(collectives):
             return list(results)
-        runtime.flush(self.process_set.process_set_id)  # late contributions cannot move to new buckets
+        runtime.flush(self.process_set.process_set_id)  # empties the old buckets: nothing moves to the new ones
         *gradients, empty = results
         is_empty = np.array(empty)
         for i, gradient in self.collect():

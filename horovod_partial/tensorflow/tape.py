@@ -30,7 +30,7 @@ class _Methods:
     """Methods of wrapped tapes: they are added to a subclass of the user's tape's class (`_base`)."""
 
     is_horovod_partial = True
-    _base: Any  # the wrapped tape's class
+    _base: Any  # the class of the user's tape
     _exchange: GradientExchange
 
     def register_local_source(self, source: Any) -> None:
@@ -39,7 +39,7 @@ class _Methods:
 
     def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
         """Return the gradients of `tf.GradientTape.gradient`, combined over the ranks."""
-        del use_generic_names  # an argument of Horovod's; names are always stable here
+        del use_generic_names  # Horovod has this argument; names do not depend on it here
         flat = tf.nest.flatten(sources)
         local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
         gradients, _ = self._exchange(local, flat)

@@ -64,7 +64,7 @@ class ParametersAhead:
         """
         ahead, rounds = self._ahead, self.rounds
         self.forget()
-        same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())  # bits, as NaN != NaN
+        same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())  # compares bits, as NaN != NaN
         for p, a in ahead.items():
             p.copy_(a.values if same else p + (a.values - a.before))
         return 0 if same else rounds

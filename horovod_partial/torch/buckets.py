@@ -72,11 +72,11 @@ class GradientBucket:
         self.missing = set(self.parameters)
         self.handle: PartialHandle | None = None
         self.empty = False  # whether there is no result, because no rank gave a gradient
-        self.wire = self.flat  # the tensor that travels
+        self.wire = self.flat  # the compressed tensor that travels
         self._sparse: set[torch.nn.Parameter] = set()
         self._streams: set[torch.cuda.Stream] = set()  # CUDA streams on which gradients were taken
         self._context: Any = None
-        self._version = 0  # version of the flat tensor when it began to travel
+        self._version = 0  # PyTorch's version of the flat tensor when it began to travel
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
         """Return each parameter's part of a flat tensor, as a view with the parameter's shape."""

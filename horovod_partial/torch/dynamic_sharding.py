@@ -45,7 +45,7 @@ class _Plan:
         self.size = size
         self._batch_size = sampler.batch_size
         self._passes = sampler.backward_passes_per_step
-        self._samples = sampler.batch_size * self._passes * size  # samples of an update
+        self._samples = sampler.batch_size * self._passes * size  # number of samples in an update
         left = max(0, sampler.samples - place.samples)
         self.updates = left // self._samples if sampler.drop_last else math.ceil(left / self._samples)
         first = self._passes * sampler.process_set.rank()
@@ -256,7 +256,7 @@ class _Pass:
         self._optimizer = weakref.ref(optimizer)
         self._tenure = Tenure(runtime)
         self._tenure.enter()
-        self._made = 0  # the value of `made` when it was last known
+        self._made = 0  # how many updates had been made when this was last known
         sampler._pass = sampler._pass or self
 
     @property
@@ -325,7 +325,7 @@ class _Timeline:
     def __init__(self) -> None:
         self.passes: deque[_Pass] = deque()
         self.loop: object = None
-        self._end = 0  # `end` of the last pass
+        self._end = 0  # the optimizer's `rounds` after the last pass
         self._tenure = Tenure(runtime)
 
     def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
@@ -416,7 +416,7 @@ class DynamicShardingLoader:
                 yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
-            if timeline.loop is loop:  # not if a newer loop had begun before this generator was closed
+            if timeline.loop is loop:  # False if a newer loop has begun
                 self._optimizer._exchange.give_back()
 
     def _batches(self, current: _Pass) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from horovod_partial.torch.dynamic_sharding import DynamicShardingSampler
 from horovod_partial.torch.operations import runtime
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
-__path__: list[str] = []  # makes this a package like Horovod's; `modules` finds the modules within
+__path__: list[str] = []  # makes this module a package, same as Horovod's
 
 # This lets a `TorchState` save the sampler's place in the data.
 get_handler_registry().append((DynamicShardingSampler, SamplerStateHandler))

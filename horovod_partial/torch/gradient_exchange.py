@@ -105,7 +105,7 @@ class GradientExchange(Exchange):
         self._hooks: list[Any] = []
 
         self._local_steps = 0
-        self._flushed_at = 0  # the value of _local_steps at the last flush
+        self._flushed_at = 0  # the number of local steps at the last flush
         self._has_result = False  # the parameters' gradients are the result of a round that has not been applied
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._shown = ShownResult()
@@ -118,7 +118,7 @@ class GradientExchange(Exchange):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
         self._names = {parameter: names[parameter] for parameter in parameters}
-        self._all_names = names  # includes frozen parameters
+        self._all_names = names  # the names of all parameters, including frozen ones
         self._frozen: set[torch.nn.Parameter] = set()  # parameters frozen since the optimizer was wrapped
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
         self._merging_options = merging
@@ -184,8 +184,6 @@ class GradientExchange(Exchange):
             self._hooks.append(parameter.register_post_accumulate_grad_hook(gradient_is_there))  # type: ignore[no-untyped-call]
         weakref.finalize(self, _remove, self._hooks)
 
-    # --- Backward ------------------------------------------------------------------------------------------------
-
     def _gradient_is_there(self, parameter: torch.nn.Parameter) -> None:
         if self._passes_left[parameter] <= 0:
             self._has_told = True
@@ -193,7 +191,7 @@ class GradientExchange(Exchange):
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                 "backward_passes_per_step to accumulate gradients locally."
             )
-        self.synchronized = False  # it is still True if a GradScaler skipped the step before
+        self.synchronized = False  # a GradScaler may have skipped the step before, and left this True
         self._passes_left[parameter] -= 1
         if self._passes_left[parameter] > 0:
             return
@@ -214,8 +212,6 @@ class GradientExchange(Exchange):
             self._scale = self._grad_scaler.get_scale()
         self._family.arrive(bucket, self._scale)
 
-    # --- Merging --------------------------------------------------------------------------------------------------
-
     def _reduce_probe(self, name: str, tensor: torch.Tensor) -> bool:
         handle = self._family.submit(name, tensor, missed="sum")
         handle.synchronize()
@@ -230,15 +226,13 @@ class GradientExchange(Exchange):
         collectives = Collectives(self.process_set, self._reduce_probe, self.buckets[0].flat.device)
         if not self._merging.everybody_is_here(collectives):
             return
-        self.flush_optimizer(optimizer)  # late contributions and missed results cannot move to the new buckets
+        self.flush_optimizer(optimizer)  # empties the old buckets: nothing moves to the new ones
         if self._merging.replan(collectives):
             self._use_buckets(self._merging.buckets)
 
     @property
     def merging_plan(self) -> MergingPlan | None:
         return None if self._merging is None else self._merging.plan
-
-    # --- Step ----------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         if self.synchronized:
@@ -374,7 +368,7 @@ class GradientExchange(Exchange):
         optimizer._base.step(optimizer)
         self.round_steps.after(optimizer)
 
-    # --- Flushes and waits: the interface `horovod_partial.runtime.appliers.Applier`
+    # The methods from here to `apply_ahead` implement `horovod_partial.runtime.appliers.Applier`.
 
     @property
     def family(self) -> GradientFamily | None:
@@ -415,7 +409,9 @@ class GradientExchange(Exchange):
         """
         if not self._replays or not self._hooks or self._has_result or self._is_applying:
             return False
-        if self.synchronized and not self._is_ahead_of_step and self._shown:  # the user may change the gradients now
+        if (
+            self.synchronized and not self._is_ahead_of_step and self._shown
+        ):  # the user sees the gradients now, and may change them
             return False
         if torch._C._current_graph_task_id() != -1:
             return False
@@ -525,8 +521,6 @@ class GradientExchange(Exchange):
         self._passes = passes
         self._passes_left = dict.fromkeys(self._passes_left, passes)
 
-    # --- Rounds --------------------------------------------------------------------------------------------------
-
     @property
     def rounds(self) -> int:
         if not self._hooks:
@@ -543,10 +537,10 @@ class GradientExchange(Exchange):
         if self._replays:
             self.thread = threading.get_ident()
         runtime.flush(self.process_set.process_set_id)
-        if not self._replays and self._tenure.is_current:  # without replay: apply the sums of missed results
+        if not self._replays and self._tenure.is_current:  # without replay, the sums of missed results are applied
             has_result = self._family.collect()
             with self._gradients_kept():
-                if self._show(has_result, steps=0.0):  # no steps: each was counted when it was taken
+                if self._show(has_result, steps=0.0):  # 0 steps, because each was counted when it was taken
                     self._apply_round(optimizer)
         self._flushed_at = self._local_steps
 
@@ -557,8 +551,6 @@ class GradientExchange(Exchange):
         if not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
             return True
         return self._family.is_settled
-
-    # --- State ---------------------------------------------------------------------------------------------------
 
     def before_state_dict(self) -> None:
         if self._has_warned or self.is_flushed:

@@ -89,14 +89,14 @@ class ModelExchange(models.ModelExchange, Exchange):
         self._name = Name(process_set, [names[p] for p in parameters])
         self._members = tuple(bucket_config.member(names[p], p.shape) for p in self._trained)
         self._tenure = Tenure(runtime)  # the generation of Horovod in which the bucket was declared
-        self._bucket: ModelBucket | None = None  # None before the first step, which makes the optimizer's state
+        self._bucket: ModelBucket | None = None  # None before the first step, because the optimizer has no state then
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
         # What the slow momentum calls with the result of the average that is under way; None if it does not learn from it.
         self._learn: Callable[[torch.Tensor], None] | None = None
         self._local_steps = 0
-        self._flushed_at = 0  # the value of `_local_steps` at the last flush
+        self._flushed_at = 0  # the number of local steps at the last flush
 
     def _enter(self) -> None:
         if self._tenure.enter():
@@ -113,8 +113,6 @@ class ModelExchange(models.ModelExchange, Exchange):
                 f"{self._names[changed[0]]} was frozen or unfrozen after the optimizer was wrapped, and {self.policy!r} averages "
                 "what was trained then: call optimizer.flush(), then wrap an optimizer of what is trained from now on"
             )
-
-    # --- Steps ---------------------------------------------------------------------------------------------------
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         self._refuse_other_layers()
@@ -180,7 +178,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def _pack(self, tensors: Sequence[torch.Tensor]) -> ModelBucket:
         known = self._bucket.tensors if self._bucket is not None else []
         if len(known) != len(tensors) or any(a is not b for a, b in zip(known, tensors, strict=True)):
-            self._bucket = ModelBucket(tensors)  # tensors are new in the first step, and after a state was loaded
+            self._bucket = ModelBucket(tensors)  # in the first step, and after a state was loaded, tensors are new
         assert self._bucket is not None
         self._bucket.pack()
         return self._bucket
@@ -195,8 +193,6 @@ class ModelExchange(models.ModelExchange, Exchange):
             self._forward_hook.remove()
             self._forward_hook = None
 
-    # --- Averages over all ranks
-
     def _signal(self) -> None:
         signal(self.signal_name, self.process_set)
 
@@ -210,8 +206,6 @@ class ModelExchange(models.ModelExchange, Exchange):
         if self._slow_momentum is not None:
             self._slow_momentum.begin_at(self._parameters_of(bucket.flat))
         return handle.info().work
-
-    # --- Rounds and state ----------------------------------------------------------------------------------------
 
     @property
     def rounds(self) -> int:

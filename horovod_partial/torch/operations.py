@@ -60,7 +60,7 @@ class PartialHandle:
 
     def __init__(self, handle: Any, source: torch.Tensor, work: torch.Tensor, output: torch.Tensor) -> None:
         self.handle = handle
-        self.source = source  # the core reads this tensor until the round has run
+        self.source = source  # the core reads this tensor until the round has ended
         self.work = work
         self.output = output
         _in_flight.add(self)
@@ -72,7 +72,7 @@ class PartialHandle:
         try:
             runtime.wait(self.handle)
         finally:
-            if self.handle.poll():  # False if an interrupt has ended the wait
+            if self.handle.poll():  # unless an interrupt has ended the wait
                 _in_flight.discard(self)
         if self.work is not self.output:
             self.output.copy_(self.work)
@@ -175,7 +175,7 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
     runtime.record(directory, megabytes)
 
 
-@functools.lru_cache(maxsize=4096)  # an entry for each bucket; every round calls this function
+@functools.lru_cache(maxsize=4096)  # has an entry for each bucket, and is called in every round
 def make_config(
     *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any
 ) -> _attach.BucketConfig:

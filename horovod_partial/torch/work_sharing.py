@@ -52,7 +52,7 @@ class MicroBatchBucket(GradientBucket):
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
         """Arrive with the sum of this rank's micro-batches in the open update, after each of them."""
         if self.handle is not None and self.handle.poll():
-            self.handle.synchronize()  # raises its error: it has failed, as no update ends without this micro-batch
+            self.handle.synchronize()  # no update ends without this micro-batch, so the arrival has failed: raise its error
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)
         self.wire = wire
@@ -85,7 +85,7 @@ class WorkSharingExchange(GradientExchange):
 
     bucket_class = MicroBatchBucket
     shares_work = True
-    synchronized = property(lambda _: True, lambda *_: None)  # nothing is waited for between backward and step
+    synchronized = property(lambda _: True, lambda *_: None)  # backward and step have no wait between them
     buckets: list[MicroBatchBucket]  # type: ignore[assignment]
     _bucket_of: dict[torch.nn.Parameter, MicroBatchBucket]  # type: ignore[assignment]
     # A reference to the one exchange of the process that gets micro-batches now.
@@ -94,7 +94,7 @@ class WorkSharingExchange(GradientExchange):
     def __init__(self, optimizer: torch.optim.Optimizer, *, backward_passes_per_step: int, **arguments: Any) -> None:
         self.updated = 0
         self._applied = 0  # how many updates have been applied
-        self._told = 0  # the value of `_applied` at the end of the last step
+        self._told = 0  # how many updates had been applied at the end of the last step
         self._updates = 0
         self.begins_in_step = True  # False if a DynamicShardingLoader begins the first micro-batch of each update
         self._number: int | None = None  # number within its update of the begun micro-batch; None if there is none
@@ -150,8 +150,6 @@ class WorkSharingExchange(GradientExchange):
         if active is not None:
             active.leave()
         WorkSharingExchange._active = weakref.ref(self)
-
-    # --- Backward
 
     def _gradient_is_there(self, parameter: torch.nn.Parameter) -> None:
         self._enter()
@@ -235,8 +233,6 @@ class WorkSharingExchange(GradientExchange):
         """Whether gradients of a micro-batch wait for its step."""
         return any(bucket.is_begun or not bucket.missing for bucket in self.buckets)
 
-    # --- Step
-
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
@@ -317,8 +313,6 @@ class WorkSharingExchange(GradientExchange):
             self._applied += 1
             for parameter in self._bucket_of:
                 parameter.grad = None
-
-    # --- Flushes, joins and ends
 
     def leave(self) -> None:
         if self.is_under_way or self._is_applying:

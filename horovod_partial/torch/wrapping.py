@@ -328,7 +328,7 @@ class _Methods(torch.optim.Optimizer):
             AssertionError: gradients are under way; call it after `step`. (After a failure it may be called at any time.)
         """
         self._exchange.forget()
-        state, groups = self.state, self.param_groups  # keep these objects: the user's optimizer and schedulers do
+        state, groups = self.state, self.param_groups  # the user's optimizer and schedulers refer to these objects
         self._base.load_state_dict(self, state_dict)
         state.clear()
         state.update(self.state)
@@ -358,7 +358,7 @@ def wrap(
 
     It shares the optimizer's state and parameter groups.
     """
-    exchange = make_exchange(optimizer)  # comes first, because it raises errors for wrong arguments
+    exchange = make_exchange(optimizer)  # first, because this raises the errors of wrong arguments
     base = type(optimizer)
     # Horovod's broadcast_optimizer_state takes steps, which must not reduce. It recognises a wrapper by this module name.
     body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}

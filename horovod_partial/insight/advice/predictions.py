@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 # A bound on the simulated steps, summed over ranks, policies and resamples: so many take some seconds.
 _MOST_SIMULATED = 5_000_000
 _MOST_RESAMPLES = 50
-_LEAST_RESAMPLES = 20  # fewer do not give an interval
+_LEAST_RESAMPLES = 20  # fewer resamples do not give an interval
 _LEAST_BLOCKS = 10  # a resample consists of at least so many blocks of steps
 _CYCLE = 1e-3  # Horovod's default cycle time, in seconds
 
@@ -49,7 +49,9 @@ def gradient_policies(ranks: int) -> dict[str, int]:
     """Return policies of gradients with their quorums, from the one that waits for all to the one that waits for nobody."""
     quorums = {f"quorum:{share}": math.ceil(share * ranks) for share in (0.875, 0.75, 0.25)}
     named = {"full": ranks, "majority": math.ceil(ranks / 2), "solo": 1, **quorums}
-    first = {quorum: name for name, quorum in reversed(named.items())}  # of equal quorums the first in `named` wins
+    first = {
+        quorum: name for name, quorum in reversed(named.items())
+    }  # if several names mean the same quorum, take the first
     return {first[quorum]: quorum for quorum in sorted(first, reverse=True)}
 
 

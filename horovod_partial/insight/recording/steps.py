@@ -37,7 +37,7 @@ Integers = NDArray[np.int64]
 # An application that computes for so many seconds between a wait and its next tensors has worked on. The time between two
 # gradients of one optimizer is shorter.
 _LEAST_WORK = 2e-4
-Intervals = tuple[Floats, Floats]  # begins and ends of intervals, in seconds; in order, and without overlap
+Intervals = tuple[Floats, Floats]  # begins and ends, in seconds; intervals are in order and do not overlap
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
     begun = of_rounds[np.argsort(waits["begin"][of_rounds], kind="stable")]
     next_step = np.r_[np.minimum.reduceat(arrival, first)[1:], np.iinfo(np.int64).max]
     last = np.searchsorted(waits["begin"][begun], next_step) - 1
-    waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]  # index -1 (no wait so far) finds the 0
+    waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]  # 0 if there was no wait so far (index -1)
     went_on = np.maximum(result, waited)
     whole = np.minimum.reduceat(of[order], first) >= 0
     return _steps(rank, clocks, step, handed, result, went_on, round_, late, staleness, whole)
@@ -234,9 +234,9 @@ def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
     result = ends[order][last]
     seen = np.searchsorted(looks, begins[order][last], side="right") - 1
     handed = np.r_[looks, 0][seen]
-    whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])  # without new tensors the rank had joined
+    whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])  # a rank that has joined hands no tensors over
     if len(step) and not rank.ended:
-        whole[-1] = False  # the step may have had more to reduce
+        whole[-1] = False  # the recording may have ended in the middle of the last step
     none = np.full(len(step), -1)
     return _steps(rank, clocks, step, handed, result, result, none, 0 * none, 0 * none, whole)
 

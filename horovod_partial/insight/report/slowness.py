@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Kind = Literal["none", "persistent", "bursts", "random"]
 
-LEAST_STEPS = 30  # fewer steps do not show the kind
+LEAST_STEPS = 30  # fewer steps do not show in what way a rank is slow
 LEAST_SLOWNESS = 1.05  # a persistently slow rank takes at least this many times as long as the faster ranks
 _LEAST_STEP = 1.2  # a slow step takes at least this many times the usual time
 _LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # slow steps are at least so many, and at least this share of all steps
@@ -192,7 +192,7 @@ def _split(times: Floats) -> _Split:
     # Limit the most extreme times. Otherwise a single step far out, such as a checkpoint, would be a part of its own.
     low, high = np.partition(times, (least - 1, steps - least))[[least - 1, steps - least]]
     values = np.sort(np.clip(times, low, high))
-    sizes = np.arange(usual, steps - least + 1)  # possible sizes of the lower part
+    sizes = np.arange(usual, steps - least + 1)  # possible numbers of usual steps
     sums = np.cumsum(values)
     below, above = sums[sizes - 1] / sizes, (sums[-1] - sums[sizes - 1]) / (steps - sizes)
     best = int(np.argmax(sizes * (steps - sizes) * (above - below) ** 2))
