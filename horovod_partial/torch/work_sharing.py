@@ -1,4 +1,4 @@
-"""Work sharing: any free rank computes the next micro-batch of an update (docs/protocol.md, rule 17)."""
+"""The policy `hvd.WorkSharing`: any free rank computes the next micro-batch of an update (docs/protocol.md, rule 17)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from horovod_partial.torch.wrapping import Exchange
 
 
 class MicroBatchBucket(GradientBucket):
-    """The sum of the gradients of all micro-batches that this rank has made in the open update.
+    """A bucket under `hvd.WorkSharing`: the sum of the gradients of all micro-batches of this rank in the open update.
 
-    If they travel in another type, the tensor that travels stays the same for all updates.
+    If gradients travel in another dtype, one tensor is kept for it over all updates.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.made = 0  # micro-batches of the open update that the sum contains
+        self.made = 0  # how many micro-batches of the open update the sum contains
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
     def add(self, parameter: torch.nn.Parameter, scale: float) -> bool:
-        """Add a parameter's `grad`, divided by `scale`; None counts as zeros.
+        """Add a parameter's `grad`, divided by `scale`, to the bucket's sum. None counts as zeros.
 
         Returns whether the bucket has all gradients of this micro-batch now.
         """
@@ -50,16 +50,16 @@ class MicroBatchBucket(GradientBucket):
         return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
-        """Arrive with the first micro-batch of an update, or with the sum after a further one."""
+        """Arrive with the sum of this rank's micro-batches in the open update, after each of them."""
         if self.handle is not None and self.handle.poll():
-            self.handle.synchronize()  # raises, since it has failed: no update completes without this micro-batch
+            self.handle.synchronize()  # no update ends without this micro-batch, so the arrival has failed: raise its error
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)
         self.wire = wire
         self.made += 1
 
     def begin_update(self) -> None:
-        """Start with an empty sum, after the result of an update has been taken."""
+        """Start with an empty sum of gradients, after the result of an update has been taken."""
         self.handle = None
         self.made = 0
 
@@ -75,9 +75,9 @@ def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
 
 
 class WorkSharingExchange(GradientExchange):
-    """The exchange of an optimizer under `hvd.WorkSharing`: each backward pass and step is a micro-batch.
+    """Combines an optimizer's gradients under `hvd.WorkSharing`: each backward pass with its step is a micro-batch.
 
-    It runs in the same threads as `GradientExchange`.
+    Gradient hooks run in autograd's threads, and everything else in the application's, never at the same time.
 
     Attributes:
         updated: how many updates were applied between the ends of the last two steps; 0, 1 or more.
@@ -85,18 +85,20 @@ class WorkSharingExchange(GradientExchange):
 
     bucket_class = MicroBatchBucket
     shares_work = True
-    synchronized = property(lambda _: True, lambda *_: None)  # there is nothing to wait for between backward and step
+    synchronized = property(lambda _: True, lambda *_: None)  # backward and step have no wait between them
     buckets: list[MicroBatchBucket]  # type: ignore[assignment]
     _bucket_of: dict[torch.nn.Parameter, MicroBatchBucket]  # type: ignore[assignment]
-    _active: Callable[[], WorkSharingExchange | None] = staticmethod(lambda: None)  # gets micro-batches now
+    # A reference to the one exchange of the process that gets micro-batches now.
+    _active: Callable[[], WorkSharingExchange | None] = staticmethod(lambda: None)
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, backward_passes_per_step: int, **arguments: Any) -> None:
         self.updated = 0
-        self._applied = self._told = 0  # updates applied in all, and until the end of the last step
+        self._applied = 0  # how many updates have been applied
+        self._told = 0  # how many updates had been applied at the end of the last step
         self._updates = 0
-        self.begins_in_step = True  # False: the loader begins the first one of each update, when it loads its data
-        self._number: int | None = None  # number of the begun micro-batch within its update; None: none has begun
-        self._micro_batches = 0  # made in the open update, if this rank is alone
+        self.begins_in_step = True  # False if a DynamicShardingLoader begins the first micro-batch of each update
+        self._number: int | None = None  # number within its update of the begun micro-batch; None if there is none
+        self._micro_batches = 0  # if this rank is alone, how many micro-batches it has made in the open update
         self._passes_in_update = backward_passes_per_step
         arguments["bucket_options"] |= self._policy(grants=False)
         super().__init__(optimizer, backward_passes_per_step=backward_passes_per_step, **arguments)
@@ -106,7 +108,8 @@ class WorkSharingExchange(GradientExchange):
             self.unscales = self._grad_scaler is not None and self._grad_scaler.is_enabled()
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
-        # The first bucket keeps the grants of micro-batches, so it must be the one that backward completes last.
+        # The first bucket carries the grants: which ranks may begin which micro-batches. So it must be the bucket that
+        # backward completes last.
         super()._use_buckets(dict(reversed(list(planned.items()))))
 
     def _policy(self, *, grants: bool) -> dict[str, Any]:
@@ -119,10 +122,10 @@ class WorkSharingExchange(GradientExchange):
         if self._tenure.is_current:
             return
         self._updates = 0
-        self._number = None  # a micro-batch that was begun in an earlier generation is lost
+        self._number = None  # a micro-batch that had begun in an earlier generation is lost
         super()._enter()
         for bucket in self.buckets:
-            bucket.abandon()  # gradients of an earlier generation
+            bucket.abandon()  # forgets gradients of an earlier generation
             options = {"members": bucket.members} | self._policy_of(bucket)
             config = self._family.config(bucket.flat, bucket.wire_dtype, **options)
             runtime.declare(self.process_set.process_set_id, bucket.name, config)
@@ -131,10 +134,10 @@ class WorkSharingExchange(GradientExchange):
         return self._policy(grants=bucket is self.buckets[0])
 
     def _become_active(self) -> None:
-        """Make this the optimizer that gets micro-batches. A later optimizer takes over, and no earlier one comes back.
+        """Let this optimizer be the one of the process that gets micro-batches.
 
         Raises:
-            ValueError: a later optimizer has taken over from this one.
+            ValueError: another optimizer has taken over from this one before.
         """
         active = WorkSharingExchange._active()
         if active is self:
@@ -147,8 +150,6 @@ class WorkSharingExchange(GradientExchange):
         if active is not None:
             active.leave()
         WorkSharingExchange._active = weakref.ref(self)
-
-    # --- Backward
 
     def _gradient_is_there(self, parameter: torch.nn.Parameter) -> None:
         self._enter()
@@ -181,7 +182,7 @@ class WorkSharingExchange(GradientExchange):
             )
 
     def _note(self, begun: tuple[int, int] | None) -> bool:
-        """Note the numbers of a micro-batch that has begun. Returns False for None."""
+        """Note the numbers of a micro-batch that has begun. Returns False if `begun` is None."""
         if begun is not None:
             self._number, self._updates = begun
         return begun is not None
@@ -193,17 +194,16 @@ class WorkSharingExchange(GradientExchange):
         self._family.arrive(bucket, **self._policy_of(bucket))
 
     def begin(self) -> tuple[int, int]:
-        """Begin a micro-batch, unless one has begun. First apply updates, which changes the weights.
+        """Begin a micro-batch, unless one has begun. Updates that have ended are applied first, and change the weights.
 
-        Returns the number of its update, and its own number within the update: the micro-batches of rank 0 come first,
-        then those of rank 1. A rank may make micro-batches of another rank.
+        Returns the number of the update, and the number of the micro-batch within the update.
         """
         number = self.begin_before(math.inf)
         assert number is not None
         return self.rounds, number
 
     def begin_before(self, rounds: float) -> int | None:
-        """Begin a micro-batch, unless one has begun. Returns its number, or None after `rounds` applied updates."""
+        """Begin a micro-batch, unless one has begun. Returns its number, or None if `rounds` updates have been applied."""
         self._enter()
         self.thread = threading.get_ident()
         while self._number is None and self.rounds < rounds:
@@ -219,10 +219,10 @@ class WorkSharingExchange(GradientExchange):
         return self._number
 
     def require_begun(self) -> int:
-        """Begin a micro-batch, unless one has begun. Returns its number.
+        """Begin a micro-batch, unless one has begun. Returns its number within the update.
 
         Raises:
-            RuntimeError: none has begun, and a loader should have begun it when it loaded the data.
+            RuntimeError: no micro-batch has begun, but a `DynamicShardingLoader` should have begun one.
         """
         if not self.begins_in_step and self._number is None:
             raise RuntimeError(_NOT_BEGUN)
@@ -232,8 +232,6 @@ class WorkSharingExchange(GradientExchange):
     def is_under_way(self) -> bool:
         """Whether gradients of a micro-batch wait for its step."""
         return any(bucket.is_begun or not bucket.missing for bucket in self.buckets)
-
-    # --- Step
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         loss = None
@@ -262,7 +260,7 @@ class WorkSharingExchange(GradientExchange):
 
     def _complete_micro_batch(self) -> None:
         self.require_begun()
-        for bucket in reversed(self.buckets):  # the bucket that keeps the grants comes last, same as in backward
+        for bucket in reversed(self.buckets):  # the first bucket, which carries the grants, arrives last
             for parameter in list(bucket.missing):
                 if bucket.add(parameter, self._scale):
                     self._arrive(bucket)
@@ -296,7 +294,7 @@ class WorkSharingExchange(GradientExchange):
         taken = super()._take_round()
         if taken:
             self._updates += 1
-            self._steps_in_round = 1.0  # an update counts as one step, for schedules too
+            self._steps_in_round = 1.0  # an update counts as one step of a learning rate schedule
             for bucket in self.buckets:
                 bucket.begin_update()
         return taken
@@ -311,12 +309,10 @@ class WorkSharingExchange(GradientExchange):
     def _apply_round(self, optimizer: Any) -> None:
         try:
             super()._apply_round(optimizer)
-        finally:  # even if a round hook fails: gradients of an applied update must not enter the next micro-batch
+        finally:  # gradients of an applied update must not enter the next micro-batch, even if a round hook fails
             self._applied += 1
             for parameter in self._bucket_of:
                 parameter.grad = None
-
-    # --- Flushes, joins and ends
 
     def leave(self) -> None:
         if self.is_under_way or self._is_applying:
@@ -344,7 +340,7 @@ class WorkSharingExchange(GradientExchange):
 
     @property
     def applies_ahead(self) -> bool:
-        return False  # while this rank has begun a micro-batch, no update completes that it could apply
+        return False  # no update can end while this rank has begun a micro-batch
 
     def synchronize(self) -> None:
         raise RuntimeError(
@@ -376,16 +372,19 @@ class WorkSharingExchange(GradientExchange):
     def rounds(self) -> int:
         """How many updates have been made. Rounds of a flush without any gradient do not count.
 
-        Updates from the time in which this rank had joined count from its next micro-batch on.
+        Updates that other ranks made while this rank had joined are counted when its next micro-batch begins.
         """
         return self._updates if self._is_alone or self._tenure.is_current else 0
 
     def rounds_of(self, generation: Tenure) -> int | None:
-        """Return `rounds` of a generation that may have ended; None if this exchange has entered another one since."""
+        """Return how many updates were made in a generation of Horovod, which may have ended.
+
+        None if this exchange has been used in another generation since.
+        """
         return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None
 
     def before_state_dict(self) -> None:
-        """Do not warn: between two steps, and in a round hook, the state is that of the newest update on this rank."""
+        """Do nothing: between two steps, and in a round hook, the state is always that of the newest update."""
 
 
 _NOT_BEGUN = (
