@@ -57,7 +57,7 @@ def check_sampler(batch_size: Any, shuffle: Any, drop_last: Any, process_set: An
 
 
 def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> GradientPolicy:
-    """Return the policy of a single allreduce.
+    """Return the policy for `hvd.partial_allreduce`, from the user's arguments.
 
     Args:
         sync: the policy that the user gave: a policy, its text, or None for the setting.
@@ -74,7 +74,7 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> Gra
 
 
 def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
-    """Return the policy of `hvd.average`.
+    """Return the policy for `hvd.average`, from the user's arguments.
 
     Args:
         policy: the policy that the user gave, or its text.

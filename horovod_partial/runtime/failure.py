@@ -57,7 +57,7 @@ def watch() -> None:
 
 
 def ends(exception: BaseException) -> None:
-    """Note that this exception, which is a failure, ends the process."""
+    """Note that an exception ends the process by a failure. Exit handlers tell other ranks its text."""
     global _failure
     _failure = describe(exception)
 

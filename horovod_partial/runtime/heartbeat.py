@@ -30,7 +30,9 @@ class _Offer(NamedTuple):
 
 
 def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
-    """Watch the other ranks (on rank 0), or rank 0 (on the others), until the monitor is dropped. All ranks call this.
+    """Begin to watch the other ranks (on rank 0), or rank 0 (on the others), by heartbeats. All ranks must call this.
+
+    They are watched until the returned monitor is dropped.
 
     Args:
         rank: this rank.

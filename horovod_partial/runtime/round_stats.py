@@ -23,7 +23,7 @@ class Progress:
         self._before = self._counts()
 
     def since(self) -> dict[str, float]:
-        """Return what has happened since the last call.
+        """Return what has happened to the rounds since the last call.
 
         Returns:
             `late`: the share of this rank's arrivals that came too late, 0 to 1. `fresh`: the mean number of ranks that

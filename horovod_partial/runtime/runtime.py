@@ -270,7 +270,7 @@ class Runtime:
         self._process_sets.add(process_set)
 
     def _begin(self) -> bool:
-        """Set the log's rank and register the exit handler, if this generation is new. Returns whether it is."""
+        """Set the log's rank and register the exit handler, if this generation of Horovod is new. Returns whether it is."""
         is_new = self._begun.enter()
         if is_new:
             log.set_rank(self._mpi_ops.rank())

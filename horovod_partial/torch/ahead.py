@@ -35,7 +35,7 @@ class ParametersAhead:
 
     @contextmanager
     def in_place_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """Context in which the parameters have the values of the copies. Autograd sees no change."""
+        """Context in which the parameters have the values of their copies. Autograd sees no change."""
         # The program may wait in inference mode, no_grad or autocast. The copies are used after it, so leave all three.
         with (
             torch.inference_mode(False),
@@ -57,7 +57,7 @@ class ParametersAhead:
 
     @torch.no_grad()
     def become_the_model(self) -> int:
-        """Copy the values of the copies to the model, and drop the copies.
+        """Copy the parameters' copies to the model, and drop them.
 
         If the program has written the model meanwhile, the change of each copy is added to the program's values, and the
         result depends on rounding. Returns `rounds` in this case, otherwise 0.
@@ -70,7 +70,7 @@ class ParametersAhead:
         return 0 if same else rounds
 
     def forget(self) -> None:
-        """Drop the copies and leave the model unchanged."""
+        """Drop the copies of the parameters, and leave the model unchanged."""
         self._ahead = {}
         self.rounds = 0
 

@@ -151,7 +151,7 @@ class GradientBucket:
             self.flat.copy_(self.compression.decompress(self.wire, self._context))
 
     def show(self, frozen: Collection[torch.nn.Parameter]) -> None:
-        """Set each parameter's `grad` to its view; to None if there is no result, or the parameter is frozen."""
+        """Set each parameter's `grad` to its view of the bucket; to None for frozen parameters, or without a result."""
         for parameter, view in self.views.items():
             gradient = None if self.empty or parameter in frozen else view
             parameter.grad = view.to_sparse() if gradient is not None and parameter in self._sparse else gradient
@@ -217,7 +217,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
-    """Return what all tensors of one bucket must have in common."""
+    """Return the dtype and the device of a tensor, which all tensors of one bucket must have in common."""
     return tensor.dtype, tensor.device
 
 

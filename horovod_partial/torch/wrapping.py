@@ -186,7 +186,7 @@ class _Methods(torch.optim.Optimizer):
         self._exchange.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, same as in the wrapped optimizer.
+        """Clear the gradients of all parameters, same as the user's optimizer does.
 
         Raises:
             AssertionError: gradients are under way; call it after `step` or `synchronize`.
@@ -394,7 +394,7 @@ class Name:
             self.current()
 
     def current(self) -> str:
-        """Return the name in the present generation of Horovod."""
+        """Return the prefix of the buckets' names in the present generation of Horovod."""
         if self._tenure.enter():
             # Name the process set by its ranks. Its number may be that of a removed process set with other ranks.
             alike = f"{self._process_set.ranks} {self._members}"
