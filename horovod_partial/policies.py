@@ -44,7 +44,7 @@ class _Policy:
         given = [
             f"{each.name}={getattr(self, each.name)!r}"
             for each in _options(type(self))
-            if repr(getattr(self, each.name)) != repr(each.default)  # as texts, 1 (rank) differs from 1.0 (all ranks)
+            if repr(getattr(self, each.name)) != repr(each.default)  # 1 (one rank) == 1.0 (all ranks), so compare texts
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 

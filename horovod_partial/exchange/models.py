@@ -41,13 +41,13 @@ class ModelExchange(ABC):
         self.name = self.signal_name = ""  # names of buckets; empty before `use_name`
         self.policy = policy
         self.process_set = process_set
-        self._taken = 0  # how many rounds' results this rank has got, or will never get
+        self._taken = 0  # the number of rounds whose results this rank has got, or has left out
 
     def use_name(self, name: str) -> None:
         """Set the prefix of the buckets' names. Must be called first in each generation of Horovod."""
         self.name = f"{name}.model"
         self.signal_name = f"{self.name}.period"
-        self._owner = _attach.Owner()  # the buckets end when this object is gone on every rank
+        self._owner = _attach.Owner()  # the buckets end when their owner is gone on every rank
         if isinstance(self.policy, WeightedAverage):
             self._periods = Periods(self.policy.period)
         # If the optimizer's state is averaged too, flushes after the first average use a second, larger bucket.

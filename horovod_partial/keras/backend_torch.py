@@ -128,7 +128,9 @@ class GradientExchange(gradients.GradientExchange):
                 "then nothing is left to win by a plan"
             )
         super().__init__(name, sync, arguments, **options)
-        self._steps: dict[str, _Step] = {}  # by the prefix of the buckets' names
+        self._steps: dict[
+            str, _Step
+        ] = {}  # for each set of trained variables its buckets, by the prefix of their names
 
     @staticmethod
     def _divided(gradient: Any, divisor: int) -> Any:

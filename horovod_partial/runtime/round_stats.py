@@ -34,7 +34,7 @@ class Progress:
         new: Counter[str] = Counter()
         for name, counts in self._before.items():
             new.update(counts)
-            if name in before:  # a bucket that has ended since, for example with its optimizer, is not counted
+            if name in before:  # other buckets were declared since the last call, so all their counts are new
                 new.subtract(before[name])
         if not new["rounds"]:
             return {}

@@ -62,13 +62,14 @@ class Runtime:
         self._process_sets = {0}  # numbers of process sets that may have been used
         self._begun = Tenure(self)
         self._recorded = Tenure(self)
-        self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by _appliers_lock
+        # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
+        self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # sends heartbeats; None if there are none
         self.records = False  # whether a recording of this rank has ever begun
         # What compares replicas after a flush, by process set. Guarded by _meetings_lock.
         self._meetings: dict[int, healing.Meeting] = {}
-        self._has_met = Tenure(self)  # the generation of Horovod that `_meetings` belong to
+        self._has_met = Tenure(self)  # the generation of Horovod in which the objects in `_meetings` were made
         self._meetings_lock = threading.Lock()
         # `takes_no_rounds` is True on a thread that is in a join, or in an exit handler.
         self._thread = threading.local()
@@ -265,7 +266,7 @@ class Runtime:
 
     def use(self, process_set: int) -> None:
         """Note that a process set is used, so that its late contributions are delivered at the end."""
-        if self._begin():  # then the program has called Horovod's own `init`, not ours
+        if self._begin():  # a generation begins here only if the program has called Horovod's own `init`
             self._record_as_set()
         self._process_sets.add(process_set)
 
@@ -543,7 +544,7 @@ class Runtime:
             replicas = [(applier.family, applier.replica) for applier in appliers]
             healing.compare(meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None])
         for sharer in returning:
-            if sharer not in here:  # others may wait for ranks that take no part in the comparison
+            if sharer not in here:  # in other process sets, begin again only now: they have other ranks
                 sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:

@@ -11,8 +11,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class _Ahead(NamedTuple):
-    before: torch.Tensor  # the parameter before the first round ahead
-    values: torch.Tensor  # the parameter after all rounds ahead
+    before: torch.Tensor  # the parameter before the first round that was applied ahead
+    values: torch.Tensor  # the parameter after all rounds that were applied ahead
 
 
 class ParametersAhead:
@@ -64,7 +64,8 @@ class ParametersAhead:
         """
         ahead, rounds = self._ahead, self.rounds
         self.forget()
-        same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())  # compares bits, as NaN != NaN
+        # Compare bits, because NaN never equals itself.
+        same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())
         for p, a in ahead.items():
             p.copy_(a.values if same else p + (a.values - a.before))
         return 0 if same else rounds

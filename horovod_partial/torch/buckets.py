@@ -74,7 +74,7 @@ class GradientBucket:
         self.empty = False  # whether there is no result, because no rank gave a gradient
         self.wire = self.flat  # the compressed tensor that travels
         self._sparse: set[torch.nn.Parameter] = set()
-        self._streams: set[torch.cuda.Stream] = set()  # CUDA streams on which gradients were taken
+        self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
         self._context: Any = None
         self._version = 0  # PyTorch's version of the flat tensor when it began to travel
 
@@ -194,7 +194,7 @@ class GradientBucket:
 
     def wire_address(self) -> int:
         """Return the address of the tensor that travels, once the core may write to it."""
-        if self.wire.is_cuda:  # queued kernels may still use this memory, and the core does not know of them
+        if self.wire.is_cuda:  # queued kernels may still use the tensor's memory, and the core does not know of them
             torch.cuda.current_stream(self.wire.device).synchronize()
         return self.wire.data_ptr()
 

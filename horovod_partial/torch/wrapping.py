@@ -128,7 +128,8 @@ class _Methods(torch.optim.Optimizer):
     _exchange: Exchange
     _make_exchange: MakeExchange
     gives_way = False  # whether a later wrapper has taken over the parameters
-    _rounds_before = (0, 0)  # a generation of Horovod, and how many rounds earlier exchanges took in it
+    # A generation of Horovod, and how many rounds this optimizer took in it before the last `add_param_group`.
+    _rounds_before = (0, 0)
     backward_passes_per_step: int
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -358,7 +359,7 @@ def wrap(
 
     It shares the optimizer's state and parameter groups.
     """
-    exchange = make_exchange(optimizer)  # first, because this raises the errors of wrong arguments
+    exchange = make_exchange(optimizer)  # raises the errors of wrong arguments, before anything has changed
     base = type(optimizer)
     # Horovod's broadcast_optimizer_state takes steps, which must not reduce. It recognises a wrapper by this module name.
     body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}

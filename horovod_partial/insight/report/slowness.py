@@ -156,7 +156,7 @@ def _own(times: Floats) -> Floats:
         return times
     above = times - np.median(times, axis=0)
     if times.shape[1] < _FEW and _together(above) < _TOGETHER:
-        return times  # the ranks have nothing in common, and the quartile of so few would be the shortest time
+        return times  # the ranks have nothing in common, and a quartile of so few ranks would be the shortest time
     # Use the lower quartile, because slow ranks in a step do not change it.
     shared = np.quantile(above, 0.25, axis=1, method="lower")
     shared = shared - np.median(shared)
