@@ -238,8 +238,8 @@ def warn_of_sums(policy: Policy) -> None:
     waits_for_all = isinstance(policy, Quorum) and policy.is_share and policy.ranks == 1.0
     if isinstance(policy, LateGradients) and policy.missed == "replay" and not waits_for_all:
         warnings.warn(
-            "what a late rank has missed is added up, in a tape, or with merging in TensorFlow, so that replicas part with any "
-            "optimizer but plain SGD: leave the tape as it is, and use hvd.DistributedOptimizer without merging",
+            "a tape, and merging in TensorFlow, add up the results that a late rank has missed. So replicas part with any optimizer "
+            "but plain SGD: use a plain tape, and hvd.DistributedOptimizer without merging",
             stacklevel=3,
         )
 

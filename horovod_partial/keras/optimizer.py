@@ -57,8 +57,8 @@ class _Methods:
         unknown = [variable for variable in variables if id(backend.native(variable)) not in known]
         if unknown:  # raise the error before anything travels, so that no other rank waits
             raise ValueError(
-                f"{getattr(unknown[0], 'path', unknown[0].name)} was not trained when the optimizer was built, so that has no "
-                "state for it: call optimizer.flush() on every rank, then wrap a new optimizer, and compile the model with it"
+                f"{getattr(unknown[0], 'path', unknown[0].name)} was not trained when the optimizer was built, so it has no "
+                "state there: call optimizer.flush() on every rank, then wrap a new optimizer, and compile the model with it"
             )
         return self._horovod.apply(self, list(grads), list(variables))
 
@@ -244,9 +244,9 @@ class _State:
                     backend.runtime.meet(process_set)
                 if self._has_rounds and not self._progress_of(optimizer).follows(optimizer._trainable_variables):
                     warnings.warn(
-                        "an optimizer begins to train what another one has trained that was not flushed: what that has "
-                        "pending or has missed is lost, and replicas part. Call flush() of the one before on every rank, before "
-                        "the first step of the new one",
+                        "an optimizer begins to train what another one has trained, and the other one was not flushed: its late "
+                        "gradients and missed results are lost, and replicas part. Call flush() of the old optimizer on every "
+                        "rank, before the first step of the new one",
                         stacklevel=2,
                     )
                 for variable in self._local:

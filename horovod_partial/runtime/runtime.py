@@ -171,7 +171,7 @@ class Runtime:
         try:
             self._end_unless_failing()
         except HorovodInternalError as error:
-            log.logger.info("what was pending is lost: %s", error)
+            log.logger.info("late contributions of this rank are lost: %s", error)
         _attach.end_recording(self._library)
         self._mpi_ops.shutdown()
         self.failed = False
@@ -179,7 +179,7 @@ class Runtime:
             try:
                 return self.init()
             except HorovodInternalError as error:  # another rank has gone; the next init leaves it out
-                log.logger.info("starting again: %s", error)
+                log.logger.info("Horovod is initialised once more: %s", error)
                 self._mpi_ops.shutdown()
 
     def join(self, *args: Any, **kwargs: Any) -> int:

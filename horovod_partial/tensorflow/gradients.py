@@ -96,7 +96,7 @@ class GradientExchange(gradients.GradientExchange):
 
     def _wires(self, gradients: list[Any], variables: list[Any]) -> tuple[list[tf.Tensor], list[Member]]:
         if not all(isinstance(native(variable), tf.Variable) for variable in variables):
-            raise ValueError("a partial policy needs variables as sources: their gradients are told apart by them")
+            raise ValueError("a partial policy needs variables as sources, because buckets are named after variables")
         wires, members = [], []
         for gradient, variable in zip(gradients, variables, strict=True):
             dense = self._dense(gradient, variable)

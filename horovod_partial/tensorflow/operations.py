@@ -43,7 +43,7 @@ def shutdown() -> None:
 def join(*args: Any, **kwargs: Any) -> Any:
     """Deliver this rank's late contributions, then call `horovod.tensorflow.join`. Only for eager code."""
     if not tf.executing_eagerly():
-        raise ValueError("call join outside of graphs: what is pending is delivered when it is called")
+        raise ValueError("call join outside of graphs: it delivers late contributions when Python calls it")
     return runtime.join(*args, **kwargs)
 
 
@@ -57,7 +57,7 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     check_kinds({"process_set": process_set})
     check_initialized()
     if not tf.executing_eagerly():
-        raise ValueError("call flush outside of graphs: it delivers when it is called")
+        raise ValueError("call flush outside of graphs: it delivers late contributions when Python calls it")
     runtime.flush(process_set.process_set_id)
 
 

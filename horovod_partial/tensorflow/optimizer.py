@@ -40,8 +40,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if keras.backend.backend() != "tensorflow":
             raise ValueError(
-                f"Keras's backend is {keras.backend.backend()}, not TensorFlow; import horovod_partial.keras, which takes "
-                "the Horovod of that"
+                f"Keras's backend is {keras.backend.backend()}, not TensorFlow; import horovod_partial.keras, which uses "
+                "Horovod for that backend"
             )
         # An import at the top would be circular: the Keras front end imports this package.
         from horovod_partial.keras import optimizer as of_keras

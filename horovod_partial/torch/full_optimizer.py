@@ -60,7 +60,7 @@ def wrap(
     takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step
     if takes_closures and round_steps.changes_gradients:
         raise ValueError(
-            "op=hvd.Adasum reduces no gradients, which could be clipped: leave max_grad_norm and its kin out"
+            "op=hvd.Adasum reduces no gradients that could be clipped: leave out max_grad_norm, max_grad_value and grad_transform"
         )
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:

@@ -145,8 +145,8 @@ class WorkSharingExchange(GradientExchange):
             return
         if active is not None and self._tenure.is_current:
             raise ValueError(
-                "two optimizers cannot share work in turns: an update of one might be made while this rank uses the other, under "
-                "weights that are gone. Pass the parameters of both to one optimizer, or use another policy"
+                "two optimizers cannot share work in turns: other ranks might make an update of one while this rank uses the other, "
+                "and this rank's weights would be old. Pass the parameters of both to one optimizer, or use another policy"
             )
         if active is not None:
             active.leave()
