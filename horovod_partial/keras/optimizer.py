@@ -511,7 +511,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     prefix = name or f"Distributed{type(optimizer).__name__}"
     if isinstance(policy, ModelPolicy):
-        ModelExchange(policy, arguments)  # this raises the errors of wrong arguments before the first step
+        ModelExchange(policy, arguments)  # made only for its checks: wrong arguments raise errors before the first step
     else:
         backend.GradientExchange(prefix, policy, arguments, replays=True)
     _accumulate(optimizer, backward_passes_per_step)  # this changes the user's optimizer, so all checks come before
