@@ -72,11 +72,7 @@ class VariablesState(ObjectState):  # type: ignore[misc]
 
 
 class KerasState(VariablesState):
-    """The state of an elastic job that trains a model of Keras 3: the model, its optimizer, and further properties.
-
-    Raises:
-        ValueError: the model is not built, or there is no optimizer.
-    """
+    """The state of an elastic job that trains a model of Keras 3: the model, its optimizer, and further properties."""
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.model = model

@@ -62,16 +62,9 @@ class ModelExchange(ABC):
 
     @abstractmethod
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
-        """Average a model over all ranks, and wait. Only for eager code.
+        """Average a model over all ranks, in place, in the bucket `name`, and wait. Only for eager code.
 
-        Args:
-            model: the tensors or variables; they are overwritten by the average.
-            name: the name of the bucket.
-            policy: how models are weighted.
-            work: the steps or the iteration that decide the weight of this rank's model.
-
-        Returns:
-            The work of each rank that took part.
+        `work` are the steps, or the iteration, that decide the weight of this rank's model. Returns the work of each rank.
         """
 
     @property

@@ -290,19 +290,11 @@ class Runtime:
         work: int,
         stream: int,
     ) -> HANDLE:
-        """Arrive at a bucket's open round with a contribution.
+        """Arrive at a bucket's open round with a contribution. Returns a handle to wait for the result with.
 
-        Args:
-            process_set: the number of the process set.
-            name: the name of the bucket.
-            config: the declaration of the bucket.
-            source: the address of the contribution, of the bucket's size.
-            target: the address that the result is written to, of the bucket's size.
-            work: what decides the weight of a model: its steps, or its iteration.
-            stream: the CUDA stream that computes the contribution; 0 on the host.
-
-        Returns:
-            A handle to wait for the result with.
+        `source` and `target` are the addresses of the contribution and of the result, each of the bucket's size. `work`
+        are the steps, or the iteration, that decide a model's weight. `stream` is the CUDA stream that computes the
+        contribution, 0 on the host.
         """
         self.use(process_set)
         return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
@@ -320,13 +312,8 @@ class Runtime:
     def next_micro_batch(self, applier: Applier, *, begins: bool, waits: bool = True) -> tuple[int, int] | None:
         """Block until this rank may begin a micro-batch of the open update, or must take a round first.
 
-        Args:
-            applier: the applier of an optimizer under `WorkSharing`.
-            begins: whether this rank begins the micro-batch at once.
-            waits: whether to block. With False the call returns None where it would have to wait.
-
-        Returns:
-            The numbers of the micro-batch and of the update; None if this rank must take a round first.
+        With `begins` this rank begins the micro-batch at once. Returns the numbers of the micro-batch and of the update. The
+        result is None if this rank must take a round first, or if `waits` is False and the call would have to block.
         """
         (names,) = names_of((applier,))
         process_set = applier.process_set.process_set_id

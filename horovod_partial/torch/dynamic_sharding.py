@@ -62,11 +62,7 @@ class _Plan:
         return _Place(epoch, update + updates, samples + updates * self._samples)
 
     def indices(self, update: int, number: int) -> list[int]:
-        """Return the indices of the samples of micro-batch `number` in an update of this epoch.
-
-        Raises:
-            IndexError: the plan has no such micro-batch.
-        """
+        """Return the indices of the samples of micro-batch `number` in an update of this epoch."""
         number_of_update = update - self.place.update
         if not (0 <= number_of_update < self.updates and 0 <= number < self._passes * self.size):
             raise IndexError(f"this epoch has no micro-batch {number} of update {update} now")
