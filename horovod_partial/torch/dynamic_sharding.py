@@ -62,11 +62,7 @@ class _Plan:
         return _Place(epoch, update + updates, samples + updates * self._samples)
 
     def indices(self, update: int, number: int) -> list[int]:
-        """Return the indices of the samples of micro-batch `number` in an update of this epoch.
-
-        Raises:
-            IndexError: the plan has no such micro-batch.
-        """
+        """Return the indices of the samples of micro-batch `number` in an update of this epoch."""
         number_of_update = update - self.place.update
         if not (0 <= number_of_update < self.updates and 0 <= number < self._passes * self.size):
             raise IndexError(f"this epoch has no micro-batch {number} of update {update} now")
@@ -142,9 +138,8 @@ class DynamicShardingSampler(Sampler[list[int]]):
         self._place = _Place(0)  # where the next loop begins; only used while `_pass` is None
         self._cached: _Plan | None = None
         self._pass: _Pass | None = None  # the pass from which a loop took its batches last
-        self._handed_out: deque[tuple[int, int]] = (
-            deque()
-        )  # (update, number) of all that the last iteration has yielded
+        # The micro-batches whose samples the last iteration has yielded, as (update, number).
+        self._handed_out: deque[tuple[int, int]] = deque()
         if self._plan.updates == 0:
             raise ValueError(
                 f"an update has {batch_size * backward_passes_per_step * self._plan.size} samples, and the dataset only "
@@ -256,7 +251,7 @@ class _Pass:
         self._optimizer = weakref.ref(optimizer)
         self._tenure = Tenure(runtime)
         self._tenure.enter()
-        self._made = 0  # how many updates had been made when this was last known
+        self._made = 0  # the last known number of updates that this rank has applied in the pass
         sampler._pass = sampler._pass or self
 
     @property
@@ -325,7 +320,7 @@ class _Timeline:
     def __init__(self) -> None:
         self.passes: deque[_Pass] = deque()
         self.loop: object = None
-        self._end = 0  # the optimizer's `rounds` after the last pass
+        self._end = 0  # the optimizer's `rounds` at which the last pass ends
         self._tenure = Tenure(runtime)
 
     def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
@@ -416,14 +411,14 @@ class DynamicShardingLoader:
                 yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
-            if timeline.loop is loop:  # False if a newer loop has begun
+            if timeline.loop is loop:  # a newer loop keeps the micro-batch that it has begun
                 self._optimizer._exchange.give_back()
 
     def _batches(self, current: _Pass) -> Iterator[Any]:
         optimizer = self._optimizer
         batches = _Batches(current)
         while True:
-            exchange = optimizer._exchange  # add_param_group may have replaced it since the last batch
+            exchange = optimizer._exchange  # add_param_group may have replaced the exchange since the last batch
             number = exchange.begin_before(exchange.rounds + current.end - optimizer.rounds)
             if number is None:
                 return

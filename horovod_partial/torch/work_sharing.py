@@ -52,7 +52,8 @@ class MicroBatchBucket(GradientBucket):
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
         """Arrive with the sum of this rank's micro-batches in the open update, after each of them."""
         if self.handle is not None and self.handle.poll():
-            self.handle.synchronize()  # no update ends without this micro-batch, so the arrival has failed: raise its error
+            # The arrival can only have failed, because no update ends without this micro-batch. This raises its error.
+            self.handle.synchronize()
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)
         self.wire = wire
@@ -85,7 +86,7 @@ class WorkSharingExchange(GradientExchange):
 
     bucket_class = MicroBatchBucket
     shares_work = True
-    synchronized = property(lambda _: True, lambda *_: None)  # backward and step have no wait between them
+    synchronized = property(lambda _: True, lambda *_: None)  # always True: `synchronize` has nothing to wait for
     buckets: list[MicroBatchBucket]  # type: ignore[assignment]
     _bucket_of: dict[torch.nn.Parameter, MicroBatchBucket]  # type: ignore[assignment]
     # A reference to the one exchange of the process that gets micro-batches now.
@@ -97,7 +98,7 @@ class WorkSharingExchange(GradientExchange):
         self._told = 0  # how many updates had been applied at the end of the last step
         self._updates = 0
         self.begins_in_step = True  # False if a DynamicShardingLoader begins the first micro-batch of each update
-        self._number: int | None = None  # number within its update of the begun micro-batch; None if there is none
+        self._number: int | None = None  # the number of the begun micro-batch within its update; None if none has begun
         self._micro_batches = 0  # if this rank is alone, how many micro-batches it has made in the open update
         self._passes_in_update = backward_passes_per_step
         arguments["bucket_options"] |= self._policy(grants=False)
@@ -125,7 +126,7 @@ class WorkSharingExchange(GradientExchange):
         self._number = None  # a micro-batch that had begun in an earlier generation is lost
         super()._enter()
         for bucket in self.buckets:
-            bucket.abandon()  # forgets gradients of an earlier generation
+            bucket.abandon()  # gradients of an earlier generation of Horovod are lost
             options = {"members": bucket.members} | self._policy_of(bucket)
             config = self._family.config(bucket.flat, bucket.wire_dtype, **options)
             runtime.declare(self.process_set.process_set_id, bucket.name, config)
@@ -144,8 +145,8 @@ class WorkSharingExchange(GradientExchange):
             return
         if active is not None and self._tenure.is_current:
             raise ValueError(
-                "two optimizers cannot share work in turns: an update of one might be made while this rank uses the other, under "
-                "weights that are gone. Pass the parameters of both to one optimizer, or use another policy"
+                "two optimizers cannot share work in turns: other ranks might make an update of one while this rank uses the other, "
+                "and this rank's weights would be old. Pass the parameters of both to one optimizer, or use another policy"
             )
         if active is not None:
             active.leave()
