@@ -99,7 +99,7 @@ class RanksTest : public testing::Test, protected FakeJob {
     std::lock_guard<std::mutex> lock(handle.mutex);
     return handle.core.HasPending();
   }
-  // The sum of what these ranks have submitted.
+  // The sum of what these ranks have submitted to bucket 0.
   Floats SubmittedBy(const Members& ranks) {
     Floats submitted(kElements);
     for (const Rank rank : ranks) AddTo(submitted, At(rank).At(0).submitted);
@@ -1013,7 +1013,7 @@ class GroupsTest : public RanksTest {
     for (const Rank rank : ranks) At(rank).Wait(0);
   }
   const Application::Got& LastOf(Rank rank) { return At(rank).At(0).got.back(); }
-  // Of groups of 2 or 3 ready ranks. Rank 2 has joined in round 0, and is back.
+  // Three ranks have groups of 2 ready ranks. Rank 2 had joined in round 0, and is back.
   void RunRoundZeroWithoutRank2() {
     Start(3, {ReadyConfig(2)});
     horovod().Join(2);

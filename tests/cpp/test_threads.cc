@@ -800,7 +800,7 @@ class FreeThreadsTest : public testing::TestWithParam<On> {
   }
   static void Train(FakeJob& job, Application& application, int bucket, int shutdown_at_step) {
     Random random(static_cast<std::uint64_t>(application.rank() * 100 + bucket));
-    const bool alone = !application.HasGradients(bucket) && application.rank() % 2 == 1;  // at last
+    const bool alone = !application.HasGradients(bucket) && application.rank() % 2 == 1;  // when the others have ended
     const int steps = alone ? 2 * kFreeSteps : kFreeSteps;
     for (int step = 0; step < steps; ++step) {
       if (Below(random, 4) == 0) std::this_thread::sleep_for(std::chrono::microseconds(Below(random, 500)));
