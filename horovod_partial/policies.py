@@ -621,7 +621,7 @@ def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bo
     return chosen
 
 
-def describe(policy: Policy, size: int) -> str:
+def describe(policy: Policy | SharedUpdates, size: int) -> str:
     """Describe a policy by a text. Ranks compare these texts, so equal policies have equal texts on all ranks."""
     schedule = getattr(policy, "schedule", None)
     if isinstance(schedule, Schedule):  # the `repr` of its function contains an address, which differs between ranks

@@ -5,7 +5,7 @@ and `backend_torch`:
 
 * `horovod`: Horovod's module of the framework; `runtime`: ours; `operations`: our life cycle around it
 * `native`, the framework's `Variable` behind one of Keras's, and `number_of` it
-* `GradientExchange`
+* `GradientExchange`; `SharedGradients` and `Updater`, for work sharing
 * `uncompiled`: a function that `jit_compile=True` leaves as it is
 * `outside_graphs`: a context in which variables have values, also while a graph is made
 * `average_`, `signal`, `when_it_runs`: what averages of models are made of

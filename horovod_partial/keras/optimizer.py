@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -27,8 +28,9 @@ from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelExchange
 from horovod_partial.keras.replica import replica_of
 from horovod_partial.keras.steps import Rates, follow_steps, inner
+from horovod_partial.keras.work_sharing import WorkSharingExchange
 from horovod_partial.merging import MergedGradients, MergingPlan
-from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy
+from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy, SharedUpdates, WorkSharing
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
 
@@ -175,15 +177,18 @@ class _State:
     """The state of one optimizer's wrapper."""
 
     def __init__(
-        self, name: str, policy: Policy, arguments: dict[str, Any], averages: bool, rates: Rates | None
+        self, name: str, policy: Policy, arguments: dict[str, Any], passes: int, averages: bool, rates: Rates | None
     ) -> None:
+        self.process_set: ProcessSet = arguments["process_set"]
+        self.passes = passes  # micro-batches in an update for each rank, under WorkSharing
+        self.end = math.inf  # under WorkSharing: after this many updates no micro-batch begins
         self.rates = rates  # of rounds; None where each rank applies what it has, at its own rate
         self._name = name
         self._policy = policy
         self._arguments = arguments
         self._averages = averages  # whether gradients of several passes are averaged; otherwise they are summed
         self._local: list[Any] = []
-        self._made: GradientExchange | ModelExchange | None = None
+        self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of _made
         self._progress: _Progress | None = None  # None before the first step
         self._has_warned = False
@@ -203,7 +208,7 @@ class _State:
         if isinstance(self._made, GradientExchange):
             self._made.register_local(variable)
 
-    def _current(self) -> GradientExchange | ModelExchange | None:
+    def _current(self) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
         """The object that exchanges gradients or models; None before the first step of this generation."""
         return self._made if self._tenure.is_current else None
 
@@ -211,6 +216,7 @@ class _State:
     def _exchange(self, optimizer: Any) -> GradientExchange | ModelExchange:
         """Return the same object; made in the first step, because its name depends on the variables."""
         made = self._current()
+        assert not isinstance(made, WorkSharingExchange)
         if made is None:
             follow_steps(optimizer)  # again, because a MultiOptimizer may have chosen further optimizers since
             process_set = self._arguments["process_set"]
@@ -248,7 +254,55 @@ class _State:
             self._tenure.enter()
         return made
 
+    @property
+    def shares_work(self) -> bool:
+        return isinstance(self._policy, WorkSharing)
+
+    @property
+    def sharing(self) -> WorkSharingExchange | None:
+        """The exchange under `hvd.WorkSharing`; None before the first step of this generation."""
+        made = self._current()
+        return made if isinstance(made, WorkSharingExchange) else None
+
+    def share_until(self, updates: float) -> None:
+        """Let no micro-batch begin after this many updates, until this is called again."""
+        self.end = updates
+        if self.sharing is not None:
+            self.sharing.end = updates
+
+    @backend.uncompiled  # type: ignore[untyped-decorator]
+    def _share(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+        exchange = self.sharing
+        scales = _scales_loss(optimizer)
+        if exchange is None:
+            if self._local:
+                raise ValueError(
+                    f"local variables cannot be used with {self._policy!r}: each rank would train its own part"
+                )
+            trained = [backend.number_of(variable, self.process_set) for variable in variables]
+            shared = backend.SharedGradients(
+                _names.new(self._name, f"{self.process_set.ranks} {type(optimizer).__name__} {trained}"),
+                SharedUpdates(self.passes, grants=False),
+                self._arguments,
+                replays=True,
+                skips_nonfinite=scales,
+                owner=_attach.Owner(),
+                factor=1.0 / self.passes if self._averages else 1.0,
+            )
+            self._made = exchange = WorkSharingExchange(
+                shared, variables, self.passes, _applying(optimizer, scales), replica_of(optimizer)
+            )
+            exchange.end = self.end
+            self._tenure.enter()
+        if scales:
+            scale = optimizer.dynamic_scale
+            gradients = [None if gradient is None else gradient / scale for gradient in gradients]
+        exchange.share(gradients, variables)
+
     def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
+        if self.shares_work:
+            self._share(optimizer, gradients, variables)
+            return None
         exchange = self._exchange(optimizer)
         if isinstance(exchange, ModelExchange):
             result = optimizer._base.apply(optimizer, gradients, variables)
@@ -292,6 +346,8 @@ class _State:
             optimizer._horovod_steps.update_state(iterations, steps)
 
     def rounds(self, optimizer: Any) -> int:
+        if self.shares_work:
+            return 0 if self.sharing is None else self.sharing.rounds
         if not self._has_rounds:
             return int(optimizer.iterations)
         made = self._current()
@@ -306,6 +362,8 @@ class _State:
         made = self._current()
         if made is None or self._progress_of(optimizer).is_flushed():
             return True
+        if isinstance(made, WorkSharingExchange):
+            return True  # between two steps a rank's model is always that of its newest update
         return made.is_settled if isinstance(made, GradientExchange) else not made.is_needed
 
     def before_saving(self, optimizer: Any) -> None:
@@ -329,6 +387,9 @@ class _State:
             return
         if isinstance(made, ModelExchange):
             made.flush_optimizer(optimizer)
+            return
+        if isinstance(made, WorkSharingExchange):
+            made.flush()
             return
         missed = made.flush()
         if missed:
@@ -449,7 +510,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: an argument is wrong, or does not suit the policy.
     """
-    policy = policies.resolve(sync, settings().sync)
+    policy = policies.resolve(sync, settings().sync, shares_work=True)
     if getattr(optimizer, "is_horovod_partial", False):
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
     require(isinstance(optimizer, keras.optimizers.Optimizer), "optimizer", "one of Keras 3", optimizer)
@@ -493,11 +554,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     prefix = name or f"Distributed{type(optimizer).__name__}"
+    shares = isinstance(policy, WorkSharing)
+    if shares and merging is not None:
+        raise ValueError("merging cannot be used with hvd.WorkSharing()")
     if isinstance(policy, ModelPolicy):
         ModelExchange(policy, arguments)  # wrong arguments fail here, not in the first step
     else:
-        backend.GradientExchange(prefix, policy, arguments, replays=True)
-    _accumulate(optimizer, backward_passes_per_step)  # comes last, because it changes the user's optimizer
+        backend.GradientExchange(prefix, SharedUpdates(1, grants=False) if shares else policy, arguments, replays=True)
+    passes = _passes_of(optimizer, backward_passes_per_step) if shares else backward_passes_per_step
+    if shares:
+        repeated["backward_passes_per_step"] = passes
+        repeated["average_aggregated_gradients"] = average_aggregated_gradients or backward_passes_per_step == 1
+    else:
+        _accumulate(optimizer, backward_passes_per_step)  # comes last, because it changes the user's optimizer
     follow_steps(optimizer)
     base = type(optimizer)
     # A slot is not in the `__dict__` that all wrappers of one optimizer share.
@@ -505,8 +574,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras and TensorFlow would track it
     averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras's own accumulation averages
     rates = Rates() if replays else None
-    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, averages, rates))
+    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, passes, averages, rates))
     return wrapped
+
+
+def _passes_of(optimizer: Any, passes: int) -> int:
+    """Return the number of micro-batches in an update, and let Keras not accumulate: an update is one step for it."""
+    accumulating = inner(optimizer)
+    steps = accumulating.gradient_accumulation_steps
+    if passes > 1 and steps not in (None, passes):
+        raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
+    accumulating.gradient_accumulation_steps = None
+    return int(steps or passes)
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
