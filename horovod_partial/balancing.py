@@ -82,7 +82,7 @@ class BalancedBatchSampler:
         if self._shuffle:
             steps = draw.permutation(steps)
         rank, size = self._process_set.rank(), self._process_set.size()
-        for number, step in enumerate(steps):  # another rank has the longest sample in each step
+        for number, step in enumerate(steps):  # ranks take turns to get the longest sample of a step
             yield step[(rank + number) % size :: size].tolist()
 
     @property
@@ -94,7 +94,7 @@ class BalancedBatchSampler:
 def _as_lengths(lengths: Any) -> NDArray[np.float64]:
     allowed = "numbers of the shape (samples,), each finite and 0 or more"
     try:
-        lengths = lengths.tolist() if hasattr(lengths, "tolist") else lengths  # a tensor may lie on a device
+        lengths = lengths.tolist() if hasattr(lengths, "tolist") else lengths  # copies a tensor from a GPU
         found = np.asarray(lengths, dtype=np.float64)
     except (TypeError, ValueError):
         found = np.empty((0, 0))

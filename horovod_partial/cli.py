@@ -22,7 +22,8 @@ from horovod_partial import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Partial collectives for a stock Horovod.")
 
-# Each runs in a process of its own, because attaching cannot be undone, and Horovod may abort if MPI is broken.
+# The self-tests of `check`. Each runs in a process of its own, because attaching to Horovod cannot be undone, and Horovod
+# may abort if MPI is broken.
 SELF_TESTS = {
     "torch": """
 import torch
@@ -43,7 +44,7 @@ hvd.shutdown()
 }
 
 
-# This is added to a self-test if Horovod has NCCL. It prints in one line which NCCL is in use.
+# Code that is added to a self-test if Horovod has NCCL. It prints in one line of JSON which NCCL is in use.
 NCCL_QUESTION = """
 import json
 from horovod.{framework} import mpi_ops
@@ -52,7 +53,8 @@ own = nccl.of_horovod(mpi_ops._basics.MPI_LIB_CTYPES._name, mpi_ops.nccl_built()
 print(json.dumps(nccl.describe("{framework}", own, nccl.loaded())))
 """
 
-# The program that `run` was asked for. `main` runs it after typer has returned, because typer handles some exceptions.
+# The program that the command `run` was asked for. It runs after typer has returned, because typer would catch some of
+# its exceptions.
 _programs: list[Callable[[], None]] = []
 
 
@@ -109,10 +111,10 @@ def _on_gpus(framework: str, features: Sequence[str]) -> str:
 
 
 class SelfTest(NamedTuple):
-    """The result of a self-test.
+    """The result of a framework's self-test in `horovod-partial check`.
 
     Attributes:
-        failure: what went wrong; empty if it passed.
+        failure: what went wrong; empty if the test passed.
         nccl: which NCCL is in use; empty if Horovod has none.
     """
 
@@ -141,7 +143,7 @@ def plan(
     ns_per_byte: float | None = typer.Option(None, min=0.0, help="Time of a byte; replaces the measured one."),
     output: str | None = typer.Option(None, help="File for a picture of backward and messages under each rule."),
 ) -> None:
-    """Compare the rules of merged gradients on the times that a plan was made from."""
+    """Compare the rules that plan merged gradients, on the times that a saved plan was made from."""
     from horovod_partial import merging
 
     with _refusing():
@@ -255,7 +257,7 @@ def simulate(
     title += f", {passes} micro-batches" if passes > 1 else ""
     table.title = f"{title}, delays: {delay}"
     console = Console()
-    console.width = max(console.width, 110)  # a narrower table would cut names
+    console.width = max(console.width, 110)  # in a narrower console the table would cut names
     console.print(table)
     if output is not None and plots is not None:
         folder = Path(output)
@@ -370,7 +372,7 @@ def srun(command: list[str] = typer.Argument(help="A program and its arguments."
 
 
 def _for_output(module: str, needs: str, install: str) -> Any:
-    """Import a module of ours that only `--output` uses. Refuses the command if a package that it needs is missing."""
+    """Import a module that only the option `--output` uses. Refuses the command if a package that it needs is missing."""
     try:
         return importlib.import_module(f"horovod_partial.{module}")
     except ImportError:
@@ -379,7 +381,7 @@ def _for_output(module: str, needs: str, install: str) -> Any:
 
 @contextlib.contextmanager
 def _refusing(begin: str = "") -> Iterator[None]:
-    """Refuse the command if a file or an argument is wrong. `begin` is the begin of the message."""
+    """Context that refuses the command if a file or an argument is wrong. The message starts with `begin`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -393,7 +395,7 @@ def _refused(text: str) -> typer.Exit:
 
 
 def main() -> None:
-    """Run the console script."""
+    """Run the command `horovod-partial`."""
     try:
         app()
     except SystemExit:

@@ -1,4 +1,4 @@
-"""JSON files of ours, read back into what was written."""
+"""Writes dataclasses to JSON files, and reads them back."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Kind = TypeVar("Kind")
 
 
 def save(instance: DataclassInstance, path: str | PathLike[str]) -> None:
-    """Write a dataclass as JSON."""
+    """Write a dataclass to a JSON file."""
     Path(path).write_text(json.dumps(asdict(instance), indent=1) + "\n")
 
 
 def load(path: str | PathLike[str], what: str) -> Any:
-    """What a file holds; `what` names in errors what it should hold.
+    """Read a JSON file. `what` says in errors what the file should hold.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: the file is not JSON.
     """
     try:
         return json.loads(Path(path).read_bytes())
@@ -34,10 +34,10 @@ def load(path: str | PathLike[str], what: str) -> Any:
 
 
 def read_as(kind: type[Kind], document: Any, path: str | PathLike[str], what: str) -> Kind:
-    """A dataclass from what `load` has returned.
+    """Convert the content of a JSON file to a dataclass. `path` and `what` name the file and its purpose in errors.
 
     Raises:
-        ValueError: something is missing there, of another type, or refused by the class itself.
+        ValueError: a field is missing, has another type, or is refused by the class itself.
     """
     try:
         return TypeAdapter(kind).validate_python(document)

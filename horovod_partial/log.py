@@ -1,4 +1,4 @@
-"""The logger of horovod_partial: Python's messages and those of the hooks go the same way, with the rank in every line."""
+"""The logger of horovod_partial. Messages of Python and of C++ go to one log, with the rank in every line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger("horovod_partial")
 
 
 class _Handler(logging.Handler):
-    """Hands records to the log of C++, so that lines of both sides look alike and do not mix."""
+    """Hands Python's log records to the log of C++, so that the lines of both look alike and do not mix."""
 
     rank = -1
 
@@ -23,7 +23,7 @@ _handler = _Handler()
 
 
 def start() -> None:
-    """Begin to log, in Python and in C++, at the level of the settings."""
+    """Begin to log, in Python and in C++, at the level that `HOROVOD_PARTIAL_LOG_LEVEL` sets."""
     level = getattr(logging, settings().log_level.upper())
     logger.setLevel(level)
     _attach.set_log_level(level)
@@ -33,5 +33,5 @@ def start() -> None:
 
 
 def set_rank(rank: int) -> None:
-    """The rank in Python's messages from now on; C++ knows it."""
+    """Set the rank that log messages of Python show. C++ knows its rank by itself."""
     _handler.rank = rank

@@ -31,33 +31,33 @@ __all__ = [
 ]
 
 
-LONGEST_GRACE_MS = 31_536_000_000  # a year: kLongest of cpp/core/values/types.h
-FOR_EVER = 2**31 - 1  # rounds: no bound on staleness
+LONGEST_GRACE_MS = 31_536_000_000  # one year, the same as kLongest in cpp/core/values/types.h
+FOR_EVER = 2**31 - 1  # a `max_staleness` of this many rounds sets no bound
 
 
 @dataclass(frozen=True, repr=False)
 class _Policy:
-    """Base of all policies."""
+    """Base class of all sync policies."""
 
     def __repr__(self) -> str:
-        """Return the call that makes this policy, without what is the default."""
+        """Return the Python call that makes this policy, without arguments that have their default."""
         given = [
             f"{each.name}={getattr(self, each.name)!r}"
             for each in _options(type(self))
-            if repr(getattr(self, each.name)) != repr(each.default)  # 1 means one rank and 1.0 all ranks
+            if repr(getattr(self, each.name)) != repr(each.default)  # as texts, 1 (rank) differs from 1.0 (all ranks)
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
     def to_core(self, size: int) -> _core.Policy:
-        """Return the core's policy, which says when a round of `size` ranks closes.
+        """Return the C++ core's policy, which says when a round of `size` ranks closes.
 
-        `bucket_config` adds texts for errors.
+        Its `description` is empty; `bucket_config` sets it.
         """
         raise NotImplementedError
 
 
 def _options(policy: type[_Policy]) -> list[Field[Any]]:
-    """Return what a policy can be given: first by position, then by name only."""
+    """Return the fields that a policy's constructor takes. Those that can be positional come first."""
     return sorted((each for each in fields(policy) if each.init), key=lambda each: bool(each.kw_only))
 
 
@@ -75,7 +75,7 @@ class _OpenRounds(_Policy):
         require(fits, "grace_ms", f"'auto' or a number of milliseconds, 0 to {LONGEST_GRACE_MS}", grace)
 
     def _to_core(self, **rule: Any) -> _core.Policy:
-        if not isinstance(self.grace_ms, str):  # the core's default is "auto"
+        if not isinstance(self.grace_ms, str):  # "auto" is the core's default
             rule["grace_seconds"] = self.grace_ms / 1e3
         return _core.Policy(max_staleness=self.max_staleness, **rule)
 
@@ -167,7 +167,7 @@ class Quorum(LateGradients):
     """
 
     ranks: int | float
-    # 1 means one rank and 1.0 all ranks, although the numbers are equal. So keep this field for comparisons.
+    # Makes policies with 1 (one rank) and 1.0 (all ranks) unequal, although the numbers are equal.
     is_share: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -192,7 +192,7 @@ def _count_of(ranks: float, size: int) -> int:
     """Convert a number of ranks, or a share of `size`, to a number of ranks from 1 to `size`."""
     if isinstance(ranks, int):
         return min(ranks, size)
-    # Rounding: 0.55 of 20 ranks must be 11, although the floating-point product is a little more.
+    # Without `round`, 0.55 of 20 ranks would become 12: the floating-point product is a little above 11.
     return max(1, math.ceil(round(ranks * size, 9)))
 
 
@@ -214,7 +214,7 @@ class Auto(LateGradients):
     """
 
     min_quorum: int | float = 1
-    # Same as in `Quorum`.
+    # Makes policies with 1 (one rank) and 1.0 (all ranks) unequal, although the numbers are equal.
     is_share: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -266,14 +266,11 @@ class SharedUpdates(_Policy):
         )
 
 
-# --- Schedules -------------------------------------------------------------------------------------------------------
-
-
 class _Schedule:
-    """Which ranks reduce together in a round."""
+    """Base class of schedules. A schedule says which ranks reduce together in each round."""
 
     def to_core(self, size: int) -> _core.Schedule:
-        """Return the core's schedule for `size` ranks."""
+        """Return the C++ core's form of this schedule, for `size` ranks."""
         raise NotImplementedError
 
     def groups(self, round: int, size: int) -> list[list[int]]:
@@ -304,7 +301,7 @@ class Butterfly(_Schedule):
 
 @dataclass(frozen=True)
 class Schedule(_Schedule):
-    """Groups of your own.
+    """Groups of ranks that a function of yours decides.
 
     Args:
         function: is called with a round and a rank, and returns the rank's group: any hashable value, equal for ranks
@@ -326,8 +323,6 @@ class Schedule(_Schedule):
             table.append([numbers.setdefault(self.function(round, rank), len(numbers)) for rank in range(size)])
         return _core.Schedule(kind="table", group_size=1, table=table)
 
-
-# --- Policies of models ----------------------------------------------------------------------------------------------
 
 _AVERAGED = ("parameters", "buffers", "state")
 
@@ -381,7 +376,7 @@ class _ModelPolicy(_Policy):
     slow_momentum: SlowMomentum | None = None
 
     def bucket_options(self) -> dict[str, Any]:
-        """Return fields of `_core.BucketSpec` that say what happens to late models, and how models are weighted."""
+        """Return the fields of `_core.BucketSpec` that say what happens to late models, and how models are weighted."""
         return {"late": "discard"}
 
 
@@ -434,7 +429,7 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
             raise ValueError("slow_momentum is of the averages over all ranks: give a period, after which there is one")
 
     def schedule_for(self, size: int) -> Butterfly | Schedule:
-        """Return the schedule for `size` ranks."""
+        """Return which groups a job of `size` ranks has in each round."""
         if self.schedule is not None:
             return self.schedule
         return Butterfly(max(2, 2 ** int(math.log2(max(size, 1)) / 2)) if self.size is None else self.size)
@@ -558,7 +553,7 @@ def parse(text: str) -> Policy:
 
 
 def _named(kind: type[Policy], arguments: list[str]) -> dict[str, Any]:
-    """Return the arguments of a policy's text by name, with values in place of texts."""
+    """Return the values of the arguments in a policy's text, by name."""
     options = _options_in_texts(kind)
     by_position = [each.name for each in options if not each.kw_only]
     known = {each.name for each in options}
@@ -581,14 +576,14 @@ def _named(kind: type[Policy], arguments: list[str]) -> dict[str, Any]:
 
 
 def _options_in_texts(kind: type[Policy]) -> list[Field[Any]]:
-    """Return the options of a policy that are numbers, words or flags. The others have no text."""
+    """Return the options of a policy that a text can give: those that are numbers, words or flags."""
     return [
         each for each in _options(kind) if {"int", "float", "str", "bool", "None"}.issuperset(each.type.split(" | "))
     ]
 
 
 def _value(text: str) -> Any:
-    """Return the value that a text means: a number, None, True or False, or the text itself."""
+    """Convert the text of one argument to a number, None, True or False. Any other text stays a text."""
     for convert in (int, float):
         with suppress(ValueError):
             return convert(text)
@@ -596,7 +591,7 @@ def _value(text: str) -> Any:
 
 
 def _form(name: str, kind: type[Policy]) -> str:
-    """Return in words which texts name a policy."""
+    """Return a sentence for errors that lists which arguments a policy's text may have."""
     options = [
         each.name.upper() if each.default is MISSING else f"{each.name}={each.default}".lower()
         for each in _options_in_texts(kind)
@@ -608,7 +603,7 @@ def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bo
     """Return the policy that an argument stands for: the policy itself, its text, or None for the default.
 
     Raises:
-        ValueError: it is not a policy, or is `WorkSharing` and `shares_work` is False.
+        ValueError: `sync` is not a policy, or it is `WorkSharing` and `shares_work` is False.
     """
     chosen = default if sync is None else sync
     if isinstance(chosen, str):
@@ -624,7 +619,7 @@ def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bo
 def describe(policy: Policy | SharedUpdates, size: int) -> str:
     """Describe a policy by a text. Ranks compare these texts, so equal policies have equal texts on all ranks."""
     schedule = getattr(policy, "schedule", None)
-    if isinstance(schedule, Schedule):  # the `repr` of its function contains an address, which differs between ranks
+    if isinstance(schedule, Schedule):  # a function's `repr` has an address, which differs between ranks
         digest = hashlib.sha256(repr(schedule.to_core(size).table).encode()).hexdigest()[:8]
         return repr(policy).replace(repr(schedule), f"Schedule(rounds={schedule.rounds}, groups {digest})")
     return repr(policy)

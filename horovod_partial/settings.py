@@ -15,13 +15,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from horovod_partial import policies
 
 PREFIX = "HOROVOD_PARTIAL_"
-# Read by the build, not here: where an offline build finds Horovod's source archive.
+# The build reads these variables: they say where an offline build finds Horovod's source archive.
 BUILD_VARIABLES = {PREFIX + "HOROVOD_SOURCE", PREFIX + "CACHE"}
-OF_EACH_RANK = {"log_level"}  # what each rank may set for itself; all else must be the same on all ranks
+OF_EACH_RANK = {"log_level"}  # settings that may differ between ranks; all others must be equal on all ranks
 
 
 class Settings(BaseSettings):
-    """The settings, each as `HOROVOD_PARTIAL_<NAME>`."""
+    """The settings of horovod_partial. Each is read from the environment variable `HOROVOD_PARTIAL_<NAME>`."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
 
@@ -66,7 +66,11 @@ class Settings(BaseSettings):
 
 @functools.cache
 def settings() -> Settings:
-    """The settings of this process, read once. Warns about variables of ours that mean nothing."""
+    """Return the settings of this process. The environment is read once; unknown `HOROVOD_PARTIAL_*` variables warn.
+
+    Raises:
+        ValueError: a variable has a value that is not allowed.
+    """
     known = {PREFIX + name.upper() for name in Settings.model_fields} | BUILD_VARIABLES
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and name not in known:
@@ -77,29 +81,34 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         wrong = {str(one["loc"][0]): one for one in error.errors()}
-        causes = {name: one.get("ctx", {}).get("error", one["msg"]) for name, one in wrong.items()}  # in our own words
+        # Validators of this class have left their own error in "ctx"; "msg" would put pydantic's words before it.
+        causes = {name: one.get("ctx", {}).get("error", one["msg"]) for name, one in wrong.items()}
         texts = [f"{PREFIX}{name.upper()}={one['input']!r}: {causes[name]}" for name, one in wrong.items()]
         raise ValueError("; ".join(texts)) from None
 
 
 @functools.cache
 def shared() -> dict[str, Any]:
-    """What was set in this process, before it took anything from rank 0, of that which must be the same on all ranks."""
+    """Return the settings that this process's environment has set and that must be equal on all ranks.
+
+    What the process takes from rank 0 later is not among them.
+    """
     return settings().model_dump(include=settings().model_fields_set - OF_EACH_RANK)
 
 
 def adopt(by_rank: Sequence[Mapping[str, Any]], rank: int) -> list[str]:
-    """Use what rank 0 has set.
+    """Take the settings of rank 0 for all that this rank has not set itself.
 
     Args:
-        by_rank: what `shared` is on each rank.
-        rank: of this process.
+        by_rank: for each rank, the settings that `shared` returned there.
+        rank: the rank of this process.
 
     Returns:
-        The variables that this rank has not set and takes from rank 0.
+        The variables that this rank takes from rank 0, as texts such as `HOROVOD_PARTIAL_SYNC=solo`.
 
     Raises:
-        ValueError: a rank has set something else than rank 0; the same on every rank, with the variable and the ranks.
+        ValueError: a rank has set a variable differently than rank 0. Every rank raises the same error, which names the
+            variable and the ranks.
     """
     first = by_rank[0]
     for name, field in Settings.model_fields.items():
@@ -113,6 +122,6 @@ def adopt(by_rank: Sequence[Mapping[str, Any]], rank: int) -> list[str]:
             )
     for name in Settings.model_fields.keys() - OF_EACH_RANK - by_rank[rank].keys():
         value = first.get(name, Settings.model_fields[name].default)
-        if getattr(settings(), name) != value:  # in an elastic job rank 0 may have been another
+        if getattr(settings(), name) != value:  # in an elastic job, another rank may have been rank 0 before
             setattr(settings(), name, value)
     return [f"{PREFIX}{name.upper()}={value}" for name, value in first.items() if name not in by_rank[rank]]

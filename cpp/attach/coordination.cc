@@ -13,12 +13,12 @@
 namespace horovod_partial::attach {
 namespace {
 
-// Fusing saves the latency of a reduction, and costs a copy into the fusion buffer and one out of it. For a tensor of
-// this size the copies cost more (4 ranks on one machine: from 256 KiB on over MPI, from 4 MiB on over Gloo).
+// Fusing tensors saves the latency of a reduction, and costs two copies, into the fusion buffer and out of it. For a
+// tensor of this size the copies cost more (4 ranks on one machine: from 256 KiB on over MPI, from 4 MiB on over Gloo).
 constexpr std::int64_t kLargeBytes = 4 << 20;
 
-// Returns how long ranks may wait for each other before that is a deadlock: kNever if Horovod's stall check is off, its
-// warning time (1 s at least) if the user has set one, else our default.
+// Returns how long ranks may wait for each other before the waits fail. It is kNever if Horovod's stall check is off,
+// Horovod's warning time (at least 1 s) if the user has set that, and else our default.
 Time DeadlockAfter(hvd::Controller& controller) {
   const auto& inspector = StallInspectorAccess::Of(controller);
   if (!inspector.perform_stall_check) return kNever;
@@ -26,8 +26,8 @@ Time DeadlockAfter(hvd::Controller& controller) {
   return std::chrono::seconds(std::max(1, inspector.stall_warning_time_seconds));
 }
 
-// Splits fused responses of ours: large tensors and refused tensors get a response of their own. Large tensors are then
-// reduced where they lie. The tensors that stay together have the same groups.
+// Splits fused responses of ours. A large tensor gets a response of its own, so that it is reduced where it lies. A
+// refused tensor gets a response of its own, too. The tensors of a response have the same groups.
 std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
                                    const std::map<std::string, Closing>& closed) {
   std::vector<hvd::Response> list;
@@ -37,7 +37,7 @@ std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
       continue;
     }
     const auto element_bytes = static_cast<std::int64_t>(SizeOf(static_cast<DataType>(response.tensor_type())));
-    std::map<Partition, std::size_t> together;  // index in the list of the response for these groups
+    std::map<Partition, std::size_t> together;  // for each partition: the index in `list` of its response
     for (std::size_t i = 0; i < response.tensor_names().size(); ++i) {
       const std::string& name = response.tensor_names()[i];
       const std::int64_t elements = response.tensor_sizes()[i];
@@ -145,10 +145,10 @@ std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time n
     farewell.bucket = Farewell::kBucket;
     farewell.error = std::exchange(failures_, "");
   }
-  // Looked up only if something closes: most cycles close nothing.
+  // Horovod's settings are looked at only if a round closes, because most cycles close none.
   const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
   for (auto& closing : closings) {
-    if (closing.ends && !refusal.empty()) closing.groups.clear();  // then all ranks reduce together, some with zeros
+    if (closing.ends && !refusal.empty()) closing.groups.clear();  // all ranks reduce together, some with zeros
     const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
     if (closing.error.empty() && grouped && !refusal.empty())
       closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
@@ -163,9 +163,9 @@ int Coordination::OwnJoinDevice() const {
   return queue.tensor_table_.at(JOIN_TENSOR_NAME).device;
 }
 
-// Returns why a bucket cannot be reduced with the ranks that have joined, or "". Horovod puts a joined rank's zeros on
-// the device that its join names. That must be of the same kind as the device of the other ranks' tensors: NCCL reads
-// no memory of the host, and Gloo and MPI read none of a GPU.
+// Returns why a bucket cannot be reduced together with joined ranks, or an empty text. Horovod puts the zeros of a
+// joined rank on the device that its join names. This must be a GPU if the tensors of the other ranks are on GPUs, and
+// the host otherwise: NCCL does not read the memory of the host, and Gloo and MPI do not read that of a GPU.
 std::string Coordination::JoinRefusal(const std::string& bucket) const {
   const auto on_host = [](int device) { return device == CPU_DEVICE_ID; };
   for (Rank rank = 0; rank < size_; ++rank) {
@@ -206,7 +206,7 @@ void Coordination::Add(std::vector<Closing> closings, std::vector<std::vector<hv
   hvd::Timeline& timeline = ControllerAccess::Of(controller_).timeline_;
   for (std::size_t i = 0; i < closings.size(); ++i) {
     const std::string name = WireName(closings[i].bucket);
-    timeline.NegotiateStart(name, hvd::Request::ALLREDUCE);  // if nobody has arrived, this is its first call
+    timeline.NegotiateStart(name, hvd::Request::ALLREDUCE);  // the timeline needs a start, even if no rank has arrived
     timeline.NegotiateEnd(name);
     ControllerAccess::Of(controller_).message_table_[name] = std::move(rows[i]);
     ready_to_reduce.push_back(name);

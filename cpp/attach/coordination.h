@@ -15,42 +15,43 @@ namespace horovod_partial::attach {
 
 std::string Failed(Rank rank);
 
-// All functions but Statistics are called by the background thread.
+// Connects the coordinator to Horovod. All functions but statistics() are called by the background thread.
 class Coordination {
  public:
   Coordination(hvd::Controller& controller, int size)
       : controller_(controller), size_(size), joined_(static_cast<std::size_t>(size), false), coordinator_(size) {}
 
-  // `state`: Horovod's. `for_all_ranks`: this is the process set of all ranks.
+  // `for_all_ranks` says that this is the process set of all ranks.
   void Begin(hvd::HorovodGlobalState& state, bool for_all_ranks);
   bool WantsCycle(Time now) const { return coordinator_.NextDeadline() <= now; }
-  // Warns of long waits. Returns true if they are so long that the job ends, by the settings of Horovod's stall
-  // inspector. That inspector sees no request of ours.
+  // Warns of long waits. Returns true if they are so long that the job must end, by the settings of Horovod's stall
+  // inspector, which does not see our rounds.
   bool WatchWaits(Time now);
 
-  // Takes our reports out of the other ranks' messages, because Horovod would count them. Returns true if a rank fails.
+  // Takes our reports out of other ranks' messages, where Horovod would count them as requests. Returns true if a rank
+  // fails.
   bool TakeReports(std::vector<hvd::RequestList>& ready, Time now);
-  // The other ranks will be told that this one has failed.
+  // Records that a rank has failed. The other ranks will be told.
   void NoteFailure(Rank rank, const std::string& failure);
-  // Returns the closings of this cycle. `own`: the report of this rank; null if nothing is to be decided. `joined`:
-  // this rank has joined.
+  // Returns the closings of this cycle. `own` is the report of this rank; if it is null, nothing is decided. `joined`
+  // says that this rank has joined.
   std::vector<Closing> Decide(const Report* own, bool joined, Time now);
-  // Returns the requests for Horovod's response: one for each rank, also for joined ranks, because Horovod finds a
-  // rank's device by the rank. The requests agree with each other, so Horovod never refuses them.
+  // Returns the requests that Horovod's response is made from: one for each rank, also for joined ranks, because
+  // Horovod finds the device of a rank by the rank. The requests agree with each other, so Horovod never refuses them.
   std::vector<hvd::Request> RowOf(const Closing& closing) const;
-  // Gives Horovod these rows. They are reduced in this cycle, on every rank.
+  // Hands the requests of closed rounds to Horovod, which reduces them in this cycle on every rank.
   void Add(std::vector<Closing> closings, std::vector<std::vector<hvd::Request>> rows,
            std::vector<std::string>& ready_to_reduce);
 
   // Puts this cycle's decisions into the responses.
   void Enclose(hvd::ResponseList& responses);
-  // Adds a response that carries why this rank has failed. Returns false if there is one already.
+  // Adds a response that says why this rank has failed. Returns false if such a response is there already.
   bool AddFailure(const std::string& failure, hvd::ResponseList& responses);
   void EndCycle() { closed_.clear(); }
 
   const Declaration& declaration(const std::string& bucket) const { return coordinator_.declaration(bucket); }
 
-  // Any thread: what the coordinator has counted, by bucket.
+  // What the coordinator has counted, by bucket. Any thread may ask for it.
   struct Statistics {
     std::map<std::string, Coordinator::Offsets> offsets;
     std::map<std::string, std::int64_t> unconnected_windows;
@@ -65,15 +66,15 @@ class Coordination {
   hvd::Controller& controller_;
   const int size_;
   hvd::HorovodGlobalState* state_ = nullptr;
-  std::vector<bool> joined_;               // by rank
-  std::map<Rank, int> join_devices_;       // the device of each joined rank's zeros
-  std::string failures_;                   // which ranks have failed, and why; empty once all are told
-  std::vector<Grants> grants_;             // the grants decided in this cycle
-  std::map<std::string, Closing> closed_;  // the closings decided in this cycle, by wire name
+  std::vector<bool> joined_;               // for each rank: true if it has joined
+  std::map<Rank, int> join_devices_;       // for each joined rank: the device of its zeros
+  std::string failures_;                   // which ranks have failed, and why; empty once all ranks are told
+  std::vector<Grants> grants_;             // who may begin which micro-batch, if this cycle has changed that
+  std::map<std::string, Closing> closed_;  // the closings decided in this cycle, by their names in messages
   Time last_watch_{0};
   std::string warned_;
 
-  mutable std::mutex mutex_;  // held while the coordinator changes, or another thread reads; no lock is taken below it
+  mutable std::mutex mutex_;  // guards the coordinator and its statistics; no lock is taken below it
   Coordinator coordinator_;
 };
 

@@ -1,4 +1,4 @@
-// What a rank's recording says of Horovod's cycles in one process set.
+// Records Horovod's cycles in one process set.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +19,11 @@ class CycleRecord {
   CycleRecord(hvd::Controller& controller, std::int32_t process_set_id, std::shared_ptr<recording::Recorder> recorder)
       : controller_(controller), process_set_id_(process_set_id), recorder_(std::move(recorder)) {}
 
-  // Records how many tensors of Horovod's own operations have come since the last look. It counts too few if an
-  // operation other than an allreduce has taken tensors away meanwhile.
+  // Records how many tensors of Horovod's own operations have been submitted since the last call. The number is too low
+  // if an operation other than an allreduce has taken tensors away meanwhile.
   void Handed(Time now);
   void Decided(const std::vector<Closing>& closings, const Coordination& coordination, Time now) const;
-  // An allreduce has ended. `everyone`: all ranks of the process set reduced together.
+  // Records that an allreduce has ended. `everyone` says that all ranks of the process set reduced together.
   void Reduced(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Time begin,
                bool everyone);
 
@@ -31,8 +31,8 @@ class CycleRecord {
   hvd::Controller& controller_;
   const std::int32_t process_set_id_;
   const std::shared_ptr<recording::Recorder> recorder_;
-  std::int64_t sequence_ = 0;  // number of the next allreduce, the same on all ranks
-  std::size_t known_ = 1;      // entries in Horovod's table that Handed has seen; one is the session's own
+  std::int64_t sequence_ = 0;  // the number of the next allreduce, which is the same on all ranks
+  std::size_t known_ = 1;      // how many of Horovod's entries were counted; the session's own is always there
 };
 
 }  // namespace horovod_partial::attach

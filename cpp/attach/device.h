@@ -1,5 +1,4 @@
-// The memory and the streams of devices, by Horovod's numbers for devices. Only device.cc asks whether this build has
-// CUDA.
+// The memory and the streams of devices, by Horovod's numbers for devices. Only device.cc knows whether CUDA is there.
 #pragma once
 
 #include <cstddef>
@@ -11,38 +10,36 @@
 
 namespace horovod_partial::attach {
 
-// Returns a device's memory. Throws std::invalid_argument for a GPU if Horovod was built without CUDA.
+// Throws std::invalid_argument for a GPU if Horovod was built without CUDA.
 Memory& MemoryOf(int device);
 
 // Returns memory of the host that the device can use too, though slowly. A rank puts zeros there if its device has no
 // memory left or has failed, because the other ranks wait for these zeros.
 Memory& SpareMemoryOf(int device);
 
-// Returns the device of a rank that has no bucket on a GPU yet. Each local rank is assumed to have a GPU of its own,
-// like in Horovod's examples.
+// Returns the device of a rank that has no bucket on a GPU yet. Each local rank is assumed to have a GPU of its own.
 int DefaultDevice(int local_rank);
 
 // Copies from a device to the host, and returns when the copy is done.
 void CopyToHost(int device, void* target, const void* source, std::size_t bytes);
 
-// A framework's stream on a device. The host has no queue: there each call does its work at once. Any thread may use
-// it.
+// A framework's stream on a device, for any thread. A stream of the host has no queue: each call does its work at once.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual int device() const = 0;
 
-  // Copy within the device, or fill with zeros. The work is queued behind all earlier work of the stream. These and the
-  // functions below may throw std::runtime_error.
+  // Both queue their work, a copy within the device or a filling with zeros, behind all earlier work of the stream.
+  // They and the functions below may throw std::runtime_error.
   virtual void Copy(void* target, const void* source, std::size_t bytes) const = 0;
   virtual void Zero(void* data, std::size_t bytes) const = 0;
-  // Returns an event that happens when everything queued so far is done; null on the host.
+  // Returns an event that comes when all work is done that is queued now. Returns null on the host.
   virtual std::shared_ptr<ReadyEvent> Record() const = 0;
-  // Blocks until everything queued so far is done.
+  // Blocks until all work is done that is queued now.
   virtual void Synchronize() const = 0;
 };
 
-// Returns the stream with this handle on the device; the host's handle is 0.
+// Returns the stream with this handle on the device. The handle of the host's stream is 0.
 std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t handle);
 
 }  // namespace horovod_partial::attach

@@ -24,7 +24,7 @@ hvd::TensorTableEntry Entries::Make(const std::string& bucket, Memory& memory) c
   return entry;
 }
 
-// Returns false if there is an entry of that name.
+// Returns false if there is an entry of this name.
 bool Entries::Insert(hvd::TensorTableEntry entry) {
   auto& queue = QueueAccess::Of(controller_);
   std::lock_guard<std::mutex> lock(queue.mutex_);
@@ -71,8 +71,8 @@ void Entries::AddZeros(const std::string& bucket, hvd::DataType type, std::int64
     std::lock_guard<std::mutex> lock(queue.mutex_);
     if (queue.tensor_table_.count(WireName(bucket)) > 0) return;
   }
-  // A bucket that has failed here still has its device. For a bucket that this rank never used, `device` tells only
-  // whether it lies on a GPU, not on which one.
+  // The device is known for a bucket that has failed on this rank. For a bucket that this rank has never used, `device`
+  // tells whether the bucket lies on a GPU, but not on which GPU of this rank.
   if (const auto config = Engine::ConfigOf(engine_.Find(bucket))) {
     device = config->memory->device();
   } else if (device != CPU_DEVICE_ID) {

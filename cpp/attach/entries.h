@@ -1,4 +1,4 @@
-// Our entries in Horovod's table of tensors, like those of Horovod's own Enqueue, but without a request.
+// Our entries in Horovod's table of tensors. They are like those of Horovod's Enqueue functions, but have no request.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@ class Entries {
   Entries(hvd::Controller& controller, std::int32_t process_set_id, const Engine& engine)
       : controller_(controller), process_set_id_(process_set_id), engine_(engine) {}
 
-  // Adds the entry of a round. `finished` is called with the reduction's error, or "". Throws std::logic_error if the
-  // bucket has an entry.
+  // Adds the entry of a round. When the reduction has ended, `finished` is called with its error, or an empty text.
+  // Throws std::logic_error if the bucket has an entry.
   void Add(const std::string& bucket, const BucketConfig& config, const Bucket::Entry& entry,
            std::function<void(const std::string& error)> finished);
-  // Adds zeros, whose result nobody reads, unless the bucket has an entry. This rank takes part with them where the
-  // engine has made no entry: if the bucket was first used while this rank had joined, if it has failed here, or if it
-  // is refused. Throws EngineError if there is no memory for them.
+  // Adds an entry with zeros, unless the bucket has an entry. Nobody reads its result. It lets this rank take part
+  // where the engine has made no entry: in a bucket that was first used while this rank had joined, that has failed on
+  // this rank, or that is refused. Throws EngineError if there is no memory for the zeros.
   void AddZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
-  // Adds zeros for all our responses that have no entry yet: Horovod relies on one for each tensor.
+  // Adds zeros for all our responses without an entry, because Horovod needs an entry for each tensor.
   void AddWhatIsMissing(const hvd::ResponseList& responses);
-  // Adds an entry that is never reduced. Horovod calls every entry back when it shuts down, so this one tells of that.
-  // The callback comes with the queue's lock held.
+  // Adds an entry that is never reduced. Horovod calls every entry back when it shuts down, so this callback tells of
+  // the shutdown. It comes with the lock of Horovod's queue held.
   void AddForShutdown(std::function<void(const std::string& reason)> shut_down);
 
  private:

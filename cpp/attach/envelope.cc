@@ -6,10 +6,10 @@ namespace horovod_partial::attach {
 namespace {
 
 const std::string kPrefix = "horovod_partial/";
-// No tensor of ours has such a name: its prefix ends with a slash.
+// The name of the request that carries a report. No tensor of ours has this name, because theirs begin with kPrefix.
 const std::string kReport = "horovod_partial\n";
 const std::string kAgreement = "horovod_partial.agreement.";
-// No bucket has this name. The response of this name carries grants.
+// The name of the response that carries decisions about micro-batches. No bucket has this name.
 constexpr const char* kGrants = "horovod_partial.grants";
 
 bool StartsWith(const std::string& text, const std::string& prefix) {
@@ -37,7 +37,7 @@ bool IsAgreement(const std::string& name) { return StartsWith(name, kAgreement);
 
 std::string BucketName(const std::string& wire_name) { return wire_name.substr(kPrefix.size()); }
 
-// Horovod's own values end at 5, and the enumeration can hold up to 7.
+// Horovod's own reduce operations have values up to 5, and the enumeration can hold values up to 7.
 hvd::ReduceOp TravellingSum() { return static_cast<hvd::ReduceOp>(7); }
 
 hvd::Request Enclose(const Report& report, Rank rank) {

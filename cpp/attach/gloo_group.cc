@@ -10,7 +10,7 @@
 namespace horovod_partial::attach {
 namespace {
 
-// A buffer of the whole context. It takes and gives ranks in the group, and translates them to those in the whole.
+// A buffer of the whole context that takes and returns ranks in the group, and translates them.
 class GroupBuffer final : public gloo::transport::UnboundBuffer {
  public:
   GroupBuffer(std::unique_ptr<UnboundBuffer> buffer, const Members& members)

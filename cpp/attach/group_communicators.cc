@@ -31,7 +31,7 @@ hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
     const Members members = GroupOf(groups, rank_, size_);
     if (members.size() > 1) {
       const Scope scope(*this, members, carrier);
-      hvd::Response mine = response;  // Horovod keeps NCCL's communicators by the list of devices
+      hvd::Response mine = response;  // a copy with other devices, by which Horovod keeps NCCL's communicators
       if (carrier == Carrier::kNccl) {
         std::vector<std::int32_t> devices = members;
         for (const Rank member : members) devices.push_back(response.devices()[static_cast<std::size_t>(member)]);
@@ -62,8 +62,8 @@ void GroupCommunicators::Use(const Partition& partition, Carrier carrier) {
       const auto it = made_.find(evicted);
       if (it == made_.end()) continue;
 #if HAVE_MPI
-      // MPI_Comm_free needs all members, and all come here at the same response. (Communicators that are left at the
-      // end are MPI's to free.)
+      // MPI_Comm_free needs all members, and all members come here at the same response. (MPI frees the communicators
+      // that are left at the end.)
       if (it->second.mpi != MPI_COMM_NULL) MPI_Comm_free(&it->second.mpi);
 #endif
       made_.erase(it);
@@ -81,7 +81,7 @@ GroupCommunicators::Communicator GroupCommunicators::Make(const Members& members
   Communicator made;
 #if HAVE_MPI
   if (carrier == Carrier::kMpi) {
-    constexpr int kTag = 0;  // of the messages that make a communicator; a group makes one at a time
+    constexpr int kTag = 0;  // a tag for the messages that make a communicator; a group makes one at a time
     MPI_Group all = MPI_GROUP_NULL;
     MPI_Group some = MPI_GROUP_NULL;
     MPI_Comm_group(process_set_.mpi_context.mpi_comm, &all);
@@ -117,7 +117,7 @@ GroupCommunicators::Scope::Scope(GroupCommunicators& communicators, const Member
 #if HAVE_GLOO
   if (group.gloo != nullptr) process_set_.gloo_context.ctx = group.gloo;
 #endif
-  if (carrier == Carrier::kNccl) {  // Horovod's NCCL operation asks the controller for its rank and size
+  if (carrier == Carrier::kNccl) {  // Horovod's NCCL operation asks the controller for rank and size
     auto& controller = ControllerAccess::Of(*process_set_.controller);
     controller.rank_ = PlaceOf(members, communicators.rank_);
     controller.size_ = static_cast<int>(members.size());

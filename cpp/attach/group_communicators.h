@@ -18,15 +18,15 @@ namespace horovod_partial::attach {
 // The library that carries a reduction.
 enum class Carrier { kMpi, kGloo, kNccl };
 
-// Horovod's own execution of a response.
+// Horovod's own function that executes a response.
 using Reduce = std::function<hvd::Status(const hvd::Response&)>;
 
-// The communicators of a process set's groups. Groups are not process sets of Horovod's: all ranks would have to meet
-// to add or remove one, and each one negotiates in every cycle. Horovod's operations take their communicator from the
-// process set, so Scope puts the group's there while Horovod's own operation runs. Used by the background thread only,
-// like everything that executes responses.
+// The communicators of a process set's groups. Groups are no process sets of Horovod, because all ranks must meet to
+// add or remove a process set, and each process set negotiates in every cycle. Horovod's operations take their
+// communicator from the process set. So Scope puts the group's communicator there while Horovod's operation runs. Used
+// by the background thread only.
 class GroupCommunicators {
-  // A group's communicator in each library; empty in those that do not carry it.
+  // The communicators of a group; null for libraries that carry no reduction of it.
   struct Communicator {
 #if HAVE_MPI
     MPI_Comm mpi = MPI_COMM_NULL;
@@ -37,30 +37,29 @@ class GroupCommunicators {
   };
 
  public:
-  static constexpr std::size_t kCapacity = 128;  // how many communicators a rank keeps
+  static constexpr std::size_t kCapacity = 128;  // the number of communicators that a rank keeps
 
   GroupCommunicators(hvd::HorovodGlobalState& state, hvd::ProcessSet& process_set, Rank rank, int size)
       : state_(state), process_set_(process_set), rank_(rank), size_(size), cache_(size, kCapacity) {}
 
-  // Returns the operation of Horovod's that does not work with groups under the present settings, and the setting that
-  // turns it off; "" if groups work.
+  // Returns the operation of Horovod that does not work with groups under the present settings, and the setting that
+  // turns it off. The text is empty if groups work.
   static std::string Refusal(hvd::HorovodGlobalState& state);
 
-  // Reduces a response of ours, whose rounds these are, in this rank's group. Makes the communicators of groups to
-  // come.
+  // Reduces a response with these rounds in this rank's group. Also makes communicators that later rounds need.
   hvd::Status Execute(const std::vector<Closing>& closings, const std::vector<hvd::TensorTableEntry>& entries,
                       const hvd::Response& response, Carrier carrier, const Reduce& reduce);
 
   int made() const { return made_count_; }
-  std::chrono::nanoseconds setup() const { return setup_; }  // the time that making them took
+  std::chrono::nanoseconds setup() const { return setup_; }  // how long making the communicators took in all
 
  private:
-  // Makes the communicator of this rank's group in the partition, unless there is one; frees old ones that the cache
-  // gives up. Every rank calls this in the order of the responses, but only the group's members take part in making it.
-  // Throws what the carrier throws.
+  // Makes the communicator of this rank's group in the partition, unless there is one, and frees communicators that the
+  // cache evicts. Every rank calls this in the order of the responses, but only members of the group make the
+  // communicator. Throws the exceptions of the carrier.
   void Use(const Partition& partition, Carrier carrier);
 
-  // While it lives, the process set has the communicator of this rank's group. Use must have made that before.
+  // While a Scope lives, the process set has the communicator of this rank's group, which must have been made before.
   class Scope {
    public:
     Scope(GroupCommunicators& communicators, const Members& members, Carrier carrier);
@@ -76,8 +75,8 @@ class GroupCommunicators {
   };
 
   Communicator Make(const Members& members, Carrier carrier) const;
-  // The library in which Make makes a communicator: for NCCL that of the controller, over which NCCL's own communicator
-  // is set up.
+  // Returns the library in which Make makes a communicator. For NCCL it is the library of the controller, over which
+  // Horovod then sets up NCCL's communicator.
   Carrier HostCarrier(Carrier carrier) const;
 
   hvd::HorovodGlobalState& state_;

@@ -1,4 +1,4 @@
-// Horovod's headers, and access to the members of its classes that the attachment needs.
+// Horovod's headers, and access to protected members of its classes.
 #pragma once
 
 #include "horovod/common/controller.h"
@@ -11,7 +11,7 @@ namespace horovod_partial::attach {
 
 namespace hvd = horovod::common;
 
-// A derived class may name the protected members of its base. No object has one of these types: they only give access.
+// These classes give access to protected members of their base classes. No object has one of these types.
 struct ControllerAccess : hvd::Controller {
   using hvd::Controller::message_table_;
   using hvd::Controller::rank_;

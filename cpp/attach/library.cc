@@ -51,7 +51,8 @@ std::vector<std::string> Library::Needed() const {
 
 void** Library::VirtualTable(const std::string& class_name) const {
   const std::string name = "_ZTV" + Scope(class_name) + "E";
-  // The constructors in the library take the table's address from its global offset table, so look there first.
+  // The table is first looked up in the library's global offset table, where the library's constructors read its
+  // address.
   link_map* map = nullptr;
   if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr) {
     const auto* relocations = FindDynamic(map, DT_RELA);
@@ -73,12 +74,12 @@ void** Library::VirtualTable(const std::string& class_name) const {
 }
 
 Slot::Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook) {
-  constexpr std::size_t kFirstFunction = 2;  // after the offset to the whole object and the type information
+  constexpr std::size_t kFirstFunction = 2;  // functions come after the object's offset and its type information
   void** table = library.VirtualTable(class_name);
   table_ = table + kFirstFunction;
-  // The table may belong to another library, and then holds that library's function.
+  // The table may belong to another library, and then it holds the function of that library.
   Dl_info owner;
-  void* symbol = nullptr;  // the table's, which tells how long it is
+  void* symbol = nullptr;  // the symbol of the table, which tells how long the table is
   if (dladdr1(table, &owner, &symbol, RTLD_DL_SYMENT) == 0 || owner.dli_fname == nullptr || symbol == nullptr)
     throw AttachError("cannot tell which library holds the virtual table of " + class_name);
   const Library holder(owner.dli_fname);

@@ -7,23 +7,22 @@
 
 namespace horovod_partial::attach {
 
-// horovod-partial cannot work with this Horovod. If Attach throws this, no slot has been changed.
+// Thrown if horovod-partial cannot work with this Horovod. No slot has been changed then.
 struct AttachError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 class Library {
  public:
-  // `path`: the shared object, which must be loaded already.
+  // `path` names the shared object, which must be loaded already.
   explicit Library(std::string path);
 
-  // Returns a function or object of this library itself, never one of the same name from a library that was loaded
-  // earlier.
+  // Returns a function or object of this library, never one of the same name from a library that was loaded earlier.
   void* Symbol(const std::string& mangled) const;
-  // The names of the shared libraries that this one is linked with directly.
+  // Returns the names of the shared libraries that this library is linked with directly.
   std::vector<std::string> Needed() const;
-  // Returns the table that objects made by this library point to. If two frameworks' Horovods share a process, this may
-  // be the table of the library that was loaded first: the dynamic linker binds the symbol to it.
+  // Returns the virtual table that objects made by this library point to. If two frameworks' Horovods share a process,
+  // it may be the table of the library that was loaded first, because the dynamic linker binds both to one table.
   void** VirtualTable(const std::string& class_name) const;
 
  private:
@@ -31,7 +30,7 @@ class Library {
   void* handle_;
 };
 
-// One slot of a virtual function table. It is found by the function that it holds, and never by its index.
+// One slot of a virtual function table. It is found by the function that it holds, never by its index.
 class Slot {
  public:
   // Throws AttachError if no slot of the class's table holds `method` (mangled, without the class) or `hook`. A slot
@@ -39,9 +38,9 @@ class Slot {
   Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook);
 
   void* original() const { return original_; }
-  const void* table() const { return table_; }  // the address that objects of the class hold
-  // Tables lie in memory that is read-only after loading (RELRO), and one page holds many slots. So first make all
-  // slots writable, which may throw AttachError; then set all; then seal all.
+  const void* table() const { return table_; }  // the address of the table that objects of the class hold
+  // Virtual tables lie in memory that is read-only after loading (RELRO), and one page holds many slots. So first make
+  // all slots writable, which may throw AttachError, then set all slots, then seal them.
   void MakeWritable() const;
   void Set(void* function) const;
   void Seal() const;

@@ -6,7 +6,7 @@
 namespace horovod_partial::attach {
 namespace {
 
-std::mutex registry_mutex;  // guards the map
+std::mutex registry_mutex;  // guards the map of steps by name
 
 std::map<std::string, std::weak_ptr<SharedSteps>>& Registry() {
   static auto* registry = new std::map<std::string, std::weak_ptr<SharedSteps>>;

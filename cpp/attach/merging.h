@@ -1,4 +1,4 @@
-// The steps of merged gradients. Python declares and plans them; TensorFlow's kernels find them by name.
+// The steps of merged gradients, which Python declares and plans, and TensorFlow's kernels find by name.
 #pragma once
 
 #include <memory>
@@ -10,23 +10,21 @@
 
 namespace horovod_partial::attach {
 
-// Steps that TensorFlow's threads and Python's threads share. A graph is traced before there is a plan, so its kernels
-// know only the name of the steps. The lock is never held together with another one.
+// Steps that threads of TensorFlow and of Python share. A graph is traced before there is a plan, so its kernels know
+// only the name of the steps. The lock is never held together with another lock.
 class SharedSteps {
  public:
   explicit SharedSteps(MergingSteps::Declaration declaration) : steps_(std::move(declaration)) {}
 
-  // Returns the steps of that name if their declaration is the same; otherwise makes new ones under that name. Throws
-  // what MergingSteps throws.
+  // Returns the steps of this name if their declaration is the same, or else new ones. Throws like MergingSteps.
   static std::shared_ptr<SharedSteps> Declare(const MergingSteps::Declaration& declaration);
-  // Returns the steps of that name. Throws std::invalid_argument if nothing in this process holds them.
+  // Returns the steps of this name. Throws std::invalid_argument if nothing in this process holds such steps.
   static std::shared_ptr<SharedSteps> Find(const std::string& name);
 
-  // Restarts the steps if the last call was in another generation of Horovod: ranks that are new in an elastic job know
-  // no plan.
+  // Restarts the steps if the last call was in another generation, because new ranks of an elastic job know no plan.
   void Enter(const std::shared_ptr<Session>& generation);
 
-  // Calls a function with the steps, under the lock.
+  // Calls `function` with the steps, with the lock held.
   template <typename Function>
   auto With(Function function) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -34,7 +32,7 @@ class SharedSteps {
   }
 
  private:
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards the members below
   MergingSteps steps_;
   std::weak_ptr<Session> generation_;
 };

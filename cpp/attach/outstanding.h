@@ -1,4 +1,4 @@
-// Horovod's own collectives that are outstanding.
+// Finds collectives of Horovod's own that are outstanding.
 #pragma once
 
 #include <atomic>
@@ -12,39 +12,38 @@
 
 namespace horovod_partial::attach {
 
-// Finds those of one process set, without the background thread. That cannot look if another rank holds it up; any
-// other thread can look by this. It does not wait for Horovod's queue lock, which Horovod holds while it runs
-// callbacks: if the lock is taken, the last answer stands.
+// Finds outstanding collectives of one process set. Any thread may ask, so a wait can be seen even while another rank
+// holds up the background thread. It does not wait for the lock of Horovod's queue, because Horovod holds that while it
+// runs callbacks. If the lock is taken, the answer is the last one.
 class Outstanding {
  public:
   explicit Outstanding(hvd::Controller& controller) : queue_(QueueAccess::Of(controller)) {}
 
-  // Any thread. Returns the name of an outstanding collective that is not ours, or "" if there is none. It stays with
-  // the same one while that is outstanding. A join comes before all others.
+  // Returns the name of an outstanding collective of Horovod's own, or an empty text. While that collective is
+  // outstanding, the name stays the same. A join comes before all other collectives. Any thread may call this.
   std::string Find();
-  // Call this before Horovod destroys the queue. The queue is not used afterwards. The caller may hold the queue's
-  // lock.
+  // Called before Horovod destroys the queue, which is not used afterwards. The caller may hold the queue's lock.
   void Leave();
 
  private:
   QueueAccess& queue_;
-  std::mutex mutex_;  // guards what follows; while it is held and left_ is false, the queue exists
+  std::mutex mutex_;  // guards the members below; while it is held and `left_` is false, the queue exists
   bool left_ = false;
   std::string found_;
 };
 
-// Watches one that is outstanding in any process set.
+// Watches one outstanding collective at a time, in any process set.
 class OutstandingWatch {
  public:
-  // Background thread, in each cycle: returns since when the one that is watched has been outstanding; kNever if none
-  // is.
+  // Returns since when the watched collective has been outstanding, or kNever. For the background thread, in each
+  // cycle.
   Time Since(hvd::HorovodGlobalState& state, Time now);
-  // Any thread: how often the one that is watched has become another one, or none.
+  // Returns how often the watched collective has changed, from one to another or to none. Any thread may call this.
   std::uint64_t changes() const { return changes_; }
 
  private:
-  std::string name_;                       // empty: none is watched
-  std::weak_ptr<hvd::OpContext> context_;  // of that collective; a barrier has none
+  std::string name_;                       // the name of the watched collective; empty if none is watched
+  std::weak_ptr<hvd::OpContext> context_;  // the context of the watched collective; a barrier has none
   Time since_ = kNever;
   std::atomic<std::uint64_t> changes_{0};
 };

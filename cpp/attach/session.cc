@@ -19,7 +19,7 @@ constexpr Time kShortCycle = std::chrono::microseconds(100);
 constexpr int kShortCycles = 20;
 
 std::function<void()>& InterruptFunction() {
-  static auto* function = new std::function<void()>;  // waits may outlive static objects
+  static auto* function = new std::function<void()>;  // never freed, because waits may outlive static objects
   return *function;
 }
 
@@ -42,7 +42,7 @@ Session::Session(hvd::Controller& controller, const Engine::Thresholds& threshol
 void Session::Retire() {
   retired_ = true;
   outstanding_.Leave();
-  engine_.Close("Horovod has been initialised anew; what was pending is gone");
+  engine_.Close("Horovod has been initialised anew; pending contributions are lost");
 }
 
 void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id,
@@ -62,13 +62,14 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   WatchForShutdown();
 }
 
-// Horovod's callback must not close buckets, because the queue is locked. So a thread of its own does that.
+// Makes a thread close the buckets when Horovod shuts down. Horovod's callback must not close them itself, because it
+// comes with the queue locked.
 void Session::WatchForShutdown() {
   entries_->AddForShutdown([session = weak_from_this()](const std::string& reason) {
     const auto self = session.lock();
     if (self == nullptr) return;
     self->outstanding_.Leave();
-    // That thread must read nothing global: the process may be about to end.
+    // The thread must read nothing global, because the process may be about to end.
     std::thread([self, reason] { self->engine_.Close(reason); }).detach();
   });
 }
@@ -89,12 +90,12 @@ Coordination::Statistics Session::StatisticsOfCoordinator() const {
 }
 
 // Runs the body of a hook. An exception that leaves a hook would end Horovod's loop, and the other ranks would fail
-// without the reason. So it is caught here, and all ranks shut down in good order.
+// without the reason. So exceptions are caught here, and all ranks shut down in good order.
 void Session::Guard(const char* hook, const std::function<void()>& body) {
   try {
     body();
   } catch (const std::exception& error) {
-    // An EngineError explains itself. Any other error is a defect of ours.
+    // The text of an EngineError explains the error. Any other exception is a defect of ours.
     const bool explained = dynamic_cast<const EngineError*>(&error) != nullptr;
     const std::string text = explained ? error.what() : std::string("internal error in ") + hook + ": " + error.what();
     Log(LogLevel::kError, rank_, text + "; all ranks shut down" + (explained ? "" : ". Please report this"));
@@ -103,8 +104,6 @@ void Session::Guard(const char* hook, const std::function<void()>& body) {
     if (process_set_id_ == 0) ProcessFirstFailure()->Hear(Failed(rank_) + text);
   }
 }
-
-// --- Background thread
 
 void Session::EndIfBroken() const {
   if (!broken_.empty()) throw std::runtime_error("a reduction failed: " + broken_);
@@ -133,14 +132,14 @@ void Session::Tick(std::vector<long long>& status_bits) {
     }
     if (cycle) status_bits[0] &= ~kUncachedInQueue;
   });
-  // The last cycle must negotiate, because its messages tell the other ranks the reason.
+  // The last cycle must negotiate, because its messages tell the other ranks why the job ends.
   if (failed_) status_bits[0] &= ~(kUncachedInQueue | kShouldShutDown);
 }
 
-// After a cycle that negotiates, the next kShortCycles cycles are short. Otherwise, where ranks take turns at small
-// tensors, half of Horovod's cycle time passes before it notices an arrival. All ranks count in the same way, because a
-// rank that sleeps holds up the cycles of all. Only a few cycles are short, so neither an idle job nor a long wait
-// costs more than before. A cycle time that the user has set is kept.
+// Makes the next kShortCycles cycles short after a cycle that negotiates. Otherwise half of Horovod's cycle time passes
+// before an arrival is noticed, which matters where ranks take turns at small tensors. All ranks count alike, because a
+// rank that sleeps holds up the cycles of all ranks. Only a few cycles are short, so neither an idle job nor a long
+// wait costs more than before. A cycle time that the user has set is kept.
 void Session::AfterTick(const std::vector<long long>& status_bits) {
   if (state_ == nullptr || process_set_id_ != 0 || keeps_cycle_time_) return;
   const bool negotiates = (status_bits[0] & kUncachedInQueue) == 0;
@@ -180,13 +179,13 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
     if (failed_ && !failure_.empty()) coordination_->NoteFailure(0, failure_);
     const bool fails = coordination_->TakeReports(ready, now) || failed_;
     const bool joined = process_set_->joined;
-    // If a rank has failed, nothing is decided: it could only take part with zeros.
+    // If a rank has failed, nothing is decided, because that rank could only contribute zeros.
     std::optional<Report> own;
     if (!fails) own = engine_.BuildReport(now, ForeignSince(now), joined);
     std::vector<Closing> closings = coordination_->Decide(own ? &*own : nullptr, joined, now);
     record_->Decided(closings, *coordination_, now);
-    // On rank 0 the round begins here and not when the responses are known, because Horovod looks the entries up when
-    // it fuses responses.
+    // On rank 0 the round begins before the responses are known, because Horovod looks entries up when it fuses
+    // responses.
     engine_.Begin(closings, joined);
     std::vector<std::vector<hvd::Request>> rows;
     for (const auto& closing : closings) {
@@ -196,7 +195,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       for (const std::int64_t dimension : request.tensor_shape()) elements *= dimension;
       entries_->AddZeros(closing.bucket, request.tensor_type(), elements, request.device());
     }
-    // From here on nothing may fail.
+    // From here on nothing may fail, because Horovod reduces the rounds in this cycle.
     coordination_->Add(std::move(closings), std::move(rows), ready_to_reduce);
   });
 }
@@ -245,7 +244,7 @@ void Session::NoteJoin(const hvd::ResponseList& responses) {
     if (response.response_type() == hvd::Response::JOIN) engine_.ReturnFromJoin();
 }
 
-// Returns the closings of a cycle. Notes those with groups, on joined ranks too, until Horovod executes them.
+// Returns the closings of a cycle. Those with groups are kept until Horovod executes them, also on joined ranks.
 std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
   if (!grouped_.empty())
     throw std::runtime_error(
@@ -270,12 +269,10 @@ std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
   return closings;
 }
 
-// --- Execution
-
 hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response,
                              Carrier carrier, const Reduce& reduce) {
   const Time begin = Now();
-  std::vector<Closing> closings;  // of those rounds of the response that have groups, now or later
+  std::vector<Closing> closings;  // the closings of this response that have groups, now or in later rounds
   if (IsOurs(response))
     for (const auto& name : response.tensor_names())
       if (auto noted = grouped_.extract(name)) closings.push_back(std::move(noted.mapped()));
@@ -288,8 +285,6 @@ hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const 
   record_->Reduced(entries, response, begin, closings.empty() || closings[0].groups.empty());
   return status;
 }
-
-// --- Collectives
 
 bool Session::Alive() const {
   const hvd::HorovodGlobalState* state = state_;

@@ -21,7 +21,7 @@
 
 namespace horovod_partial::attach {
 
-// The hooks that carry messages. Before the first round, a handshake proves that they have run.
+// The hooks that carry messages. A handshake before the first round proves that these hooks run.
 enum Hook : unsigned {
   kSendReadyTensors = 1,
   kRecvReadyTensors = 2,
@@ -29,12 +29,10 @@ enum Hook : unsigned {
   kRecvFinalTensors = 8,
 };
 
-// Returns the one object of this process, which all its sessions share.
 const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess();
 
-// Made when Horovod initialises a controller. Closed when another controller takes its place, or when Horovod shuts
-// down. The hooks run on Horovod's background thread, and Place within them; Alive and Interrupt run on the
-// application's threads.
+// A session begins when Horovod initialises a controller. It ends when another controller takes its place, or when
+// Horovod shuts down. Hooks and Place run on Horovod's thread; Alive and Interrupt run on the application's threads.
 class Session final : public Collectives, public std::enable_shared_from_this<Session> {
  public:
   Session(hvd::Controller& controller, const Engine::Thresholds& thresholds);
@@ -42,7 +40,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Engine& engine() { return engine_; }
   const Engine& engine() const { return engine_; }
 
-  // Horovod has been initialised anew: ends every wait, and accepts nothing more.
+  // Called when Horovod has been initialised anew: ends every wait, and accepts nothing more.
   void Retire();
   // Gives the session Horovod's state, and the recorder of this generation. Before this call the hooks do nothing, and
   // nothing can be submitted.
@@ -52,22 +50,22 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   const std::shared_ptr<recording::Recorder>& recorder() const { return recorder_; }
   bool ready() const { return state_ != nullptr; }
 
-  // --- Any thread, of a session that is ready: for signs of life
+  // --- Called by any thread, once the session is ready, for heartbeats
   // The members of the process set, by their ranks in the job; empty if all ranks are members.
   const std::vector<Rank>& members() const { return members_; }
-  // The name of an outstanding collective of Horovod's own, or ""; how often the collective that the background thread
-  // watches has become another one, or none; and a number that grows in each of Horovod's cycles.
+  // The name of an outstanding collective of Horovod's own, or an empty text; how often the watched collective has
+  // changed; and a number that grows in each cycle of Horovod.
   std::string FindForeign() { return outstanding_.Find(); }
   std::uint64_t foreign_changes() const { return foreign_.changes(); }
   std::uint64_t cycles() const { return cycles_; }
 
   std::atomic<bool> handshaken{false};
-  // The names of the hooks that should have run on this rank and did not, or "". The handshake checks this.
+  // Returns the names of the hooks that should have run on this rank and did not. The handshake needs an empty text.
   std::string MissingHooks() const;
-  // Empty on other ranks than 0.
+  // Returns what rank 0's coordinator has counted; empty on other ranks.
   Coordination::Statistics StatisticsOfCoordinator() const;
 
-  // --- Background thread, in the order of a cycle
+  // --- Called by the background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
   // `status_bits` are those of all ranks together, the same on every rank.
   void AfterTick(const std::vector<long long>& status_bits);
@@ -79,19 +77,19 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // `reduce` is Horovod's own execution of a response. A round of ours with groups is reduced in this rank's group.
   hvd::Status Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
                       const Reduce& reduce);
-  // A reduction over Gloo has failed halfway, and peers may still send data of it. Horovod would begin its next cycle
-  // on the same connections, and Gloo ends the process when it meets such data. So the rest of this cycle is not
-  // reduced, and the next hook ends Horovod's loop before it communicates: EndIfBroken throws the only exception that a
-  // hook lets out. Then the connections close, and all ranks learn of the failure.
+  // Called when a reduction over Gloo has failed halfway, so that peers may still send data of it. If Horovod began its
+  // next cycle on the same connections, Gloo would meet this data and end the process. So the rest of this cycle is not
+  // reduced, and the next hook ends Horovod's loop before it communicates: EndIfBroken throws the only exception that
+  // leaves a hook. Then the connections close, and all ranks learn of the failure.
   void Break(const std::string& error) { broken_ = error; }
   void EndIfBroken() const;
 
-  // --- Collectives
+  // --- Implementation of Collectives
   void Place(const std::shared_ptr<SharedBucket>& bucket, const std::string& name, const BucketConfig& config,
              const Bucket::Entry& entry) override;
   bool Alive() const override;
   void Interrupt() const override { CheckInterrupt(); }
-  // To be called once, before anything waits.
+  // Sets the function that Interrupt calls. To be called once, before anything waits.
   static void SetInterrupt(std::function<void()> interrupt);
   static void CheckInterrupt();  // may throw to end a wait, for Ctrl-C
   bool ControllerIsGone() const { return alive_.expired(); }
@@ -103,13 +101,13 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void Guard(const char* hook, const std::function<void()>& body);
   void NoteJoin(const hvd::ResponseList& responses);
 
-  hvd::Controller& controller_;                 // for the background thread
-  const std::weak_ptr<hvd::Controller> alive_;  // the same controller, for the application's threads
-  std::atomic<bool> retired_{false};            // Retire has been called
+  hvd::Controller& controller_;                 // the controller, for the background thread
+  const std::weak_ptr<hvd::Controller> alive_;  // the controller, for the application's threads: it may be gone
+  std::atomic<bool> retired_{false};            // true once Retire has been called
   const Rank rank_;
   const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
-  // Written once, before state_.
+  // These members are written once, before state_.
   std::int32_t process_set_id_ = 0;
   std::shared_ptr<recording::Recorder> recorder_;
   std::vector<Rank> members_;
@@ -118,18 +116,18 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Outstanding outstanding_;
   OutstandingWatch foreign_;
   std::atomic<std::uint64_t> cycles_{0};
-  std::atomic<bool> failed_{false};  // a hook has failed, or the stall check ends the job: this rank asks for shutdown
+  std::atomic<bool> failed_{false};  // true if a hook has failed or a stall ends the job: asks for shutdown
 
-  // Background thread only.
-  std::string broken_;                      // why no reduction can follow; empty while all is well
+  // The members below are used by the background thread only.
+  std::string broken_;                      // why no further reduction is possible; empty while all is well
   std::string failure_;                     // the error of a hook, which is sent to the other ranks
-  std::map<std::string, Closing> grouped_;  // by wire name: rounds with groups, now or later, not executed yet
+  std::map<std::string, Closing> grouped_;  // closings with groups, not executed yet, by their names in messages
   std::optional<GroupCommunicators> communicators_;
   std::optional<Entries> entries_;
   std::optional<CycleRecord> record_;
   const bool keeps_cycle_time_ = std::getenv("HOROVOD_CYCLE_TIME") != nullptr;
   int short_cycles_ = 0;                        // how many of the next cycles are short
-  std::unique_ptr<Coordination> coordination_;  // null on other ranks than 0
+  std::unique_ptr<Coordination> coordination_;  // the coordinator; null on ranks other than 0
 
   Engine engine_;
 };

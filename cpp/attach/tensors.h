@@ -1,4 +1,4 @@
-// Horovod's view of a bucket's memory.
+// Horovod's view of the memory of a bucket.
 #pragma once
 
 #include <memory>
@@ -57,8 +57,9 @@ class FusionBuffer final : public hvd::PersistentBuffer {
   Buffer buffer_;
 };
 
-// Horovod asks the context of the first tensor in a fused response for the fusion buffer, and keeps one buffer for each
-// framework. Ours counts as PyTorch's, because those buffers never call the context again; TensorFlow's would.
+// A context that provides Horovod's fusion buffer. Horovod asks the context of the first tensor in a fused response for
+// the buffer, and keeps one buffer for each framework. This context counts as PyTorch's, because PyTorch's buffers
+// never call the context again; TensorFlow's would.
 class BucketContext : public hvd::OpContext {
  public:
   explicit BucketContext(Memory& memory) : memory_(memory) {}
@@ -67,8 +68,8 @@ class BucketContext : public hvd::OpContext {
     try {
       *buffer = std::make_shared<FusionBuffer>(static_cast<std::size_t>(size), memory_);
     } catch (const std::bad_alloc& error) {
-      // The exception ends Horovod's loop, which logs it. If this returned an error instead, Horovod would go on to its
-      // next reduction, while the other ranks are still in this one.
+      // The exception ends Horovod's loop, which logs it. If this returned an error instead, Horovod would begin its
+      // next reduction while the other ranks are still in this one.
       throw std::runtime_error("no memory for a fusion buffer of " + std::to_string(size) +
                                " bytes, which HOROVOD_FUSION_THRESHOLD sets: " + error.what());
     }

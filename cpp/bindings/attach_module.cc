@@ -25,7 +25,8 @@ using attach::Session;
 
 namespace {
 
-// While it lives, the thread of a family takes the family's results as they come, although it waits for something else.
+// While it lives, the thread that steps an optimizer takes results of the optimizer's buckets as they come, although it
+// waits for something else.
 class DrainedFamily {
  public:
   DrainedFamily(const std::string& library, std::int32_t process_set, Family family)
@@ -43,8 +44,7 @@ class DrainedFamily {
 
 using Drainings = std::vector<const DrainedFamily*>;
 
-// Returns a function that tells whether any of these families has a result that must be taken soon; null if there are
-// none.
+// Returns a function that tells whether any of these families has a result to be taken soon; null if there are none.
 IsDue AnyOf(const Drainings& drainings) {
   if (drainings.empty()) return nullptr;
   return [drainings] {
@@ -53,7 +53,7 @@ IsDue AnyOf(const Drainings& drainings) {
 }
 
 // An arrival whose result the application has not fetched yet. It keeps its session alive, but not the tensors: the
-// framework must keep them until `wait` has returned.
+// framework must keep the tensors until `wait` has returned.
 class Handle {
  public:
   Handle(std::shared_ptr<Session> session, std::shared_ptr<SharedBucket> bucket, std::shared_ptr<Operation> operation)
@@ -75,8 +75,8 @@ class Handle {
   std::shared_ptr<Operation> operation_;
 };
 
-// Python's reference to an owner. The owner leaves when Python's garbage collector destroys the reference, which may
-// happen in any thread and under any lock.
+// Python's reference to an owner of buckets. The owner leaves when Python's garbage collector destroys the reference,
+// which may happen in any thread and under any lock.
 class OwnerReference {
  public:
   OwnerReference() = default;
@@ -94,11 +94,11 @@ class OwnerReference {
 
 double NowSeconds() { return std::chrono::duration<double>(Now()).count(); }
 
-// `stream`: the device's stream in which the framework has queued the work that makes the input; 0 on the host.
+// `stream` is the device's stream in which the framework has queued the work that makes the input; 0 on the host.
 Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
               std::uintptr_t input, std::uintptr_t output, int work, std::uintptr_t stream) {
   py::gil_scoped_release release;
-  static char nothing;  // for tensors without elements: their address may be null, which would mean no tensor at all
+  static char nothing;  // a tensor without elements may have a null address, which would stand for no tensor
   const auto address = [](std::uintptr_t pointer) {
     return pointer == 0 ? &nothing : reinterpret_cast<void*>(pointer);
   };
@@ -109,7 +109,7 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   return {std::move(session), std::move(bucket), std::move(arrived)};
 }
 
-// Without `waits` it does not block: it returns nothing if no micro-batch may begin now.
+// Returns the micro-batch that this rank may begin next. Without `waits` it does not block, but may return nothing.
 std::optional<std::pair<int, int>> NextMicroBatch(const std::string& library, std::int32_t process_set,
                                                   const Family& names, bool begins, bool waits,
                                                   const Drainings& drainings) {
@@ -118,8 +118,8 @@ std::optional<std::pair<int, int>> NextMicroBatch(const std::string& library, st
   return attach::SessionOf(library, process_set)->engine().sharing().Next(names, begins, is_due);
 }
 
-// Takes the results that this rank has missed; returns nothing if there are none. `pointer` has room for the whole
-// bucket: on the bucket's device, or with `to_host` on the host.
+// Takes the results that this rank has missed, and returns nothing if it has missed none. `pointer` has room for the
+// whole bucket: on the bucket's device, or with `to_host` on the host.
 std::optional<Handle> Collect(const std::string& library, std::int32_t process_set, const std::string& name,
                               std::uintptr_t pointer, bool to_host) {
   py::gil_scoped_release release;
@@ -137,8 +137,8 @@ std::optional<Handle> Collect(const std::string& library, std::int32_t process_s
   return Handle(std::move(session), std::move(bucket), std::move(operation));
 }
 
-// Takes the oldest round of a family that this rank can take, to the memory at `pointers`, one for each bucket. Returns
-// how many gradients are in it, or nothing if there is no such round.
+// Takes the oldest round of a family that this rank can take. `pointers` has memory for the result of each bucket.
+// Returns the number of gradients in the round, or nothing if there is no such round.
 std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers) {
   std::vector<Member> family;
   for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});
@@ -167,8 +167,8 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
   std::vector<BucketSnapshot> buckets;
   attach::Coordination::Statistics of_coordinator;
   {
-    // Nothing here makes a Python object. That may collect garbage, and so run any code of the application, which may
-    // need a lock that is held here.
+    // No Python object is made here. Making an object may collect garbage, and so run any code of the application,
+    // which may need a lock that is held here.
     py::gil_scoped_release release;
     if (const auto session = attach::FindSession(library, process_set)) {
       buckets = session->engine().Snapshot();
@@ -205,8 +205,8 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
   return result;
 }
 
-// Makes a function of Python's that asks the engine of a process set, without the interpreter's lock. Where this rank
-// has no session, it returns the result's default value.
+// Makes a Python function that asks the engine of a process set, without the interpreter's lock. Where this rank has no
+// session, the function returns the default value of its result type.
 template <class Result, class... Arguments>
 auto IfThere(Result (*ask)(Engine&, Arguments...)) {
   return [ask](const std::string& library, std::int32_t process_set, Arguments... arguments) {
@@ -276,7 +276,7 @@ PYBIND11_MODULE(_attach, m) {
       .def_property_readonly("was_needed", &FlushOfSet::WasNeeded)
       .def("end", &FlushOfSet::End, py::call_guard<py::gil_scoped_release>());
 
-  py::module_::import("horovod_partial._core");  // it defines BucketSpec
+  py::module_::import("horovod_partial._core");  // defines BucketSpec
   py::class_<BucketConfig>(m, "BucketConfig")
       .def(py::init([](const BucketSpec& spec, int type, std::vector<std::int64_t> shape, int device) {
              return BucketConfig{spec, &attach::MemoryOf(device), static_cast<DataType>(type), std::move(shape)};
@@ -372,7 +372,7 @@ PYBIND11_MODULE(_attach, m) {
         attach::SetThresholds({Seconds(waiting_seconds), Seconds(parked_seconds)});
       },
       py::call_guard<py::gil_scoped_release>(), py::arg("waiting_seconds"), py::arg("parked_seconds"));
-  // The log of the process is here, because the hooks write to it.
+  // The log of the process is in this module, because the hooks write to it.
   m.def("set_log_level", [](int level) { SetLogLevel(static_cast<LogLevel>(level)); }, py::arg("level"));
   m.def(
       "log", [](int level, Rank rank, const std::string& text) { Log(static_cast<LogLevel>(level), rank, text); },
@@ -416,7 +416,7 @@ PYBIND11_MODULE(_attach, m) {
       py::arg("families"));
   ask("claim", [](Engine& engine, const Family& names) { engine.families().Claim(names); }, names);
   ask("clear", [](Engine& engine, const Family& names) { engine.families().Clear(names); }, names);
-  // Does nothing if Horovod is down: then there is nobody to tell.
+  // A farewell does nothing if Horovod is down, because then there is nobody to tell.
   m.def(
       "say_farewell",
       [](const std::string& library, const std::string& failure) {

@@ -17,7 +17,7 @@
 
 namespace horovod_partial {
 
-// Sets a field to a value from Python: enumerations by name, times in seconds.
+// Sets a field to a value from Python. Enumerations are given by name, times in seconds.
 template <class Value>
 void SetField(const Field<Value>& field, const pybind11::handle& given) try {
   if constexpr (std::is_enum_v<Value>) {
@@ -59,8 +59,7 @@ Struct WithFields(Struct made, const pybind11::kwargs& given) {
   return made;
 }
 
-// Binds a structure as a class. Its objects are made, and copied with other values, by keyword arguments. Its fields
-// can be read.
+// Binds a structure as a Python class whose fields can be read. Keyword arguments make or copy an object.
 template <class Struct>
 pybind11::class_<Struct> BindFields(pybind11::module_& m, const char* name) {
   pybind11::class_<Struct> bound(m, name);

@@ -22,12 +22,12 @@
 namespace horovod_partial {
 namespace {
 
-// How long to wait until standard error can be written: a stopped launcher does not read it.
+// How long to wait until standard error can be written. A launcher that is stopped does not read it.
 constexpr std::chrono::seconds kWritePatience(1);
 
-// Returns a function that ends this process at once. If a rank is missing, Horovod's thread is blocked for ever, and so
-// is every orderly end. The function first kills the missing process if that is on this host, because a stopped process
-// does not hear its launcher.
+// Returns a function that ends this process at once. If a rank is missing, Horovod's thread is blocked for ever, so no
+// orderly end is possible. The function first kills the missing process if that is on this host, because a stopped
+// process does not hear its launcher.
 std::function<void(Rank)> EndWithoutRank(Rank rank, heartbeat::Seconds limit, const std::map<Rank, pid_t>& neighbours) {
   auto processes = std::make_shared<std::map<Rank, heartbeat::Neighbour>>();
   for (const auto& [of, number] : neighbours) processes->emplace(of, number);
@@ -55,7 +55,7 @@ heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const 
   heartbeat::Calls calls;
   calls.missing = EndWithoutRank(rank, limits.abort, neighbours);
   calls.look = attach::LookAtThisRank;
-  // A thread of its own writes, because the reader of standard error may be slow, or stopped.
+  // Another thread writes, because the reader of standard error may be slow, or stopped.
   calls.tell = [rank](const std::string& text, const std::string& doing) {
     const auto say = [=] {
       if (!Logs(LogLevel::kWarning) || !heartbeat::IsWritable(STDERR_FILENO, kWritePatience)) return;
@@ -64,7 +64,7 @@ heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const 
     };
     try {
       std::thread(say).detach();
-    } catch (const std::system_error&) {  // too many threads: nothing is told, and the job goes on
+    } catch (const std::system_error&) {  // there are too many threads, so nothing is told, and the job goes on
     }
   };
   return calls;

@@ -1,4 +1,4 @@
-// What the heartbeat monitor's thread calls in a Python process.
+// The functions that the heartbeat monitor's thread calls in a Python process.
 #pragma once
 
 #include <sys/types.h>
@@ -10,7 +10,7 @@
 
 namespace horovod_partial {
 
-// `neighbours`: the process ids of other ranks on this host, by rank.
+// `neighbours` has the process ids of other ranks on this host, by rank.
 heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const std::map<Rank, pid_t>& neighbours);
 
 }  // namespace horovod_partial

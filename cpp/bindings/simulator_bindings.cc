@@ -56,8 +56,8 @@ py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const st
   return figures;
 }
 
-// The delay of a micro-batch is a sum: `in_first` [update, rank] for the first one that the rank makes, `in_each`
-// [update, rank] for each of them, and `in_own` [update, micro-batch], whichever rank makes it.
+// The delay of a micro-batch is a sum: `in_first` [update, rank] for the rank's first micro-batch of the update,
+// `in_each` [update, rank] for every one, and `in_own` [update, micro-batch], whichever rank makes it.
 py::tuple RunSharedJob(const Matrix& in_first, const Matrix& in_each, const Matrix& in_own,
                        const std::vector<double>& ready, const std::vector<double>& bytes, double compute,
                        const std::pair<double, double>& cost, double cycle) {

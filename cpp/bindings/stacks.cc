@@ -24,7 +24,7 @@ bool HasHandler(int signal) {
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_DFL;
 }
 
-// The highest one, because programs, libraries and runtimes that use real-time signals count from the lowest one.
+// Returns the highest unused real-time signal, because programs and libraries use these from the lowest one on.
 int HighestUnusedSignal() {
   for (int signal = SIGRTMAX; signal >= SIGRTMIN; --signal)
     if (!HasHandler(signal)) return signal;
@@ -41,8 +41,8 @@ std::pair<int, int> PrepareStacks() {
 
 namespace {
 
-// While it lives, another thread holds the interpreter's lock, if it could have that soon. So no thread runs Python and
-// changes its stack while that is read.
+// While it lives, another thread holds the interpreter's lock, if it could have the lock soon. So no thread runs
+// Python, which would change its stack while the stack is read.
 class Stillness {
  public:
   Stillness() {
@@ -57,7 +57,7 @@ class Stillness {
         lock.unlock();
         PyGILState_Release(python);
       }).detach();
-    } catch (const std::system_error&) {  // too many threads
+    } catch (const std::system_error&) {  // there are too many threads
       return;
     }
     std::unique_lock<std::mutex> lock(state_->mutex);
@@ -72,11 +72,11 @@ class Stillness {
   Stillness& operator=(const Stillness&) = delete;
 
  private:
-  // A thread that holds the lock for longer is in C code, and its Python stack mostly does not change.
+  // A thread that holds the interpreter's lock for longer is in C code, and its Python stack mostly does not change.
   static constexpr std::chrono::milliseconds kPatience{500};
 
   struct State {
-    std::mutex mutex;  // guards what follows
+    std::mutex mutex;  // guards the members below
     std::condition_variable changed;
     bool holds = false;
     bool over = false;
@@ -87,10 +87,10 @@ class Stillness {
 }  // namespace
 
 std::string TakeStacks() {
-  static auto* mutex = new std::mutex;  // one thread at a time uses the file
+  static auto* mutex = new std::mutex;  // lets one thread at a time use the file
   std::lock_guard<std::mutex> lock(*mutex);
   const auto [signal, file] = PrepareStacks();
-  if (signal == 0 || !HasHandler(signal)) return "";  // without one the signal would end the process
+  if (signal == 0 || !HasHandler(signal)) return "";  // without a handler the signal would end the process
   if (ftruncate(file, 0) != 0 || lseek(file, 0, SEEK_SET) != 0) return "";
   sigset_t set;
   sigemptyset(&set);
@@ -98,7 +98,7 @@ std::string TakeStacks() {
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
   {
     const Stillness stillness;
-    pthread_kill(pthread_self(), signal);  // the handler runs before this returns
+    pthread_kill(pthread_self(), signal);  // the signal handler runs before this call returns
   }
   std::string stacks;
   std::array<char, 4096> piece{};

@@ -6,13 +6,13 @@
 
 namespace horovod_partial {
 
-// Python's faulthandler writes stacks in a signal handler, in many small pieces. So it gets a file in memory, and
-// TakeStacks reads that in one piece. Returns the numbers of the signal and of the file, the same ones in every call.
+// Python's faulthandler writes stacks in a signal handler, in many small pieces. So it gets a file in memory, which
+// TakeStacks reads in one piece. Returns the numbers of the signal and of the file, which are the same in every call.
 // The signal is 0 if there is no file or no unused signal.
 std::pair<int, int> PrepareStacks();
 
-// Any thread may call this. The signal goes to the calling thread, and interrupts no other one. Returns an empty text
-// if the handler is gone.
+// Any thread may call this. The signal goes to the calling thread, and interrupts no other thread. Returns an empty
+// text if the signal handler is gone.
 std::string TakeStacks();
 
 }  // namespace horovod_partial

@@ -11,8 +11,8 @@
 
 namespace horovod_partial {
 
-// The specification of a bucket, and its tensor's memory, type and shape. Only the number of the device may differ
-// between the ranks.
+// The specification of a bucket, with the memory, type and shape of its tensor. Only the number of the device may
+// differ between the ranks.
 struct BucketConfig {
   BucketSpec spec;
   Memory* memory = &Memory::Host();

@@ -9,7 +9,7 @@
 namespace horovod_partial {
 namespace {
 
-// Horovod hands the number of elements to Gloo, MPI and NCCL as an int. More would be cut off without an error.
+// Horovod passes the number of elements to Gloo, MPI and NCCL as an int, which would cut off a larger number silently.
 constexpr std::size_t kMostElements = std::numeric_limits<int>::max();
 
 }  // namespace

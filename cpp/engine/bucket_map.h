@@ -16,41 +16,41 @@ namespace horovod_partial {
 struct SharedBucket;
 using Buckets = std::vector<std::shared_ptr<SharedBucket>>;
 
-// The names of the buckets of one optimizer. Their results are taken together.
+// The names of the buckets of one optimizer, whose rounds are applied together.
 using Family = std::vector<std::string>;
 
-// All functions may be called by any thread. Those that are marked are called under a bucket's lock.
+// Any thread may call these functions. Where a bucket's lock must be held, the comment says so.
 class BucketMap {
  public:
   explicit BucketMap(Surroundings& surroundings) : surroundings_(surroundings) {}
 
-  // Returns the bucket of that name, new or known. Throws std::invalid_argument if the name is bound to another
-  // configuration, or the tensor has too many elements for Horovod. Throws EngineError if the generation has ended, or
-  // late contributions or missed results of this rank have been lost.
+  // Returns the bucket of this name, new or known. Throws std::invalid_argument if the bucket has another
+  // configuration, or if its tensor has too many elements for Horovod. Throws EngineError if this generation of Horovod
+  // has ended, or if contributions or results of this rank have been lost.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
-  // Under the bucket's lock, before its round 0. The bucket may have ended since it was declared; then it is entered
-  // again.
+  // Enters a bucket into the map again, if it has ended since it was declared. Called with the bucket's lock held,
+  // before round 0 of the bucket.
   void Enter(const std::shared_ptr<SharedBucket>& bucket);
-  // Under the bucket's lock.
+  // Removes a bucket from the map. Called with the bucket's lock held.
   void Forget(const SharedBucket& bucket);
 
-  // Gives the bucket of that name an owner, even before it is declared.
+  // Sets the owner of the bucket of this name, even before the bucket is declared.
   void Own(const std::string& name, const std::shared_ptr<const Owner>& owner);
   void ForgetOwnersThatLeft();
 
   std::shared_ptr<SharedBucket> Find(const std::string& name) const;
-  // Returns nothing if one of the buckets does not exist.
+  // Returns an empty list if one of the buckets does not exist.
   Buckets FindAll(const Family& names) const;
   Buckets All() const;
 
-  // Nothing is declared any more.
+  // Makes every later declaration of a bucket fail for this reason.
   void Close(const std::string& reason);
-  // The coordinator has refused a bucket with this error. Under the bucket's lock.
+  // Records the error with which the coordinator has refused a bucket. Called with the bucket's lock held.
   void NoteRefusal(const std::string& error);
-  // Returns the error of the last bucket that was refused, or "".
+  // Returns the error of the bucket that was refused last, or an empty text.
   std::string refusal() const;
-  // Contributions or results were lost with a refused bucket, and no thread has got that error: the next Declare or
-  // ThrowIfLost throws it, once.
+  // Records that contributions or results were lost with a refused bucket, while no thread waited for it. The next
+  // Declare or ThrowIfLost throws the error, once.
   void NoteLoss(const std::string& error);
   void ThrowIfLost();
 
@@ -58,9 +58,9 @@ class BucketMap {
   void ThrowIfLostUnderLock();
 
   Surroundings& surroundings_;
-  mutable std::mutex mutex_;  // guards all that follows, but not the buckets' contents
+  mutable std::mutex mutex_;  // guards all members below, but not the contents of buckets
   std::map<std::string, std::shared_ptr<SharedBucket>> buckets_;
-  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // by bucket; without owners that have left
+  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // owners of buckets, without those that have left
   std::string closed_;
   std::string refusal_;
   std::string loss_;

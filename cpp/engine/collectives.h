@@ -1,4 +1,4 @@
-// The interface to the library that runs the collectives. attach/ implements it on Horovod, and tests do with threads.
+// The engine's interface to the library that runs collectives: Horovod in attach/, threads in tests.
 #pragma once
 
 #include <memory>
@@ -15,13 +15,15 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  // Background thread, under the bucket's lock: submits this entry to the round that has just closed. When it is
-  // reduced, Engine::Finished gets `bucket` back. Throws std::logic_error if the bucket already has an entry.
+  // Submits what this rank reduces in the round that has just closed. Called on the background thread with the bucket's
+  // lock held. When the reduction has ended, the library passes `bucket` to Engine::Finished. Throws std::logic_error
+  // if the bucket already has an entry.
   virtual void Place(const std::shared_ptr<SharedBucket>& bucket, const std::string& name, const BucketConfig& config,
                      const Bucket::Entry& entry) = 0;
-  // False once the library has shut down, whatever the reason.
+  // Returns false once the library has shut down, whatever the reason.
   virtual bool Alive() const = 0;
-  // Application's thread: called at intervals in a wait, without any lock. It may throw to end the wait, for Ctrl-C.
+  // Called on the application's thread now and then while it waits, without a lock. May throw to end the wait, for
+  // Ctrl-C.
   virtual void Interrupt() const {}
 };
 

@@ -1,5 +1,5 @@
-// What an engine does in a cycle of the background thread: it reports, begins the rounds that were closed, and ends
-// those that were reduced.
+// What an engine does in a cycle of Horovod's background thread: it reports, begins the rounds that have closed, and
+// ends rounds that were reduced.
 #include <algorithm>
 #include <utility>
 
@@ -10,7 +10,8 @@
 namespace horovod_partial {
 namespace {
 
-// True if any bucket but those of flushes is in use here. If none is, the others compare replicas without this rank.
+// Returns true if this rank uses any bucket besides those in which ranks compare replicas. If it uses none, the other
+// ranks compare replicas without it.
 bool AnyTrains(const Buckets& buckets) {
   return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
@@ -20,18 +21,17 @@ bool AnyTrains(const Buckets& buckets) {
 
 }  // namespace
 
-// --- Reports
-
 PossibleArrivals::Away Engine::Away(Time now, Time foreign_since) const {
   const Flush::Kind flush = flush_.waits_in();
   const PossibleArrivals::Foreign foreign{foreign_since, waits_are_told_};
   PossibleArrivals::Away away =
       surroundings_.arrivals->Look(this, now, foreign, flush != Flush::Kind::kNone, thresholds_);
-  if (flush == Flush::Kind::kEnding) away.absent = {true, {}};  // also if other threads of it still contribute
+  // A rank at its end is absent, even if other threads of it still contribute.
+  if (flush == Flush::Kind::kEnding) away.absent = {true, {}};
   return away;
 }
 
-// Lets operations arrive whose contribution the device has computed.
+// Lets operations arrive whose contributions the device has computed.
 void Engine::ArriveWhatIsReady() {
   if (surroundings_.awaited == 0) return;
   for (const auto& bucket : buckets_.All()) {
@@ -40,12 +40,12 @@ void Engine::ArriveWhatIsReady() {
     if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
     bucket->StopAwaiting();
     bucket->ArriveOrFail(calls);
-    if (surroundings_.shares_work) surroundings_.changes.Tell();  // the next micro-batch may begin
+    if (surroundings_.shares_work) surroundings_.changes.Tell();  // a thread may wait to begin the next micro-batch
   }
 }
 
-// Rank 0 has reported that the ranks wait for each other, in one or several process sets. All waits of this process set
-// end. Its buckets fail for good, because its ranks hear of it in different cycles.
+// Ends all waits of this process set, after rank 0 has found that the ranks wait for each other, in one process set or
+// across several. The buckets fail for good, because the ranks learn of it in different cycles.
 void Engine::EndIfDeadlocked() {
   const std::uint64_t deadlocks = surroundings_.first_failure->deadlocks();
   if (std::exchange(deadlocks_, deadlocks) == deadlocks) return;
@@ -62,7 +62,7 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
   EndIfDeadlocked();
   ArriveWhatIsReady();
   if (surroundings_.news || Owner::Departures() != departures_) return true;
-  // A tick comes a thousand times a second, and mostly there was no event.
+  // This runs in each cycle of Horovod, a thousand times a second, and mostly nothing has happened.
   const bool same = looked_.events == surroundings_.arrivals->events() && foreign_since == looked_foreign_;
   if (same && now <= looked_.until) return false;
   looked_ = Away(now, foreign_since);
@@ -72,14 +72,14 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   EndIfDeadlocked();
-  ArriveWhatIsReady();  // here too, because not every library calls WantsCycle first
+  ArriveWhatIsReady();  // needed because not every library calls WantsCycle first
   surroundings_.news = false;
   if (const std::uint64_t departures = Owner::Departures(); std::exchange(departures_, departures) != departures)
     buckets_.ForgetOwnersThatLeft();
   Report report;
   report.failure = farewell_.TakeUnsaid();
-  // Look before the arrivals are collected. A rank that waits has arrived, and must not be reported to wait for an
-  // arrival that is not in this report.
+  // The waits are read before the arrivals are collected. Otherwise a rank whose arrival comes in between would be
+  // reported to wait although its arrival is not in the report.
   reported_ = looked_ = Away(now, foreign_since);
   looked_foreign_ = foreign_since;
   report.absent = reported_.absent;
@@ -98,7 +98,8 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   return report;
 }
 
-// Under the bucket's lock: what the report says of a bucket, if anything. `ends`: this rank will not train any more.
+// Returns what the report says of a bucket, if anything. Called with the bucket's lock held. `ends` says that this rank
+// will not train any more.
 std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool joined, bool trains, bool ends) {
   using Kind = Report::Item::Kind;
   Bucket& core = bucket.core;
@@ -106,7 +107,7 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
   Report::Item item;
   item.bucket = core.name();
   if (retired && !core.declared()) {
-    buckets_.Forget(bucket);  // no round of it has closed, and nothing waits in it
+    buckets_.Forget(bucket);  // no round of the bucket has closed, and nothing waits in it
     return std::nullopt;
   }
   if (!bucket.poison.empty()) {
@@ -139,7 +140,7 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
   }
   item.kind = retired ? Kind::kRetired : Kind::kPending;
   if (retired) core.DiscardMissed();
-  // A rank that will not train any more does not contribute its old model to the others' averages.
+  // A rank that will not train any more keeps its old model out of the averages of other ranks.
   const bool leaves = retired || ends;
   if (!leaves || core.options().late != Late::kKeep) {
     item.gradients = bucket.InMemory([&] { return core.ReportPending(); });
@@ -150,15 +151,13 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
   return says_nothing ? std::nullopt : std::optional(item);
 }
 
-// --- Rounds begin
-
 void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
-  std::string lost;   // the error of buckets that were in use here and are gone
-  bool told = false;  // some thread of this rank gets that error
+  std::string lost;   // the error of buckets that this rank has used and that have failed
+  bool told = false;  // true if some thread of this rank gets that error
   int flush_rounds = 0;
   Flush::Kind flush_over = Flush::Kind::kNone;
   for (const auto& closing : closings) {
-    // A closing with an error does not end a flush: the coordinator begins that flush again.
+    // A closing with an error ends no flush, because the coordinator begins that flush again.
     const bool round = closing.error.empty() && !joined;
     if (round && closing.flush_over != Flush::Kind::kNone) flush_over = closing.flush_over;
     const auto bucket = Find(closing.bucket);
@@ -167,7 +166,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
         surroundings_.first_failure->Hear(closing.error);
       if (closing.bucket == FirstFailure::kDeadlock) {
         surroundings_.first_failure->HearOfDeadlock(closing.error);
-        ++deadlocks_;  // this process set's own waits have got their errors already
+        ++deadlocks_;  // the waits of this process set have failed by the closing itself
       }
       LogRefusal(closing.error);
       continue;
@@ -186,13 +185,13 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       bucket->update = closing.round + 1;
       bucket->updates += closing.gradients() > 0 ? 1 : 0;
     }
-    if (joined || !bucket->poison.empty()) {  // the library below sends zeros
+    if (joined || !bucket->poison.empty()) {  // Horovod sends zeros for this rank
       if (joined) bucket->core.LeaveOut(closing.round + 1);
       if (closing.ends) End(*bucket, calls);
       continue;
     }
-    // This rank has arrived, but has not reported it or declared the bucket, and the round needs its entry. The library
-    // sends zeros for it, and the arrival goes on waiting.
+    // Here this rank has arrived, but has not reported the arrival or declared the bucket. Horovod sends zeros for it
+    // in this round, and the arrival goes on waiting.
     if (!bucket->core.declared() && !bucket->core.reported() && closing.Includes(rank())) continue;
     const bool first = !bucket->core.declared();
     const Bucket::Entry entry = bucket->InMemory([&] { return bucket->core.Begin(closing, rank()); });
@@ -210,8 +209,8 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
   flush_.Release();
 }
 
-// Under the bucket's lock: the arrival fails, and the name is free again, on every rank. A flush that waits here fails
-// too: it cannot deliver what was pending.
+// Makes the arrival at a refused bucket fail, and frees the name, as on every rank. A flush that waits fails too,
+// because it cannot deliver what was pending. Called with the bucket's lock held.
 void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
   if (bucket.core.declared()) {
     surroundings_.in_use -= bucket.Counts();
@@ -222,12 +221,10 @@ void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls
   buckets_.Forget(bucket);
 }
 
-// Logs the error of a bucket in which no thread of this rank waits. This rank may wait elsewhere because of it.
+// Logs the error of a bucket in which no thread of this rank waits. The error may be why the rank waits elsewhere.
 void Engine::LogRefusal(const std::string& error) {
   if (!error.empty() && std::exchange(logged_, error) != error) Log(LogLevel::kError, rank(), error);
 }
-
-// --- Rounds end
 
 void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error) {
   Calls calls;
@@ -249,8 +246,8 @@ void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::st
   if (ends) flush_.Release();
 }
 
-// Under the bucket's lock: the last round of the bucket is over, and has delivered everything. A contribution that came
-// since that was decided begins a new bucket of the same name.
+// Ends a bucket whose last round is over and has delivered everything. A contribution that came after the coordinator's
+// decision begins a new bucket of the same name. Called with the bucket's lock held.
 void Engine::End(SharedBucket& bucket, Calls& calls) {
   if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) bucket.Complete(true, calls);
   if (bucket.core.declared()) surroundings_.in_use -= bucket.Counts();

@@ -1,4 +1,4 @@
-// What the application's threads and others ask of an engine. cycle.cc has the background thread's half.
+// What threads of the application ask of an engine. cycle.cc has the part of the background thread.
 #include "engine/engine.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace horovod_partial {
 namespace {
 
-constexpr std::chrono::milliseconds kFarewellPatience(1000);  // a cycle takes milliseconds, unless some rank is stopped
+constexpr std::chrono::milliseconds kFarewellPatience(1000);  // a cycle takes milliseconds, unless a rank is stopped
 
 }  // namespace
 
@@ -24,8 +24,6 @@ void Engine::SetRecorder(std::shared_ptr<recording::Recorder> recorder, int proc
   surroundings_.recorder = std::move(recorder);
   surroundings_.process_set = process_set;
 }
-
-// --- Operations
 
 std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                           std::shared_ptr<ReadyEvent> ready,
@@ -69,7 +67,7 @@ std::shared_ptr<Operation> Engine::ArriveUnderLock(const std::shared_ptr<SharedB
     }
     bucket->Arrive(calls);
   } catch (const std::exception& error) {
-    operation->on_done = nullptr;  // not needed: the caller gets the exception
+    operation->on_done = nullptr;  // the caller gets the exception, so the callback is not needed
     bucket->FailAndThrow(error, calls);
   }
   return operation;
@@ -101,11 +99,11 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
       }
       return operation;
     }
-    // Another rank has begun the next round already. The end of that round completes this operation.
+    // The next round has begun already, and its end will complete this operation.
   }
   try {
     bucket->Wait(*operation, false);
-  } catch (...) {  // interrupted: the results stay missed; `output` may not exist any more when the round ends
+  } catch (...) {  // the wait was interrupted, so `output` may be gone when the round ends; the results stay missed
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (bucket->operation == operation) bucket->operation = nullptr;
     throw;
@@ -132,7 +130,7 @@ std::shared_ptr<Operation> Engine::BeginDelivery(const std::shared_ptr<SharedBuc
   return needed ? ArriveUnderLock(bucket, {}, nullptr, nullptr, {}, calls) : nullptr;
 }
 
-// Returns false if nothing was to be delivered.
+// Delivers late contributions of these buckets. Returns false if there was nothing to deliver.
 bool Engine::DeliverTo(const Buckets& buckets, std::optional<Round> open) {
   std::vector<std::pair<std::shared_ptr<SharedBucket>, std::shared_ptr<Operation>>> operations;
   for (const auto& bucket : buckets)
@@ -141,8 +139,8 @@ bool Engine::DeliverTo(const Buckets& buckets, std::optional<Round> open) {
   return !operations.empty();
 }
 
-// Delivers the late contributions of a family. It arrives only in the members whose open round is the oldest, so that
-// the members stay at the same round. Returns false if nothing is pending.
+// Delivers the late contributions of a family. This rank arrives only in buckets whose open round is the family's
+// oldest, so that all buckets stay at the same round. Returns false if nothing is pending.
 bool Engine::DeliverFamily(const Family& family) {
   const Buckets buckets = buckets_.FindAll(family);
   bool pending = false;
@@ -165,8 +163,6 @@ void Engine::Deliver(const std::vector<Family>& families) {
   while (DeliverTo(buckets_.All(), std::nullopt)) {
   }
 }
-
-// --- Flushes
 
 Engine::Flushing::Flushing(Engine& engine, Flush::Kind kind, std::vector<Family> families)
     : engine_(engine), leaving_(engine.sharing_), kind_(kind), families_(std::move(families)) {
@@ -211,8 +207,6 @@ bool Engine::Flushing::Wait(const IsDue& is_due) {
   }
 }
 
-// --- What others want to know
-
 std::shared_ptr<const BucketConfig> Engine::ConfigOf(const std::shared_ptr<SharedBucket>& bucket) {
   return bucket == nullptr ? nullptr : std::shared_ptr<const BucketConfig>(bucket, &bucket->config);
 }
@@ -242,8 +236,7 @@ std::vector<BucketSnapshot> Engine::Snapshot() const {
   for (const auto& bucket : buckets_.All()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const Bucket& core = bucket->core;
-    // If late contributions are discarded, missed results do not matter: they are older models, or signals without
-    // content.
+    // Missed results do not matter if late contributions are discarded: they are older models, or have no content.
     const bool misses = core.missed_gradients() > 0 && core.options().late != Late::kDiscard;
     const bool unsettled = bucket->owner != nullptr && (core.HasPending() || misses);
     snapshot.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(), core.missed_rounds(),
@@ -251,8 +244,6 @@ std::vector<BucketSnapshot> Engine::Snapshot() const {
   }
   return snapshot;
 }
-
-// --- The end
 
 void Engine::Close(const std::string& shut_down) {
   const std::string reason = surroundings_.first_failure->Explain(shut_down);

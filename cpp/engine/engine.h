@@ -1,4 +1,4 @@
-// One rank's half of partial collectives. The parts do the work; this class leads their ways together.
+// The engine: one rank's half of partial collectives. Its parts do the work, and this class connects them.
 #pragma once
 
 #include <chrono>
@@ -33,10 +33,10 @@ struct BucketSnapshot {
   std::string name;
   BucketStatistics statistics;
   std::size_t bytes_held;
-  bool pending;       // this rank has a late contribution to deliver
-  int missed_rounds;  // on this rank
-  Round completed;    // rounds that have ended on this rank
-  bool unsettled;     // it has an owner, and gradients of it are pending or were missed on this rank
+  bool pending;       // true if this rank has a late contribution to deliver
+  int missed_rounds;  // the number of missed rounds on this rank
+  Round completed;    // the number of rounds that have ended on this rank
+  bool unsettled;     // true if the bucket has an owner and this rank has pending gradients or missed results of it
 };
 
 class Calls;
@@ -50,81 +50,79 @@ class Engine {
          std::shared_ptr<PossibleArrivals> arrivals = std::make_shared<PossibleArrivals>(),
          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
 
-  // Sets where this rank is recorded, and the number of this process set there. Call it first, or never.
+  // Sets the recorder of this rank, and the number of this process set in the recording. To be called first, or never.
   void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set);
-  // Sets PossibleArrivals::Foreign::told. Call it first, or never.
+  // Tells whether the front end says which threads wait for Horovod's own collectives. To be called first, or never.
   void SetWaitsAreTold(bool told) { waits_are_told_ = told; }
 
-  // --- Application's threads
+  // --- Called by the application's threads
   Families& families() { return families_; }
   WorkSharing& sharing() { return sharing_; }
 
-  // See BucketMap::Declare.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config) {
     return buckets_.Declare(name, config);
   }
-  // Gives the bucket of that name an owner, even before it is declared. When the owner is gone on all ranks, the bucket
-  // ends: it and its statistics are forgotten. A contribution after that leaves the bucket without an owner.
+  // Sets the owner of the bucket of this name, even before the bucket is declared. When the owner is gone on all ranks,
+  // the bucket ends: all ranks forget it and its statistics. A later contribution leaves the bucket without an owner.
   void Own(const std::string& name, const std::shared_ptr<const Owner>& owner) { buckets_.Own(name, owner); }
-  // Hands over a contribution. With `ready` this rank arrives when that event has come; null on the host. `on_done` may
-  // be called before this returns, but is not called if this throws. Throws std::invalid_argument if an operation is
-  // outstanding, and EngineError if Horovod is down or the bucket has failed. A bucket fails if its memory is used up
-  // or its device fails.
+  // Hands over a contribution. With `ready` this rank arrives when that event has come; on the host it is null.
+  // `on_done` may be called before this function returns, but not if it throws. Throws std::invalid_argument if an
+  // operation is outstanding, and EngineError if Horovod is down or the bucket has failed. A bucket fails if its memory
+  // is used up or its device fails.
   std::shared_ptr<Operation> Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                     std::shared_ptr<ReadyEvent> ready = nullptr,
                                     std::function<void(const Operation&)> on_done = nullptr, const Caller& caller = {});
-  // True if the operation is done: then it may be read.
+  // Returns true if the operation is done. Then the operation may be read.
   bool Poll(const SharedBucket& bucket, const Operation& operation) const;
-  // Blocks until the operation is done (true), or until something is due (false). Throws EngineError.
+  // Blocks until the operation is done (returns true) or `is_due` is true (returns false). Throws EngineError.
   bool Wait(SharedBucket& bucket, Operation& operation, const IsDue& is_due = nullptr);
 
-  // Takes the results that this rank has missed, without an arrival. Returns null if there are none, or if an operation
-  // is outstanding. Blocks while a round is reduced.
+  // Takes the results that this rank has missed, without an arrival. Returns null if nothing was missed, or if an
+  // operation is outstanding. Blocks while a round is reduced.
   std::shared_ptr<Operation> Collect(const std::shared_ptr<SharedBucket>& bucket, void* output);
-  // Delivers the late contributions of this rank, without waiting for those of others (docs/protocol.md, rule 8). Those
-  // of a family are delivered by whole rounds.
+  // Delivers the late contributions of this rank, without a wait for those of other ranks (docs/protocol.md, rule 8).
+  // In a family whole rounds are delivered.
   void Deliver(const std::vector<Family>& families = {});
-  // Begins to deliver a bucket's late contributions, by an arrival without a gradient. Returns null if there are none.
-  // With `open` it arrives if that is the bucket's open round, even if nothing is pending there.
+  // Begins to deliver the late contributions of a bucket, by an arrival without a gradient. Returns null if nothing is
+  // pending. If `open` is the open round of the bucket, it arrives even if nothing is pending.
   std::shared_ptr<Operation> BeginDelivery(const std::shared_ptr<SharedBucket>& bucket,
                                            std::optional<Round> open = std::nullopt);
-  // Tells the other ranks that this failure ends the application. Blocks for a second at most.
+  // Tells the other ranks why this rank's application fails. Blocks for at most a second.
   void SayFarewell(const std::string& failure);
 
-  // --- Background thread
-  // Returns true if this rank has something to report. `foreign_since`: since when one of Horovod's own collectives has
-  // been outstanding, or kNever.
+  // --- Called by the background thread
+  // Returns true if this rank has something to report. `foreign_since` is when the oldest outstanding collective of
+  // Horovod's own began, or kNever.
   bool WantsCycle(Time now, Time foreign_since);
-  // A joined rank reports no arrivals. Those that wait are reported when the join is over.
+  // Returns the report of this cycle. A joined rank reports no arrivals until the join is over.
   Report BuildReport(Time now, Time foreign_since, bool joined);
-  // Call it when the join of all ranks is over.
+  // Called when the join of all ranks is over.
   void ReturnFromJoin() { surroundings_.news = true; }
-  // Begins the rounds that were closed in this cycle, in order. A closing with an error fails its bucket. A joined rank
-  // takes part in no round. If the engine makes no entry for a round, the library below sends zeros.
+  // Begins the rounds that have closed in this cycle, in order. A closing with an error makes its bucket fail. A joined
+  // rank takes part in no round. If the engine submits nothing for a round, Horovod sends zeros for this rank.
   void Begin(const std::vector<Closing>& closings, bool joined);
-  // Takes the coordinator's new grants. They may be fewer than before.
+  // Takes the coordinator's decision which micro-batches this rank may begin. They may be fewer than before.
   void Hear(const std::vector<Grants>& grants) { sharing_.Hear(grants); }
-  // Called when the reduction of an entry that was given to Collectives::Place has ended.
+  // Called when the reduction that Collectives::Place has submitted has ended.
   void Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error);
-  // Communicators of groups were made for a round of this bucket.
+  // Records that communicators of groups were made for a round of this bucket.
   void RecordGroups(const std::string& bucket, int made, std::chrono::nanoseconds setup);
 
-  // --- Any thread
+  // --- Called by any thread
   [[noreturn]] void ThrowShutDown() const { surroundings_.ThrowShutDown(); }
-  // The generation has ended: every wait fails with `reason`, and nothing new is accepted.
+  // Called when this generation of Horovod has ended: every wait fails with `reason`, and nothing new is accepted.
   void Close(const std::string& reason);
   std::shared_ptr<SharedBucket> Find(const std::string& name) const { return buckets_.Find(name); }
-  // See BucketMap::FindAll.
   Buckets FindAll(const Family& names) const { return buckets_.FindAll(names); }
-  // What a bucket was declared with; null if the bucket is.
+  // Returns what a bucket was declared with, or null if the bucket is null.
   static std::shared_ptr<const BucketConfig> ConfigOf(const std::shared_ptr<SharedBucket>& bucket);
-  // The device of a bucket that lies on one, or else the host.
+  // Returns the device of some bucket that lies on a device, or else the host.
   int device() const;
-  // Returns Bucket::taken, or 0 if there is no such bucket.
+  // Returns how many rounds of a bucket were taken, or 0 if no such bucket exists.
   Round Taken(const std::string& bucket) const;
-  // Calls Bucket::CatchUp. Returns 0 if there is no such bucket.
+  // Raises the iteration of this rank's model in a bucket. Returns 0 if no such bucket exists.
   int CatchUp(const std::string& bucket, int iteration);
-  // Each bucket is read at another moment.
+  // Reads the buckets one after the other, so they are not from the same moment.
   std::vector<BucketSnapshot> Snapshot() const;
   Rank rank() const { return surroundings_.rank; }
   int size() const { return surroundings_.size; }
@@ -154,32 +152,32 @@ class Engine {
   WorkSharing sharing_{surroundings_, buckets_, families_};
   Farewell farewell_;
 
-  // Used by the background thread only: what it has reported of this rank, and what it has found last.
+  // What the background thread has reported last of waiting threads, and what it has found since; for this thread only.
   PossibleArrivals::Away reported_;
   PossibleArrivals::Away looked_;
   Time looked_foreign_ = kNever;
-  std::uint64_t departures_ = 0;  // Owner::Departures() at the last report
+  std::uint64_t departures_ = 0;  // the number of departed owners at the last report
   std::uint64_t deadlocks_;       // how many deadlocks this engine has handled
-  std::string logged_;            // the last error that was logged because nobody waits in its bucket here
+  std::string logged_;            // the last error that was logged because no thread of this rank waited in its bucket
 };
 
-// A flush of this rank. It lasts until the application has taken what was delivered. Only one thread uses it.
+// A flush of this rank. It lasts until the application has taken what the flush delivered. Only one thread uses it.
 class Engine::Flushing {
  public:
   // Waits for outstanding operations first. During the flush the caller takes the results of these families as they
-  // come: the other ranks wait while it has too many untaken ones. A flush of the kind kEnding waits until every rank
-  // has ended. Throws std::invalid_argument if another thread is in a flush, and EngineError.
+  // come, and the other ranks wait while it has too many untaken results. A flush of kind kEnding waits until every
+  // rank has ended. Throws std::invalid_argument if another thread is in a flush, and EngineError.
   Flushing(Engine& engine, Flush::Kind kind, std::vector<Family> families);
   // Gives the flush up if it is not over.
   ~Flushing();
   Flushing(const Flushing&) = delete;
   Flushing& operator=(const Flushing&) = delete;
 
-  // Blocks until a family has a round to take, or something else is due (true), or until the flush is over (false). It
-  // is over when every rank has come and all late contributions are delivered; even then there may be rounds to take.
-  // Throws EngineError.
+  // Returns true when a family has a round to take or `is_due` is true, and false when the flush is over. It is over
+  // when every rank has come and all late contributions are delivered; even then there may be rounds to take. Throws
+  // EngineError.
   bool Wait(const IsDue& is_due = nullptr);
-  // True if there was anything to wait for.
+  // Returns true if there was anything to wait for.
   bool was_needed() const { return was_needed_; }
 
  private:
@@ -189,7 +187,7 @@ class Engine::Flushing {
   const WorkSharing::Leaving leaving_;
   const Flush::Kind kind_;
   const std::vector<Family> families_;
-  Buckets buckets_;  // of these families
+  Buckets buckets_;  // the buckets of all these families
   std::optional<Draining> draining_;
   bool was_needed_ = false;
 };

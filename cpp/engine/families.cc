@@ -9,7 +9,7 @@
 namespace horovod_partial {
 namespace {
 
-// Calls BeTaken(false) at its end, after RoundsToTake has called BeTaken(true).
+// Its destructor allows results of a family to be added up again, which RoundsToTake has forbidden.
 class BeingTaken {
  public:
   explicit BeingTaken(const Buckets& family) : family_(family) {}
@@ -28,13 +28,13 @@ class BeingTaken {
 
 }  // namespace
 
-// Returns how many rounds the family may take as one step: 1 normally, more if results had to be added up, 0 if no
-// round has ended in every bucket, or the flush of this rank ends before it. With `takes` the results are frozen:
-// otherwise the end of another round could add some of them up meanwhile.
+// Returns how many rounds the family may take as one step: 1 normally, and more if results had to be added up. It is 0
+// if no round has ended in every bucket, or if this rank's flush ends before the round. With `takes` no results are
+// added up until the caller has taken the rounds.
 int Families::RoundsToTake(const Buckets& family, bool takes) const {
   int rounds = 1;
   int least = std::numeric_limits<int>::max();
-  Round before = kForEver;  // how many rounds the flush lets this rank take
+  Round before = kForEver;  // the number of rounds that the flush lets this rank take
   for (const auto& bucket : family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (takes) bucket->core.BeTaken(true);
@@ -61,7 +61,7 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family
   for (const Member& member : family) names.push_back(member.bucket);
   const Buckets buckets = buckets_.FindAll(names);
   TakenRounds taken;
-  const BeingTaken being_taken(buckets);  // ends the freeze, also after an exception
+  const BeingTaken being_taken(buckets);  // lets results be added up again, also after an exception
   taken.rounds = RoundsToTake(buckets, true);
   if (taken.rounds == 0) return std::nullopt;
   Round newest = -1;
@@ -69,14 +69,14 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family
     SharedBucket& bucket = *buckets[i];
     Calls calls;
     std::lock_guard<std::mutex> lock(bucket.mutex);
-    // This rank may take the results of a flush even if the bucket has failed since: a rank that has ended may have
-    // shut Horovod down already.
+    // This rank may take the results of a flush even if the bucket has failed since, because another rank that has
+    // ended may have shut Horovod down already.
     const bool is_flushed = flush_.bounds() && bucket.flush_end != kForEver;
     if (!bucket.poison.empty() && !is_flushed) throw EngineError(bucket.poison);
-    if (bucket.core.full()) surroundings_.news = true;  // the others may wait until this bucket has room
+    if (bucket.core.full()) surroundings_.news = true;  // other ranks may wait until this bucket has room
     try {
       taken.gradients += bucket.core.TakeRounds(taken.rounds, family[i].output);
-    } catch (const std::exception& error) {  // the members are not at the same round any more
+    } catch (const std::exception& error) {  // the buckets are not at the same round any more
       bucket.FailAndThrow(error, calls);
     }
     newest = bucket.core.taken() - 1;
@@ -111,7 +111,7 @@ void Families::Clear(const Family& family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     bucket->core.Clear(complete);
   }
-  surroundings_.news = true;  // the other ranks may have waited for this
+  surroundings_.news = true;  // other ranks may wait until the buckets have room
 }
 
 Round Families::Lost(const Family& family) const {

@@ -18,7 +18,7 @@ bool Flush::Begin() {
 }
 
 bool Flush::BeginUnderLock() {
-  // A single rank is never late, and has nothing pending.
+  // A single rank is never late, so it has nothing pending.
   const bool needed = surroundings_.size > 1 && surroundings_.in_use > 0;
   over_ = kind_;
   stage_ = needed ? Stage::kWaiting : Stage::kOver;
@@ -31,7 +31,7 @@ bool Flush::BeginUnderLock() {
 
 bool Flush::IsOver() {
   std::lock_guard<std::mutex> lock(mutex_);
-  // Look at the result first: when all ranks have ended, another one may shut Horovod down at once.
+  // A flush that is over succeeds even if Horovod has shut down, as another rank may do when all ranks have ended.
   if (stage_ == Stage::kOver && kind_ == Kind::kEnding && over_ == Kind::kFlushing) BeginUnderLock();
   if (stage_ == Stage::kOver) return true;
   if (!failure_.empty()) throw EngineError(failure_);
@@ -43,7 +43,7 @@ void Flush::Leave() {
   std::lock_guard<std::mutex> lock(mutex_);
   StopWaiting();
   stage_ = Stage::kNone;
-  surroundings_.news = true;  // the others must not count on this rank's flush any more
+  surroundings_.news = true;  // the coordinator must not count on this rank's flush any more
 }
 
 Flush::Kind Flush::ToReport() {
@@ -55,12 +55,12 @@ Flush::Kind Flush::ToReport() {
 void Flush::BeginRounds(int rounds, Kind over) {
   std::lock_guard<std::mutex> lock(mutex_);
   rounds_ += rounds;
-  // A flush that waits but was not reported is a new one: the one that was reported has been given up.
+  // A flush that waits without having been reported is a new flush: the one that was reported has been given up.
   if (over != Kind::kNone && stage_ == Stage::kReported) Close(over);
 }
 
-// All rounds of the flush have begun on this rank. Its thread waits for no other rank any more, though a device may
-// still reduce. It must not seem to wait, or the others' next round may close without this rank.
+// Called when all rounds of the flush have begun on this rank. Its thread waits for no other rank any more, though a
+// device may still reduce. If the thread still seemed to wait, the next round might close without this rank.
 void Flush::Close(Kind over) {
   StopWaiting();
   over_ = over;

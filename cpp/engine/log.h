@@ -1,4 +1,4 @@
-// The log that C++ and Python share. It goes to standard error, and each line names the rank.
+// The log of C++ and Python. It goes to standard error, and each line names the rank.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace horovod_partial {
 
-enum class LogLevel : int { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };  // Python's numbers
+enum class LogLevel : int { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };  // the numbers of Python's levels
 
-// Messages below this level are dropped. Thread-safe.
+// Drops messages below this level. Thread-safe.
 void SetLogLevel(LogLevel level);
 bool Logs(LogLevel level);
 void Log(LogLevel level, Rank rank, const std::string& text);

@@ -13,26 +13,26 @@
 namespace horovod_partial {
 
 struct RoundInfo {
-  Round round = -1;       // the round whose result the caller got; the newest, if there were several
-  bool late = false;      // the caller's contribution goes into a later round
-  int fresh = 0;          // contributors that were on time in that round, in the caller's group
-  int gradients = 0;      // gradients in the sum of that round, in the caller's group
-  int staleness = 0;      // rounds that the caller had missed when it arrived
-  bool empty = false;     // no missed round had a result: what the caller gets is no update
-  Members members;        // the ranks whose contributions are in that sum
-  std::vector<int> work;  // the work that each of them reported
+  Round round = -1;       // the round whose result the caller got; the newest round if there were several
+  bool late = false;      // true if the contribution goes into a later round
+  int fresh = 0;          // the number of ranks of the caller's group that were on time in that round
+  int gradients = 0;      // the number of gradients of the caller's group in the sum
+  int staleness = 0;      // the number of rounds that the caller had missed when it arrived
+  bool empty = false;     // true if no missed round had gradients, so the result is no update
+  Members members;        // the ranks whose contributions are in the sum
+  std::vector<int> work;  // for each contributing rank: the steps or the iteration that it reported
 };
 
-// The bucket's lock guards the members until the operation is done. After that nothing changes.
+// An arrival and its result. The bucket's lock guards the members until the operation is done; then they stay the same.
 struct Operation : std::enable_shared_from_this<Operation> {
   Bucket::Arrival arrival;
   bool done = false;
   std::string error;
   RoundInfo info;
-  Buffer scratch;         // takes the result if the caller gave no output
-  bool recorded = false;  // the arrival is in the recording, so the result belongs there too
-  // For callers that do not wait: called once, when the operation is done, by the thread that has completed it and
-  // without a lock of the engine. It may read the operation. It must not block, and must not call the engine.
+  Buffer scratch;         // memory for the result if the caller gave no output
+  bool recorded = false;  // true if the arrival was recorded, so that the result must be recorded too
+  // For callers that do not wait: called once when the operation is done, by the thread that has completed it, without
+  // a lock of the engine. It may read the operation, but must not block or call the engine.
   std::function<void(const Operation&)> on_done;
 };
 

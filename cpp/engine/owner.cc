@@ -3,7 +3,7 @@
 namespace horovod_partial {
 namespace {
 
-// one for the whole process; in a header each library would have its own copy
+// One counter for the whole process. In a header each library would have a counter of its own.
 std::atomic<std::uint64_t> departures{0};
 
 }  // namespace

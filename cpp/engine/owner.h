@@ -1,4 +1,4 @@
-// The object for which buckets exist on this rank.
+// The Python object for which buckets exist on this rank.
 #pragma once
 
 #include <atomic>
@@ -6,13 +6,13 @@
 
 namespace horovod_partial {
 
-// An object that uses buckets, such as an optimizer. When it is gone, they retire (docs/protocol.md, rule 11).
+// An object that uses buckets, such as an optimizer. When it is gone, its buckets retire (docs/protocol.md, rule 11).
 class Owner {
  public:
-  // Any thread, under any lock, because a garbage collector may call it. So it takes no lock and allocates no memory.
+  // A garbage collector may call this, on any thread and under any lock. So it takes no lock and allocates no memory.
   void Leave();
   bool gone() const { return gone_; }
-  // Counts the owners of this process that have left. If the count has changed, this rank has something to report.
+  // Returns how many owners of this process have left. If the number has changed, this rank has something to report.
   static std::uint64_t Departures();
 
  private:

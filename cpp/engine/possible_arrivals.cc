@@ -8,22 +8,22 @@ namespace horovod_partial {
 
 struct PossibleArrivals::Graph {
   std::shared_ptr<Bringer> bringer;
-  std::set<Bucket*> buckets;  // as far as is known from its runs
-  std::int64_t run = 0;       // the last run
-  std::set<Bucket*> arrived;  // buckets that have got a contribution in the last run
-  Time complete = kNever;     // when the last of `buckets` got one; kNever: some have none
+  std::set<Bucket*> buckets;  // the buckets that are known from the runs of this graph
+  std::int64_t run = 0;       // the number of the last run of this graph
+  std::set<Bucket*> arrived;  // the buckets that have got a contribution in the last run
+  Time complete = kNever;     // when the last of `buckets` got its contribution; kNever while one has none
 };
 
 namespace {
 
-constexpr Round kRemembered = 8;  // for how many rounds a bringer is remembered
+constexpr Round kRemembered = 8;  // the number of rounds for which a bringer is remembered
 constexpr int kSilentIntervals = 10;
-constexpr Time kPollGap = std::chrono::milliseconds(100);  // a thread that polls less often may do other work between
-// look again then, because the end of a thread is no event
+// A thread that polls at longer intervals may do other work in between.
+constexpr Time kPollGap = std::chrono::milliseconds(100);
+// The end of a thread is no event, so the threads are looked at again after this time.
 constexpr Time kLongestLook = std::chrono::milliseconds(100);
 
-// The bringers of a thread, by the ids of the PossibleArrivals objects that know it. The destructor runs when the
-// thread ends.
+// The bringers of one thread, by the ids of the objects that know the thread. The destructor runs when the thread ends.
 struct OfThread {
   ~OfThread() {
     for (const auto& [id, bringer] : bringers) bringer->lives = false;
@@ -45,7 +45,7 @@ std::shared_ptr<PossibleArrivals::Bringer> PossibleArrivals::Self() {
   return bringer;
 }
 
-// Under the mutex. This holds for all private functions below, too.
+// This and all private functions below are called with the mutex held.
 void PossibleArrivals::SetWaiting(Bringer& bringer, Time since) {
   waiting_ += (since != kNever ? 1 : 0) - (bringer.waits_since != kNever ? 1 : 0);
   bringer.waits_since = since;
@@ -98,8 +98,6 @@ void PossibleArrivals::Polled(bool over, Time now) {
   self->polled = now;
 }
 
-// --- One bucket
-
 PossibleArrivals::Bucket::Bucket(std::shared_ptr<PossibleArrivals> bringers, const void* engine, std::string name)
     : owner_(std::move(bringers)), engine_(engine), name_(std::move(name)) {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
@@ -146,8 +144,9 @@ void PossibleArrivals::Bucket::AddWaiter(const std::shared_ptr<Bringer>& waiter,
   waiters_.push_back(waiter);
 }
 
-// A graph is the set of buckets that get contributions in one run. If two graphs were in progress at the same time, two
-// threads run them, so each has its own bringer. All others share one, because one thread may run them in turn.
+// Records that a run of a graph contributes to this bucket. A graph is the set of buckets that get contributions in one
+// run. Two graphs that have been in progress at the same time are run by two threads, so each has a bringer of its own.
+// All other graphs share one bringer, because one thread may run them in turn.
 void PossibleArrivals::Bucket::ArriveInRun(std::int64_t run, Time now) {
   auto& graphs = owner_->graphs_;
   const auto same_run =
@@ -260,8 +259,6 @@ Time PossibleArrivals::Bucket::WaitsSince() const {
   return complete ? graph_->complete : kNever;
 }
 
-// --- All of them
-
 PossibleArrivals::Wait PossibleArrivals::LongestWait() const {
   std::lock_guard<std::mutex> lock(mutex_);
   Wait longest;
@@ -316,8 +313,8 @@ bool PossibleArrivals::InProgress(const Bringer& graphs) const {
   });
 }
 
-// Says in words in what a thread waits in another engine, in a round 0 or in a flush; empty if none does. A blocked
-// rank cannot end such waits.
+// Returns in words where a thread waits in another engine, if it waits in a round 0 or in a flush, or else an empty
+// text. A blocked rank cannot end such a wait.
 std::string PossibleArrivals::WaitElsewhere(const void* engine) const {
   for (const Bucket* bucket : buckets_)
     if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0 && bucket->WaitsSince() != kNever)
@@ -332,7 +329,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   Away away;
   away.events = events_;
   away.until = now + kLongestLook;
-  // Returns whether a time has passed. If it has not, the answer holds no longer than until then.
+  // Returns whether a time has passed. If it has not, the answer of this function holds no longer than until then.
   const auto passed = [&](Time time) {
     if (now > time) return true;
     away.until = std::min(away.until, time);
@@ -345,7 +342,8 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
     bool absent = false;
   };
   std::map<const Bringer*, State> states;
-  std::vector<std::pair<const Bucket*, std::vector<Bringer*>>> brought;  // this engine's buckets, with their bringers
+  // The buckets of this engine, with their bringers.
+  std::vector<std::pair<const Bucket*, std::vector<Bringer*>>> brought;
   for (const Bucket* bucket : buckets_) {
     std::vector<Bringer*> bringers = BringersOf(*bucket);
     for (const Bringer* bringer : bringers) states[bringer];
@@ -355,12 +353,12 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   const auto is_parked = [&](const Bringer* bringer, Time least) {
     return bringer->parked_since != kNever && passed(bringer->parked_since + least);
   };
-  bool asks = false;  // some thread polls one of Horovod's collectives
+  bool asks = false;  // true if some thread polls a collective of Horovod's own
   for (auto& [bringer, state] : states) {
     const Time since = WaitsSince(*bringer);
     state.waits = since != kNever && passed(since + thresholds.waiting);
-    // It is not known which thread runs graphs. If all graphs have one bringer and none is in progress, that may be the
-    // thread in the flush.
+    // Nobody knows which thread runs graphs. If all graphs have one bringer, and no graph is in progress, the thread in
+    // the flush may be the one.
     const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
     const bool polls = bringer->polled != kNever && !passed(bringer->polled + kPollGap) &&
                        passed(bringer->polls_since + thresholds.parked);
@@ -374,8 +372,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
                                     [](const auto& item) { return item.second.waits || item.second.absent; });
   const bool anybody = !states.empty();
 
-  // If a process is silent, its bringers are taken to wait for Horovod, or for the thread that does; unless it is known
-  // that no thread waits for Horovod.
+  // If a process is silent, its threads are taken to wait for Horovod, unless the front end tells that none does.
   const bool may_be_parked = foreign.since != kNever && (!foreign.told || asks || !parked_.empty()) &&
                              passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();

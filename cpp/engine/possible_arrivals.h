@@ -1,4 +1,4 @@
-// Records which threads of a process contribute to which bucket, and which still can (docs/protocol.md, rule 7).
+// Records which threads contribute to which bucket, and which of them still can (docs/protocol.md, rule 7).
 #pragma once
 
 #include <array>
@@ -18,83 +18,84 @@
 
 namespace horovod_partial {
 
-// Says what kind of caller hands over a contribution, and how it waits for the result.
+// Who hands over a contribution, and how the caller waits for the result.
 struct Caller {
   enum class Kind : std::uint8_t {
-    kThread,         // the calling thread; it waits for the result later, or polls
-    kBlockedThread,  // the calling thread; it is blocked until the result is there
-    kGraph,          // a TensorFlow graph; any thread of TensorFlow may run its operations
+    kThread,         // the calling thread, which waits for the result later, or polls
+    kBlockedThread,  // the calling thread, which is blocked until the result is there
+    kGraph,          // a graph of TensorFlow, whose operations any thread of TensorFlow may run
   };
   Kind kind = Kind::kThread;
-  std::int64_t run = 0;  // kGraph: TensorFlow's number for this run of the graph
+  std::int64_t run = 0;  // for graphs: TensorFlow's number for this run of the graph
 };
 
-// Keeps the bringers of each bucket: the threads that are expected to contribute next. They are the living threads that
-// collected the bucket's results in its last rounds. If none of those lives, they are the threads that contributed. A
-// rank cannot contribute to a bucket while all its bringers wait. This is exact if each bucket has one thread. It is
-// not exact if threads hand buckets to each other, or wait by other means than ours. So a process in which nothing has
-// happened for long is judged as a whole.
+// Keeps the bringers of each bucket: the threads that are expected to contribute next. These are the living threads
+// that collected the bucket's results in its last rounds, or else the living threads that contributed. A rank cannot
+// contribute to a bucket while all bringers of the bucket wait. This is exact if each bucket has one thread. It is not
+// exact if threads hand buckets to each other, or wait in ways that this library does not see. So a process in which
+// nothing has happened for long is judged as a whole.
 //
-// One object serves all process sets of a process, because a thread that waits in one of them cannot contribute in the
-// others. All functions are thread-safe. The mutex guards all members. No other lock is taken while it is held.
+// One object serves all process sets of a process, because a thread that waits in one process set cannot contribute in
+// another. All functions are thread-safe. The mutex guards all members, and no other lock is taken while it is held.
 class PossibleArrivals {
  public:
-  // A thread, or a set of TensorFlow graphs that run one after the other.
+  // A bringer: a thread that contributes to buckets, or a set of TensorFlow graphs that run one after the other.
   struct Bringer {
     std::atomic<bool> lives{true};
-    Time waits_since = kNever;      // start of its wait for a round or in a flush; kNever: it does not wait
-    Time parked_since = kNever;     // start of its wait in one of Horovod's collectives, if the front end tells
-    Time polled = kNever;           // when it last polled such a collective that had not finished
-    Time polls_since = kNever;      // start of a series of such polls at short intervals
-    const void* flushes = nullptr;  // the engine in whose flush it waits, or null
+    Time waits_since = kNever;      // since when the bringer has waited for a round or in a flush, or kNever
+    Time parked_since = kNever;     // when its wait in a collective of Horovod's own began, if the front end tells
+    Time polled = kNever;           // when the bringer last polled a collective of Horovod's own that had not finished
+    Time polls_since = kNever;      // when a series of polls at short intervals began
+    const void* flushes = nullptr;  // the engine in whose flush the bringer waits, or null
     bool graphs = false;
   };
 
   struct Graph;  // the buckets to which one run of a graph contributes
 
   struct Thresholds {
-    // A wait for a round or in a flush counts after this time. Most rounds end in a few of Horovod's cycles, each 1 ms,
-    // and the others need not hear of those waits. If nobody else comes, the job stands still for this time.
+    // A wait for a round or in a flush counts after this time. Most rounds end in a few cycles of Horovod, each 1 ms,
+    // and other ranks need not hear of such waits. If nobody else arrives, the job stands still for this time.
     Time waiting = std::chrono::milliseconds(5);
-    // A wait for one of Horovod's collectives counts after this time. An ordinary collective ends sooner, and a rank in
-    // one is not out of training. If the rank does not come for long, the others lose this time.
+    // A wait for a collective of Horovod's own counts after this time. An ordinary collective ends sooner, and does not
+    // put its rank out of training. If the rank does not come for long, the other ranks lose this time.
     Time parked = std::chrono::milliseconds(100);
-    Time silence = std::chrono::seconds(1);  // a process without any event for this long is judged as a whole
+    Time silence = std::chrono::seconds(1);  // a process without any event for this time is judged as a whole
   };
 
-  // Horovod's own collectives, as far as the engine knows of them.
+  // What the engine knows of collectives of Horovod's own.
   struct Foreign {
-    Time since = kNever;  // since when one has been outstanding; kNever: none is
-    bool told = false;    // the front end tells which threads wait for one (ForeignWait) or poll one (Polled)
+    Time since = kNever;  // since when a collective of Horovod's own has been outstanding; kNever if none is
+    bool told = false;    // true if the front end tells which threads wait for Horovod, or poll
   };
 
   // The buckets of one engine to which this rank cannot contribute at present.
   struct Away {
-    BucketSet absent;          // their bringers are out of training: in a flush, or in one of Horovod's collectives
-    BucketSet waiting;         // their bringers wait
-    bool blocked = false;      // all bringers of this process wait or are out of training; never set because of silence
-    std::string elsewhere;     // Report::elsewhere
-    Time until{0};             // the answer holds until then if no event comes before
-    std::uint64_t events = 0;  // events() at the time of the answer
+    BucketSet absent;      // buckets whose threads are out of training: in a flush, or in a collective of Horovod's own
+    BucketSet waiting;     // buckets whose threads all wait
+    bool blocked = false;  // true if all known threads of this process wait or are out of training
+    std::string elsewhere;     // for a blocked rank: where it waits in another process set
+    Time until{0};             // the answer holds until this time, if no event comes before
+    std::uint64_t events = 0;  // the value of events() at the time of the answer
     bool operator==(const Away& other) const {
       return absent == other.absent && waiting == other.waiting && blocked == other.blocked &&
              elsewhere == other.elsewhere;
     }
   };
-  // Judges the buckets of `engine`. `flushes`: a thread waits in a flush of this engine.
+  // Returns to which buckets of `engine` this rank cannot contribute. `flushes`: a thread waits in a flush of this
+  // engine.
   Away Look(const void* engine, Time now, const Foreign& foreign, bool flushes, const Thresholds& thresholds) const;
 
-  // A wait for a round or in a flush. It includes the reduction: it ends when the thread or graph has the result.
+  // A wait for a round or in a flush. It includes the reduction, and ends when the thread or graph has the result.
   struct Wait {
     Time since = kNever;
     const void* engine = nullptr;  // the engine of the bucket or flush
-    std::string what;              // what is waited for, in words
-    bool ends = false;             // it waits until all ranks have ended
+    std::string what;              // in words, what is waited for
+    bool ends = false;             // true if it is a wait until all ranks have ended
   };
-  // Returns the longest wait in this process. A wait for the end of all ranks counts only if there is no other wait.
-  // `since` is kNever if there is no wait.
+  // Returns the longest wait in this process. A wait until all ranks have ended counts only if there is no other wait.
+  // Without any wait `since` is kNever.
   Wait LongestWait() const;
-  // While this object lives, the calling thread is in a flush. The reductions of the flush are included.
+  // While this object lives, the calling thread is in a flush, including the reductions of the flush.
   class FlushWait {
    public:
     FlushWait(std::shared_ptr<PossibleArrivals> bringers, const void* engine, bool ends, Time now);
@@ -107,7 +108,7 @@ class PossibleArrivals {
     std::list<Wait>::iterator wait_;
   };
 
-  // While this object lives, the calling thread waits in one of Horovod's collectives.
+  // While this object lives, the calling thread waits in a collective of Horovod's own.
   class ForeignWait {
    public:
     ForeignWait(std::shared_ptr<PossibleArrivals> bringers, Time now);
@@ -118,19 +119,19 @@ class PossibleArrivals {
    private:
     const std::shared_ptr<PossibleArrivals> owner_;
     const std::shared_ptr<Bringer> self_;
-    Time before_ = kNever;  // start of the wait around this one, or kNever
+    Time before_ = kNever;  // when the wait that encloses this one began, or kNever
   };
-  // The calling thread has polled one of Horovod's collectives. `over`: it has finished.
+  // Records that the calling thread has polled a collective of Horovod's own. `over` says that it has finished.
   void Polled(bool over, Time now);
 
-  // Counts the events that may change the answer of Look. The end of a thread is not counted.
+  // Returns how many events have happened that may change the answer of Look. The end of a thread is not counted.
   std::uint64_t events() const { return events_; }
 
-  // The calling thread begins to wait in a flush of `engine`. Returns its bringer; any thread may give it to EndFlush.
+  // Records that the calling thread waits in a flush of `engine`. Any thread may pass the result to EndFlush.
   std::shared_ptr<Bringer> BeginFlush(const void* engine, Time now);
   void EndFlush(Bringer& bringer, Time now);
 
-  // The records of one bucket of one engine. SharedBucket has one as a member.
+  // What is recorded of one bucket: who contributes, who collects results, and who waits.
   class Bucket {
    public:
     Bucket(std::shared_ptr<PossibleArrivals> bringers, const void* engine, std::string name);
@@ -138,18 +139,19 @@ class PossibleArrivals {
     Bucket(const Bucket&) = delete;
     Bucket& operator=(const Bucket&) = delete;
 
-    // Records a contribution. `round`: how many rounds of the bucket have ended on this rank.
+    // Records a contribution. `round` is the number of rounds of the bucket that have ended on this rank.
     void Arrive(const Caller& caller, Round round, Time now);
-    // Open: the contribution now waits for a round to close. Settle: its round has begun. Done: it has its result.
+    // Open: the contribution now waits for a round to close. Settle: this round has begun. Done: the result is there.
     void Open(Time now);
     void Settle();
     void Done(Round round, Time now);
-    // The calling thread begins or ends a wait for the result. `collects`: it takes the result, and becomes a bringer.
+    // Called when the calling thread begins or ends a wait for the result. `collects` says that the thread takes the
+    // result, which makes it a bringer.
     void BeginWait(Time now);
     void EndWait(bool collects, Round round, Time now);
-    // The calling thread will contribute next. It becomes a bringer, although other threads contributed before.
+    // Makes the calling thread a bringer, because it will contribute next, although other threads contributed before.
     void Claim(Round round);
-    // Returns since when a caller has waited without BeginWait: a blocked thread or a graph. kNever if none does.
+    // Returns since when a blocked thread or a graph has waited, which make no call of BeginWait; kNever if none waits.
     Time UnattendedSince() const;
 
    private:
@@ -167,21 +169,21 @@ class PossibleArrivals {
     const std::shared_ptr<PossibleArrivals> owner_;
     const void* const engine_;
     const std::string name_;
-    bool outstanding_ = false;  // a contribution has no result yet
-    bool open_ = false;         // its round has not begun
+    bool outstanding_ = false;  // true if the result of a contribution is not there
+    bool open_ = false;         // true if the round of that contribution has not begun
     Time arrived_ = kNever;     // when the last contribution came
-    Round round_ = 0;           // the round that was open then
+    Round round_ = 0;           // the round that was open when the last contribution came
     std::vector<Visit> arrivals_;
     std::vector<Visit> collections_;
     std::vector<std::shared_ptr<Bringer>> waiters_;
-    Time waited_since_ = kNever;        // since when waiters_ has not been empty
-    std::shared_ptr<Bringer> blocked_;  // the waiter of kind kBlockedThread, or null
+    Time waited_since_ = kNever;        // since when some thread has waited for this bucket
+    std::shared_ptr<Bringer> blocked_;  // the waiting thread of kind kBlockedThread, or null
     std::shared_ptr<Graph> graph_;      // the graph that contributes to this bucket, or null
     Time free_ = kNever;                // when the last result was collected
-    std::array<Time, 8> intervals_{};   // from a result to the next contribution, in the last rounds
+    std::array<Time, 8> intervals_{};   // for each of the last rounds: the time from a result to the next contribution
     std::size_t next_interval_ = 0;
     mutable bool left_out_ =
-        false;  // the present interval is not recorded: the process seemed to wait for Horovod in it
+        false;  // true if the present interval is not recorded, because the process seemed to wait for Horovod in it
   };
 
  private:
@@ -201,9 +203,9 @@ class PossibleArrivals {
   std::set<std::shared_ptr<Graph>> graphs_;
   std::list<Wait> flush_waits_;
   std::shared_ptr<Bringer> all_graphs_;  // the bringer of all graphs that have never run at the same time
-  int open_ = 0;                         // how many buckets have a contribution whose round has not begun
-  int waiting_ = 0;                      // how many bringers wait
-  std::set<const Bringer*> parked_;      // threads in one of Horovod's collectives
+  int open_ = 0;                         // the number of buckets with a contribution whose round has not begun
+  int waiting_ = 0;                      // the number of bringers that wait
+  std::set<const Bringer*> parked_;      // the threads that wait in a collective of Horovod's own
   Time active_{0};                       // when a thread last contributed, collected a result, or left a flush
 };
 

@@ -3,12 +3,12 @@
 
 namespace horovod_partial {
 
-// An event in a device's queue, behind the work that a framework has put there. A framework's hooks run far ahead of
-// the device. The rank arrives only when the event has come. Until then the contribution's memory must not be used.
+// An event in the queue of a device, behind the work that a framework has put there. A framework's hooks run far ahead
+// of the device. The rank arrives when the event has come; until then nothing may touch the contribution.
 class ReadyEvent {
  public:
   virtual ~ReadyEvent() = default;
-  virtual bool Ready() const = 0;  // any thread; does not block
+  virtual bool Ready() const = 0;  // may be called by any thread; does not block
 };
 
 }  // namespace horovod_partial

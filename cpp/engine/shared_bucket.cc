@@ -47,8 +47,8 @@ bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
           break;
         }
         surroundings.collectives.Interrupt();
-        // A shutdown calls back every entry. If one is not called back, the shutdown has lost it. Only a running round
-        // has an entry.
+        // A shutdown calls every entry back. If it has not called back the entry of a running round in time, the entry
+        // is lost.
         const Time now = Now();
         dead_since = surroundings.collectives.Alive() ? kNever : std::min(dead_since, now);
         lock.lock();
@@ -104,7 +104,7 @@ void SharedBucket::End(Operation& ended, Calls& calls) {
   const Time now = Now();
   const Time since = arrivals.UnattendedSince();
   if (since != kNever) statistics.waited_seconds += SecondsBetween(since, now);
-  arrivals.Done(core.completed(), now);  // its threads may still be asleep, but they do not wait any more
+  arrivals.Done(core.completed(), now);  // threads may still be asleep in a wait, but they wait for no rank any more
   finished.notify_all();
   if (ended.on_done)
     calls.Add([on_done = std::exchange(ended.on_done, nullptr), self = ended.shared_from_this()] { on_done(*self); });
@@ -144,7 +144,7 @@ void SharedBucket::Fill(Operation& result, bool late) {
 void SharedBucket::EndRound(Calls& calls) {
   const bool on_time = core.Finish();
   if (core.last().ends) return;
-  // There is something that could not be reported while the round was running.
+  // The next report has something that could not be reported while the round was running.
   if (core.HasUnannounced() || OwnerIsGone()) surroundings.news = true;
   statistics.dropped = core.dropped();
   statistics.summed = core.summed();
@@ -154,7 +154,7 @@ void SharedBucket::EndRound(Calls& calls) {
 
 std::string SharedBucket::WhyItFailed(const std::exception& error) const {
   return "rank " + std::to_string(surroundings.rank) + " could not keep what belongs to " + core.name() + ": " +
-         error.what() + ". Nothing more can be done with this bucket";
+         error.what() + ". This bucket cannot be used any more";
 }
 
 void SharedBucket::Fail(const std::string& error, Calls& calls) {

@@ -1,4 +1,4 @@
-// A bucket with its lock. Only the engine's files include this one; all others ask the engine.
+// A bucket with its lock. Only files of the engine include this header.
 #pragma once
 
 #include <condition_variable>
@@ -27,7 +27,8 @@ namespace horovod_partial {
 // Larger than the number of any round.
 inline constexpr Round kForEver = std::numeric_limits<Round>::max();
 
-// Functions to call when a bucket's lock has been released. Declare this before the lock: the destructor calls them.
+// Functions to be called when a bucket's lock has been released. An object of this class is declared before the lock,
+// and its destructor calls the functions.
 class Calls {
  public:
   Calls() = default;
@@ -42,10 +43,10 @@ class Calls {
   std::vector<std::function<void()>> calls_;
 };
 
-// The background thread (hooks and callbacks) and the application's threads share it. Never hold the locks of two
-// buckets: Horovod's shutdown calls back while it holds the lock of its queue, and would close a cycle of locks. The
-// locks of the bucket map, of the flush, of possible arrivals and of changes may be taken under a bucket's lock, and a
-// bucket's lock is never taken under these.
+// A bucket that the background thread (hooks and callbacks) shares with the application's threads. Never hold the locks
+// of two buckets: when Horovod shuts down, it calls back with the lock of its queue held, which would close a cycle of
+// locks. While a bucket's lock is held, the locks of the bucket map, the flush, possible arrivals and changes may be
+// taken, but never the other way round.
 struct SharedBucket {
   SharedBucket(Surroundings& the_surroundings, const std::string& name, BucketConfig bucket_config);
 
@@ -55,58 +56,57 @@ struct SharedBucket {
   mutable std::mutex mutex;          // guards all members below
   std::condition_variable finished;  // notified when an operation is done
   Bucket core;
-  PossibleArrivals::Bucket arrivals;     // who contributes; it is told of each event
-  std::shared_ptr<Operation> operation;  // the outstanding one, or null
-  Time arrived{0};                       // time of the last arrival
-  std::shared_ptr<ReadyEvent> awaited;   // not null: a device still computes the contribution of `operation`
-  std::shared_ptr<const Owner> owner;    // null: the bucket never retires
-  std::optional<OwnShare> share;         // only in a bucket that keeps the grants
-  Round update = 0;                      // rounds that have closed: `share` is about the next one
-  int updates = 0;                       // how many of those had gradients
-  bool wants = false;                    // a thread waits to begin a micro-batch
+  PossibleArrivals::Bucket arrivals;     // records who contributes, collects results and waits
+  std::shared_ptr<Operation> operation;  // the outstanding operation, or null
+  Time arrived{0};                       // when the last contribution arrived
+  std::shared_ptr<ReadyEvent> awaited;   // not null while a device computes the contribution of `operation`
+  std::shared_ptr<const Owner> owner;    // the owner; null if the bucket never retires
+  std::optional<OwnShare> share;         // set only in the bucket that carries the state of work sharing
+  Round update = 0;                      // number of closed rounds, which is the number of the update in `share`
+  int updates = 0;                       // the number of closed rounds that had gradients
+  bool wants = false;                    // true if a thread waits to begin a micro-batch
   std::string poison;                    // not empty: the bucket has failed, and every use of it throws this error
-  bool flush_round = false;              // the running round belongs to a flush
-  int draining = 0;                      // waits in which the application takes this bucket's results
-  bool in_flush = false;                 // one of these waits is a flush
-  Round flush_end = kForEver;            // once that flush is over, no round from this one on is taken in it
+  bool flush_round = false;              // true if the running round belongs to a flush
+  int draining = 0;                      // the number of waits in which the application takes this bucket's results
+  bool in_flush = false;                 // true if one of the waits in which results are taken is a flush
+  Round flush_end = kForEver;            // at its end a flush takes only rounds below this number
   BucketStatistics statistics;
 
   bool SharesWork() const { return config.spec.policy.rule == Policy::Rule::kWorkSharing; }
-  // Work sharing: micro-batches of the open update that this rank has made.
+  // Returns the number of micro-batches of the open update that this rank has made.
   int Made() const { return core.state() == Bucket::State::kArrived ? core.arrival().gradients : 0; }
   bool OwnerIsGone() const { return owner != nullptr && owner->gone(); }
   bool Retired() const { return OwnerIsGone() && operation == nullptr; }
-  // What it adds to Surroundings::in_use while it is in use.
+  // Returns 1 if a flush must wait for this bucket while it is in use, else 0.
   int Counts() const { return IsOfFlushes(core.name()) ? 0 : 1; }
   recording::BucketLabel label() const {
     return {surroundings.process_set, core.name(), config.spec.policy.description, core.bytes()};
   }
 
-  // Blocks until the operation is done (true), or until something is due (false). Throws EngineError. `collects`: this
-  // thread takes the result, so it may contribute next. A wait that only drains is no such sign. Takes the lock.
+  // Blocks until the operation is done (returns true) or `is_due` is true (returns false). `collects` says that this
+  // thread takes the result for the application, so it may contribute next. Throws EngineError. Takes the lock.
   bool Wait(Operation& waited, bool collects, const IsDue& is_due = nullptr);
 
-  // All that follows is called under the lock.
+  // All functions below are called with the lock held.
 
-  // The outstanding operation arrives. May throw, because a late contribution needs memory.
+  // Lets the outstanding operation arrive. May throw, because a late contribution needs memory.
   void Arrive(Calls& calls);
-  // The same for the background thread. Nobody there catches an exception, so the bucket fails instead.
+  // Lets the outstanding operation arrive on the background thread. Instead of an exception, the bucket fails.
   void ArriveOrFail(Calls& calls);
   void StopAwaiting();
-  // Gives the application its result, and ends its operation. May throw.
+  // Gives the application its result, and ends the operation. May throw.
   void Complete(bool late, Calls& calls);
-  // The reduction has succeeded. May throw.
+  // Called when the reduction has succeeded. May throw.
   void EndRound(Calls& calls);
-  // The bucket begins again with round 0, as after its declaration.
+  // Makes the bucket begin again with round 0, as after its declaration.
   void Reset();
-  // From now on every use of the bucket fails. Nothing is cleared: what was pending may or may not have been delivered,
-  // and no later call may pretend to know.
+  // Makes every later use of the bucket fail. Nothing is cleared: nobody knows whether the pending sum was delivered.
   void Fail(const std::string& error, Calls& calls);
-  // Does the same for a caller on the application's thread, who gets the error as an exception.
+  // Makes every later use of the bucket fail, and throws the error, on the application's thread.
   [[noreturn]] void FailAndThrow(const std::exception& error, Calls& calls);
   std::string WhyItFailed(const std::exception& error) const;
-  // Background thread: runs `work`, and turns an error of the memory or its device into an EngineError. No
-  // application's thread gets this exception, and this rank cannot do what the others count on.
+  // Runs `work` on the background thread, and turns an error of the memory or its device into an EngineError. That ends
+  // the job, because this rank cannot contribute what the other ranks count on.
   template <class Work>
   auto InMemory(const Work& work) const {
     try {

@@ -30,7 +30,7 @@ std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->core.taken() != update || bucket->awaited != nullptr) return std::nullopt;
   }
-  // Nothing of a later update can have closed since: this rank would have to be told first, and its micro-batches done.
+  // No later update can have closed since, because the micro-batches of this rank are not done.
   std::lock_guard<std::mutex> lock(keeper.mutex);
   if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
   const std::pair<int, int> next(keeper.share->next(), keeper.updates);
@@ -45,7 +45,7 @@ std::optional<std::pair<int, int>> WorkSharing::Next(const Family& names, bool b
   const Buckets family = buckets_.FindAll(names);
   if (family.empty()) {
     const std::string refusal = buckets_.refusal();
-    if (!refusal.empty()) throw EngineError(refusal);  // the arrival has failed, but nobody waits for its error
+    if (!refusal.empty()) throw EngineError(refusal);  // the arrival has failed, and nobody else waits for its error
     throw std::invalid_argument("no micro-batch can begin before its buckets have been declared");
   }
   SharedBucket& keeper = *family.front();
@@ -88,7 +88,7 @@ void WorkSharing::Return(const std::string& name) {
 bool WorkSharing::ReportLeaves() {
   has_left_ = false;
   if (leaving_ == 0 || !surroundings_.shares_work) return false;
-  has_left_ = true;  // set before the check, so that no micro-batch begins after it
+  has_left_ = true;  // set before the buckets are checked, so that no micro-batch begins after the check
   for (const auto& bucket : buckets_.All()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const bool open = bucket->share && bucket->share->begun() != bucket->Made();

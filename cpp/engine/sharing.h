@@ -1,4 +1,4 @@
-// Work sharing on one rank: which micro-batches it may begin (docs/protocol.md, work sharing).
+// Work sharing on one rank: which micro-batches it may begin (docs/protocol.md, rule 17).
 #pragma once
 
 #include <atomic>
@@ -19,12 +19,12 @@ class WorkSharing {
   WorkSharing(Surroundings& surroundings, const BucketMap& buckets, const Families& families)
       : surroundings_(surroundings), buckets_(buckets), families_(families) {}
 
-  // --- Application's threads
+  // --- Called by the application's threads
   // Blocks until this rank may begin a micro-batch of the open update. Returns the numbers of the micro-batch and of
-  // the update. Returns nothing if there is a round to take first, or something is due. With `begins` the micro-batch
-  // counts as begun. The first bucket of the family keeps the grants. Throws EngineError.
+  // the update, or nothing if a round must be taken first or `is_due` returns true. With `begins` the micro-batch
+  // counts as begun. The first bucket of the family carries the state of work sharing. Throws EngineError.
   std::optional<std::pair<int, int>> Next(const Family& names, bool begins, const IsDue& is_due = nullptr);
-  // Gives back the micro-batch that was begun last: it has made no gradient, and will not.
+  // Gives back the micro-batch that was begun last, because it will make no gradient.
   void Return(const std::string& bucket);
 
   // While such an object lives, this rank begins no micro-batch.
@@ -44,11 +44,10 @@ class WorkSharing {
     WorkSharing& sharing_;
   };
 
-  // --- Background thread
-  // Returns what this cycle's report says: whether some thread leaves, so that none begins a micro-batch, and none that
-  // was begun is unfinished.
+  // --- Called by the background thread
+  // Returns what this cycle's report says: true if a thread ends, flushes or joins, and no micro-batch is in progress.
   bool ReportLeaves();
-  // Takes the coordinator's new grants. They may be fewer than before.
+  // Takes the coordinator's decision which micro-batches this rank may begin. They may be fewer than before.
   void Hear(const std::vector<Grants>& grants);
 
  private:
@@ -57,8 +56,8 @@ class WorkSharing {
   Surroundings& surroundings_;
   const BucketMap& buckets_;
   const Families& families_;
-  std::atomic<int> leaving_{0};        // threads that end, flush or join: while there are any, no micro-batch begins
-  std::atomic<bool> has_left_{false};  // the last report says that this rank leaves; holds until the next one
+  std::atomic<int> leaving_{0};        // number of threads that end, flush or join: none begins a micro-batch
+  std::atomic<bool> has_left_{false};  // what ReportLeaves has returned last; while it is true, no micro-batch begins
 };
 
 }  // namespace horovod_partial

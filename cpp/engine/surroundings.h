@@ -18,7 +18,7 @@
 
 namespace horovod_partial {
 
-// The library of collectives has failed or shut down. Python raises HorovodInternalError for it.
+// Thrown when the library that runs collectives has failed or shut down. In Python it becomes HorovodInternalError.
 struct EngineError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -26,15 +26,15 @@ struct EngineError : std::runtime_error {
 // Tells whether the waiting thread has something else to do. Called any number of times, without an engine's lock.
 using IsDue = std::function<bool()>;
 
-// A wait looks again after this long, so that a lost wake-up is no hang. It looks sooner if something else may be due:
-// Horovod's own wait polls at that interval.
+// How long a wait sleeps before it looks again, so that a lost wake-up is no hang. It is shorter if something else may
+// become due: Horovod's own waits poll at that interval.
 inline std::chrono::milliseconds PatienceOf(const IsDue& is_due) { return std::chrono::milliseconds(is_due ? 1 : 100); }
 
 // The monotonic clock that the engine and its callers use.
 inline Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
-// Counts changes, for threads that wait for one of several things: for the end of a flush or of a round, or for a
-// micro-batch that they may begin. Any thread may call its functions, under any lock of the engine.
+// Counts changes, for threads that wait for one of several things: for the end of a flush or a round, or for a
+// micro-batch that they may begin. Any thread may call these functions, under any lock of the engine.
 class Changes {
  public:
   void Tell() {
@@ -46,7 +46,7 @@ class Changes {
     std::lock_guard<std::mutex> lock(mutex_);
     return count_;
   }
-  // Blocks until there are more than `seen` changes (true), or for this long (false).
+  // Blocks until the count differs from `seen` (returns true), or until `patience` has passed (returns false).
   bool Await(std::uint64_t seen, std::chrono::milliseconds patience) {
     std::unique_lock<std::mutex> lock(mutex_);
     return changed_.wait_for(lock, patience, [&] { return count_ != seen; });
@@ -62,24 +62,24 @@ struct Surroundings {
   Collectives& collectives;
   const Rank rank;
   const int size;
-  const void* const engine;  // PossibleArrivals knows the engine by its address
+  const void* const engine;  // the address by which PossibleArrivals knows the engine
   const std::shared_ptr<PossibleArrivals> arrivals;
   const std::shared_ptr<FirstFailure> first_failure;
 
-  // Set before anything else happens.
+  // The recorder and the process set are set before any other use of the engine.
   std::shared_ptr<recording::Recorder> recorder{};
-  int process_set = 0;  // its number in the recording
+  int process_set = 0;  // the number of this process set in the recording
 
-  // Atomic, because the tick reads them in every cycle and must not wait for the application.
-  std::atomic<bool> news{false};         // there is something to report
-  std::atomic<int> awaited{0};           // operations whose contribution a device still computes
-  std::atomic<bool> shares_work{false};  // some bucket keeps the grants
-  std::atomic<int> in_use{0};            // buckets that have had a round and have not ended, without those of flushes
+  // Atomic, because the hook that runs in every cycle reads these members and must not wait for the application.
+  std::atomic<bool> news{false};         // true if there is something to report
+  std::atomic<int> awaited{0};           // the number of operations whose contribution a device still computes
+  std::atomic<bool> shares_work{false};  // true if this process set has a bucket with work sharing
+  std::atomic<int> in_use{0};            // buckets that have had a round and have not ended; not those of replicas
   Changes changes{};
 
-  // Returns the recorder if it records, else null.
+  // Returns the recorder if recording is on, else null.
   recording::Recorder* Recording() const { return recorder != nullptr && recorder->on() ? recorder.get() : nullptr; }
-  // Throws EngineError because Horovod has shut down. The text says why, as far as this rank has heard.
+  // Throws EngineError because Horovod has shut down. The text says why, as far as this rank knows.
   [[noreturn]] void ThrowShutDown() const;
 };
 

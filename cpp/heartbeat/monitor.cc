@@ -28,8 +28,7 @@ using std::chrono::milliseconds;
 constexpr int kBeatsInLimit = 10;
 constexpr char kBeat = 1, kMissing = 2, kWriteStacks = 3;
 constexpr milliseconds kAnswerTimeout(3000), kPartingTimeout(1000);
-// At most so many connections whose rank is not known yet are accepted at a time, and each of them is closed after this
-// time.
+// Limits for connections whose rank is not known yet: how many are accepted at a time, and when each is closed.
 constexpr std::ptrdiff_t kMostStrangers = 64;
 constexpr milliseconds kStrangerTimeout(10000);
 
@@ -39,8 +38,8 @@ milliseconds IntervalOf(const Limits& limits) {
   return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(shorter / kBeatsInLimit));
 }
 
-// Returns how many intervals a limit has: kBeatsInLimit or more, and the largest int for a limit of 0, which means
-// never.
+// Returns how many intervals a limit has, at least kBeatsInLimit. A limit of 0 means for ever, and has INT_MAX
+// intervals.
 int CountOf(Seconds limit, milliseconds interval) {
   if (limit == Seconds(0)) return std::numeric_limits<int>::max();
   return std::max(kBeatsInLimit, static_cast<int>(limit / Seconds(interval)));
@@ -53,8 +52,8 @@ std::optional<Watch> WatchFor(Seconds limit, milliseconds interval) {
 }
 
 // Calls `hear` when something may have come, and `pass` after each interval, until one of them returns false or the
-// stop file is readable. `files` adds the files to poll. `hear` always comes before `pass`: so what came while this
-// process was stopped is heard first.
+// stop file is readable. `files` adds the files to poll. `hear` always comes before `pass`, so messages that came while
+// this process was stopped are heard first.
 template <class Files, class Hear, class Pass>
 void Loop(int stop_file, milliseconds interval, Files files, Hear hear, Pass pass) {
   auto next = Clock::now() + interval;
@@ -67,11 +66,11 @@ void Loop(int stop_file, milliseconds interval, Files files, Hear hear, Pass pas
     if ((polled.front().revents & POLLIN) != 0 || !hear()) return;
     if (Clock::now() < next) continue;
     if (!pass()) return;
-    next = Clock::now() + interval;  // a stop of this process counts as one interval at most
+    next = Clock::now() + interval;  // a stop of this process counts as at most one interval
   }
 }
 
-// The part of rank 0.
+// The part of the monitor that runs on rank 0.
 class Center final : public Monitor::Watch {
  public:
   Center(int size, const Limits& limits, Calls calls)
@@ -111,9 +110,9 @@ class Center final : public Monitor::Watch {
  private:
   struct Peer {
     Connection connection;
-    std::string said;          // what has come of its hello
-    Words words;               // what comes after the hello
-    std::optional<Rank> rank;  // from its hello
+    std::string said;          // the part of the hello that has come so far
+    Words words;               // the messages after the hello
+    std::optional<Rank> rank;  // known once the hello has come
     Clock::time_point since = Clock::now();
   };
 
@@ -154,7 +153,7 @@ class Center final : public Monitor::Watch {
     return true;
   }
 
-  // Reads all that a rank has sent. What it said last counts.
+  // Reads all that a rank has sent. The last message counts.
   bool HearFromRank(Peer& peer, Connection::Received received) {
     using State = Connection::Received::State;
     try {
@@ -178,7 +177,7 @@ class Center final : public Monitor::Watch {
     if (!stalls_) return;
     stalls_->Says(0, lasting_.Pass(calls_.look()));
     const auto [stall, ends] = stalls_->Pass();
-    if (ends) calls_.tell("the wait that was told of is over", "");
+    if (ends) calls_.tell("the reported wait is over", "");
     if (!stall) return;
     const std::set<Rank> writers = stall->Writers();
     for (auto& peer : peers_)
@@ -186,8 +185,8 @@ class Center final : public Monitor::Watch {
     calls_.tell(stall->Describe(interval_), writers.count(0) > 0 ? Describe(lasting_.last(), interval_) : "");
   }
 
-  // Tells the other ranks which one is missing. Waits until they have read that, kPartingTimeout at most, because the
-  // end of the connections could overtake the notice.
+  // Tells the other ranks which rank is missing. Waits until they have read the notice, but no longer than
+  // kPartingTimeout, because the end of the connections could overtake the notice.
   void Tell(Rank missing) {
     const std::string notice = std::string(1, kMissing) + MissingNotice{missing}.Encode();
     for (auto& peer : peers_) {
@@ -209,13 +208,13 @@ class Center final : public Monitor::Watch {
   const std::string secret_ = RandomBytes(Hello::kSecretBytes);
   const Listener listener_;
   std::list<Peer> peers_;
-  bool out_of_files_ = false;  // a connection could not be accepted; try again in the next interval
+  bool out_of_files_ = false;  // true if a connection could not be accepted; the next interval tries again
   Heartbeats heartbeats_;
   std::optional<StallWatch> stalls_;
   Lasting lasting_;
 };
 
-// The part of every other rank.
+// The part of the monitor that runs on every other rank.
 class Outer final : public Monitor::Watch {
  public:
   Outer(Connection center, const Limits& limits, Calls calls)
@@ -240,7 +239,7 @@ class Outer final : public Monitor::Watch {
           if (!bytes.empty()) heartbeats_.Heard(0);
           missing = Read(bytes);
           if (state == Connection::Received::State::kLost) center_.reset();  // from now on rank 0 counts as silent
-          // If rank 0 has ended, nothing is told: Horovod and the launcher notice that.
+          // If rank 0 has ended, nothing is told, because Horovod and the launcher notice the end.
           return !missing && state != Connection::Received::State::kEnded;
         },
         [&] {
@@ -276,13 +275,13 @@ class Outer final : public Monitor::Watch {
   std::optional<Connection> center_;
   const milliseconds interval_;
   const Calls calls_;
-  std::optional<std::string> notice_;  // what has come of a notice so far
+  std::optional<std::string> notice_;  // the part of a notice that has come so far
   Heartbeats heartbeats_;
   std::optional<LonelyWatch> alone_;
   Lasting lasting_;
 };
 
-// Connects to an address. Returns the connection if rank 0 of this job has answered on it.
+// Connects to an address. Returns the connection if rank 0 of this job answers on it.
 std::optional<Connection> Reach(const std::string& address, std::uint16_t port, const std::string& hello) {
   auto connection = Connect(address, port, kAnswerTimeout);
   if (!connection) return std::nullopt;
@@ -293,7 +292,7 @@ std::optional<Connection> Reach(const std::string& address, std::uint16_t port, 
   return connection;
 }
 
-// Returns a flag. Once it is set, `calls.look` says that this rank rests, whatever it does.
+// Returns a flag. Once the flag is set, `calls.look` says that this rank has come to its end, whatever it does.
 std::shared_ptr<std::atomic<bool>> LetRest(Calls& calls) {
   auto rests = std::make_shared<std::atomic<bool>>(false);
   calls.look = [rests, look = std::move(calls.look)] {
@@ -332,13 +331,14 @@ Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests)
       endpoint_(std::move(endpoint)),
       rests_(std::move(rests)) {
   if (!stop_file_.is_open()) throw std::system_error(errno, std::generic_category(), "eventfd");
-  // The thread owns its part. If the process ends without stopping it, it still runs while static objects are
-  // destroyed.
+  // The thread owns its part of the monitor. If the process ends without stopping the thread, the thread still runs
+  // while static objects are destroyed.
   thread_ = std::make_unique<std::thread>([watch = std::move(watch), stop = stop_file_.number()] { watch->Run(stop); });
 }
 
 Monitor::~Monitor() {
-  if (getpid() != process_) {  // forked: the thread is the parent's, and here another thread may have its id
+  // A forked process: the thread is in its parent, and another thread may have the id here.
+  if (getpid() != process_) {
     static_cast<void>(thread_.release());
     return;
   }

@@ -19,48 +19,46 @@ namespace horovod_partial::heartbeat {
 
 using Seconds = std::chrono::duration<double>;
 
-// `abort`: a rank may be silent for so long before the job ends. `stall`: ranks may wait for so long before the log
-// tells of it. 0 means for ever.
+// How long a rank may be silent before the job ends (`abort`), and how long ranks may wait before the log tells of it
+// (`stall`). 0 means for ever.
 struct Limits {
   Seconds abort{0};
   Seconds stall{0};
 };
 
-// The monitor's thread calls these. They must not hold it up.
+// Functions that the monitor's thread calls. They must not hold it up.
 struct Calls {
   // Called once, with the missing rank. On rank 0 the other ranks have been told before.
   std::function<void(Rank missing)> missing;
   // Returns what this rank does.
   std::function<Look()> look;
-  // Tells of a wait. Logs `text`, unless that is empty. Then logs `doing`, what this rank does in that wait, with the
-  // stacks of all its threads; unless `doing` is empty.
+  // Tells of a wait. Logs `text` unless it is empty. Unless `doing` is empty, it then logs `doing`, which is what this
+  // rank does in that wait, with the stacks of all its threads.
   std::function<void(const std::string& text, const std::string& doing)> tell;
 };
 
-// The monitor of one rank. Its thread sends a heartbeat ten times within the shorter limit, and hears the others'
-// heartbeats. Rank 0 hears all other ranks, with what they do. It tells them which rank is missing, and when to write
-// their stacks. The other ranks hear rank 0 only. A rank is not missing if its process has ended, or if it has stopped
-// its monitor.
+// The monitor of one rank. Its thread sends ten heartbeats within the shorter limit, and receives heartbeats. Rank 0
+// hears from all other ranks what they do, and tells them which rank is missing, and when to write their stacks. The
+// other ranks hear from rank 0 only. A rank is not missing if its process has ended, or if it has stopped its monitor.
 //
-// The thread never waits for the application, nor for the interpreter. Only the thread uses the sockets. The
-// application stops it through a file that wakes it. In a forked process there is no thread, and the monitor does
-// nothing.
+// The thread never waits for the application or the interpreter. Only the thread uses the sockets. The application
+// stops it through a file that wakes it. In a forked process there is no thread, and the monitor does nothing.
 class Monitor {
  public:
-  // Makes rank 0's monitor. Throws std::system_error if it cannot listen.
+  // Makes the monitor of rank 0. Throws std::system_error if it cannot listen.
   static std::unique_ptr<Monitor> Listen(int size, const Limits& limits, Calls calls);
-  // Makes another rank's monitor. `endpoint` is the text from rank 0's monitor. Throws std::runtime_error if rank 0
-  // does not answer there.
+  // Makes the monitor of another rank. `endpoint` is the text from the monitor of rank 0. Throws std::runtime_error if
+  // rank 0 does not answer there.
   static std::unique_ptr<Monitor> Join(Rank rank, const Limits& limits, const std::string& endpoint, Calls calls);
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
-  ~Monitor();  // stops the thread
+  ~Monitor();
 
-  // What other ranks need to join: port, secret and addresses, in one text. Empty on ranks other than 0.
+  // The port, the secret and the addresses that other ranks need to join, in one text. Empty on ranks other than 0.
   const std::string& endpoint() const { return endpoint_; }
 
-  // This rank has come to its end: from now on it counts as waiting for nobody, and nobody as waiting for it. Whether
-  // it lives is still watched.
+  // Tells that this rank has come to its end. From now on it counts as waiting for nobody, and nobody as waiting for
+  // it. It is still watched whether the process lives.
   void Rest() { *rests_ = true; }
 
   // What the thread runs. Run returns by itself, or when `stop_file` becomes readable.
@@ -74,7 +72,7 @@ class Monitor {
   using Flag = std::shared_ptr<std::atomic<bool>>;
   Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests);
 
-  pid_t process_;  // the process that has the thread
+  pid_t process_;  // the process in which the thread runs
   File stop_file_;
   std::string endpoint_;
   Flag rests_;

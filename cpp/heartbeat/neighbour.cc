@@ -8,7 +8,7 @@
 namespace horovod_partial::heartbeat {
 namespace {
 
-// The numbers are the same on all architectures; older headers lack them.
+// The numbers of the system calls pidfd_send_signal and pidfd_open, which older headers lack.
 constexpr long kPidfdSendSignal = 424, kPidfdOpen = 434;
 
 }  // namespace

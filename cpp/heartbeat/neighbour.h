@@ -1,4 +1,4 @@
-// Another rank's process on this host.
+// The process of another rank on this host.
 #pragma once
 
 #include <sys/types.h>
@@ -7,14 +7,13 @@
 
 namespace horovod_partial::heartbeat {
 
-// Refers to the process itself. A process number may be given to another process when this one has ended.
+// Refers to the process itself, because a process number may be given to another process when this one has ended.
 class Neighbour {
  public:
-  // If the kernel cannot refer to processes so (before Linux 5.3), or if no process has this number, `Kill` does
-  // nothing.
+  // Kill does nothing if no process has this number, or if the kernel cannot refer to a process (before Linux 5.3).
   explicit Neighbour(pid_t number);
 
-  // Ends the process by SIGKILL, also if it is stopped.
+  // Ends the process by SIGKILL, even if it is stopped.
   void Kill() const;
 
  private:

@@ -25,15 +25,14 @@
 namespace horovod_partial::heartbeat {
 namespace {
 
-// The files that are open in this process. A forked process closes its copies, and their File objects then close
-// nothing.
+// The files that are open in this process. A forked process closes its copies, and its File objects then close nothing.
 class OpenFiles {
  public:
   OpenFiles() {
     pthread_atfork([] { All().mutex_.lock(); }, [] { All().mutex_.unlock(); }, [] { All().CloseInChild(); });
   }
   static OpenFiles& All() {
-    static auto* all = new OpenFiles;  // files may be closed after static objects are destroyed
+    static auto* all = new OpenFiles;  // never freed, because files may be closed after static objects are destroyed
     return *all;
   }
   void Add(int number) {
@@ -46,7 +45,7 @@ class OpenFiles {
   }
 
  private:
-  // The fork has locked the mutex.
+  // Runs in the child of a fork. The fork has locked the mutex.
   void CloseInChild() {
     for (const int number : numbers_) close(number);
     numbers_.clear();
@@ -61,7 +60,7 @@ class OpenFiles {
 
 File StreamSocket(int family) { return File(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }
 
-// Returns a socket that is bound to all addresses: IPv6 and IPv4 if this host has IPv6, else IPv4 only.
+// Returns a socket that is bound to all addresses: IPv6 and IPv4 if this host has IPv6, else only IPv4.
 File BoundToAnyAddress() {
   if (File file = StreamSocket(AF_INET6); file.is_open()) {
     const int no = 0;
@@ -88,7 +87,7 @@ std::uint16_t PortOf(int number) {
                                            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
 }
 
-// Waits for one of the events, for `timeout` at most. Returns whether one has come. Signals do not shorten the wait.
+// Waits for one of the events, for at most `timeout`. Returns whether one has come. Signals do not shorten the wait.
 bool Await(int number, short events, std::chrono::milliseconds timeout) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + timeout;
@@ -120,8 +119,8 @@ int File::Release() { return std::exchange(number_, -1); }
 Connection::Connection(File file) : file_(std::move(file)) {
   const int yes = 1;
   setsockopt(number(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  // Tries to send again at constant short intervals. Otherwise these would double, and the silence could last twice as
-  // long as the outage.
+  // Makes TCP send again at constant short intervals. Otherwise the intervals would double, and the silence could last
+  // twice as long as the outage.
   setsockopt(number(), IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &yes, sizeof yes);
 }
 
@@ -148,7 +147,7 @@ Connection::Received Connection::Receive() const {
   const ssize_t count = recv(number(), received.bytes.data(), received.bytes.size(), MSG_DONTWAIT);
   received.bytes.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
   if (count > 0 || (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return received;
-  // A process that has not read everything when it ends resets its connections.
+  // A process that ends before it has read everything resets its connections.
   const bool ended = count == 0 || errno == ECONNRESET || errno == EPIPE;
   received.state = ended ? Received::State::kEnded : Received::State::kLost;
   return received;

@@ -11,7 +11,7 @@
 namespace horovod_partial::heartbeat {
 
 // A file descriptor that is closed with its owner. A forked process closes its copy at once: a child that lives on
-// would keep the connections of a process that has ended.
+// would keep the connections of a process that has ended open.
 class File {
  public:
   explicit File(int number = -1);
@@ -28,7 +28,7 @@ class File {
   int number_;
 };
 
-// A connection. A word that cannot be sent at once is dropped as a whole, because the next heartbeat follows anyway.
+// A connection. A message that cannot be sent at once is dropped as a whole, because another heartbeat follows anyway.
 class Connection {
  public:
   explicit Connection(File file);
@@ -42,21 +42,21 @@ class Connection {
     enum class State {
       kOpen,
       kEnded,  // the process at the other end has ended, or sends no more
-      kLost,   // the network between the two has failed
+      kLost,   // the network between both ends has failed
     };
     State state = State::kOpen;
-    std::string bytes;  // at most 4 KiB
+    std::string bytes;  // the bytes that have come, at most 4 KiB
   };
   // Returns what has come. Does not wait.
   Received Receive() const;
-  // Ends sending. The other end receives kEnded when it has read all.
+  // Ends sending. The other end receives kEnded when it has read everything.
   void CloseSending() const;
 
  private:
   std::size_t Put(std::string_view bytes) const;
 
   File file_;
-  std::string unsent_;  // the rest of a word whose beginning was sent
+  std::string unsent_;  // the rest of a message whose beginning was sent
 };
 
 // Listens on a port of its own on all addresses of this host.
@@ -67,7 +67,7 @@ class Listener {
 
   int number() const { return file_.number(); }
   std::uint16_t port() const { return port_; }
-  // Returns a new connection. Returns nothing if none has come, or if this process may open no more files.
+  // Returns a new connection, or nothing if none has come or this process may open no more files.
   std::optional<Connection> Accept() const;
 
  private:
@@ -75,18 +75,17 @@ class Listener {
   std::uint16_t port_;
 };
 
-// Returns the addresses of this host, as text: first those at which other hosts may reach it, then its loopback
+// Returns the addresses of this host as text: first those at which other hosts may reach it, then its loopback
 // addresses.
 std::vector<std::string> OwnAddresses();
 
 // Returns nothing if no connection is made in time.
 std::optional<Connection> Connect(const std::string& address, std::uint16_t port, std::chrono::milliseconds timeout);
 
-// Random bytes that nobody can guess.
 std::string RandomBytes(std::size_t count);
 
-// Waits for `timeout` at most. IsReadable: whether there is something to read, or the other end has closed. IsWritable:
-// whether something can be written.
+// Both functions wait for at most `timeout`. IsReadable returns whether there is something to read or the other end has
+// closed, IsWritable whether something can be written.
 bool IsReadable(int number, std::chrono::milliseconds timeout);
 bool IsWritable(int number, std::chrono::milliseconds timeout);
 

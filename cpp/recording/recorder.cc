@@ -16,7 +16,7 @@ constexpr auto kInterval = std::chrono::seconds(1);
 
 Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
-// Returns the name of the run's folder: the run's number as a date and time in UTC.
+// Returns the name of the run's folder: the number of the run as a date and time in UTC.
 std::string NameOfRun(std::int64_t milliseconds) {
   const std::time_t seconds = milliseconds / 1000;
   std::tm parts{};
@@ -33,8 +33,7 @@ std::string HostName() {
   return name;
 }
 
-// Returns a name for this machine's monotonic clock. Processes with the same name share the clock, whatever their hosts
-// are called.
+// Returns a name for this machine's monotonic clock, which is the same for all processes that share the clock.
 std::string NameOfClock() {
   std::string name;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), name);
@@ -48,14 +47,14 @@ Recorder::~Recorder() { End(); }
 void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
   std::lock_guard<std::mutex> life(life_mutex_);
   if (on_) throw std::runtime_error("this rank is being recorded already");
-  if (thread_.joinable()) thread_.join();  // it has ended by an error, such as a full disk
+  if (thread_.joinable()) thread_.join();  // the last recording has ended by an error, such as a full disk
   {
     std::lock_guard<std::mutex> lock(mutex_);
     begun_ = Now();
     wall_ = std::chrono::system_clock::now().time_since_epoch();
     ending_ = false;
   }
-  // Segments asks for the preamble here and in the thread, and never under the lock.
+  // Segments asks for the first lines of a file here and in the thread, and never with the lock held.
   segments_ = std::make_unique<Segments>(directory + '/' + NameOfRun(run_), "rank-" + std::to_string(origin_.rank),
                                          most_bytes, [this](int segment) {
                                            std::lock_guard<std::mutex> lock(mutex_);
@@ -68,7 +67,7 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
 
 void Recorder::End() {
   on_ = false;
-  if (getpid() != process_) return;  // a forked child has no thread, and perhaps locked mutexes
+  if (getpid() != process_) return;  // a forked child has no thread, and its mutexes may be locked
   std::lock_guard<std::mutex> life(life_mutex_);
   if (!thread_.joinable()) return;
   {
@@ -91,13 +90,13 @@ void Recorder::WriteEverySecond() {
       segments_->Write(lines);
       lock.lock();
     }
-  } catch (const std::exception& error) {  // the lock is not held: only writing fails
+  } catch (const std::exception& error) {  // the lock is not held here, as only the writing throws
     on_ = false;
     complain_(std::string("the recording has ended: ") + error.what());
   }
 }
 
-// TakeLines, Header, Micros and NumberOf are called under the lock.
+// TakeLines, Header, Micros and NumberOf are called with the lock held.
 std::string Recorder::TakeLines() {
   const std::string buckets = buckets_.TakeLine();
   known_buckets_ += buckets;

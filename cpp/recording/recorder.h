@@ -44,12 +44,12 @@ struct Result {
 struct Reduction {
   std::int64_t sequence;
   int process_set;
-  const std::vector<std::string>* names;  // of the tensors, if this is training by Horovod's own allreduce; else null
+  const std::vector<std::string>* names;  // names of the tensors if Horovod's own allreduce trains, else null
   Time begin;
   Time end;
   std::int64_t tensors;
   std::int64_t bytes;
-  bool everyone;  // all ranks of the process set reduced together
+  bool everyone;  // true if all ranks of the process set reduced together
 };
 
 // What a recording says of a round that the coordinator has closed.
@@ -63,9 +63,9 @@ struct DecidedRound {
   Members delivered;
 };
 
-// Records one rank in one generation of Horovod. The threads of the application and of Horovod call it. A call costs a
-// lock and the writing of some digits to memory. A thread of its own writes to disk once a second. If nothing is
-// recorded, each call returns at once.
+// Records one rank in one generation of Horovod. Threads of the application and of Horovod call it. A call costs a lock
+// and some digits in memory, and returns at once if nothing is recorded. A thread of its own writes to disk once a
+// second.
 class Recorder {
  public:
   // What the files say of the process.
@@ -74,17 +74,17 @@ class Recorder {
     int size;
   };
 
-  // `complain` gets the reason if a recording ends early. It is called by the thread that writes.
+  // `complain` is called with the reason if a recording ends early, by the thread that writes.
   Recorder(Origin origin, std::function<void(const std::string&)> complain)
       : origin_(origin), complain_(std::move(complain)) {}
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Sets the number of the run, in milliseconds of Unix time: the same on all ranks. To be called before Begin.
+  // Sets the number of the run, in milliseconds of Unix time, the same on all ranks. To be called before Begin.
   void SetRun(std::int64_t milliseconds) { run_ = milliseconds; }
 
-  // Records everything from now on in a folder of the run below `directory`, in `most_bytes` at most. Throws
+  // Records everything from now on, in a folder for this run below `directory`, in at most `most_bytes`. Throws
   // std::runtime_error if it cannot write there, or if it records already.
   void Begin(const std::string& directory, std::size_t most_bytes);
   // Writes what is left, and ends the recording. Writes nothing in a forked child.
@@ -113,18 +113,18 @@ class Recorder {
   std::int64_t run_ = 0;
   std::atomic<bool> on_{false};
 
-  std::mutex life_mutex_;  // guards what follows: one thread at a time begins or ends
+  std::mutex life_mutex_;  // guards the members below: one thread at a time begins or ends a recording
   std::thread thread_;
-  std::atomic<pid_t> process_{0};       // the process that has the thread
-  std::unique_ptr<Segments> segments_;  // only the thread uses them while it runs
+  std::atomic<pid_t> process_{0};       // the process in which the thread runs
+  std::unique_ptr<Segments> segments_;  // the recording's files; while the thread runs, no other uses them
 
-  std::mutex mutex_;  // guards what follows; may be taken under a bucket's lock, and no lock is taken under it
+  std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, no lock below it
   std::condition_variable ends_;
   bool ending_ = false;
   Time begun_{0};
   Time wall_{0};                                                 // the Unix time at begun_
   std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the numbers of buckets, by process set and name
-  std::string known_buckets_;  // all lines of the table of buckets, repeated in later segments
+  std::string known_buckets_;  // the table of buckets so far, which later segments repeat
   StepCounter arrival_steps_;
   StepCounter reduction_steps_;
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};

@@ -1,4 +1,4 @@
-// The files of one recording. They keep below a number of bytes; the oldest file is removed first.
+// The files of one recording. Together they keep below a number of bytes: the oldest file is removed first.
 #pragma once
 
 #include <cstddef>
@@ -7,20 +7,19 @@
 
 namespace horovod_partial::recording {
 
-// Writes go to the system at once, without a buffer of ours: what was written survives the process. For one thread.
+// Writes go to the system at once, so what was written survives the process. To be used by one thread.
 class Segments {
  public:
   static constexpr int kSegments = 4;
 
-  // Makes `folder`, with the folders above it, and in it the first segment, `name`.0000.jsonl. `preamble` returns what
-  // a segment begins with, by the segment's number. Throws std::runtime_error.
+  // Makes `folder`, with the folders above it, and in it the first segment, `name`.0000.jsonl. `preamble` returns the
+  // text with which the segment of this number begins. Throws std::runtime_error.
   Segments(std::string folder, std::string name, std::size_t most_bytes, std::function<std::string(int)> preamble);
   ~Segments();
   Segments(const Segments&) = delete;
   Segments& operator=(const Segments&) = delete;
 
-  // Writes whole lines, to a new segment if this one would be too long. Throws std::runtime_error, for example if the
-  // disk is full.
+  // Writes whole lines, to a new segment if this one would be too long. Throws std::runtime_error, as for a full disk.
   void Write(const std::string& lines);
 
  private:
@@ -35,7 +34,7 @@ class Segments {
   const std::function<std::string(int)> preamble_;
   int segment_ = 0;
   int file_ = -1;
-  std::size_t written_ = 0;  // bytes in this segment
+  std::size_t written_ = 0;  // the number of bytes in the present segment
 };
 
 }  // namespace horovod_partial::recording

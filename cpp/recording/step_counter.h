@@ -1,4 +1,4 @@
-// Numbers the steps of a training by the names that come: each step has the same ones.
+// Numbers the steps of a training by the names of the tensors that are reduced: each step has the same names.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@ namespace horovod_partial::recording {
 // A name that comes again begins the next step. Not thread-safe.
 class StepCounter {
  public:
-  // Returns the number, from 0, of the step to which all these names belong.
+  // Returns the number of the step, from 0, in which all tensors of these names are reduced.
   std::int64_t Count(const std::vector<std::string>& names) {
-    std::vector<std::size_t> hashes;  // two names with one hash begin a step too early; nothing worse happens
+    std::vector<std::size_t> hashes;  // if two names have one hash, a step begins too early; nothing worse
     for (const std::string& name : names) hashes.push_back(std::hash<std::string>{}(name));
     const bool is_full = seen_.size() >= kMostNames;
     if (is_full ||
@@ -28,7 +28,8 @@ class StepCounter {
   }
 
  private:
-  static constexpr std::size_t kMostNames = 1 << 20;  // of a step; a program with more gives each operation a new name
+  // The largest number of names in a step; a program with more gives each operation a new name.
+  static constexpr std::size_t kMostNames = 1 << 20;
   std::unordered_set<std::size_t> seen_;
   std::int64_t step_ = 0;
 };

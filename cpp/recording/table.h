@@ -9,13 +9,12 @@
 
 namespace horovod_partial::recording {
 
-// Not thread-safe.
 class Table {
  public:
   // Names must need no escapes in JSON.
   Table(const char* name, std::vector<const char*> columns);
 
-  // Adds a row, with a value for each column: whole numbers, texts and lists of ranks.
+  // Adds a row, with a value for each column: whole numbers, texts or lists of ranks.
   template <class... Values>
   void Add(const Values&... values) {
     std::size_t column = 0;
@@ -23,13 +22,13 @@ class Table {
     ++rows_;
   }
 
-  // Returns the rows as a line with its line feed, and forgets them. Returns "" if there are no rows.
+  // Returns the rows as a line with its line feed, and forgets them. Returns an empty text if there are no rows.
   std::string TakeLine();
 
  private:
   struct Column {
     const char* name;
-    std::string values;  // with commas between them
+    std::string values;  // separated by commas
   };
   void Append(Column& column, std::int64_t number);
   void Append(Column& column, const std::string& text);

@@ -14,8 +14,8 @@ inline Time FromSeconds(double seconds) {
 
 inline double ToSeconds(Time time) { return std::chrono::duration<double>(time).count(); }
 
-// Returns when something that is there from `since` on is negotiated. A cycle can begin at `first`, and others follow
-// at intervals of `cycle`. With a `cycle` of 0 one can begin at any time from `first` on.
+// Returns when an arrival that comes at `since` is negotiated. A cycle can begin at `first`, and further cycles follow
+// at intervals of `cycle`. If `cycle` is 0, a cycle can begin at any time from `first` on.
 inline Time NegotiatedAt(Time first, Time since, Time cycle) {
   if (since <= first) return first;
   return cycle == Time(0) ? since : first + (since - first + cycle - Time(1)) / cycle * cycle;

@@ -26,7 +26,7 @@ JobConfig Checked(JobConfig config) {
   if (config.messages.empty()) throw std::invalid_argument("a step has 1 message or more");
   if (config.delays.size() != ranks * static_cast<std::size_t>(config.iterations))
     throw std::invalid_argument("delays must have a number for each iteration and rank");
-  if (config.costs.size() != ranks) throw std::invalid_argument("costs must have one for each number of ranks");
+  if (config.costs.size() != ranks) throw std::invalid_argument("costs must have one entry for each number of ranks");
   double before = 0;
   for (const auto& message : config.messages) {
     if (message.ready < before || message.ready > config.compute)
@@ -38,8 +38,7 @@ JobConfig Checked(JobConfig config) {
   return config;
 }
 
-// The policy of the signal, the same as the optimizer's: a round closes when the first rank signals that it has taken
-// its steps.
+// The policy of the bucket that ends periods: a round closes when the first rank has taken its steps.
 Policy SignalPolicy() {
   Policy policy;
   policy.max_staleness = kForEver;
@@ -92,8 +91,7 @@ JobResult Job::Run() {
       continue;
     }
     now_ = next;
-    // What happens at the same time has an order: rounds end, then ranks arrive, then a cycle begins and takes these
-    // arrivals.
+    // Events at the same time have an order: rounds end, then ranks arrive, then a cycle begins with these arrivals.
     if (finish == now_) {
       Finish();
     } else if (event == now_) {
@@ -111,8 +109,6 @@ JobResult Job::Run() {
   return std::move(result_);
 }
 
-// --- Ranks
-
 void Job::StartStep(Rank rank) {
   RankState& state = At(rank);
   if (state.iteration == config_.iterations) {
@@ -128,7 +124,7 @@ void Job::StartStep(Rank rank) {
   Compute(rank);
 }
 
-// Arrives with all messages that are ready now. Comes back when the next one is ready, or when the compute ends.
+// Arrives with all messages that are ready now. It runs again when the next message is ready, or when the compute ends.
 void Job::Compute(Rank rank) {
   RankState& state = At(rank);
   while (state.next < config_.messages.size()) {
@@ -150,8 +146,7 @@ void Job::Compute(Rank rank) {
   Proceed(rank);
 }
 
-// Goes on with a step that has been computed, unless results are outstanding: averages if that is due, and begins the
-// next step.
+// Goes on with a computed step, unless results are outstanding: averages if that is due, and begins the next step.
 void Job::Proceed(Rank rank) {
   RankState& state = At(rank);
   if (state.outstanding > 0) return;
@@ -193,7 +188,8 @@ void Job::Arrive(Rank rank, std::size_t message) {
     ++state.outstanding;
   }
   MakeReportable(state, message);
-  if (outcome != Bucket::Arrived::kWaiting) HaveNews(rank);  // that one is no news before the running round has ended
+  // An arrival during a running round is no news before that round has ended.
+  if (outcome != Bucket::Arrived::kWaiting) HaveNews(rank);
 }
 
 void Job::Receive(Rank rank, Local& local, bool on_time) {
@@ -211,12 +207,10 @@ void Job::HaveNews(Rank rank) {
   wanted_ = std::min(wanted_, now_);
 }
 
-// --- Background threads
-
 Time Job::NextNegotiation() const {
   if (over_) return kNever;
   // Without an arrival no round closes, except at the end of the job. Then only the coordinator's deadline asks for a
-  // negotiation: it may need to hear that a round has ended.
+  // negotiation, because the coordinator may need to hear that a round has ended.
   const bool idle = open_ == 0 && ended_ < config_.ranks;
   const Time wanted = idle ? deadline_ : std::min(wanted_, deadline_);
   if (wanted == kNever) return kNever;
@@ -232,8 +226,8 @@ void Job::Negotiate() {
   deadline_ = coordinator_.NextDeadline();
 }
 
-// Nothing runs, and no rank computes: all ranks that have not ended wait, and now they report that. Returns whether a
-// round closes by that.
+// Called when nothing runs and no rank computes: all ranks that have not ended report their wait, which may close a
+// round. Returns whether it does.
 bool Job::CloseByLiveness() {
   now_ += kWaiting;
   for (Rank rank = 0; rank < config_.ranks; ++rank) {
@@ -267,7 +261,7 @@ void Job::Observe(Rank rank) {
       item.late = local.bucket.ReportLate();
       const bool leaves = state.ended && config_.late == Late::kKeep;
       if (item.gradients == 0 || leaves) continue;
-      MakeReportable(state, message);  // in every report, until it is delivered
+      MakeReportable(state, message);  // a rank reports a pending contribution again until it is delivered
     }
     report.items.push_back(std::move(item));
   }
@@ -297,8 +291,8 @@ void Job::Begin(const Closing& closing) {
                    [](const Reduction& a, const Reduction& b) { return a.end < b.end; });
 }
 
-// Reduces within a group. Each member gets the closing with two contributions: its own, and all others of the group as
-// one. A copy of the whole closing on each of 2,048 ranks would take longer than everything else.
+// Reduces within a group. Each member gets the closing with two contributions: its own, and the sum of all others in
+// the group. Copying the whole closing for each of 2,048 ranks would take longer than everything else.
 void Job::Reduce(const Closing& closing, std::size_t message, const Members& members) {
   Closing view;
   view.bucket = closing.bucket;
@@ -327,8 +321,7 @@ void Job::Finish() {
     RankState& state = At(rank);
     Local& local = state.locals[reduction.message];
     const bool on_time = local.bucket.Finish();
-    // A kept model must be announced for each round. A contribution that came during the round could not be announced
-    // before.
+    // A kept model must be announced for each round, and a contribution that came during the round after the round.
     if (local.bucket.HasUnannounced() || local.bucket.options().late == Late::kKeep) {
       MakeReportable(state, reduction.message);
       HaveNews(rank);

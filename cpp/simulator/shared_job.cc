@@ -19,7 +19,7 @@ SharedJobConfig Checked(SharedJobConfig config) {
 
 SharedJob::SharedJob(SharedJobConfig config)
     : config_(Checked(std::move(config))),
-      // Cycles need different times: a grant that is taken back is confirmed in a later cycle.
+      // Two cycles must have different times, because a micro-batch that is taken back is free only in a later cycle.
       cycle_(std::max(FromSeconds(config_.cycle), Time(1))),
       ledger_(config_.ranks, config_.ranks * config_.passes) {
   for (Rank rank = 0; rank < config_.ranks; ++rank) workers_.push_back({OwnShare(rank, config_.passes)});
@@ -38,7 +38,7 @@ SharedJobResult SharedJob::Run() {
     }
     for (int left = config_.ranks * config_.passes; left > 0;) {
       const Time negotiation = NextNegotiation();
-      if (ends_.empty() && negotiation == kNever) throw std::logic_error("a micro-batch is granted to nobody");
+      if (ends_.empty() && negotiation == kNever) throw std::logic_error("no rank gets the next micro-batch");
       // If a cycle begins when a micro-batch ends, the end comes first, and the cycle hears of it.
       if (ends_.empty() || negotiation < ends_.top().first) {
         now_ = negotiation;
@@ -91,11 +91,10 @@ void SharedJob::Negotiate() {
     workers_[i].share.Hear(granted[i]);
     if (!workers_[i].computes) Begin(static_cast<Rank>(i));
   }
-  wanted_ = granted.empty() ? kNever : now_;  // ranks report what they have begun, or confirm that they hold less
+  wanted_ = granted.empty() ? kNever : now_;  // ranks report what they have begun or hold
 }
 
-// Returns when the update is reduced if its last micro-batch ends now. No rank begins another micro-batch while the
-// messages travel.
+// Returns when the update is reduced if its last micro-batch ends now. No rank computes while the messages travel.
 Time SharedJob::Reduced() const {
   Time negotiated = start_ - cycle_;
   Time free = start_;

@@ -19,24 +19,24 @@ struct SharedJobConfig {
   using Delay = std::function<double(int update, Rank rank, int nth, int micro_batch)>;
 
   int ranks = 1;
-  int passes = 1;  // micro-batches of an update, divided by the number of ranks
+  int passes = 1;  // the number of micro-batches of an update, divided by the number of ranks
   int updates = 1;
-  double compute = 0;  // of a micro-batch, without its delay; above 0
+  double compute = 0;  // the time of a micro-batch without its delay; above 0
   Delay delay;
-  std::vector<JobConfig::Message> messages;  // of an update; `ready` is a time in its last micro-batch
-  LinearCost cost;                           // of a reduction
+  std::vector<JobConfig::Message> messages;  // the messages of an update; `ready` is a time in the last micro-batch
+  LinearCost cost;                           // the cost of a reduction
   double cycle = 0;                          // the least time from one negotiation to the next
 };
 
 struct SharedJobResult {
-  std::vector<double> ends;  // [update]
-  std::vector<int> made;     // [update * ranks + rank]: micro-batches that the rank has made
+  std::vector<double> ends;  // [update]: when the update ended
+  std::vector<int> made;     // [update * ranks + rank]: the number of micro-batches that the rank has made
 };
 
-// One job in one thread. The code that grants in a real job (Ledger, OwnShare) runs here too, driven by events. A rank
-// that holds a grant begins it at once. A rank without one waits for the next cycle in which the coordinator has a
-// grant for it. A delay comes before the compute of its micro-batch. A message of the update is ready when the
-// micro-batch that ends last has made it. A negotiation takes no time, like in Job.
+// Simulates one job in one thread. The classes that deal out micro-batches in a real job (Ledger, OwnShare) run here
+// too, driven by events. A rank that may begin a micro-batch does so at once. Another rank waits for the next cycle in
+// which the coordinator has a micro-batch for it. A delay comes before the compute of its micro-batch. A message of the
+// update is ready when the micro-batch that ends last has made it. A negotiation takes no time, as in Job.
 //
 // In the first update of a real job each rank makes its own micro-batches. Here the first update is like all others.
 class SharedJob {
@@ -44,7 +44,7 @@ class SharedJob {
   // Throws std::invalid_argument if a number in `config` is out of range.
   explicit SharedJob(SharedJobConfig config);
 
-  // Runs the job to its end. Call it once.
+  // Runs the job to its end. To be called once.
   SharedJobResult Run();
 
  private:
@@ -53,7 +53,7 @@ class SharedJob {
     int done = 0;
     bool computes = false;
   };
-  using End = std::pair<Time, Rank>;  // of a micro-batch
+  using End = std::pair<Time, Rank>;  // when a micro-batch ends, and on which rank
 
   Worker& At(Rank rank) { return workers_[static_cast<std::size_t>(rank)]; }
   void Begin(Rank rank);
@@ -69,10 +69,10 @@ class SharedJob {
 
   int update_ = 0;
   Time now_{0};
-  Time start_{0};                                                    // of the update; a cycle begins there too
-  Time negotiated_{0};                                               // when the last cycle began
-  Time wanted_{0};                                                   // since when a rank has news, or kNever
-  std::priority_queue<End, std::vector<End>, std::greater<>> ends_;  // of the micro-batches that ranks compute
+  Time start_{0};       // when the update began; a cycle begins at the same time
+  Time negotiated_{0};  // when the last cycle began
+  Time wanted_{0};      // since when a rank has news, or kNever
+  std::priority_queue<End, std::vector<End>, std::greater<>> ends_;  // when the ranks' micro-batches end
 };
 
 }  // namespace horovod_partial

@@ -1,5 +1,5 @@
 // Operations on one bucket. No thread waits in them: a kernel arrives, and the thread that finishes the round calls
-// TensorFlow back. In general that is Horovod's background thread, like with Horovod's own operations.
+// TensorFlow back. As a rule this is Horovod's background thread, as with Horovod's own operations.
 #include <tensorflow/core/framework/op_kernel.h>
 #include <tensorflow/core/framework/resource_handle.h>
 
@@ -32,7 +32,7 @@ class ArriveOp final : public AsyncKernel {
 
  private:
   absl::Status Start(OpKernelContext* context, const DoneCallback& done) const override {
-    const int count = context->num_inputs() - 2;  // the bucket is the first input, the work is the last
+    const int count = context->num_inputs() - 2;  // the bucket is the first input, and the work is the last
     std::vector<std::int64_t> elements;
     for (int i = 1; i <= count; ++i) elements.push_back(context->input(i).NumElements());
     std::shared_ptr<attach::Stream> stream = StreamOf(context);
@@ -44,7 +44,7 @@ class ArriveOp final : public AsyncKernel {
     for (int i = 1; i <= count && status.ok(); ++i)
       status = tensors->Put(static_cast<std::size_t>(i - 1), context->input(i));
     if (!status.ok()) return status;
-    // In eager code TensorFlow calls this in the application's thread, which sleeps until `done`.
+    // In eager code TensorFlow calls this in the application's thread, which sleeps until `done` is called.
     const Caller caller{graph_ ? Caller::Kind::kGraph : Caller::Kind::kBlockedThread, context->step_id()};
     return destination_.Arrive(session, bucket_, caller, tensors, context->input(count + 1).scalar<int>()(),
                                [context, done, count, tensors](const Operation& operation) {

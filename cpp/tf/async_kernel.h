@@ -19,7 +19,8 @@ class AsyncKernel : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  // If it succeeds, `done` is called once, maybe before it returns. If it fails or throws, it never calls `done`.
+  // Begins the work of the kernel. If this succeeds, `done` is called once, maybe before this returns. If this fails or
+  // throws, it never calls `done`.
   virtual absl::Status Start(tensorflow::OpKernelContext* context, const DoneCallback& done) const = 0;
 };
 

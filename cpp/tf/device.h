@@ -9,11 +9,11 @@
 
 namespace horovod_partial::tf {
 
-// Returns TensorFlow's stream on the kernel's device. TensorFlow makes a kernel's inputs, and hands out memory, in the
-// order of this stream.
+// Returns TensorFlow's stream on the kernel's device. TensorFlow makes the inputs of a kernel, and hands out memory, in
+// the order of this stream.
 std::unique_ptr<attach::Stream> StreamOf(tensorflow::OpKernelContext* context);
 
-// Whether there are kernels for GPUs: only if Horovod reduces tensors that lie there.
+// True if there are kernels for GPUs. They are there only if Horovod reduces tensors on GPUs.
 #if HOROVOD_PARTIAL_GPU_KERNELS
 inline constexpr bool kHasGpuKernels = true;
 #define HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel) \
@@ -23,8 +23,8 @@ inline constexpr bool kHasGpuKernels = false;
 #define HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel) static_assert(true)
 #endif
 
-// Registers a kernel for every device. Handles of buckets, and what the host reads or writes, must be `HostMemory` in
-// the definition.
+// Registers a kernel for every device. In the definition, handles of buckets and everything that the host reads or
+// writes must be `HostMemory`.
 #define REGISTER_KERNELS(definition, Kernel)                                  \
   REGISTER_KERNEL_BUILDER(definition.Device(tensorflow::DEVICE_CPU), Kernel); \
   HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel)

@@ -12,7 +12,7 @@ std::string& Path() {
   return *path;
 }
 
-// Set by the application's threads, read by TensorFlow's.
+// Set by the application's threads, and read by TensorFlow's threads.
 struct Refusal {
   std::mutex mutex;  // guards the text
   std::string text;
@@ -34,7 +34,7 @@ std::string GpuRefusal() {
 
 }  // namespace horovod_partial::tf
 
-// For horovod_partial/tensorflow/graph.py.
+// Functions that horovod_partial/tensorflow/graph.py calls.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED void horovod_partial_set_library(const char* path) { horovod_partial::tf::Path() = path; }

@@ -5,10 +5,10 @@
 
 namespace horovod_partial::tf {
 
-// The path of TensorFlow's Horovod: set once, when Python imports the operations.
+// The path of TensorFlow's Horovod. It is set once, when Python imports the operations.
 const std::string& LibraryPath();
 
-// Why tensors on GPUs are refused; empty if they are accepted.
+// Returns why tensors on GPUs are refused, or an empty text if they are accepted.
 std::string GpuRefusal();
 
 }  // namespace horovod_partial::tf

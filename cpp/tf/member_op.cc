@@ -1,5 +1,5 @@
-// Kernels of merged gradients (merging=hvd.MergedGradients): each puts a gradient into its message of the present plan.
-// No thread waits.
+// Kernels of merged gradients (merging=hvd.MergedGradients): each kernel puts a gradient into its message of the
+// present plan. No thread waits in them.
 #include <tensorflow/core/framework/cancellation.h>
 #include <tensorflow/core/framework/op_kernel.h>
 
@@ -33,10 +33,10 @@ struct Member {
   OpKernelContext* context;  // valid until `done` is called
   tensorflow::AsyncOpKernel::DoneCallback done;
   tensorflow::CancellationToken token;
-  bool given_up = false;  // the step was given up; guarded by the lock of Fillings
+  bool given_up = false;  // true if TensorFlow has given the step up; guarded by the lock of Fillings
 
   void Finish(const absl::Status& status) const {
-    context->cancellation_manager()->TryDeregisterCallback(token);  // a callback that comes later does nothing
+    context->cancellation_manager()->TryDeregisterCallback(token);  // after this, a cancellation does nothing
     if (!status.ok()) context->SetStatus(status);
     done();
   }
@@ -51,12 +51,12 @@ struct Filling {
         missing(elements.size()) {}
 
   const std::shared_ptr<PackedTensors> message;
-  std::vector<std::shared_ptr<Member>> members;  // in the message's order; null: not here yet
-  std::size_t missing;                           // gradients that are not in the message yet
+  std::vector<std::shared_ptr<Member>> members;  // in the order of the message; null for a missing gradient
+  std::size_t missing;                           // the number of gradients that are not in the message yet
 };
 
-// The messages that are being filled, by bucket. Used by TensorFlow's threads. The lock is never held together with
-// another one, nor while TensorFlow is told of a kernel's end, nor while a gradient is copied.
+// The messages that are being filled, by bucket. TensorFlow's threads use them. The lock is never held together with
+// another lock, while TensorFlow is told of the end of a kernel, or while a gradient is copied.
 class Fillings {
  public:
   static Fillings& Instance() {
@@ -64,8 +64,8 @@ class Fillings {
     return *fillings;
   }
 
-  // Adds a member to its message; the first one makes the message. As soon as a member has joined, another thread may
-  // end its kernel. So `filling` and `gradient` give the kernel what it still needs.
+  // Adds a kernel to its message; the first kernel makes the message. As soon as a kernel has joined, another thread
+  // may end it. So `filling` and `gradient` give the caller what it still needs.
   absl::Status Join(const MergingSteps::Place& place, const std::shared_ptr<Member>& member,
                     const std::shared_ptr<const attach::Stream>& stream, std::shared_ptr<Filling>* filling,
                     Tensor* gradient) {
@@ -94,7 +94,7 @@ class Fillings {
     return absl::OkStatus();
   }
 
-  // A member's gradient is in the message now. Returns true for the last one: that caller sends the message.
+  // Records that a gradient is in the message now. Returns true for the last gradient: that caller sends the message.
   bool Complete(const std::string& bucket, const std::shared_ptr<Filling>& filling) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = fillings_.find(bucket);
@@ -103,8 +103,9 @@ class Fillings {
     return true;
   }
 
-  // A member's step is given up. If its message is still being filled, all its kernels end with `status`, and the next
-  // step begins with an empty message. A message that has arrived at its bucket is not touched.
+  // Called when TensorFlow gives up the step of a kernel. If its message is still being filled, all kernels of the
+  // message end with `status`, and the next step begins with an empty message. A message that has arrived is not
+  // touched.
   void Abandon(const MergingSteps::Place& place, Member& member, const absl::Status& status) {
     std::shared_ptr<Filling> filling;
     {
@@ -124,7 +125,7 @@ class Fillings {
   }
 
  private:
-  std::mutex mutex_;  // guards the map and the messages in it, except for the messages' memory
+  std::mutex mutex_;  // guards the map and the messages in it, except for the memory of messages
   std::map<std::string, std::shared_ptr<Filling>> fillings_;
 };
 

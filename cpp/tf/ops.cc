@@ -7,19 +7,19 @@ namespace {
 
 using tensorflow::shape_inference::InferenceContext;
 
-// A bucket is a resource, so tf.function keeps the arrivals at one bucket in order, and no other ones. Without a
-// resource, all stateful operations of a graph would wait for each other.
+// A bucket is a resource. So tf.function keeps arrivals at the same bucket in order, and leaves others unordered.
+// Without resources, all stateful operations of a graph would wait for each other.
 REGISTER_OP("HorovodPartialBucket")
     .Attr("bucket: string")
     .Output("handle: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// Where a message goes. `spec` comes from Python's BucketSpec.encode: bytes that only the core reads.
+// The attributes that say where a message goes. `spec` comes from Python's BucketSpec.encode; only the core reads it.
 #define DESTINATION_ATTRIBUTES \
   Attr("T: {int32, int64, half, float, double}").Attr("process_set: int").Attr("size: int >= 1").Attr("spec: string")
 
-// A RoundInfo as three outputs.
+// The three outputs that describe the round of a result.
 #define ROUND_OUTPUTS Output("info: int64").Output("members: int32").Output("member_work: int32")
 
 // Sets the shapes of ROUND_OUTPUTS, which come after the results.
@@ -29,7 +29,7 @@ void SetRoundShapes(InferenceContext* context, int first) {
   context->set_output(first + 2, context->Vector(InferenceContext::kUnknownDim));
 }
 
-// Stateful, because TensorFlow must not drop it, merge several equal ones, or run it while it optimises the graph.
+// Stateful, because TensorFlow must not drop this operation, merge equal ones, or run it while it optimises the graph.
 REGISTER_OP("HorovodPartialArrive")
     .DESTINATION_ATTRIBUTES.Attr("N: int >= 1")
     .Attr("bucket: string")
@@ -56,7 +56,7 @@ members: the ranks whose contributions are in the result.
 member_work: theirs, as they passed it.
 )doc");
 
-// Stateful, because TensorFlow would merge equal ones.
+// Stateful, because TensorFlow would merge equal operations.
 REGISTER_OP("HorovodPartialMemory")
     .Attr("T: {int32, int64, half, float, double}")
     .Attr("N: int >= 1")
@@ -68,7 +68,7 @@ REGISTER_OP("HorovodPartialMemory")
 Tensors of one bucket, side by side as they travel; what is in them is undefined.
 )doc");
 
-// Takes the handles of all its buckets: so it runs after the arrivals of a step, and before those of the next.
+// Takes the handles of all its buckets, so it runs after the arrivals of a step, and before those of the next step.
 REGISTER_OP("HorovodPartialTakeRound")
     .Attr("N: int >= 1")
     .Attr("buckets: list(string)")
@@ -107,7 +107,7 @@ REGISTER_OP("HorovodPartialHasRound")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 // Merged gradients. A graph is traced before there is a plan. So each gradient is an operation of its own, whose kernel
-// looks up the gradient's message. Each gradient is also a resource, which keeps its steps in order, and nothing else.
+// looks up the message of the gradient. Each gradient is also a resource, which keeps only its own steps in order.
 REGISTER_OP("HorovodPartialMember")
     .DESTINATION_ATTRIBUTES.Attr("steps: string")
     .Attr("gradient: int >= 0")

@@ -82,7 +82,7 @@ std::vector<std::int64_t> PackedTensors::shape() const {
 }
 
 std::string PackedTensors::Describe(const std::string& policy) const {
-  if (shapes_.size() == 1) return policy;  // the declaration has its shape, which the ranks compare
+  if (shapes_.size() == 1) return policy;  // the declaration has the shape of a single tensor, which the ranks compare
   std::string text = policy + " shapes=";
   for (const TensorShape& shape : shapes_) text += shape.DebugString();
   return text;

@@ -1,5 +1,4 @@
-// The kernels of families: they take rounds that have ended in all buckets of a family together. None of them waits for
-// a round.
+// The kernels of families: they take rounds that have ended in all buckets of a family. No kernel waits for a round.
 #include <tensorflow/core/framework/op_kernel.h>
 
 #include <cstdint>
@@ -98,8 +97,8 @@ class TakeRoundOp final : public tensorflow::OpKernel {
     }
   }
 
-  // The memory of a bucket's tensors is one piece, and the bucket's result goes there. Fails if TensorFlow has copied
-  // the tensors one by one, to another device.
+  // Uses the memory of a bucket's tensors, which is one piece, for the result of the bucket. Fails if TensorFlow has
+  // copied the tensors one by one to another device.
   absl::Status UseInputs(OpKernelContext* context, const std::string& bucket, int first, int count, void** memory) {
     const int inputs = static_cast<int>(buckets_.size()) + first;
     const Tensor* begin = nullptr;  // the first tensor with elements

@@ -1,4 +1,4 @@
-"""Checks of the users' arguments, with the same messages in every framework."""
+"""Checks of the arguments that users give, with the same messages in every framework."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_average(op: int, average: int, total: int) -> bool:
         total: the number of the framework's `hvd.Sum`.
 
     Raises:
-        ValueError: `op` is neither of them.
+        ValueError: `op` is neither `hvd.Average` nor `hvd.Sum`.
     """
     if op not in (average, total):
         raise ValueError(
@@ -44,7 +44,11 @@ def is_average(op: int, average: int, total: int) -> bool:
 
 
 def check_sampler(batch_size: Any, shuffle: Any, drop_last: Any, process_set: Any) -> None:
-    """Refuse arguments that samplers have in common, with ValueError."""
+    """Check the arguments that samplers have in common.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
     require_count("batch_size", batch_size, 1)
     for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
         require(is_flag(flag), name, "True or False", flag)
@@ -56,8 +60,8 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> Gra
     """Return the policy of a single allreduce.
 
     Args:
-        sync: the user's argument.
-        arguments: all other arguments of the user.
+        sync: the policy that the user gave: a policy, its text, or None for the setting.
+        arguments: all other arguments of the user, by name.
 
     Raises:
         ValueError: `sync` averages models, or an argument is wrong.
@@ -73,8 +77,8 @@ def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
     """Return the policy of `hvd.average`.
 
     Args:
-        policy: the user's argument, which may be a text.
-        steps: the user's argument. None means that the user gave none.
+        policy: the policy that the user gave, or its text.
+        steps: the steps that the user gave; None if there are none.
 
     Raises:
         ValueError: the policy does not average models, or has fields that only an optimizer understands; or `steps` is
@@ -113,10 +117,10 @@ def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
 
 
 def check_compression(compression: Any) -> None:
-    """Check a compression.
+    """Check the argument `compression` of an optimizer.
 
     Raises:
-        ValueError: it lacks `compress` or `decompress`.
+        ValueError: `compression` lacks a method `compress` or `decompress`.
     """
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
         raise ValueError(
@@ -125,7 +129,7 @@ def check_compression(compression: Any) -> None:
 
 
 def warn_of_float32() -> None:
-    """Warn that gradients travel as float32, although float16 was asked for."""
+    """Warn the user that gradients travel as float32, although `compression` asks for float16."""
     warnings.warn(
         "gradients travel as float32 although compression asks for float16: under a partial policy they travel without the loss "
         "scale, and small ones would be 0",
@@ -143,7 +147,7 @@ _FACTOR = (is_number, "a number")
 _FLAG = (is_flag, "True or False")
 _TEXT = (lambda value: value is None or isinstance(value, str), "a text")
 
-# By name of an argument: a check of its value, and words for allowed values. A name means the same in all functions.
+# For each argument: a check of its value, and words for the allowed values. A name means the same in all functions.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "average_aggregated_gradients": _FLAG,
     "backward_passes_per_step": (lambda value: is_int(value) and value >= 1, "an int, 1 or more"),
@@ -167,10 +171,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_kinds(arguments: Mapping[str, Any]) -> None:
-    """Check the kinds of arguments. It also finds a policy that was passed by position, as another argument.
+    """Check the types of arguments. This also finds a policy that was passed by position in place of another argument.
 
     Raises:
-        ValueError: an argument is of a wrong kind.
+        ValueError: an argument has a wrong type.
     """
     for name, value in arguments.items():
         fits, allowed = _KINDS.get(name, (None, ""))
@@ -182,10 +186,10 @@ def check_kinds(arguments: Mapping[str, Any]) -> None:
 
 
 def check_merging(merging: Any, groups: Any) -> None:
-    """Check `merging`; None is allowed.
+    """Check the argument `merging` of an optimizer; None is allowed.
 
     Raises:
-        ValueError: it is not a `MergedGradients`, or `groups` is given too.
+        ValueError: `merging` is not a `MergedGradients`, or `groups` is given too.
     """
     if merging is None:
         return
@@ -195,7 +199,7 @@ def check_merging(merging: Any, groups: Any) -> None:
 
 
 def with_num_groups(groups: Any, num_groups: int) -> Any:
-    """Return `groups`, or the deprecated `num_groups` if only that is given; warns of the latter.
+    """Return `groups`, or Horovod's deprecated argument `num_groups` if only that is given. Warns of `num_groups`.
 
     Must be called directly by the function that the user calls.
 
@@ -227,7 +231,7 @@ def check_gradient_arguments(arguments: dict[str, Any]) -> None:
 
 
 def warn_of_sums(policy: Policy) -> None:
-    """Warn that missed results are added up, because they cannot be replayed here.
+    """Warn the user of a tape that missed results are added up, unless the policy never makes ranks late.
 
     Must be called directly by the function that the user calls.
     """
@@ -245,12 +249,12 @@ def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, un
 
     Args:
         policy: the policy.
-        arguments: the user's arguments of an optimizer. Those that a framework lacks may be left out.
+        arguments: the user's arguments of an optimizer, by name. Arguments that a framework lacks may be left out.
         uncompressed: the framework's `hvd.Compression.none`.
         average: the number of the framework's `hvd.Average`.
 
     Raises:
-        ValueError: there are such arguments.
+        ValueError: an argument about gradients differs from its default.
     """
     left_alone = {
         "compression": uncompressed,

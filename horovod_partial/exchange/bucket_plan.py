@@ -1,4 +1,4 @@
-"""Plans which gradients travel together without measurements: the same for every framework."""
+"""Plans which gradients travel together where nothing has been measured, for every framework."""
 
 from __future__ import annotations
 

@@ -38,7 +38,10 @@ class Functions(NamedTuple):
 
 
 class VariablesState(ObjectState):  # type: ignore[misc]
-    """Variables and further properties that all ranks share. Each framework has a subclass with `functions`."""
+    """The state of an elastic job: variables and further properties that all ranks share.
+
+    Each framework has a subclass that sets `functions`.
+    """
 
     functions: Functions
 
@@ -48,7 +51,7 @@ class VariablesState(ObjectState):  # type: ignore[misc]
         super().__init__(bcast_object=self.functions.broadcast_object, get_rank=self.functions.rank, **kwargs)
 
     def save(self) -> None:
-        """Keep the present values, for `restore`."""
+        """Keep a copy of the present values, to which `restore` goes back."""
         self._save_variables()
         super().save()
 
@@ -59,7 +62,7 @@ class VariablesState(ObjectState):  # type: ignore[misc]
         super().restore()
 
     def sync(self) -> None:
-        """Take the values of rank 0."""
+        """Give all variables and properties the values of rank 0. All ranks must call this."""
         self.functions.broadcast_variables(self.variables, root_rank=0)
         self._save_variables()
         super().sync()
@@ -69,7 +72,11 @@ class VariablesState(ObjectState):  # type: ignore[misc]
 
 
 class KerasState(VariablesState):
-    """A model of Keras 3 and its optimizer, and further properties."""
+    """The state of an elastic job that trains a model of Keras 3: the model, its optimizer, and further properties.
+
+    Raises:
+        ValueError: the model is not built, or there is no optimizer.
+    """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.model = model
@@ -78,11 +85,11 @@ class KerasState(VariablesState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         if self.optimizer is None:
             raise ValueError("pass the optimizer, or compile the model first")
-        if not self.optimizer.built:  # a rank that is added later must have the same variables
+        if not self.optimizer.built:  # every rank must have the optimizer's variables before they are broadcast
             self.optimizer.build(model.trainable_variables)
         variables = getattr(self.optimizer, "all_variables", self.optimizer.variables)
         super().__init__([*model.weights, *variables], **kwargs)
 
     def reset(self) -> None:
-        """Called when the ranks have changed."""
-        self.model.train_function = None  # the next `fit` makes a new one
+        """Prepare for other ranks. Horovod calls this when the ranks of an elastic job have changed."""
+        self.model.train_function = None  # the next `fit` makes a new train function

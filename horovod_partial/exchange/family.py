@@ -11,7 +11,7 @@ from horovod_partial.runtime.runtime import Runtime
 
 
 class Family:
-    """The buckets of one optimizer's gradients in one generation, as `horovod_partial.runtime.healing.Trained`.
+    """The buckets of one optimizer's gradients, in one generation. Implements `horovod_partial.runtime.healing.Trained`.
 
     Args:
         runtime: the framework's runtime.
@@ -23,8 +23,8 @@ class Family:
         self.names = list(names)
         self._runtime = runtime
         self._process_set = process_set
-        self._disturbed = 0
-        self._lost_before = 0  # value of _lost_in_all when the replica was last healed
+        self._disturbed = 0  # how many rounds `disturb` has counted as lost
+        self._lost_before = 0  # how many rounds had been lost when the replica was last healed
 
     @property
     def taken(self) -> int:
@@ -46,22 +46,21 @@ class Family:
         self._disturbed += rounds
 
     def heal(self) -> None:
-        """Note that the replica is equal to the others now: `lost` counts from 0 again."""
         self._lost_before = self._lost_in_all
         self._runtime.healed.update(self.names)
 
     @property
     def has_round(self) -> bool:
-        """Whether this rank can take a round now."""
+        """Whether a round has ended in all buckets, so that this rank can take it now."""
         return self._runtime.has_round(self._process_set.process_set_id, self.names)
 
     @property
     def is_settled(self) -> bool:
-        """Whether this rank has no late contributions and no missed rounds in these buckets."""
+        """Whether this rank has no late contributions and no missed results in these buckets."""
         return self._runtime.unsettled(self._process_set.process_set_id).isdisjoint(self.names)
 
     def clear(self) -> None:
-        """Forget this rank's late contributions and missed rounds."""
+        """Forget this rank's late contributions and missed results in these buckets."""
         self._runtime.clear(self._process_set.process_set_id, self.names)
 
     def steps_of(self, gradients: Any) -> Any:

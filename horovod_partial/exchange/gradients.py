@@ -1,4 +1,4 @@
-"""Combines the gradients of a step over the ranks: the part that optimizers and tapes of all frameworks share."""
+"""Combines the gradients of a step over the ranks: what TensorFlow's tapes and all optimizers of Keras share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from horovod_partial.settings import settings
 
 
 class Numbers:
-    """Numbers the variables of a process set, the same on every rank of it.
+    """Gives numbers to the variables of each process set, the same on every rank.
 
     A variable gets the next number when it is first used in a process set. Each process set counts separately, because
     its ranks may not know the variables of other process sets. Each generation counts from 0 again, because ranks that
@@ -41,7 +41,7 @@ class Numbers:
         self._counters: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
     def of(self, variable: Any, process_set: ProcessSet) -> int:
-        """Return the number of a variable."""
+        """Return the number of a variable in a process set, and give it one if it has none."""
         if self._tenure.enter():
             self._counters.clear()
             self._numbers.clear()
@@ -53,23 +53,24 @@ class Numbers:
         return self._numbers[key]
 
 
-# Applies combined gradients. Arguments: the gradients, their variables, and how many steps of all ranks they count for.
+# A function that applies combined gradients. Its arguments are the gradients, their variables, and for how many steps of
+# all ranks the gradients count.
 Apply = Callable[[list[Any], list[Any], Any], None]
 
 
 class StepApplier(ABC):
-    """Applies the rounds of the gradients of one step, as `horovod_partial.runtime.appliers.Applier`.
+    """Applies the rounds of an exchange's gradients. Implements `horovod_partial.runtime.appliers.Applier`.
 
-    It takes part in flushes as long as its exchange exists.
+    Flushes use this object as long as the exchange exists.
 
     Args:
         exchange: the exchange that combines the gradients.
-        family: their buckets.
+        family: the buckets of the gradients.
         variables: the variables, in the order of the gradients.
         apply: applies the gradients of a round.
     """
 
-    is_under_way = False  # always: a flush comes between steps, and a step of a graph has no thread
+    is_under_way = False  # always, because no flush comes between the backward pass and the step here
     applies_ahead = False
     is_ahead = False
     shares_work = False
@@ -84,13 +85,13 @@ class StepApplier(ABC):
 
     @property
     def replica(self) -> healing.Replica | None:
-        """See `horovod_partial.runtime.appliers.Applier`."""
+        """The values that a flush compares with other ranks; None compares nothing."""
         exchange = self._exchange()
         return None if exchange is None or exchange.replica_of is None else exchange.replica_of(self._variables)
 
     @property
     def family(self) -> Family | None:
-        """The buckets; None once the exchange is gone."""
+        """The buckets of the gradients; None once the exchange is gone."""
         return None if self._exchange() is None else self._family
 
     def steps_of(self, gradients: Any) -> Any:
@@ -99,11 +100,14 @@ class StepApplier(ABC):
 
     @abstractmethod
     def apply_arrived(self, arrived: Any) -> None:
-        """Apply all rounds that have ended, oldest first, after a step has arrived and waited."""
+        """Apply all rounds that have ended, oldest first, after the gradients of a step have arrived.
+
+        `arrived` are the buckets, in the form that `_arrive` of the exchange returned.
+        """
 
     @abstractmethod
     def apply_rounds(self) -> None:
-        """Apply all rounds that this rank can take, oldest first. In eager code."""
+        """Apply all rounds that this rank can take, oldest first. Only for eager code, not for graphs."""
 
     def apply_ahead(self) -> None:
         raise NotImplementedError
@@ -112,26 +116,26 @@ class StepApplier(ABC):
 class GradientExchange(ABC):
     """Combines the gradients of a step under a gradient policy.
 
-    Under `Full` this is Horovod's own path, tensor by tensor. Under a partial policy gradients are packed into buckets, in
-    reverse order of the variables; a bucket has one type. With `merging` a measured plan packs them, and under `Full`
-    their rounds then close at a quorum of all ranks.
+    Under `Full` Horovod itself combines the gradients, tensor by tensor. Under a partial policy gradients are packed
+    into buckets, in reverse order of the variables; all tensors in a bucket have the same dtype. With `merging` a
+    measured plan says which gradients share a bucket, and `Full` means rounds with a quorum of all ranks.
 
     Args:
         name: prefix of the names of tensors and buckets.
         sync: the policy.
-        arguments: those of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`,
-            `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `merging`.
+        arguments: arguments of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`,
+            `groups`, `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `merging`.
         replays: whether missed rounds can be applied one by one. With `merging` they cannot.
-        skips_nonfinite: whether every rank skips rounds with gradients that are not finite. Then late ones that are not
-            finite travel too, and under a partial policy gradients come without the loss scale.
+        skips_nonfinite: whether every rank skips rounds with gradients that are not finite. Then late gradients travel
+            even if they are not finite, and under a partial policy gradients travel without the loss scale.
         owner: the buckets end when this object is gone. None keeps them for any user of the same variables.
-        replica_of: returns the values that flushes compare with other ranks, for the trained variables. None compares
+        replica_of: returns, for the trained variables, the values that a flush compares with other ranks. None compares
             nothing.
         factor: what each result is multiplied with.
     """
 
-    average: int  # Horovod's numbers for Average and Sum
-    total: int
+    average: int  # Horovod's number for Average
+    total: int  # Horovod's number for Sum
     runtime: Runtime
 
     def __init__(
@@ -170,13 +174,13 @@ class GradientExchange(ABC):
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
         self.replays = self._options["missed"] == "replay"
-        self._appliers: dict[str, StepApplier] = {}  # by what the names of their buckets begin with
-        self._bucket_spec()  # wrong settings fail here, not in the first step
+        self._appliers: dict[str, StepApplier] = {}  # the appliers, by the prefix of their buckets' names
+        self._bucket_spec()  # a wrong setting raises an error here, not in the first step
 
     @staticmethod
     @abstractmethod
     def number_of(variable: Any, process_set: ProcessSet) -> int:
-        """Return the number of a variable of the framework, or of Keras, in a process set."""
+        """Return the number of a variable in a process set, the same on every rank."""
 
     def _number(self, variable: Any) -> int:
         return self.number_of(variable, self.process_set)
@@ -193,24 +197,24 @@ class GradientExchange(ABC):
 
     @abstractmethod
     def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, Any, list[Any]]:
-        """Arrive with all gradients of a step in the buckets of a family, and wait.
+        """Arrive with all gradients of a step in the buckets of a family, and wait for their rounds.
 
-        Returns the prefix of the buckets' names, the buckets in the form that the applier needs, and what became of
-        each.
+        Returns the prefix of the buckets' names, the buckets in the form that the applier needs, and for each bucket
+        what became of the arrival.
         """
 
     @abstractmethod
     def _applier_of(self, arrived: Any, variables: list[Any], apply: Apply) -> StepApplier:
-        """Make the applier of these buckets."""
+        """Make the object that applies the rounds of the buckets that `_arrive` returned."""
 
     @abstractmethod
     def _apply_first(self, arrived: Any, apply: Callable[[list[Any], Any], None]) -> None:
-        """Take the oldest round that has ended, if there is one, and apply its results and its number of gradients."""
+        """Take the oldest round that has ended, if any. Call `apply` with its results and their number of gradients."""
 
     @staticmethod
     @abstractmethod
     def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
-        """Apply the results, unless there are none. (Missed rounds may have had no gradient.)"""
+        """Call `apply`, unless the results contain no gradient of any rank. Such rounds are possible if all were missed."""
 
     @abstractmethod
     def _bucket_names(self) -> Iterable[str]: ...
@@ -223,11 +227,15 @@ class GradientExchange(ABC):
         self._local.add(self._number(variable))
 
     def is_local(self, variable: Any) -> bool:
-        """Whether this variable's gradient stays on this rank."""
+        """Return whether a variable's gradient stays on this rank, because of `register_local`."""
         return self._number(variable) in self._local
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return the combined gradients (None stays None), and what became of each bucket, in no order."""
+        """Combine the gradients of a step.
+
+        Returns the combined gradients, in the order of the variables (None stays None), and for each bucket what became
+        of the arrival, in no order.
+        """
         shared = [i for i, each in enumerate(variables) if gradients[i] is not None and not self.is_local(each)]
         combined = self._scaled_local(gradients, shared)
         if not shared or not self.process_set.included():
@@ -311,8 +319,8 @@ class GradientExchange(ABC):
 
     @staticmethod
     def _members(variables: Sequence[Any]) -> tuple[str, ...]:
-        """Describe the variables of a bucket, in the model's order. The bucket itself has the order of backward."""
-        # Remove the numbers in names of Keras, because Keras counts layers over the whole process.
+        """Return a text for each variable of a bucket, in the model's order. Ranks compare these texts."""
+        # Keras counts layers over the whole process, so numbers in their names may differ between ranks. Remove them.
         names = [
             re.sub(r"_\d+(?=/|$)", "", getattr(each, "path", each.name).removesuffix(":0"))
             for each in reversed(variables)
@@ -327,7 +335,10 @@ class GradientExchange(ABC):
         sizes: Sequence[int],
         bucket_bytes: float | None = None,
     ) -> list[list[int]]:
-        """Plan which gradients travel together: see `bucket_plan.plan`. `bucket_bytes` None takes the setting."""
+        """Plan which gradients travel together. Returns the positions of the gradients in each bucket.
+
+        `bucket_bytes` is the size of buckets; None takes `HOROVOD_PARTIAL_BUCKET_MB`.
+        """
         size = settings().bucket_mb * 1e6 if bucket_bytes is None else bucket_bytes
         return bucket_plan.plan(kinds, sizes, self._groups([self._number(v) for v in variables]), size)
 
@@ -344,8 +355,8 @@ class GradientExchange(ABC):
     def flush(self) -> list[tuple[Any, Any]]:
         """Deliver all late contributions, and apply the rounds that this rank has missed. Every rank must call this.
 
-        Without replay nothing is applied: it returns the sums of the missed gradients, with their variables. Call it in
-        eager code.
+        Without replay nothing is applied. Then the sums of the missed gradients are returned, with their variables. Call
+        this in eager code.
         """
         if self._full:
             return []
@@ -356,7 +367,7 @@ class GradientExchange(ABC):
 
     @property
     def is_settled(self) -> bool:
-        """Whether this rank has no late contributions and no missed rounds in these buckets. In eager code."""
+        """Whether this rank has no late contributions and no missed results. Only for eager code."""
         if self._full or self.runtime.is_alone(self.process_set):
             return True
         names = self.runtime.unsettled(self.process_set.process_set_id)
@@ -364,10 +375,10 @@ class GradientExchange(ABC):
 
     @property
     def merging_plan(self) -> MergingPlan | None:
-        """The plan of the gradients that were reduced last; None without `merging`, and before the measurements."""
+        """The plan by which the last step's gradients travelled; None without `merging`, and before there is a plan."""
         return None
 
     @property
     def rounds(self) -> int:
-        """How many rounds have ended on this rank in all buckets; 0 before the first step. In eager code."""
+        """How many rounds have ended on this rank in all buckets; 0 before the first step. Only for eager code."""
         return Family(self.runtime, self.process_set, self._bucket_names()).taken

@@ -15,17 +15,17 @@ from horovod_partial.runtime.runtime import Runtime
 
 
 class FusedTraining:
-    """The gradients of one optimizer or tape, and the plan that they travel by. A new plan may come between two steps.
+    """The gradients of one optimizer or tape, and the plan by which they travel. A new plan may come between two steps.
 
-    C++ counts the steps and keeps their times (`cpp/core/merging/merging_steps.h`), because a graph runs without Python until
-    the next plan is due. Each framework has a subclass with `runtime`.
+    C++ counts the steps and keeps their times (`cpp/core/merging/merging_steps.h`), because a graph of TensorFlow runs
+    without Python until the next plan is due. Each framework has a subclass that sets `runtime`.
 
     Args:
         name: prefix of the buckets' names; the same on every rank.
-        options: the user's options.
+        options: the user's argument `merging`.
         process_set: the ranks that take part.
         gradients: name, shape and type of each gradient.
-        messages: which gradients travel together before there is a plan, as positions in `gradients`.
+        messages: which gradients travel together before there is a plan: for each message, positions in `gradients`.
     """
 
     runtime: Runtime
@@ -46,22 +46,24 @@ class FusedTraining:
         self._planner = Planner(options, gradients, name)
         elements = [math.prod(gradient.shape) for gradient in gradients]
         self._steps = _attach.SharedSteps(name, elements, messages, self._planner.first_due, options.warmup_steps)
-        self._plans = 0  # plans made in this generation
-        self._rounds_before = 0  # rounds in buckets of earlier plans
+        self._plans = 0  # number of plans made in this generation of Horovod
+        self._rounds_before = 0  # number of rounds in the buckets of earlier plans
         self._use(name, messages)
 
     def _use(self, prefix: str, messages: list[list[int]]) -> None:
-        self.messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}  # by bucket
+        self.messages = {
+            f"{prefix}.{index}": message for index, message in enumerate(messages)
+        }  # the gradients in each bucket
         owner = _attach.Owner()
         self._own(owner, [*self.messages, self._planner.meeting])
-        self._owner = owner  # replaces the owner before, whose buckets end now; only the meeting is kept
+        self._owner = owner  # the buckets of the old owner end, except the one where ranks meet
 
     def _own(self, owner: _attach.Owner, names: Iterable[str]) -> None:
         self.runtime.own(owner, self.process_set.process_set_id, names)
 
     @property
     def plan(self) -> MergingPlan | None:
-        """The plan in use; None before there is one."""
+        """The plan by which gradients travel now; None before there is one."""
         plan = self._planner.plan if self._steps.plans > 0 else None
         if plan is not None and plan.measured is None:
             times = self._measured(first=True)
@@ -72,7 +74,7 @@ class FusedTraining:
 
     @property
     def rounds(self) -> int:
-        """How many rounds have ended on this rank in all buckets."""
+        """How many rounds have ended on this rank in all buckets, including buckets of earlier plans."""
         self.forget_an_old_plan()
         return self._rounds_before + Family(self.runtime, self.process_set, self.messages).taken
 
@@ -84,7 +86,7 @@ class FusedTraining:
             self._use(self.name, self._default)
 
     def everybody_is_here(self, collectives: Collectives) -> bool:
-        """Wait for all ranks. Returns False if one has left: no new plan is possible then; the present one stays."""
+        """Wait for all ranks before a new plan. Returns False if a rank has left: then the present plan stays."""
         return collectives.everybody_is_here(self._planner.meeting)
 
     def replan(self, collectives: Collectives) -> bool:
@@ -98,7 +100,7 @@ class FusedTraining:
         if names is not None:
             positions = {name: position for position, name in enumerate(self._names)}
             messages = [[positions[name] for name in message] for message in names]
-            self._rounds_before = self.rounds  # the same on all ranks after a flush
+            self._rounds_before = self.rounds  # equal on all ranks, because they have just flushed
             self._use(f"{self.name}.plan{self._plans + 1}", messages)
         self._steps.plan(messages, self.options.replan_every)
         self._plans += 1

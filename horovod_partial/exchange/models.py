@@ -1,4 +1,4 @@
-"""Averages of models: the part that optimizers of all frameworks share under a policy of models."""
+"""Averages of models over ranks: what optimizers of all frameworks share under a policy that averages models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from horovod_partial.runtime.runtime import Runtime
 def takes_late(policy: ModelPolicy | Quorum) -> bool:
     """Return whether a rank takes the result of a round that it was too late for.
 
-    With groups it does: the result is the sum of other ranks' newest models, and is averaged with the rank's own. It
-    does not take an average over all ranks. Such a round closed without it only because it was out of training, so the
-    models in it are older, and would undo the rank's steps since.
+    With groups the rank takes it: the result is the sum of other ranks' newest models, and is averaged with the rank's
+    own model. The rank does not take an average over all ranks. Such a round closes without a rank only while the rank
+    is out of training, so the models in it are older, and would undo the rank's steps since.
     """
     return isinstance(policy, GroupAverage | PartialReduce)
 
@@ -27,8 +27,8 @@ def takes_late(policy: ModelPolicy | Quorum) -> bool:
 class ModelExchange(ABC):
     """The averages of one optimizer's model: WAGMA-SGD (IEEE TPDS 2021), P-Reduce (SIGMOD'21) and WP-SGD.
 
-    Each framework has a subclass with `runtime`, which packs the model. A model is a sequence of the framework's tensors
-    or variables, in the same order on every rank.
+    Each framework has a subclass that sets `runtime` and packs the model. A model is a sequence of the framework's
+    tensors or variables, in the same order on every rank.
 
     Args:
         policy: says what is averaged, and which ranks average.
@@ -38,19 +38,19 @@ class ModelExchange(ABC):
     runtime: Runtime
 
     def __init__(self, policy: ModelPolicy, process_set: ProcessSet) -> None:
-        self.name = self.signal_name = ""  # empty before the first use
+        self.name = self.signal_name = ""  # names of buckets; empty before `use_name`
         self.policy = policy
         self.process_set = process_set
-        self._taken = 0  # rounds whose results this rank has got, or will never get
+        self._taken = 0  # how many rounds' results this rank has got, or will never get
 
     def use_name(self, name: str) -> None:
         """Set the prefix of the buckets' names. Must be called first in each generation of Horovod."""
         self.name = f"{name}.model"
         self.signal_name = f"{self.name}.period"
-        self._owner = _attach.Owner()  # the buckets end when it is gone on every rank
+        self._owner = _attach.Owner()  # the buckets end when this object is gone on every rank
         if isinstance(self.policy, WeightedAverage):
             self._periods = Periods(self.policy.period)
-        # If the optimizer's state is averaged too: flushes have another, larger bucket after the first average.
+        # If the optimizer's state is averaged too, flushes after the first average use a second, larger bucket.
         self._flush_name, self._flush_name_with_state = f"{self.name}.flush", f"{self.name}.flush.state"
         if self.is_needed:
             names = self.name, self.signal_name, self._flush_name, self._flush_name_with_state
@@ -58,11 +58,21 @@ class ModelExchange(ABC):
 
     @abstractmethod
     def _signal(self) -> None:
-        """Arrive at the bucket `signal_name`, and wait; in eager code."""
+        """Tell the other ranks that this rank has ended its period: arrive at a bucket, and wait. Only for eager code."""
 
     @abstractmethod
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
-        """Average a model and wait, in eager code. Returns the work of each rank that took part."""
+        """Average a model over all ranks, and wait. Only for eager code.
+
+        Args:
+            model: the tensors or variables; they are overwritten by the average.
+            name: the name of the bucket.
+            policy: how models are weighted.
+            work: the steps or the iteration that decide the weight of this rank's model.
+
+        Returns:
+            The work of each rank that took part.
+        """
 
     @property
     def is_needed(self) -> bool:
@@ -71,13 +81,14 @@ class ModelExchange(ABC):
 
     @property
     def rounds(self) -> int:
-        """How many averages have been made."""
+        """How many averages have been made in this generation of Horovod."""
         return self.runtime.taken(self.process_set.process_set_id, self.name)
 
     def averages_all(self) -> bool:
-        """Return whether the next average of this rank is one over all ranks, for which all wait.
+        """Return whether the next average of this rank is one over all ranks, for which all ranks wait.
 
-        It is not if this rank has missed rounds under `GroupAverage`: its next arrival gets their results first.
+        If this rank has missed rounds under `GroupAverage`, the answer is False: its next arrival gets the results of
+        these rounds first.
         """
         if isinstance(self.policy, WeightedAverage):
             return True
@@ -96,7 +107,7 @@ class ModelExchange(ABC):
         return self._periods.begin_next() if self._periods.is_over(self._signalled()) else None
 
     def flush(self, model: Sequence[Any]) -> None:
-        """Average a model over all ranks; all must call this. Afterwards the models are equal.
+        """Average a model over all ranks. All ranks must call this, and their models are equal afterwards.
 
         Under `WeightedAverage` models are weighted by the steps of the present period, same as in WP-SGD's last average
         (Algorithm 1, line 14), and a new period begins. Other policies average with equal weights.
@@ -105,17 +116,19 @@ class ModelExchange(ABC):
             return
         process_set = self.process_set.process_set_id
         name = self._flush_name_with_state if "state" in self.policy.average and self.rounds else self._flush_name
-        self.runtime.clear(process_set, [name])  # averages that were made while this rank was out of training
+        self.runtime.clear(process_set, [name])  # forget averages made while this rank was out of training
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
             work = self._periods.work()
-            # Now, before any rank goes on: after the flush the signal is at the same round on every rank.
+            # Begin the new period before any rank goes on: right after the flush, the bucket that signals the end of a
+            # period has had equally many rounds on every rank.
             self._periods.begin_anew(self._signalled())
-            self.runtime.clear(process_set, [self.name])  # an average that this rank has missed
+            self.runtime.clear(process_set, [self.name])  # forget an average that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
         else:
             if isinstance(self.policy, GroupAverage):
-                # Forget old models, which would stand in for late ranks, and their sums. So the next round is full.
+                # Forget the models from before the flush, which would stand in for late ranks, and their sums. So all
+                # ranks wait for each other in the next round.
                 self.runtime.clear(process_set, [self.name])
             iteration = self.runtime.catch_up(process_set, self.name, 0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)
@@ -123,5 +136,5 @@ class ModelExchange(ABC):
         self._taken = self.rounds
 
     def _signalled(self) -> int:
-        """How many rounds of the signal have ended on this rank."""
+        """Return how many rounds have ended on this rank in the bucket that signals the end of a period."""
         return self.runtime.taken(self.process_set.process_set_id, self.signal_name)

@@ -1,4 +1,4 @@
-"""Names of what is exchanged, the same on every rank."""
+"""Makes names of optimizers that are the same on every rank."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from horovod_partial.runtime.tenure import Tenure
 
 
 class InstanceNames:
-    """Names of optimizers. They never repeat within a generation, and count from 1 again in the next.
+    """Names of optimizers, which never repeat within a generation of Horovod.
 
-    (Ranks that are new in an elastic job count from 1, so the others must too.) Optimizers that are alike get numbers
-    in the order of their calls of `new`, which must be the same on every rank. Optimizers that differ may come in any
-    order. Any thread may call.
+    Optimizers that are alike are numbered from 1, in the order in which they are named. This order must be the same on
+    every rank. Optimizers that differ may come in any order. In each generation numbers start from 1 again, because ranks
+    that are new in an elastic job start there. Any thread may call this.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -24,11 +24,11 @@ class InstanceNames:
         self._instances: Counter[tuple[str, str]] = Counter()
 
     def new(self, prefix: str, alike: str) -> str:
-        """Return a new name.
+        """Return a new name for an optimizer.
 
         Args:
             prefix: the first part of the name.
-            alike: a text, the same on every rank. Optimizers with the same text are numbered.
+            alike: a text that describes the optimizer, the same on every rank. Optimizers with equal texts are numbered.
         """
         digest = hashlib.sha256(alike.encode()).hexdigest()[:8]
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def digest(data: Any) -> str:
-    """Return a hash of anything with a buffer, as hexadecimal digits."""
+    """Return a hash of bytes, an array or another object with a buffer, as hexadecimal digits."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
@@ -43,8 +43,8 @@ def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]]
 
     Args:
         kinds: dtype and shape of each variable.
-        gather: same as in `check_equal`.
-        ranks: same as in `check_equal`.
+        gather: collects the bytes of all ranks, in the order of `ranks`.
+        ranks: the ranks that take part.
 
     Raises:
         ValueError: variables differ. Every rank raises it, with the first such variable and the ranks where it differs.

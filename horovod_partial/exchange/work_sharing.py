@@ -20,7 +20,7 @@ class MicroBatchSharer(ABC):
 
     shares_work = True
     is_ahead = False
-    applies_ahead = False  # while this rank has begun a micro-batch, no update completes that it could apply
+    applies_ahead = False  # no update can end while this rank has begun a micro-batch
     process_set: ProcessSet
     thread: int
     _runtime: Runtime
@@ -123,10 +123,10 @@ class MicroBatchSharer(ABC):
     def rounds(self) -> int:
         """How many updates have been made. Rounds of a flush without any gradient do not count.
 
-        Updates from the time in which this rank had joined count from its next micro-batch on.
+        Updates that other ranks made while this rank had joined are counted when its next micro-batch begins.
         """
         return self._updates if self._is_alone or self._tenure.is_current else 0
 
     def rounds_of(self, generation: Tenure) -> int | None:
-        """Return `rounds` of a generation that may have ended; None if this exchange has entered another one since."""
+        """Return `rounds` of a generation that may have ended; None if this exchange has been used in another one since."""
         return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None

@@ -1,4 +1,4 @@
-"""What averages by work are worth (WP-SGD, JPDC 2020), and the contraction of a step."""
+"""Helps to choose the arguments of `hvd.WeightedAverage` (WP-SGD, JPDC 2020): when it pays, and its contraction."""
 
 from __future__ import annotations
 
@@ -10,42 +10,54 @@ from horovod_partial.checks import require
 
 
 def average_is_useful(steps: Sequence[int], contraction: float) -> bool:
-    """Whether the weighted average has a better bound than the fastest rank's model alone (WP-SGD, equation 24).
+    """Return whether the weighted average has a better bound than the fastest rank's model alone (equation 24).
 
-    True if 2 * sum(contraction^T) > sqrt(k) + k, for k ranks that have taken T steps fewer than the fastest.
+    This is so if 2 * sum(contraction^T) > sqrt(k) + k. Here k is the number of ranks, and T how many steps fewer than the
+    fastest a rank has taken.
+
+    Args:
+        steps: the steps that each rank has taken since the last average.
+        contraction: the factor by which a step shrinks the distance to the solution, above 0 and at most 1.
     """
     return 2 * _total_weight(steps, contraction) > math.sqrt(len(steps)) + len(steps)
 
 
 def average_converges(steps: Sequence[int], contraction: float) -> bool:
-    """Whether averages of this kind, again and again, keep the bound of WP-SGD (section 5.1).
+    """Return whether repeated weighted averages keep the bound on convergence of WP-SGD (section 5.1).
 
-    True if sqrt(k) < sum(contraction^T) and k * contraction^s < sum(contraction^T), with s the steps of the fastest. (The
-    paper states the first only; its factor for the mean needs the second.)
+    They do if sqrt(k) < sum(contraction^T) and k * contraction^s < sum(contraction^T). Here k is the number of ranks, T
+    how many steps fewer than the fastest a rank has taken, and s the steps of the fastest. (The paper states only the
+    first condition, but its factor for the mean needs the second one, too.)
+
+    Args:
+        steps: the steps that each rank takes between two averages.
+        contraction: the factor by which a step shrinks the distance to the solution, above 0 and at most 1.
     """
     total = _total_weight(steps, contraction)
     return math.sqrt(len(steps)) < total and len(steps) * contraction ** max(steps) < total
 
 
 def _total_weight(steps: Sequence[int], contraction: float) -> float:
-    """The sum over the ranks of contraction^T, for T steps fewer than the fastest."""
+    """Return the sum over the ranks of contraction^T, where a rank has taken T steps fewer than the fastest."""
     return sum(contraction ** (max(steps) - taken) for taken in steps)
 
 
 def estimate_contraction(losses: Sequence[float], loss: Literal["quadratic", "linear"] = "quadratic") -> float:
-    """The contraction of a step, from the losses of successive steps of one rank (WP-SGD, figure 3).
+    """Estimate by which factor a step shrinks the distance to the solution (WP-SGD, figure 3).
 
-    Fits an exponential with an unknown floor, from the means of the first, second and last third. The contraction is that of
-    the distance to the solution, and how it follows from the loss's depends on the loss.
+    An exponential with an unknown floor is fitted to the means of the first, second and last third of the losses.
 
     Args:
-        losses: of 6 or more successive steps, before the loss has stopped falling.
-        loss: how the loss grows with the distance to the solution: `"quadratic"` for smooth losses near their minimum, such
-            as the squared error, of whose contraction the square root is taken; `"linear"` for losses such as the hinge, whose
-            contraction is that of the distance.
+        losses: the losses of 6 or more successive steps of one rank, from a time when the loss still falls.
+        loss: how the loss grows with the distance to the solution. `"quadratic"` is for smooth losses near their
+            minimum, such as the squared error: the factor of the distance is the square root of the loss's factor.
+            `"linear"` is for losses such as the hinge, where both factors are equal.
+
+    Returns:
+        The factor, between 0 and 1: `contraction` of `hvd.WeightedAverage`.
 
     Raises:
-        ValueError: the losses do not fall like an exponential, or are no numbers; or `loss` is another word.
+        ValueError: the losses do not fall like an exponential, or are not numbers, or `loss` is another word.
     """
     if loss not in ("quadratic", "linear"):
         raise ValueError(f"loss must be 'quadratic' or 'linear', not {loss!r}")

@@ -1,1 +1,1 @@
-"""What jobs did and would do: recordings, reports, advice, simulation, plots."""
+"""Tools that analyse jobs: recordings and reports of past jobs, advice on policies, and a simulator with its plots."""

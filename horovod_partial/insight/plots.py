@@ -21,7 +21,13 @@ _FORWARD, _BACKWARD, _MESSAGES = "#BBBBBB", "#56B4E9", ("#D55E00", "#E69F00")
 
 
 def scaling(curves: Mapping[str, Mapping[int, Result]], title: str, path: str | PathLike[str]) -> None:
-    """Plot iteration time and scaling efficiency over the number of ranks, with one line for each label of `curves`."""
+    """Plot the iteration time and the scaling efficiency of simulated jobs over the number of ranks.
+
+    Args:
+        curves: for the label of each line, the results of the simulation by number of ranks.
+        title: the title of the picture.
+        path: the file of the picture.
+    """
     figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, (label, results) in enumerate(curves.items()):
@@ -42,7 +48,15 @@ def scaling(curves: Mapping[str, Mapping[int, Result]], title: str, path: str | 
 
 
 def gantt(trace: Trace, rules: Sequence[str], cost: MessageCost, title: str, path: str | PathLike[str]) -> None:
-    """Plot when a step computes, and when its messages travel, with one row for each rule. Lines mark the ends of steps."""
+    """Plot when a step computes, and when its messages travel, for several rules of merged gradients.
+
+    Args:
+        trace: the step.
+        rules: the rules; the picture has a row for each, with a line at the end of the step.
+        cost: the cost of a message.
+        title: the title of the picture.
+        path: the file of the picture.
+    """
     figure = Figure(figsize=(11, 1.2 + 0.9 * len(rules)), layout="constrained")
     axes = figure.subplots()
     ends = [_step(axes, row, trace, rule, cost) for row, rule in enumerate(rules)]
@@ -57,7 +71,7 @@ def gantt(trace: Trace, rules: Sequence[str], cost: MessageCost, title: str, pat
 
 
 def _step(axes: Axes, row: int, trace: Trace, rule: str, cost: MessageCost) -> float:
-    """Draw the row of one rule. Returns the end of the step, in milliseconds."""
+    """Draw when a step computes, and when its messages travel by one rule. Returns the end of the step, in ms."""
     plan = trace.plan(rule, cost)
     messages = _core.merging_messages(plan.messages, plan.ready, plan.nbytes, cost.latency, cost.seconds_per_byte)
     axes.broken_barh([(0, 1e3 * trace.forward)], (row - 0.36, 0.34), facecolor=_FORWARD)

@@ -22,8 +22,6 @@ from horovod_partial import _core, documents, merging, policies
 from horovod_partial.merging import MergingPlan, MessageCost
 from horovod_partial.policies import FOR_EVER, Full, ModelPolicy, Policy, Quorum, WeightedAverage, WorkSharing
 
-# --- Clusters --------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -53,7 +51,9 @@ class Cluster:
 
     @classmethod
     def fit_ring(cls, cost: MessageCost, ranks: int) -> Cluster:
-        """Return the cluster on which a ring of `ranks` ranks has this cost. The time of additions counts as the link's.
+        """Return a cluster on which an allreduce over a ring of `ranks` ranks has a given cost.
+
+        The time of additions is counted as time of the links.
 
         Raises:
             ValueError: `ranks` is below 2.
@@ -63,7 +63,9 @@ class Cluster:
         return cls(cost.latency / (2 * (ranks - 1)), cost.seconds_per_byte * ranks / (2 * (ranks - 1)))
 
     def cost(self, algorithm: str, ranks: int) -> MessageCost:
-        """Return the cost of an allreduce among `ranks` ranks. The formulas are those of the paper's table 2, with whole steps.
+        """Return the cost of an allreduce among `ranks` ranks.
+
+        The formulas are those of table 2 in the paper on MG-WFBP (IEEE TPDS 2021), with whole numbers of steps.
 
         Args:
             algorithm: one of `ALGORITHMS`. `"hierarchical"` is not in the paper: it is a ring within each node, and a
@@ -103,12 +105,12 @@ def _binary_tree(cluster: Cluster, ranks: int) -> tuple[float, float]:
 def _double_binary_trees(cluster: Cluster, ranks: int) -> tuple[float, float]:
     if ranks == 1:
         return 0.0, 0.0
-    # The paper's table prints a start-up of 2 log N. It must be multiplied by the latency of a message.
+    # Table 2 of MG-WFBP prints a start-up of 2 log N, and omits the factor: the latency of a message.
     return 2 * _doublings(ranks) * cluster.latency, cluster.seconds_per_byte + cluster.reduce_seconds_per_byte
 
 
 def _doublings(ranks: int) -> int:
-    """Return how often 1 must be doubled to reach this many ranks, as a whole number."""
+    """Return how often 1 must be doubled to reach at least `ranks`."""
     return (ranks - 1).bit_length()
 
 
@@ -130,14 +132,14 @@ _COSTS: dict[str, Callable[[Cluster, int], tuple[float, float]]] = {
 ALGORITHMS = tuple(_COSTS)
 
 
-# --- Delays ----------------------------------------------------------------------------------------------------------
-
-
 class Delays(Protocol):
     """Says which ranks are delayed in which steps, and for how long."""
 
     def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
-        """Return delays in seconds, of the shape (iterations, ranks). `compute` is the time of a step without delay."""
+        """Return delays in seconds, of the shape (iterations, ranks).
+
+        `compute` is the time of a step without delay, in seconds. `seed` is the seed of random delays.
+        """
         ...
 
 
@@ -221,17 +223,14 @@ def parse_delays(text: str) -> Delays | None:
     )
 
 
-# --- Traces ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Gradient:
     """The gradient of one parameter.
 
     Attributes:
         name: the name of the parameter.
-        nbytes: its size in bytes.
-        seconds: the time that backward takes for it, after the gradient before.
+        nbytes: the size of the gradient in bytes.
+        seconds: the time that backward takes for this gradient, after the gradient before.
     """
 
     name: str
@@ -241,7 +240,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Trace:
-    """One step of a model on one rank.
+    """The times and sizes of one step of a model on one rank.
 
     Attributes:
         name: the name of the model.
@@ -261,13 +260,13 @@ class Trace:
 
     @classmethod
     def even(cls, gradients: int, nbytes: int, forward: float, backward: float) -> Trace:
-        """Make a model with equal gradients: `nbytes` each, and `backward` seconds for all of them."""
+        """Make the trace of a model with equal gradients: `nbytes` each, and `backward` seconds for all of them."""
         one = backward / gradients
         return cls("even", forward, tuple(Gradient(str(index), nbytes, one) for index in range(gradients)))
 
     @classmethod
     def recorded(cls, plan: MergingPlan) -> Trace:
-        """Return what a training with merged gradients has measured.
+        """Make a trace from the times that a training with merged gradients has measured.
 
         All time of a step besides backward and the reductions counts as forward.
 
@@ -282,10 +281,10 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Trace:
-        """Read a file that was written by `save`, or by the `save` of a `MergingPlan`.
+        """Read a file with a saved trace, or with a saved `MergingPlan`.
 
         Raises:
-            ValueError: the file holds neither.
+            ValueError: the file holds neither a trace nor a plan.
         """
         document = documents.load(path, "trace")
         if isinstance(document, dict) and "messages" in document:
@@ -293,15 +292,21 @@ class Trace:
         return documents.read_as(cls, document, path, "trace")
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the trace as JSON."""
+        """Write the trace to a JSON file."""
         documents.save(self, path)
 
     def scaled(self, backward: float) -> Trace:
-        """Return the trace of the same model on a machine where backward takes this many seconds; all else in proportion."""
+        """Return the trace of the same model on a machine where backward takes `backward` seconds.
+
+        All other times change in proportion.
+        """
         return self._times(backward / self.backward)
 
     def split(self, passes: int, seconds: float = 0.0) -> Trace:
-        """Return the same step as `passes` micro-batches. Each takes `seconds` more, and the last makes the gradients."""
+        """Return the trace of a step that is split into `passes` micro-batches.
+
+        Each micro-batch takes `seconds` more than its part of the step. The gradients are there in the last one.
+        """
         last = self._times(1 / passes)
         before = (passes - 1) * (last.compute + seconds)
         return replace(last, forward=before + seconds + last.forward)
@@ -312,7 +317,7 @@ class Trace:
 
     @property
     def backward(self) -> float:
-        """The time of backward, in seconds."""
+        """The time of the backward pass, in seconds."""
         return sum(gradient.seconds for gradient in self.gradients)
 
     @property
@@ -327,7 +332,7 @@ class Trace:
 
     @property
     def ready(self) -> list[float]:
-        """The time when each gradient is there, in seconds after the start of the step."""
+        """The times when the gradients are there, in seconds after the start of the step."""
         return list(itertools.accumulate((gradient.seconds for gradient in self.gradients), initial=self.forward))[1:]
 
     def plan(self, rule: str, cost: MessageCost) -> MergingPlan:
@@ -335,9 +340,6 @@ class Trace:
         names = [gradient.name for gradient in self.gradients]
         nbytes = [gradient.nbytes for gradient in self.gradients]
         return merging.plan(rule, names, nbytes, self.ready, cost)
-
-
-# --- Simulation ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -487,7 +489,7 @@ def simulate(
 
 
 def _messages(trace: Trace, policy: Policy, rule: str, cost: MessageCost) -> tuple[list[float], list[float]]:
-    """Return when each message of a step is ready, in seconds after the start of the step, and its bytes."""
+    """Return when each message of a step is ready, in seconds after the start of the step, and the messages' bytes."""
     if isinstance(policy, ModelPolicy):
         return [trace.compute], [trace.nbytes]
     plan = trace.plan(rule, cost)
@@ -565,12 +567,13 @@ def _bound(
 
     Args:
         micro_batch: the time of a micro-batch without delay, in seconds.
-        in_first: by rank, the delay of its first micro-batch, in seconds.
-        in_each: by rank, the delay of each micro-batch that it makes, in seconds.
-        in_own: by micro-batch, its delay on any rank, in seconds.
+        in_first: the delay of each rank's first micro-batch, in seconds, of the shape (ranks,).
+        in_each: the delay of all micro-batches that a rank makes, in seconds, of the shape (ranks,).
+        in_own: the delay of each micro-batch on any rank, in seconds, of the shape (micro-batches,).
     """
     pace = micro_batch + in_each
-    ranks = [(end, rank) for rank, end in enumerate((in_first + pace).tolist())]  # when each could end its next one
+    # For each rank, the time at which it could end its next micro-batch.
+    ranks = [(end, rank) for rank, end in enumerate((in_first + pace).tolist())]
     heapq.heapify(ranks)
     last = 0.0
     for more in sorted(in_own.tolist(), reverse=True):

@@ -1,17 +1,16 @@
-"""Keras's backend, chosen once: `backend` is the module of this package that serves it.
+"""Chooses the module for Keras's backend once: `backend` is `backend_tensorflow` or `backend_torch`.
 
-All else in `horovod_partial.keras` is the same on every backend. What differs has the same names in `backend_tensorflow`
-and `backend_torch`:
+All else in `horovod_partial.keras` is the same on every backend. Both modules have the same names:
 
-* `horovod`: Horovod's module of the framework; `runtime`: ours; `operations`: our life cycle around it
-* `native`, the framework's `Variable` behind one of Keras's, and `number_of` it
-* `GradientExchange`; `SharedGradients` and `Updater`, for work sharing
-* `uncompiled`: a function that `jit_compile=True` leaves as it is
-* `outside_graphs`: a context in which variables have values, also while a graph is made
-* `average_`, `signal`, `when_it_runs`: what averages of models are made of
-* `broadcast_variables`, `broadcast_`, `average_numbers`, `check_devices`: what callbacks need
-* `gather_bytes`: what the check of replicas needs
-* `KerasState`, `run`: elastic jobs
+* `horovod`: Horovod's module for the framework. `runtime` and `operations`: those of our front end for it
+* `Variable`: the framework's class of variables. `native`: converts a variable of Keras to it. `number_of`: its number
+* `GradientExchange`: combines gradients over the ranks. `SharedGradients` and `Updater`: for work sharing
+* `uncompiled`: keeps `jit_compile=True` from compiling a function
+* `outside_graphs`: a context in which variables have values, even while a graph is made
+* `average_`, `signal`, `when_it_runs`: for averages of models
+* `broadcast_variables`, `broadcast_`, `average_numbers`, `check_devices`: for callbacks
+* `gather_bytes`: for the check of replicas
+* `KerasState`, `run`: for elastic jobs
 """
 
 from __future__ import annotations

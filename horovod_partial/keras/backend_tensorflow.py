@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: see `horovod_partial.keras.backend`."""
+"""What the Keras front end needs of TensorFlow. `backend_torch` has the same names for PyTorch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
     "when_it_runs",
 ]
 
-Variable = tf.Variable  # which `native` makes of Keras's
+Variable = tf.Variable  # the framework's class of variables: what `native` returns
 number_of = GradientExchange.number_of
 outside_graphs = tf.init_scope
 
@@ -52,31 +52,38 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def uncompiled(function: _F) -> _F:
-    """The function itself: collectives refuse to be compiled, and say so."""
+    """Return the function unchanged, because collectives raise their own error if XLA is to compile them."""
     return function
 
 
 def when_it_runs(
     function: Callable[..., Any], *inputs: tf.Tensor, dtype: str = "int32", shape: Sequence[int] = ()
 ) -> Any:
-    """Call a function now; in a graph, each time that this runs, in the order of the graph's operations."""
+    """Call a function at once in eager code. In a graph, call it each time that the graph runs.
+
+    Args:
+        function: the function, which may read tensors' values.
+        inputs: the tensors that the function gets.
+        dtype: the dtype of the result.
+        shape: the shape of the result.
+    """
     if tf.executing_eagerly():
         return function(*inputs)
     return tf.ensure_shape(tf.py_function(function, inputs, tf.as_dtype(dtype)), shape)
 
 
 def check_devices(**devices: str) -> None:
-    """Any may be given: TensorFlow places operations."""
+    """Accept any devices, because TensorFlow places operations on them. (On PyTorch a device is refused.)"""
 
 
 def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
-    """Give variables the values of one rank."""
+    """Give variables the values of one rank. The broadcast runs on `device`, by TensorFlow's name; empty for any."""
     with tf.device(device):
         broadcast_variables(variables, root_rank)
 
 
 def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[float]:
-    """Means over all ranks, in double precision."""
+    """Return the mean of each number over all ranks, in double precision."""
     averages = horovod.allreduce(tf.constant(numbers, tf.float64), device_dense=device, name=name)
     return averages.numpy().tolist()
 
@@ -89,18 +96,18 @@ def average_(
     *,
     steps: tf.Tensor | int = 0,
 ) -> RoundInfo:
-    """Average floating-point variables as the policy says, as one message, in eager code or in a graph.
+    """Average floating-point variables over ranks, in place, in one message, in eager code or in a graph.
 
-    Copies travel, so what is being sent is never what the optimizer writes; half precision travels as float32, in which an
-    average is exact enough, and all as float64 if one is. `takes_late` says what becomes of the result where this rank was
-    too late for its round.
+    Copies of the variables travel, because the optimizer may write the variables meanwhile. Half precision travels as
+    float32, so that the average is exact enough. If one variable is float64, all travel as float64. If this rank was
+    late, and the policy's results are not for late ranks (`takes_late`), the variables stay unchanged.
 
     Args:
-        variables: in the same order on every rank.
-        name: of the bucket.
-        policy: how to average.
+        variables: variables of Keras, in the same order on every rank.
+        name: the name of the bucket.
+        policy: says which ranks average, and how much each model counts.
         process_set: the ranks that take part.
-        steps: what a model's weight follows from.
+        steps: the steps, or the iteration, that decide the weight of this rank's model.
     """
     natives = [native(variable) for variable in variables]
     wide = tf.float64 if any(variable.dtype == tf.float64 for variable in natives) else tf.float32
@@ -121,6 +128,6 @@ def average_(
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Tell in a round of a bucket that this rank has come here. In eager code."""
+    """Tell the other ranks by a round of a bucket that this rank has come to this call. Only for eager code."""
     spec = bucket_config.arguments(size=runtime.size_of(process_set), average=True, **bucket_config.of_signals())
     arrive([tf.zeros([1])], name, process_set, spec)

@@ -1,4 +1,4 @@
-"""Keras on PyTorch: see `horovod_partial.keras.backend`."""
+"""What the Keras front end needs of PyTorch. `backend_tensorflow` has the same names for TensorFlow."""
 
 from __future__ import annotations
 
@@ -53,48 +53,48 @@ __all__ = [
     "when_it_runs",
 ]
 
-Variable = torch.Tensor  # which `native` makes of Keras's
+Variable = torch.Tensor  # the framework's class of variables: what `native` returns
 _numbers = gradients.Numbers(runtime)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def uncompiled(function: _F) -> _F:
-    """Run a function, and all that it calls, as it is where `jit_compile=True` compiles the training around it.
+    """Keep `jit_compile=True` from compiling a function, and all that it calls.
 
-    What counts, waits or keeps weak references must not be traced: on some of it, such as `weakref.finalize`, PyTorch's
-    compiler fails, and not every time.
+    Code that counts, waits or keeps weak references must not be traced: PyTorch's compiler sometimes fails on parts of
+    it, such as `weakref.finalize`.
     """
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
 
-outside_graphs = nullcontext  # there are none
+outside_graphs = nullcontext  # PyTorch has no graphs here
 
 
 def when_it_runs(function: Callable[..., Any], *inputs: Any, **kind: Any) -> Any:
-    """Call a function: there are no graphs."""
+    """Call a function at once, because there is no graph. (On TensorFlow: each time that the graph runs.)"""
     return function(*inputs)
 
 
 def native(variable: Any) -> Any:
-    """PyTorch's parameter behind a variable of Keras; anything else as it is."""
+    """Return PyTorch's parameter behind a variable of Keras. Anything else is returned unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def number_of(variable: Any, process_set: ProcessSet) -> int:
-    """A number that tells a variable from all others of a process set, the same on every rank of it."""
+    """Return the number of a variable in a process set, the same on every rank."""
     return _numbers.of(native(variable), process_set)
 
 
 class _Step(NamedTuple):
-    """The buckets of a step, and what they hold."""
+    """The buckets that the gradients of a step travel in, and the variables that the gradients belong to."""
 
     family: GradientFamily
-    parameters: list[torch.nn.Parameter]  # in the order of the gradients
-    variables: list[Any]  # of Keras, in the same order
+    parameters: list[torch.nn.Parameter]  # PyTorch's parameters, in the order of the gradients
+    variables: list[Any]  # variables of Keras, in the order of the gradients
 
     def results(self) -> list[torch.Tensor]:
-        """Return what is in the buckets, in the order of the gradients."""
+        """Return the gradients that lie in the buckets, in the order in which the step gave them."""
         views = {parameter: view for bucket in self.family.buckets for parameter, view in bucket.views.items()}
         return [views[parameter] for parameter in self.parameters]
 
@@ -113,9 +113,10 @@ class _StepApplier(gradients.StepApplier):
 
 
 class GradientExchange(gradients.GradientExchange):
-    """Combines the gradients of a step after backward has made them all; nobody's gradients are changed in place.
+    """Combines the gradients of a step over the ranks, for Keras on PyTorch, after backward has made all of them.
 
-    Each bucket arrives as soon as it is packed; then all are waited for. Results are valid until the next step.
+    Each bucket arrives as soon as it is packed; then the step waits for all. The results are views of the buckets, and
+    are valid until the next step. The gradients of the caller are not changed.
     """
 
     average, total, runtime = Average, Sum, runtime
@@ -130,7 +131,7 @@ class GradientExchange(gradients.GradientExchange):
                 "then nothing is left to win by a plan"
             )
         super().__init__(name, sync, arguments, **options)
-        self._steps: dict[str, _Step] = {}  # by what the names of their buckets begin with
+        self._steps: dict[str, _Step] = {}  # by the prefix of the buckets' names
 
     @staticmethod
     def _divided(gradient: Any, divisor: int) -> Any:
@@ -143,8 +144,6 @@ class GradientExchange(gradients.GradientExchange):
             raise ValueError("Keras cannot apply sparse gradients on PyTorch; pass sparse_as_dense=True")
         return gradient.detach().to_dense()
 
-    # --- Full
-
     def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         predivide = self._arguments["gradient_predivide_factor"]
         options = {
@@ -156,7 +155,7 @@ class GradientExchange(gradients.GradientExchange):
         compression: Any = widening(self._arguments["compression"])
         wires, contexts = zip(*(compression.compress(self._dense(gradient)) for gradient in gradients), strict=True)
         handles = []
-        # One by one, but for the groups that were asked for.
+        # Each gradient travels alone, except those in groups that the user has asked for.
         planned = self._plan(variables, list(map(kind, wires)), [1] * len(wires), bucket_bytes=0)
         for members in planned:
             name = f"{self.name}.{self._number(variables[members[0]])}"
@@ -171,8 +170,6 @@ class GradientExchange(gradients.GradientExchange):
             for i, result in zip(members, [reduced] if len(members) == 1 else reduced, strict=True):
                 results[i] = compression.decompress(result, contexts[i])
         return results
-
-    # --- Partial
 
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
         _, step, infos = self._arrive(gradients, variables)
@@ -215,8 +212,6 @@ class GradientExchange(gradients.GradientExchange):
             self._own(family.names)
             self._steps[name] = _Step(family, parameters, variables)
         return self._steps[name]
-
-    # --- Rounds
 
     def _applier_of(self, arrived: _Step, variables: list[Any], apply: gradients.Apply) -> gradients.StepApplier:
         return _StepApplier(self, arrived, apply)
@@ -329,9 +324,6 @@ class Updater:
         self.train(self._must_apply())
 
 
-# --- Models
-
-
 def average_(
     variables: Sequence[Any],
     name: str,
@@ -340,7 +332,17 @@ def average_(
     *,
     steps: torch.Tensor | int = 0,
 ) -> RoundInfo:
-    """As on TensorFlow: average floating-point variables as the policy says, as one message."""
+    """Average floating-point variables over ranks, in place, in one message.
+
+    If this rank was late, and the policy's results are not for late ranks (`takes_late`), the variables stay unchanged.
+
+    Args:
+        variables: variables of Keras, in the same order on every rank.
+        name: the name of the bucket.
+        policy: says which ranks average, and how much each model counts.
+        process_set: the ranks that take part.
+        steps: the steps, or the iteration, that decide the weight of this rank's model.
+    """
     bucket = ModelBucket([native(variable) for variable in variables])
     bucket.pack()
     handle = model_operations.arrive(bucket.flat, bucket.flat, name, policy, process_set, int(steps))
@@ -351,11 +353,12 @@ def average_(
     return info
 
 
-# --- Callbacks
-
-
 def check_devices(**devices: str) -> None:
-    """Raise ValueError where a device is given."""
+    """Refuse arguments that name a device, because tensors are reduced on their own devices.
+
+    Raises:
+        ValueError: a device is given.
+    """
     given = [name for name, device in devices.items() if device]
     if given:
         raise ValueError(
@@ -364,8 +367,14 @@ def check_devices(**devices: str) -> None:
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
-    """Give variables of Keras, or tensors, the values of one rank: see `horovod_partial.tensorflow.broadcast_variables`."""
-    # What is late belongs to the values before.
+    """Give variables of Keras, or tensors, the values of one rank. Every rank must call this.
+
+    Variables are matched by their order, not by their names.
+
+    Raises:
+        ValueError: the ranks have different variables. Every rank raises it.
+    """
+    # Late gradients belong to the old values, so deliver them before.
     runtime.flush(horovod.global_process_set.process_set_id, compares=False)
     named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
     kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for _, tensor in named]
@@ -376,25 +385,31 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
 
 
 def _as_sent(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, as a type that Horovod 0.28.1 broadcasts: the others travel as their bits."""
+    """Return a view of a tensor that Horovod 0.28.1 can broadcast. bfloat16 and bool travel as integers of their bits."""
     bits = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}.get(tensor.dtype)
     return tensor if bits is None else tensor.view(bits)
 
 
 def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
-    """As `broadcast_variables`, which knows no devices."""
+    """Give variables the values of one rank. `device` must be empty on PyTorch; `check_devices` refuses others."""
     broadcast_variables(variables, root_rank)
 
 
 def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[float]:
-    """Means over all ranks, in double precision."""
+    """Return the mean of each number over all ranks, in double precision."""
     return horovod.allreduce(torch.tensor(numbers, dtype=torch.float64), name=name).tolist()
 
 
-# --- Elastic jobs
-
-
 class KerasState(elastic.KerasState):
-    """A model of Keras and its optimizer, and further properties: see `horovod_partial.tensorflow.elastic`."""
+    """The state of an elastic job: a model of Keras, its optimizer, and further properties.
+
+    Args:
+        model: the model, which must have been built.
+        optimizer: the model's optimizer; None takes the one that the model was compiled with.
+        kwargs: further properties, which become attributes.
+
+    Raises:
+        ValueError: the model has not been built, or has no optimizer.
+    """
 
     functions = elastic.Functions(broadcast_variables, horovod.broadcast_object, horovod.rank)

@@ -21,7 +21,7 @@ from horovod_partial.runtime.round_stats import Progress
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Broadcast one rank's weights and optimizer state to all ranks, whatever they were initialised or restored to.
+    """Broadcast one rank's weights and optimizer state to all ranks, at the beginning of training.
 
     This happens before the first step, or after the first batch if that builds the model. Metrics and the state of random
     generators stay each rank's own.
@@ -45,7 +45,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
-        """Leave this variable alone."""
+        """Do not broadcast a variable. Each rank keeps its own values."""
         require(isinstance(backend.native(var), backend.Variable), "local_variables", "variables of Keras", var)
         self._local.add(id(backend.native(var)))
 
@@ -90,7 +90,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not logs:
             return
         flush = getattr(self.model.optimizer, "flush", None)
-        if flush is not None:  # all wait here anyway, and this rank would take no rounds meanwhile
+        if flush is not None:  # all ranks wait here anyway, and a flush takes rounds meanwhile
             flush()
         names = sorted(logs)
         averages = backend.average_numbers(
@@ -102,17 +102,17 @@ class MetricAverageCallback(keras.callbacks.Callback):
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Set the learning rate to `initial_lr * multiplier`, from `start_epoch` to `end_epoch`.
 
-    Under a partial policy that replays rounds, it sets the rate of each round by the number of steps in the rounds
-    before. So all ranks apply a round at the same rate. Then it flushes when training begins, and needs
+    Under a partial policy that replays rounds, the rate of each round is set by the number of steps in the rounds before
+    it. So all ranks apply a round at the same rate. Then this callback flushes when training begins, and needs
     `steps_per_epoch`.
 
     Args:
         initial_lr: the learning rate at the start of training.
         multiplier: a function of the epoch, or a number that is raised to the power of the epochs since `start_epoch`.
-        start_epoch: the first epoch that is adjusted.
-        end_epoch: the first epoch that is not adjusted any more; None for never.
-        staircase: whether to adjust only at the start of an epoch, with a whole number of the epoch. Otherwise the rate
-            is adjusted before every batch, and the epoch is `epoch + batch / steps_per_epoch`.
+        start_epoch: the first epoch in which the rate is set.
+        end_epoch: the first epoch in which the rate is not set any more; None for never.
+        staircase: whether to set the rate only at the start of an epoch, and give `multiplier` the epoch's number.
+            Otherwise the rate is set before every batch, and `multiplier` gets `epoch + batch / steps_per_epoch`.
         momentum_correction: whether to scale velocities together with the learning rate, which they contain, for
             optimizers with `momentum` (https://arxiv.org/abs/1706.02677, remark 2).
         steps_per_epoch: steps in an epoch; only needed if Keras does not know it.
@@ -151,7 +151,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._multiplier = multiplier
 
     def multiplier(self, epoch: float) -> float:
-        """Return the factor of the initial learning rate."""
+        """Return the factor by which the initial learning rate is multiplied in an epoch."""
         if callable(self._multiplier):
             return self._multiplier(epoch)
         return self._multiplier ** (epoch - self.start_epoch)
@@ -171,8 +171,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 )
         if self._rates is not None:
             optimizer = self.model.optimizer
-            optimizer.learning_rate = float(optimizer.learning_rate)  # raises where a schedule sets it
-            self._first: int | None = None  # number of steps that the optimizer had applied before epoch 0
+            optimizer.learning_rate = float(optimizer.learning_rate)  # this raises an error if a schedule sets the rate
+            self._first: int | None = None  # how many steps the optimizer had applied before epoch 0
             self._is_under_way = False
             self._rates.add(self)
 
@@ -180,7 +180,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.current_epoch = epoch
         if self._rates is not None and self._first is None:
             assert self.steps_per_epoch is not None
-            self.model.optimizer.flush()  # so that all ranks begin after the same round
+            self.model.optimizer.flush()  # all ranks must begin with the same round
             self._first = steps_of(self.model.optimizer) - epoch * self.steps_per_epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -192,13 +192,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             set_rate(optimizer, rate, self.correction(float(optimizer.learning_rate), rate))
 
     def rate_after(self, steps: int) -> float | None:
-        """Return the rate of a round before which the optimizer has applied this many steps; None for no change."""
+        """Return the learning rate of the round after `steps` applied steps; None for no change."""
         assert self.steps_per_epoch is not None
         assert self._first is not None
         step, per_epoch = steps - self._first, self.steps_per_epoch
         last = math.inf if self.end_epoch is None else math.ceil(self.end_epoch) * per_epoch - 1
         if self._is_under_way and step > last:
-            step = int(last)  # rounds skipped the last adjusted step, so make that adjustment now
+            step = int(last)  # rounds have skipped the last step before `end_epoch`: set its rate now
         rate = self._rate_at(*divmod(step, per_epoch))
         self._is_under_way = rate is not None and step < last
         return rate
@@ -212,7 +212,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return self.initial_lr * self.multiplier(epoch)
 
     def correction(self, before: float, after: float) -> float:
-        """Return the factor of velocities when the rate changes from `before` to `after`."""
+        """Return the factor for an optimizer's velocities when the learning rate changes from `before` to `after`."""
         return after / before if self.momentum_correction and before > 0 else 1.0
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -225,13 +225,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raise the learning rate from `initial_lr / hvd.size()` to `initial_lr`, a little in each batch.
+    """Raise the learning rate from `initial_lr / hvd.size()` to `initial_lr`, a little before each batch.
 
     Args:
         initial_lr: the learning rate after the warm-up.
         warmup_epochs: the number of epochs of the warm-up.
-        momentum_correction: same as in `LearningRateScheduleCallback`.
-        steps_per_epoch: same as in `LearningRateScheduleCallback`.
+        momentum_correction: whether to scale velocities together with the learning rate, for optimizers with `momentum`.
+        steps_per_epoch: steps in an epoch; only needed if Keras does not know it.
         verbose: 1 prints a line on rank 0 when the warm-up is over.
     """
 
@@ -246,7 +246,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         require(is_number(warmup_epochs) and warmup_epochs >= 0, "warmup_epochs", "a number, 0 or more", warmup_epochs)
 
         def multiplier(epoch: float) -> float:
-            # Count one batch more, so that the last batch of an epoch has the rate of a whole number of epochs.
+            # Count one batch more, so that the last batch of the warm-up has the full rate.
             assert self.steps_per_epoch is not None
             epoch += 1.0 / self.steps_per_epoch
             size = backend.horovod.size()
@@ -270,16 +270,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Save the best model, same as Horovod's: Keras's `ModelCheckpoint`, with a file path that is set later.
+    """Save the best model, same as Horovod's callback of this name: a `ModelCheckpoint` whose file path is set later.
 
-    Set its `filepath` before `fit`, on the one rank that saves.
-
-    Args:
-        monitor: same as in `keras.callbacks.ModelCheckpoint`.
-        verbose: same as in `keras.callbacks.ModelCheckpoint`.
-        save_weights_only: same as in `keras.callbacks.ModelCheckpoint`.
-        mode: same as in `keras.callbacks.ModelCheckpoint`.
-        save_freq: same as in `keras.callbacks.ModelCheckpoint`.
+    Set its `filepath` before `fit`, on the one rank that saves. The arguments are those of
+    `keras.callbacks.ModelCheckpoint`.
     """
 
     def __init__(
@@ -300,7 +294,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             mode=mode,
             save_freq=save_freq,
         )
-        self.filepath: str | None = None  # Keras 3 does not accept None as an argument
+        self.filepath: str | None = None  # Keras 3 does not accept None as the argument `filepath`
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:
@@ -311,14 +305,14 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 class FlushCallback(keras.callbacks.Callback):
     """Flush after the last batch of each epoch and of training, so that evaluated and saved models contain late gradients.
 
-    It flushes before validation, and before other callbacks save, at any place among them. But if Keras does not know
-    how many batches an epoch has, it flushes at the end of the epoch: put it before `ModelCheckpoint` then. All ranks
-    wait for each other in a flush, and need the same number of epochs.
+    The flush comes before validation, and before other callbacks save, at any place in the list of callbacks. But if
+    Keras does not know how many batches an epoch has, the flush comes at the end of the epoch: put this callback before
+    `ModelCheckpoint` then. All ranks wait for each other in a flush, and need the same number of epochs.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._has_flushed = False  # whether it has flushed since the last step, or since the begin of the epoch
+        self._has_flushed = False  # whether there was a flush since the last step, or since the begin of the epoch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._has_flushed = False
@@ -347,16 +341,15 @@ class FlushCallback(keras.callbacks.Callback):
 class ModelSyncCallback(keras.callbacks.Callback):
     """Average the model over all ranks from time to time: all floating-point weights, including those of BatchNorm.
 
-    Under a partial policy replicas may part a little, because a rank applies missed rounds in another order. All ranks
-    wait for each other in an average.
+    Use it where replicas may part, or where weights are each rank's own. All ranks wait for each other in an average.
 
     Args:
-        every_n_steps: steps of this rank between two averages.
-        every_n_epochs: epochs between two averages. Give exactly one of the two.
+        every_n_steps: steps of this rank between two averages, 1 or more.
+        every_n_epochs: epochs between two averages, 1 or more. Give `every_n_steps` or `every_n_epochs`, not both.
         process_set: the ranks that take part.
 
     Raises:
-        ValueError: not exactly one of the two is given, or it is below 1.
+        ValueError: both intervals are given, or none, or an interval is below 1.
     """
 
     def __init__(
@@ -389,7 +382,7 @@ class ModelSyncCallback(keras.callbacks.Callback):
         variables = [variable for variable in self.model.weights if is_floating(variable)]
         if not variables:
             return
-        # All averages of the same weights are rounds of one bucket, even if several callbacks ask for them.
+        # The bucket is named after dtypes and shapes, so several callbacks for the same weights share one bucket.
         kinds = f"{[(keras.backend.standardize_dtype(v.dtype), tuple(v.shape)) for v in variables]}"
         name = f"ModelSyncCallback.{hashlib.sha256(kinds.encode()).hexdigest()[:8]}"
         backend.average_(variables, name, Quorum(1.0), self.process_set)
@@ -398,10 +391,10 @@ class ModelSyncCallback(keras.callbacks.Callback):
 class PartialStatsCallback(keras.callbacks.Callback):
     """Add what happened to the rounds of an epoch to its logs: for the progress bar, `History` and `TensorBoard`.
 
-    Put it before `TensorBoard`. It adds `late`: the share of this rank's arrivals that came too late; `fresh`: the mean
-    number of ranks that were on time for a round; `staleness`: the mean staleness of contributions, in rounds;
-    `waited_seconds`: how long this rank waited for results. It adds nothing under `hvd.Full()`, which has no rounds; use
-    `HOROVOD_PARTIAL_RECORD` there.
+    Put this callback before `TensorBoard`. It adds `late`: the share of this rank's arrivals that came too late, 0 to 1;
+    `fresh`: the mean number of ranks that were on time for a round; `staleness`: the mean staleness of contributions, in
+    rounds; `waited_seconds`: how long this rank waited for results. Nothing is added under `hvd.Full()`, which has no
+    rounds; use `HOROVOD_PARTIAL_RECORD` there.
 
     Args:
         process_set: the process set of the buckets.

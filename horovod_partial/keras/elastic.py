@@ -1,4 +1,4 @@
-"""Elastic jobs: `horovod.keras.elastic`, for Keras 3."""
+"""Elastic jobs with Keras 3: the state, the callbacks and `run` of `horovod.keras.elastic`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class _StateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class CommitStateCallback(_StateCallback):
-    """Commit the state after every `batches_per_commit` batches, and after each epoch. Put this callback last.
+    """Commit the state of an elastic job after every `batches_per_commit` batches, and after each epoch.
+
+    Put this callback last.
 
     Args:
         state: a `KerasState`.
@@ -57,8 +59,11 @@ class CommitStateCallback(_StateCallback):
 class UpdateBatchStateCallback(_StateCallback):
     """Keep the number of the newest finished batch of the epoch in `state.batch`.
 
-    Unlike Horovod's callback, it does not shorten the epoch after a restart, because Keras 3 counts the steps of an
+    Unlike Horovod's callback, this one does not shorten the epoch after a restart, because Keras 3 counts the steps of an
     epoch itself.
+
+    Args:
+        state: a `KerasState`.
     """
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -71,8 +76,10 @@ class UpdateBatchStateCallback(_StateCallback):
 class UpdateEpochStateCallback(_StateCallback):
     """Keep the number of finished epochs in `state.epoch`, including those before a restart.
 
-    Start with `fit(epochs=total - state.epoch)`, same as with Horovod, because Keras counts epochs from 0 after a
-    restart.
+    Call `fit(epochs=total - state.epoch)`, same as with Horovod, because Keras counts epochs from 0 after a restart.
+
+    Args:
+        state: a `KerasState`.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:

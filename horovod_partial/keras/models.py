@@ -1,4 +1,4 @@
-"""Averages models over ranks under the policies of models, in eager code and in graphs."""
+"""Averages a Keras optimizer's model over ranks after each step, in eager code and in graphs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from horovod_partial.policies import ModelPolicy, WeightedAverage
 
 
 class ModelExchange(models.ModelExchange):
-    """Averages the model of one optimizer.
+    """Averages the model of one optimizer of Keras, under a policy of models.
 
     Args:
-        policy: the policy.
-        arguments: same as in `GradientExchange`.
+        policy: says what is averaged, and which ranks average.
+        arguments: the user's arguments of `hvd.DistributedOptimizer`, by name.
         is_local: returns whether a variable is each rank's own, and not averaged.
 
     Raises:
@@ -49,10 +49,10 @@ class ModelExchange(models.ModelExchange):
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def average(self, optimizer: Any, variables: list[Any]) -> None:
-        """Average after a step if the policy asks for it, in eager code or in a graph.
+        """Average the model after a step, if the policy says so, in eager code or in a graph.
 
         Raises:
-            ValueError: the step has trained other variables than the first one.
+            ValueError: the step has trained other variables than the optimizer's first step.
         """
         if not self.is_needed:
             return
@@ -74,7 +74,7 @@ class ModelExchange(models.ModelExchange):
         backend.average_(model, self.name, self.policy, self.process_set, steps=steps)
 
     def flush_optimizer(self, optimizer: Any) -> None:
-        """Average over all ranks what the policy averages, so that models are equal. Every rank must call this."""
+        """Average over all ranks what the policy averages, so that all models become equal. Every rank must call this."""
         self.flush(self._averaged(optimizer, optimizer._trainable_variables))
 
     def _signal(self) -> None:

@@ -40,32 +40,32 @@ _names = InstanceNames(backend.runtime)
 
 
 class _Methods:
-    """Methods that `subclass` adds to the class of the user's optimizer, which is `_base`. Not instantiated itself."""
+    """Methods of wrapped optimizers: they are added to a subclass of the user's optimizer class (`_base`)."""
 
     is_horovod_partial = True
-    _base: Any  # the wrapped optimizer's class
+    _base: Any  # the user's optimizer class
     _horovod: _State
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        """Call the wrapped optimizer's `apply`; combine gradients over the ranks before, or average models after it."""
+        """Call the user's optimizer's `apply`. Combine gradients over the ranks before it, or average models after it."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
         if len(grads) == 0 or len(grads) != len(variables):
-            return self._base.apply(self, grads, trainable_variables)  # raises Keras's errors
+            return self._base.apply(self, grads, trainable_variables)  # Keras raises its own error
         if not self.built:  # type: ignore[has-type]
             with keras.name_scope(self.name):  # type: ignore[attr-defined]
                 self.build(variables)  # type: ignore[attr-defined]
             self.built = True
         known = {id(backend.native(variable)) for variable in self._trainable_variables}  # type: ignore[attr-defined]
         unknown = [variable for variable in variables if id(backend.native(variable)) not in known]
-        if unknown:  # before anything travels
+        if unknown:  # raise the error before anything travels, so that no other rank waits
             raise ValueError(
                 f"{getattr(unknown[0], 'path', unknown[0].name)} was not trained when the optimizer was built, so that has no "
                 "state for it: call optimizer.flush() on every rank, then wrap a new optimizer, and compile the model with it"
             )
         return self._horovod.apply(self, list(grads), list(variables))
 
-    # If Keras accumulates, only the result of all passes travels, in `_backend_update_step`. Clipping and weight
-    # decay then happen there too, once for each round, so these methods must leave them out.
+    # If Keras accumulates gradients of several passes, only the result travels, in `_backend_update_step`. Then gradients
+    # are clipped and weights decay there, once for each round. So Keras's own calls of these methods must do nothing.
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return grads if self._horovod.accumulates(self) else self._base._clip_gradients(self, grads)
@@ -83,8 +83,8 @@ class _Methods:
             self._base._backend_update_step(self, grads, trainable_variables, learning_rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A LossScaleOptimizer sets this on the optimizer that it wraps. Around this one, each rank would decide alone
-        # whether to step.
+        # A LossScaleOptimizer sets `loss_scale_factor` on the optimizer that it wraps. If it wrapped this optimizer, each
+        # rank would decide alone whether to skip a step.
         if name == "loss_scale_factor":
             raise ValueError(
                 "wrap the outermost optimizer: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). "
@@ -94,12 +94,12 @@ class _Methods:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Make an optimizer from a configuration of Keras, wrapped with the same arguments as this class."""
+        """Make an optimizer from a configuration of Keras, and wrap it with the same arguments as this optimizer."""
         custom = {} if custom_objects is None else {"custom_objects": custom_objects}
         return DistributedOptimizer(cls._base.from_config(config, **custom), **cls._horovod_arguments)  # type: ignore[attr-defined]
 
     def register_local_var(self, var: Any) -> None:
-        """Keep this variable's gradient on this rank, same as Horovod's PartialDistributedOptimizer."""
+        """Keep a variable's gradient on this rank, same as in Horovod's PartialDistributedOptimizer."""
         require(isinstance(backend.native(var), backend.Variable), "var", "a variable", var)
         self._horovod.register_local(var)
 
@@ -114,7 +114,9 @@ class _Methods:
 
     @property
     def rounds(self) -> int:
-        """Rounds that have ended in all buckets: use it for schedules and to decide when to stop. In eager code.
+        """How many rounds have ended in all buckets: use it for schedules and to decide when to stop.
+
+        Only for eager code.
 
         Under `hvd.Full()`, and on a single rank, this is the number of steps. With a policy of models it is the number
         of averages.
@@ -123,33 +125,33 @@ class _Methods:
 
     @property
     def merging_plan(self) -> MergingPlan | None:
-        """Which gradients travel together, and why; None without `merging`, and before costs have been measured."""
+        """The plan of merged gradients; None without `merging`, and before costs have been measured."""
         return self._horovod.merging_plan
 
     def flush(self) -> None:
-        """Deliver late contributions and apply missed rounds; with a policy of models, make the models equal.
+        """Deliver late contributions and apply missed rounds. Under a policy of models, make the models equal.
 
-        It waits until every rank flushes. Call it in eager code, on every rank before an evaluation or a checkpoint,
+        This waits until every rank flushes. Call it in eager code, on every rank before an evaluation or a checkpoint,
         and at the end of training (`hvd.callbacks.FlushCallback` does). Under `hvd.Full()` without `merging` it does nothing.
         """
         self._horovod.flush(self)
 
     def flushed(self) -> bool:
-        """Whether this rank has no late contributions and no missed rounds, or has not stepped since its last flush.
+        """Return whether this rank has no late contributions and no missed rounds, or no step since its last flush.
 
-        With a policy of models: whether it has not stepped since its last flush. If this is False, saving the model
-        with its optimizer warns once (not with a policy of models). Call it in eager code.
+        With a policy of models: whether this rank has taken no step since its last flush. If the answer is False, saving
+        the model with its optimizer warns once (not with a policy of models). Call this in eager code.
         """
         return self._horovod.is_flushed(self)
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the wrapped optimizer's variables; warns once if `flushed` is False, because ranks may differ then."""
+        """Save the optimizer's variables. Warns once if `flushed()` is False, because ranks may differ then."""
         self._horovod.before_saving(self)
         self._base.save_own_variables(self, store)
 
 
 class _Progress:
-    """An optimizer's number of steps, now and at its last flush. It outlives the optimizer."""
+    """An optimizer's number of steps, now and at its last flush. This object outlives the optimizer."""
 
     def __init__(self, iterations: Any) -> None:
         self._iterations = iterations
@@ -166,7 +168,10 @@ class _Progress:
             return int(keras.ops.convert_to_numpy(self._iterations))
 
     def follows(self, variables: Sequence[Any]) -> bool:
-        """Note that this optimizer trains these variables. Returns False if an earlier one did and was not flushed."""
+        """Note that this optimizer trains these variables.
+
+        Returns False if an earlier optimizer trained one of them, and has not been flushed since.
+        """
         before = [getattr(variable, "_horovod_progress", self) for variable in variables]
         for variable in variables:
             variable._horovod_progress = self
@@ -174,7 +179,7 @@ class _Progress:
 
 
 class _State:
-    """The state of one optimizer's wrapper."""
+    """What a wrapped optimizer needs besides the user's optimizer: its exchange, its policy and its progress."""
 
     def __init__(
         self, name: str, policy: Policy, arguments: dict[str, Any], passes: int, averages: bool, rates: Rates | None
@@ -182,15 +187,15 @@ class _State:
         self.process_set: ProcessSet = arguments["process_set"]
         self.passes = passes  # micro-batches in an update for each rank, under WorkSharing
         self.end = math.inf  # under WorkSharing: after this many updates no micro-batch begins
-        self.rates = rates  # of rounds; None where each rank applies what it has, at its own rate
+        self.rates = rates  # sets the learning rate of each round; None if missed rounds are not replayed
         self._name = name
         self._policy = policy
         self._arguments = arguments
         self._averages = averages  # whether gradients of several passes are averaged; otherwise they are summed
         self._local: list[Any] = []
         self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
-        self._tenure = Tenure(backend.runtime)  # the generation of _made
-        self._progress: _Progress | None = None  # None before the first step
+        self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which `_made` was made
+        self._progress: _Progress | None = None  # None before the optimizer's first step
         self._has_warned = False
 
     @property
@@ -199,7 +204,7 @@ class _State:
 
     def _progress_of(self, optimizer: Any) -> _Progress:
         if self._progress is None:
-            # A variable, also where Keras accumulates gradients: `iterations` is what follows from it then.
+            # If Keras accumulates gradients, its variable `_iterations` counts all passes, and `iterations` only updates.
             self._progress = _Progress(inner(optimizer)._iterations)
         return self._progress
 
@@ -214,11 +219,14 @@ class _State:
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def _exchange(self, optimizer: Any) -> GradientExchange | ModelExchange:
-        """Return the same object; made in the first step, because its name depends on the variables."""
+        """Return the object that exchanges gradients or models.
+
+        It is made in the first step of a generation, because its name depends on the variables.
+        """
         made = self._current()
         assert not isinstance(made, WorkSharingExchange)
         if made is None:
-            follow_steps(optimizer)  # again, because a MultiOptimizer may have chosen further optimizers since
+            follow_steps(optimizer)  # a MultiOptimizer may have got further optimizers since
             process_set = self._arguments["process_set"]
             trained = [backend.number_of(variable, process_set) for variable in optimizer._trainable_variables]
             name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
@@ -317,25 +325,25 @@ class _State:
             return result
         if optimizer.gradient_accumulation_steps:
             return optimizer._base.apply(optimizer, gradients, variables)
-        if exchange.unscaled:  # because the scale may change before a late one is applied; exact for powers of 2
+        if exchange.unscaled:  # the loss scale may change before a late gradient is applied; it is a power of 2
             scale = optimizer.dynamic_scale
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
         exchange.apply_combined(gradients, variables, _applying(optimizer, exchange.unscaled))
         return None
 
     def accumulates(self, optimizer: Any) -> bool:
-        """Whether Keras accumulates gradients of several passes, and only the result travels."""
+        """Return whether Keras accumulates gradients of several passes, and only the result travels."""
         return bool(optimizer.gradient_accumulation_steps) and not isinstance(self._policy, ModelPolicy)
 
     def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
-        """Combine the gradients that Keras has accumulated, and apply them."""
+        """Combine the gradients that Keras has accumulated over the ranks, and apply each round that has ended."""
         exchange = self._exchange(optimizer)
         assert isinstance(exchange, GradientExchange)
         passes = optimizer.gradient_accumulation_steps
         if not self._averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         exchange.apply_combined(gradients, variables, _updating(optimizer))
-        optimizer._iterations.assign_sub(passes)  # Keras counts this update's passes itself
+        optimizer._iterations.assign_sub(passes)  # Keras counts the passes of this update, too
 
     def before_round(self, optimizer: Any) -> None:
         if self.rates is not None:
@@ -400,12 +408,15 @@ class _State:
 
 
 def _applying(optimizer: Any, unscaled: bool) -> Apply:
-    """Return the function that applies the combined gradients of a round. If `unscaled` they lack the loss scale."""
+    """Return the function that applies a round's combined gradients, for an optimizer that does not accumulate gradients.
+
+    `unscaled` says that the gradients have been divided by the loss scale.
+    """
     reference = weakref.ref(optimizer)
 
     def apply(gradients: list[Any], variables: list[Any], steps: Any) -> None:
         own: Any = reference()
-        if own is None:  # the optimizer is gone
+        if own is None:
             return
         if unscaled:
             scale = own.dynamic_scale
@@ -413,13 +424,17 @@ def _applying(optimizer: Any, unscaled: bool) -> Apply:
         own._horovod.before_round(own)
         before = inner(own)._iterations + 0
         own._base.apply(own, gradients, variables)
-        own._horovod.after_round(own, inner(own)._iterations - before, steps)  # 0 iterations if an overflow is skipped
+        # `_iterations` does not change if the gradients have overflowed and a LossScaleOptimizer skips the round.
+        own._horovod.after_round(own, inner(own)._iterations - before, steps)
 
     return apply
 
 
 def _updating(optimizer: Any) -> Apply:
-    """The same if Keras accumulates gradients. It counts passes, so a round counts as all passes of one update."""
+    """Return the function that applies a round's combined gradients, for an optimizer that accumulates gradients.
+
+    Keras counts passes in `_iterations`, so a round counts as all passes of one update.
+    """
     reference = weakref.ref(optimizer)
 
     def apply(gradients: list[Any], variables: list[Any], steps: Any) -> None:
@@ -428,7 +443,9 @@ def _updating(optimizer: Any) -> Apply:
             return
         passes = own.gradient_accumulation_steps
         phase = own._iterations % passes
-        own._iterations.assign_add(passes - 1 - phase)  # Keras updates in the last pass only, so pretend it is that one
+        own._iterations.assign_add(
+            passes - 1 - phase
+        )  # Keras updates in the last pass only, so pretend that this is the last
         own._horovod.before_round(own)
         clipped = own._base._clip_gradients(own, gradients)
         own._base._apply_weight_decay(own, variables)
@@ -465,11 +482,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sync: Policy | str | None = None,
     merging: MergedGradients | None = None,
 ) -> Any:
-    """Wrap an optimizer of Keras 3 so that gradients are combined over the ranks before they are applied, or models after.
+    """Wrap an optimizer of Keras 3: gradients are combined over the ranks before a step, or models are averaged after it.
 
-    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer` (on Keras 3 that silently
-    reduces nothing), in the order of `horovod.keras.DistributedOptimizer`, which has fewer. It works in `model.fit`,
-    with `run_eagerly`, and in your own loops that call `apply`. On TensorFlow `jit_compile=True` raises an error. Saved
+    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer` (which silently reduces
+    nothing on Keras 3), in the order of `horovod.keras.DistributedOptimizer`, which has fewer. The wrapped optimizer
+    works in `model.fit`, with `run_eagerly`, and in your own loops that call `apply`. On TensorFlow `jit_compile=True` raises an error. Saved
     models contain the unwrapped optimizer: `hvd.load_model` wraps it again.
 
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
@@ -492,7 +509,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         op: same as in Horovod; a partial policy takes only `hvd.Average` and `hvd.Sum`.
         backward_passes_per_step: same as in Horovod: the gradients of this many passes are summed before they travel,
             by Keras's own `gradient_accumulation_steps`.
-        average_aggregated_gradients: same as in Horovod: average these gradients instead of summing them.
+        average_aggregated_gradients: same as in Horovod: average the gradients of these passes instead of summing them.
         num_groups: same as in Horovod (deprecated there).
         groups: same as in Horovod; under a partial policy each group is a bucket.
         process_set: same as in Horovod.
@@ -558,7 +575,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if shares and merging is not None:
         raise ValueError("merging cannot be used with hvd.WorkSharing()")
     if isinstance(policy, ModelPolicy):
-        ModelExchange(policy, arguments)  # wrong arguments fail here, not in the first step
+        ModelExchange(policy, arguments)  # this raises the errors of wrong arguments before the first step
     else:
         backend.GradientExchange(prefix, SharedUpdates(1, grants=False) if shares else policy, arguments, replays=True)
     passes = _passes_of(optimizer, backward_passes_per_step) if shares else backward_passes_per_step
@@ -566,13 +583,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         repeated["backward_passes_per_step"] = passes
         repeated["average_aggregated_gradients"] = average_aggregated_gradients or backward_passes_per_step == 1
     else:
-        _accumulate(optimizer, backward_passes_per_step)  # comes last, because it changes the user's optimizer
+        _accumulate(optimizer, backward_passes_per_step)  # this changes the user's optimizer, so all checks come before
     follow_steps(optimizer)
     base = type(optimizer)
-    # A slot is not in the `__dict__` that all wrappers of one optimizer share.
+    # All wrappers of one optimizer share its `__dict__`. A slot belongs to one wrapper only.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
-    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras and TensorFlow would track it
-    averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras's own accumulation averages
+    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras's `__setattr__` would track the dictionary
+    averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras averages over the passes
     rates = Rates() if replays else None
     object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, passes, averages, rates))
     return wrapped
@@ -618,24 +635,14 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     **more: Any,
 ) -> Any:
-    """Horovod's optimizer that skips some layers: `DistributedOptimizer`, with gradients of `local_layers` left alone.
+    """Wrap an optimizer same as `hvd.DistributedOptimizer`, but leave the gradients of some layers on each rank.
 
-    It has nothing to do with partial collectives.
+    This is Horovod's function of the same name. It has nothing to do with partial collectives. All arguments except
+    `local_layers` are those of `hvd.DistributedOptimizer`.
 
     Args:
-        optimizer: same as in `DistributedOptimizer`.
-        name: same as there.
-        device_dense: same as there.
-        device_sparse: same as there.
-        compression: same as there.
-        sparse_as_dense: same as there.
-        gradient_predivide_factor: same as there.
-        op: same as there.
-        groups: same as there.
-        process_set: same as there.
         local_layers: a built layer, or several. Their gradients stay on each rank.
-        scale_local_gradients: same as there.
-        more: the other arguments of `DistributedOptimizer`, such as `sync`.
+        more: further arguments of `hvd.DistributedOptimizer`, such as `sync`.
 
     Raises:
         ValueError: `local_layers` contains something that is not a layer.

@@ -1,4 +1,4 @@
-"""A replica of a training with Keras, for comparison: trained variables and the variables of the optimizer."""
+"""The values that ranks compare of a training with Keras: trained variables, and the variables of the optimizer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from horovod_partial.runtime.healing import Array, Key, Replica
 
 
 def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
-    """Return a function that makes the replica of variables that an optimizer trains.
+    """Return a function that makes a replica for the ranks to compare: given variables, and the optimizer's state.
 
-    The function returns None if the optimizer no longer exists.
+    The function takes the variables that the optimizer trains. It returns None if the optimizer no longer exists.
     """
     reference = weakref.ref(optimizer)
 
@@ -36,15 +36,18 @@ def state_of(optimizer: Any) -> list[Any]:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Return all variables of our optimizer, or of an optimizer of Keras; an empty list for None."""
+    """Return all variables of an optimizer, wrapped or not; an empty list for None."""
     return getattr(optimizer, "all_variables", None) or getattr(optimizer, "variables", [])
 
 
 class _Replica:
-    """The replica of a training, in eager code: see `horovod_partial.runtime.healing.Replica`."""
+    """The values that ranks compare of a training. Implements `horovod_partial.runtime.healing.Replica`.
+
+    Only for eager code.
+    """
 
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
-        self._optimizer = optimizer  # this reference keeps its buckets alive during the comparison
+        self._optimizer = optimizer  # keeps the optimizer, and so its buckets, alive during the comparison
         self._variables = variables
         everything = {"weight": variables, "optimizer's variable": state_of(optimizer)}
         self._named: dict[Key, Any] = {

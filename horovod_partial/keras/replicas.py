@@ -1,4 +1,4 @@
-"""Checks that all ranks have the same model."""
+"""`hvd.assert_replicas_equal` of Keras: checks that all ranks have the same model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from horovod_partial.keras.replica import state_of
 def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
     """Compare trainable weights, and the optimizer's variables, over all ranks, bit for bit; every rank must call this.
 
-    It costs a hash of each variable and one small collective. Call `optimizer.flush()` before. Weights that are not
-    trainable, such as the moving averages of BatchNorm, and accumulated gradients are not compared, because each rank
-    has its own. In eager code.
+    The comparison costs a hash of each variable and one small collective. Call `optimizer.flush()` before. Weights that
+    are not trainable, such as the moving averages of BatchNorm, and accumulated gradients are not compared, because each
+    rank has its own. Only for eager code.
 
     Args:
-        model: its trainable weights are compared.
-        optimizer: its variables are compared too; None compares none.
+        model: the model whose trainable weights are compared.
+        optimizer: the optimizer whose variables are compared; None compares none.
 
     Raises:
         ValueError: an argument is wrong.

@@ -34,5 +34,5 @@ def load_model(
     if model.optimizer is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, **arguments)
         if has_schedule(model.optimizer):
-            model.load_weights(filepath)  # once more, because wrapping has added the count of steps
+            model.load_weights(filepath)  # loads the count of steps, a variable that wrapping has just added
     return model

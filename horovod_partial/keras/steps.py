@@ -25,31 +25,36 @@ class Steps(keras.metrics.Metric):  # type: ignore[misc]
         self._ahead = self.add_variable((), "zeros", self.dtype, name="iterations_ahead")
 
     def update_state(self, iterations: Any, steps: Any) -> None:
-        """Count further iterations. `steps` is how much of a step each of them was."""
+        """Count further iterations of the optimizer. Each of them was `steps` steps, usually less than 1."""
         self._ahead.assign_add(keras.ops.cast(iterations, self.dtype) * (1.0 - steps))
 
     def result(self, iterations: Any) -> Any:
-        """Return the number of whole steps in this many iterations, in the same type."""
+        """Convert a number of iterations of the optimizer to whole steps, in the same dtype."""
         steps = keras.ops.cast(iterations, self.dtype) - self._ahead
-        return keras.ops.cast(keras.ops.floor(steps + 1e-6), iterations.dtype)  # 1e-6 for rounding
+        return keras.ops.cast(
+            keras.ops.floor(steps + 1e-6), iterations.dtype
+        )  # 1e-6: a sum of parts may be rounded down
 
     def save_own_variables(self, store: Any) -> None:
         store["0"] = keras.ops.convert_to_numpy(self._ahead)
 
     def load_own_variables(self, store: Any) -> None:
-        self._ahead.assign(store["0"] if "0" in store else 0.0)  # noqa: SIM401 - its `get` opens another one
+        self._ahead.assign(store["0"] if "0" in store else 0.0)  # noqa: SIM401 (`store.get` opens another store)
 
 
 def follow_steps(optimizer: Any) -> None:
     """Let Keras's schedules in an optimizer, and in optimizers within it, follow steps instead of rounds."""
     if not hasattr(optimizer, "_horovod_steps"):
         optimizer._horovod_steps = Steps()
-    for one in _innermost(optimizer):  # keep no reference to the optimizer: its buckets end when it is gone
+    for one in _innermost(optimizer):  # `vars(one)` holds no reference to the optimizer, whose buckets end with it
         one._get_current_learning_rate = partial(_learning_rate, vars(one), optimizer._horovod_steps)
 
 
 def _learning_rate(attributes: dict[str, Any], steps: Steps) -> Any:
-    """Return the learning rate. Same as Keras's method, except that schedules follow steps."""
+    """Return an optimizer's learning rate, same as Keras's method, except that schedules follow steps.
+
+    `attributes` are those of the optimizer, by name.
+    """
     rate = attributes["_learning_rate"]
     if _is_schedule(rate):
         return rate(steps.result(attributes["_iterations"]))
@@ -76,7 +81,7 @@ def inner(optimizer: Any) -> Any:
 
 
 def steps_of(optimizer: Any) -> int:
-    """Return how many steps an optimizer has applied. In eager code."""
+    """Return how many steps an optimizer has applied. Only for eager code."""
     passes = optimizer.gradient_accumulation_steps or 1
     return int(optimizer._horovod_steps.result(inner(optimizer)._iterations // passes * passes))
 
@@ -86,25 +91,25 @@ class Rates:
 
     def __init__(self) -> None:
         self._callbacks: list[Any] = []
-        # Whether any callback sets rates. A graph reads it, and calls Python only if it is true.
+        # Whether any callback sets rates. A graph reads this variable, and calls Python only if it is True.
         self._are_set = keras.Variable(False, dtype="bool", trainable=False)
 
     def add(self, callback: Any) -> None:
-        """Ask this callback from now on, and no longer the callbacks of a training that was interrupted."""
+        """Let a callback set rates from now on. Callbacks of a training that was interrupted no longer set rates."""
         others = [one for one in self._callbacks if one is not callback and one.params is callback.params]
         self._callbacks = [*others, callback]
         self._are_set.assign(True)
 
     def remove(self, callback: Any) -> None:
-        """Stop asking this callback."""
+        """Let a callback set no further rates."""
         self._callbacks.remove(callback)
         self._are_set.assign(bool(self._callbacks))
 
     def set(self, optimizer: Any) -> None:
-        """Set the learning rate for the next round, in eager code or in a graph."""
+        """Set an optimizer's learning rate for its next round, in eager code or in a graph."""
         own = inner(optimizer)
         if isinstance(own, keras.optimizers.MultiOptimizer) or not isinstance(own._learning_rate, keras.Variable):
-            return  # callbacks cannot set it
+            return  # callbacks cannot set the rate of such an optimizer
         step, rate = optimizer._horovod_steps.result(own._iterations), own._learning_rate.value
 
         def ask() -> None:
@@ -125,7 +130,7 @@ class Rates:
 
 
 def set_rate(optimizer: Any, rate: Any, factor: Any) -> None:
-    """Set the learning rate of an optimizer. Multiply velocities by `factor`, because they contain the old rate."""
+    """Set an optimizer's learning rate, and multiply its velocities, which contain the old rate, by `factor`."""
     optimizer.learning_rate = rate
     factor = keras.ops.cast(factor, keras.config.floatx())
 
@@ -133,12 +138,12 @@ def set_rate(optimizer: Any, rate: Any, factor: Any) -> None:
         for velocity in _velocities(inner(optimizer)):
             velocity.assign(velocity * keras.ops.cast(factor, velocity.dtype))
 
-    # Horovod changes the momentum for one batch, which a graph would not see.
+    # Velocities are changed directly. Horovod changes `momentum` for one batch instead, which a graph would not see.
     keras.ops.cond(factor != 1.0, scale, lambda: None)
 
 
 def _velocities(optimizer: Any) -> Iterable[Any]:
-    """Return the variables that accumulate steps times the learning rate: SGD and RMSprop have them, not Adam."""
+    """Return the variables of an optimizer that accumulate updates times the learning rate. SGD and RMSprop have them."""
     if not getattr(optimizer, "momentum", 0):
         return ()
     return [*getattr(optimizer, "momentums", ()), *getattr(optimizer, "_momentums", ())]

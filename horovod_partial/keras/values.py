@@ -1,4 +1,4 @@
-"""Horovod's collectives for values of Keras, in eager code."""
+"""Horovod's collectives (`allreduce`, `allgather` and so on) for tensors of Keras. Only for eager code."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Reduce a value over all ranks: `horovod.keras.allreduce`. It averages, unless `op` says otherwise. In eager code.
+    """Reduce a value over all ranks, same as `horovod.keras.allreduce`. Averages, unless `op` says otherwise.
 
-    The value may be anything that `keras.ops.convert_to_tensor` takes.
+    The value may be anything that `keras.ops.convert_to_tensor` takes. Only for eager code.
     """
     return backend.horovod.allreduce(
         keras.ops.convert_to_tensor(value),
@@ -36,17 +36,20 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Concatenate the values of all ranks along the first dimension: `horovod.keras.allgather`. In eager code."""
+    """Concatenate values of all ranks along the first dimension, same as `horovod.keras.allgather`. Only for eager code."""
     return backend.horovod.allgather(keras.ops.convert_to_tensor(value), name=name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Return the value of the root rank: `horovod.keras.broadcast`. In eager code."""
+    """Return the value of rank `root_rank` on all ranks, same as `horovod.keras.broadcast`. Only for eager code."""
     return backend.horovod.broadcast(keras.ops.convert_to_tensor(value), root_rank, name=name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Reduce a value, and return this rank's part along the first dimension: `horovod.keras.reducescatter`. In eager code."""
+    """Reduce a value over all ranks, and return this rank's part along the first dimension.
+
+    The same as `horovod.keras.reducescatter`. Only for eager code.
+    """
     return backend.horovod.reducescatter(keras.ops.convert_to_tensor(value), op=op, name=name)
 
 

@@ -16,7 +16,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 PAUSE_SECONDS = 0.2
 ANSWER_SECONDS = 5.0
-SCOPE = "horovod-partial"  # under this scope a rendezvous has the name of its job
+SCOPE = "horovod-partial"  # the key under which a rendezvous serves the name of its job
 
 
 def serve(ports: Sequence[int], job: str, slots: Sequence[SlotInfo]) -> int:
@@ -28,7 +28,7 @@ def serve(ports: Sequence[int], job: str, slots: Sequence[SlotInfo]) -> int:
     Args:
         ports: the ports that may be used.
         job: the name of the job.
-        slots: the slots of its ranks.
+        slots: Horovod's description of each rank.
 
     Returns:
         The port that is used.
@@ -56,7 +56,10 @@ def _bound(ports: Sequence[int]) -> RendezvousHTTPServer:
 
 
 def _serve_until_it_ends(server: RendezvousHTTPServer, program: int) -> NoReturn:
-    """Serve in the child process. It blocks signals and closes its output, because both belong to the program."""
+    """Serve the rendezvous in the child process, until the process `program` ends.
+
+    The child blocks signals and closes its output, because both belong to the program.
+    """
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -73,7 +76,7 @@ def find(address: str, ports: Sequence[int], job: str, seconds: float) -> int:
     """Wait until the rendezvous of a job answers, and return its port. Servers of other jobs are passed over.
 
     Raises:
-        TimeoutError: it has not answered within `seconds`.
+        TimeoutError: no rendezvous of this job has answered within `seconds`.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -99,10 +102,10 @@ def _is_of(job: str, address: str, port: int) -> bool:
 
 
 def interface_to(host: str) -> str:
-    """Return the network interface through which this machine reaches another one. This sends nothing.
+    """Return the name of the network interface through which this machine reaches a host. Nothing is sent.
 
     Raises:
-        OSError: the name is unknown, or there is no route to that machine.
+        OSError: the host's name is unknown, or there is no route to the host.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

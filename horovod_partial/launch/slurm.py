@@ -19,7 +19,7 @@ from horovod_partial.launch import rendezvous
 LOOPBACK = "127.0.0.1"
 # These ports are below the range from which Linux takes ports for connections, so few of them are in use.
 PORTS = range(20000, 30000)
-CANDIDATES = 8
+CANDIDATES = 8  # how many ports a rendezvous may try
 # If a user has chosen an interface by one of these variables, that choice is kept.
 INTERFACE_VARIABLES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
 
@@ -51,7 +51,7 @@ class Task:
 
 
 def task_of(environ: Mapping[str, str]) -> Task:
-    """Read Slurm's variables. It reads those of the step, because a step may have only a part of the job's nodes.
+    """Read Slurm's variables of a step. (Those of the job do not fit: a step may have only a part of the job's nodes.)
 
     Raises:
         ValueError: this process is not a task of a step.
@@ -99,21 +99,21 @@ def ports_of(task: Task) -> list[int]:
 
 
 def neighbour_of(task: Task, hosts: Sequence[str]) -> str:
-    """Return a host that is reached through the same interface as all other hosts."""
+    """Return a host of the step that this task's node reaches through the same interface as all other hosts."""
     if len(hosts) == 1:
         return LOOPBACK
     return hosts[1 if task.node == 0 else 0]
 
 
 def variables(slot: SlotInfo, address: str, port: int, interface: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return Horovod's variables for a rank, the same as its own launcher sets."""
+    """Return the environment variables that Horovod's own launcher would set for a rank."""
     chosen = {name: environ[name] for name in INTERFACE_VARIABLES if name in environ}
     of_run = create_run_env_vars(address, [interface], port)
     return create_slot_env_vars(slot) | {name: str(value) for name, value in of_run.items()} | chosen
 
 
 def seconds_of(environ: Mapping[str, str]) -> int:
-    """Return how many seconds to wait for the rendezvous: as long as Horovod over Gloo waits there for other ranks.
+    """Return HOROVOD_GLOO_TIMEOUT_SECONDS (30 if not set): for so many seconds tasks wait for the rendezvous.
 
     Raises:
         ValueError: the variable is not a number.
@@ -125,7 +125,7 @@ def seconds_of(environ: Mapping[str, str]) -> int:
 
 
 def run(command: list[str]) -> NoReturn:
-    """Execute `command` in place of this program, as a rank of the step.
+    """Replace this process by `command`, as a rank of the Slurm step.
 
     Raises:
         OSError: there is no such program, or the ranks cannot find each other.

@@ -67,7 +67,7 @@ class MessageCost:
                 f"the times of messages do not lie on a line (R² {r_squared:.2f}, {_LEAST_R_SQUARED} is needed); the "
                 "machine or its network was busy"
             )
-        # If a link lets a burst pass, small messages are cheap, and the line may begin below 0.
+        # On a link that lets bursts pass, small messages are cheap, and the fitted latency may be below 0.
         return cls(max(latency, 0.0), slope, r_squared)
 
 
@@ -83,8 +83,8 @@ class MergingPlan:
         messages: the number of gradients in each message, in the same order.
         cost: the cost of a message; None if it could not be measured.
         around: the time of a step before its first gradient and after its last result, in seconds; the median.
-        reason: why this is the default plan instead of the rule's; empty if it is the rule's.
-        measured: the time of an iteration under this plan, in seconds, the median of several steps; None before.
+        reason: why this plan only repeats the buckets without merging; empty if the rule made the plan.
+        measured: the median time of an iteration under this plan, in seconds; None before it has been measured.
     """
 
     rule: str
@@ -103,15 +103,15 @@ class MergingPlan:
         return None if self.cost is None else self.around + self.duration(self.cost)
 
     def duration(self, cost: MessageCost) -> float:
-        """Return the time from the first gradient to the last result in seconds, if messages have this cost."""
+        """Return the time in seconds from a step's first gradient to its last result, if messages have this cost."""
         messages = _core.merging_messages(
             list(self.messages), self.ready, self.nbytes, cost.latency, cost.seconds_per_byte
         )
         return messages[-1][1] if messages else 0.0
 
     def by_rule(self, rule: str, cost: MessageCost) -> MergingPlan:
-        """Return the plan that a rule makes from the same times."""
-        # Where times start again from 0, gradients of another dtype or device begin.
+        """Return the plan that a rule makes from the same times of gradients, with this cost of messages."""
+        # The times grow within a dtype and device. Where they fall, gradients of another dtype or device begin.
         breaks = [i for i in range(1, len(self.ready)) if self.ready[i] < self.ready[i - 1]]
         return plan(rule, self.gradients, self.nbytes, self.ready, cost, breaks=breaks, around=self.around)
 

@@ -15,24 +15,24 @@ from typing import Any, Protocol
 from horovod_partial import merging
 from horovod_partial.merging import MergedGradients, MergingPlan, MessageCost
 
-# The range of the released code's profiler, 32 KiB to 2 MiB; the paper's own fits are in section 6.2.
+# Sizes of the messages whose times are measured: 32 KiB to 2 MiB, same as in the released code of MG-WFBP.
 _PROBE_BYTES = tuple(2**n for n in range(15, 22))
-_PROBES = 20  # messages of each size
-_ATTEMPTS = 3  # tries to measure, because a machine may be busy for a moment
+_PROBES = 20  # how many messages of each size are measured
+_ATTEMPTS = 3  # how often to try to measure, because a machine may be busy for a moment
 # A new plan must take at most this share of the old plan's time, because replacing buckets costs a round of all ranks.
 _WORTH_IT = 0.95
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """What a planner knows of a gradient.
+    """What a planner of merged gradients knows of one gradient.
 
     Attributes:
-        name: the name, the same on every rank.
-        kind: what all gradients in a message must have in common: dtype and device.
-        shape: the shape.
+        name: the name of the gradient, the same on every rank.
+        kind: the gradient's dtype and device. All gradients in a message have the same.
+        shape: the shape of the gradient.
         dtype: the name of the dtype.
-        nbytes: the number of bytes that travel.
+        nbytes: the number of bytes that travel for this gradient.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Gradient:
 
 
 class Collectives(Protocol):
-    """The collectives that planning needs from a front end. All ranks make the same calls with the same names."""
+    """The collectives by which ranks plan merged gradients together. All ranks make the same calls, by the same names."""
 
     def everybody_is_here(self, name: str) -> bool:
         """Wait for all ranks. Returns False if a rank has left.
@@ -55,32 +55,33 @@ class Collectives(Protocol):
         """
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
-        """Return a function that sums a tensor of this size over the ranks in the same way as the training, and waits.
+        """Return a function that sums a tensor of `nbytes` bytes over the ranks, in the same way as the training.
 
-        The function returns False if the result does not contain this rank's contribution. Then its time is not valid.
+        The function waits for the sum. It returns False if the sum does not contain this rank's contribution; then its
+        time says nothing about the cost of a message.
         """
 
     def from_rank_0(self, value: Any, name: str) -> Any:
-        """Return the value of the first rank."""
+        """Send a value of rank 0 to all ranks, and return it. `value` is ignored on the other ranks."""
 
     def gather(self, row: list[int], name: str) -> list[list[int]]:
-        """Return the rows of all ranks, which are lists of signed numbers of 64 bits."""
+        """Return the rows of all ranks, by rank. A row is a list of signed 64-bit integers, equally long on all ranks."""
 
 
 class StepTimes:
-    """The times of successive steps on one rank: when their gradients and their last results were there.
+    """The times of successive steps on one rank: when each gradient was computed, and when the last result was there.
 
     Args:
         names: names of the gradients.
-        rows: for each step, the times of its gradients, NaN for a gradient that did not come, and then the time of its
-            last result; all in seconds on one clock. A step begins when the step before has ended, so the first one is
-            not measured.
+        rows: one row for each step, in seconds on one clock: the time of each gradient (NaN for a gradient that the step
+            did not compute), then the time of the last result. A step begins when the step before has ended, so the
+            first step is not measured.
     """
 
     def __init__(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
         self._steps: list[float] = []
         self._around: list[float] = []
-        self._behind: dict[str, list[float]] = {}  # by gradient, how many seconds after the first one it came
+        self._behind: dict[str, list[float]] = {}  # for each gradient, its seconds after the step's first one
         for (*_, begin), (*moments, end) in itertools.pairwise(rows):
             came = {name: at for name, at in zip(names, moments, strict=True) if not math.isnan(at)}
             if not came:
@@ -93,7 +94,7 @@ class StepTimes:
 
     @property
     def steps(self) -> int:
-        """The number of measured steps."""
+        """How many steps have been measured."""
         return len(self._steps)
 
     def step_seconds(self) -> float:
@@ -105,9 +106,9 @@ class StepTimes:
         return statistics.median(self._around)
 
     def ready(self, names: Sequence[str]) -> dict[str, float]:
-        """Return when each gradient is there, in seconds after the first one, earliest first.
+        """Return the median time at which each gradient is computed, in seconds after the first one, earliest first.
 
-        A gradient that never came gets the latest time.
+        A gradient that was never computed gets the latest time.
         """
         medians = {name: statistics.median(values) for name, values in self._behind.items()}
         latest = max(medians.values(), default=0.0)
@@ -116,10 +117,10 @@ class StepTimes:
 
 
 class Planner:
-    """Makes the plans of one training. The caller counts and measures the steps.
+    """Plans which gradients of one training travel together. The caller counts and measures the steps.
 
     Args:
-        options: the user's options.
+        options: the user's argument `merging`.
         gradients: the gradients in the order of the model.
         name: prefix of the names of the training's buckets.
 
@@ -146,11 +147,11 @@ class Planner:
 
     @property
     def first_due(self) -> int:
-        """The number of steps before the first plan."""
+        """The number of steps to take before the first plan is made."""
         return self._options.warmup_steps + 1 if self._given is None else 1
 
     def restart(self) -> None:
-        """Start from the beginning, because a new generation may have new ranks, which have no plan yet."""
+        """Forget the plan, because a new generation of Horovod may have new ranks, which do not know it."""
         self.plan, self._given = None, self._options.plan
 
     def make_plan(self, current: list[list[str]], times: StepTimes, collectives: Collectives) -> list[list[str]] | None:
@@ -179,7 +180,7 @@ class Planner:
         return messages if not planned.reason and messages != current else None
 
     def measured(self, times: StepTimes) -> None:
-        """Note the times of steps that were made with the plan."""
+        """Note the times of steps whose gradients travelled by the present plan."""
         if self.plan is not None:
             self.plan = replace(self.plan, measured=times.step_seconds())
 
@@ -243,7 +244,9 @@ class Planner:
         return made if made.duration(cost) < _WORTH_IT * old.duration(cost) else old
 
     def _check(self, planned: MergingPlan, collectives: Collectives) -> list[list[str]]:
-        """Return the names of the gradients in each message. Every rank must call this.
+        """Check that all ranks can follow a plan. Returns the names of the gradients in each message.
+
+        Every rank must call this.
 
         Raises:
             ValueError: a rank cannot follow the plan, or ranks have different plans or models.

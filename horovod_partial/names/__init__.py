@@ -1,1 +1,1 @@
-"""Our modules under Horovod's names, and unedited programs of Horovod's run with them."""
+"""Lets programs that were written for Horovod use this package, under the names of Horovod's modules."""

@@ -1,11 +1,10 @@
-"""Modules of Horovod's front ends under our names, so that programs can import `horovod_partial` instead of `horovod`.
+"""Every module of Horovod's front ends in this package too: programs can import `horovod_partial` instead of `horovod`.
 
     from horovod_partial.torch.elastic.sampler import ElasticSampler
 
-A module that only Horovod has is made here when it is imported. It has the contents of Horovod's module, with the
-functions and classes of our front end in place of those of the same name. For example, `horovod_partial.torch.mpi_ops`
-has our `init`. Our own modules are found first. `horovod_partial.tensorflow.keras` has the contents of
-`horovod_partial.keras`.
+A module that only Horovod has is made when it is imported. It has the contents of Horovod's module, except that
+functions and classes that our front end has under the same name are ours. For example, `horovod_partial.torch.mpi_ops`
+has our `init`. `horovod_partial.tensorflow.keras` has the contents of `horovod_partial.keras`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _FRONT_ENDS = ("torch", "tensorflow", "keras")
 
 
 class _Counterpart(importlib.abc.Loader):
-    """Makes a module from another one.
+    """Makes a module with the contents of another one, in which some functions and classes are replaced.
 
     Args:
         source: the name of the other module.
-        front_end: the name of our front end, whose functions and classes replace those of the same name.
+        front_end: the name of our front end. Its functions and classes replace those of the same name.
     """
 
     def __init__(self, source: str, front_end: str) -> None:
@@ -35,7 +34,7 @@ class _Counterpart(importlib.abc.Loader):
         self._front_end = front_end
 
     def create_module(self, spec: ModuleSpec) -> None:
-        return None  # Python makes an ordinary module
+        return None  # None lets Python make an ordinary module
 
     def exec_module(self, module: ModuleType) -> None:
         source, front_end = importlib.import_module(self._source), importlib.import_module(self._front_end)
@@ -48,7 +47,7 @@ class _Counterpart(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Is asked last, for modules that no other finder has found."""
+    """Finds modules of `horovod_partial` that only Horovod has. Python asks it after all other finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -73,9 +72,9 @@ sys.meta_path.append(_Finder())
 
 
 def bind(front_end: ModuleType, horovods: ModuleType) -> None:
-    """Replace the modules that `front_end` has as attributes by ours.
+    """Replace Horovod's modules among the attributes of `front_end` by ours.
 
-    After `from horovod.torch import *` they are Horovod's, and `from horovod_partial.torch import mpi_ops` would find those.
+    `from horovod.torch import *` has put them there, and `from horovod_partial.torch import mpi_ops` would find them.
     """
     for name, value in list(vars(horovods).items()):
         if isinstance(value, ModuleType) and value.__name__ == f"{horovods.__name__}.{name}":

@@ -1,4 +1,4 @@
-"""Runs a program that was written for Horovod with ours in Horovod's place."""
+"""Runs a program that was written for Horovod, with this package in Horovod's place: `horovod-partial run`."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from horovod_partial.names import stand_in
 from horovod_partial.runtime import failure
 from horovod_partial.settings import PREFIX
 
-# By which launchers tell a process its rank, before Horovod is there to be asked.
+# Environment variables in which launchers tell a process its rank. Horovod cannot tell it before `init`.
 _RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def run(program: str, arguments: Sequence[str], *, is_module: bool, settings: Mapping[str, str]) -> None:
-    """Run a program as `python` would. What is pending at its end is delivered when the process ends, as always.
+    """Run a program in the same way as the command `python`.
 
     Args:
         program: the path of a script or, with `is_module`, the name of a module.
-        arguments: of the program.
-        is_module: as `python -m`.
-        settings: that the program finds, by their names without the prefix.
+        arguments: the arguments of the program.
+        is_module: whether to run a module, same as `python -m`.
+        settings: settings of this package for the program, by name without `HOROVOD_PARTIAL_`.
     """
     os.environ.update({PREFIX + name: value for name, value in settings.items()})
     stand_in.install(_tell)
     sys.argv = [program, *arguments]
-    main = sys.modules["__main__"] = ModuleType("__main__")  # it stays so to the end of the process
+    main = sys.modules["__main__"] = ModuleType("__main__")  # the program's module, until the process ends
     try:
         if is_module:
             sys.path[0] = os.getcwd()
-            runpy._run_module_as_main(program)  # type: ignore[attr-defined]  # runpy's public ways take `__main__` back
+            # runpy's public functions would restore the old `__main__` afterwards.
+            runpy._run_module_as_main(program)  # type: ignore[attr-defined]
         else:
             main.__file__ = os.path.abspath(program)
             sys.path[0] = os.path.dirname(os.path.realpath(program))
-            exec(compile(Path(program).read_bytes(), main.__file__, "exec"), vars(main))  # noqa: S102 (it is what was asked)
+            exec(compile(Path(program).read_bytes(), main.__file__, "exec"), vars(main))  # noqa: S102 (the user's program)
     except SystemExit as exit:
         if failure.is_failure(exit):
-            failure.ends(exit)  # no hook of the interpreter's tells of it
+            failure.ends(exit)  # Python has no hook that tells of a SystemExit
         raise
 
 

@@ -1,8 +1,8 @@
 """Replaces Horovod's modules by ours when a program imports them: for `horovod-partial run`.
 
-Horovod's front end is imported first, unchanged, because ours is made from it. When both have been imported, another
-module takes the place of Horovod's. Every function, class and value that our front end has is ours there, and all else
-is Horovod's. So the program, and libraries that it uses, may import the front end in any form. Names that Horovod's own
+Horovod's front end is imported first, unchanged, because ours is made from it. When both have been imported, a third
+module takes the place of Horovod's. It has every function, class and value of our front end, and all else from
+Horovod's. So the program, and libraries that it uses, may import the front end in any form. Names that Horovod's own
 modules have imported before stay Horovod's.
 """
 
@@ -17,16 +17,16 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# Horovod's front ends, and the module of ours that replaces each.
+# Horovod's front ends, each with the front end of this package that replaces it.
 FRONT_ENDS = {
     "horovod.torch": "horovod_partial.torch",
     "horovod.tensorflow": "horovod_partial.tensorflow",
     "horovod.keras": "horovod_partial.keras",
     "horovod.tensorflow.keras": "horovod_partial.keras",
 }
-# The public modules that each front end imports itself; they are replaced too. Other modules stay Horovod's, because its
-# functions import from them when they are called. For example, `horovod.torch.optimizer` tells them whether an optimizer
-# is wrapped.
+# The public modules that each front end imports itself; they are replaced too. Other modules stay Horovod's, because
+# Horovod's functions import from them when they are called. For example, Horovod's functions find out whether an
+# optimizer is wrapped by `horovod.torch.optimizer`.
 SUBMODULES = ("callbacks", "elastic")
 
 
@@ -54,16 +54,16 @@ class _Then(Loader):
         self._then()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # for resources and sources
+        return getattr(self._loader, name)  # readers of resources and sources use the loader's other methods
 
 
 class _Finder(MetaPathFinder):
-    """Is asked first for every module. It lets the other finders find the module, and adds what follows the import."""
+    """Replaces front ends after their import. Python asks this finder first; it lets the other finders find the module."""
 
     def __init__(self, tell: Callable[[str, list[str]], None]) -> None:
         self._tell = tell
-        self._whole: set[str] = set()  # our front ends whose import is complete
-        self._replaced: set[str] = set()  # Horovod's front ends that have been replaced
+        self._whole: set[str] = set()  # names of our front ends whose import is complete
+        self._replaced: set[str] = set()  # names of Horovod's front ends that have been replaced
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -89,9 +89,10 @@ class _Finder(MetaPathFinder):
                 self._replace(front_end)
 
     def _replace(self, front_end: str) -> None:
-        _bind(front_end, sys.modules[front_end])  # our front end needs it, and Python binds it only after the import
+        # Our front end needs Horovod's as an attribute of its package. Python would set that only after this import.
+        _bind(front_end, sys.modules[front_end])
         importlib.import_module(FRONT_ENDS[front_end])
-        # If our front end is not complete, this call is part of its own import, and comes again after it.
+        # Our front end imports Horovod's. If that import has led here, another call follows when ours is complete.
         if front_end in self._replaced or FRONT_ENDS[front_end] not in self._whole:
             return
         self._replaced.add(front_end)
@@ -107,7 +108,10 @@ def _bind(name: str, module: ModuleType) -> None:
 
 
 def _take_place(name: str, of_ours: str) -> list[str]:
-    """Put a module with our names in the place of one of Horovod's. Returns the names that Horovod's module had too."""
+    """Replace one of Horovod's modules by one that has the names of ours, too.
+
+    Returns the names that Horovod's module had with another value.
+    """
     horovods, ours = sys.modules[name], importlib.import_module(of_ours)
     public = getattr(ours, "__all__", [each for each in vars(ours) if not each.startswith("_")])
     has = {each: getattr(ours, each) for each in public if not isinstance(getattr(ours, each), ModuleType)}

@@ -1,1 +1,1 @@
-"""A framework's Horovod with our hooks: attached, its life cycle, the way into the extension."""
+"""Attaches to a framework's Horovod. What the ranks do in `init`, in a flush and at the end of a job."""

@@ -1,4 +1,4 @@
-"""What applies the rounds of an optimizer, and when it may do so while the program waits."""
+"""The interface by which flushes and waits let an optimizer apply its rounds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from horovod_partial.runtime import healing
 
 
 class Applier(Protocol):
-    """Applies the results of a family (buckets whose rounds are taken together). In practice: an optimizer's exchange.
+    """An optimizer's exchange, seen by the runtime: it applies the results of a family (the optimizer's buckets).
 
     Attributes:
         process_set: the ranks that take part.
-        family: the buckets in use; None if there are none.
+        family: the buckets in use; None if the optimizer has not declared any.
         is_under_way: whether gradients wait for a step. A flush applies nothing then.
         thread: the identifier of the thread that took the last step.
         applies_ahead: whether `apply_ahead` may be called now.
@@ -48,7 +48,10 @@ class Applier(Protocol):
         """Apply all rounds that this rank can take, oldest first."""
 
     def apply_ahead(self) -> None:
-        """The same while the program waits for something else. The model changes only in the next step or flush."""
+        """Apply the rounds that this rank can take to a copy of the model, while the program waits for something else.
+
+        The model itself changes only in the next step or flush.
+        """
 
 
 class Sharer(Applier, Protocol):
@@ -68,7 +71,7 @@ class Sharer(Applier, Protocol):
 class Meanwhile:
     """Takes rounds of a thread's optimizers while the thread waits for something else.
 
-    Without it the core would have to add missed rounds up. It takes none before `replay_limit - 1` have been missed.
+    Rounds are taken only when `replay_limit - 1` have been missed. If more were missed, the core would add results up.
     """
 
     def __init__(self, library: str, appliers: Sequence[Applier]) -> None:
@@ -83,7 +86,7 @@ class Meanwhile:
         return [draining for _, draining in self._appliers]
 
     def apply(self) -> None:
-        """Take the rounds that are due, of each optimizer."""
+        """Take rounds of each optimizer that has missed so many that the core would soon add results up."""
         for applier, draining in self._appliers:
             if draining.is_due:
                 applier.apply_ahead()
@@ -95,6 +98,6 @@ class Meanwhile:
 
 
 def names_of(appliers: Iterable[Applier]) -> list[list[str]]:
-    """Return the names of the buckets of each applier."""
+    """Return for each applier the list of its buckets' names."""
     families = (applier.family for applier in appliers)
     return [[] if family is None else family.names for family in families]

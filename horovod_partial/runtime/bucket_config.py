@@ -1,4 +1,4 @@
-"""The specification of a bucket, from what users say: the same for every framework."""
+"""Makes the core's specification of a bucket from a policy and from arguments of users, for every framework."""
 
 from __future__ import annotations
 
@@ -26,12 +26,23 @@ def arguments(
     members: Sequence[str] = (),
     agreed: Sequence[str] = (),
 ) -> _core.BucketSpec:
-    """All that a bucket is declared with, but for its tensor.
+    """Return all that a bucket is declared with, except the shape, the type and the place of its tensor.
 
-    `is_integer` says that whole numbers travel. `None` as `size` is Horovod's answer for a process set that it does not know.
-    `missed` is the core's word for what becomes of missed results: see `missed_by`. An average is divided by the number of ranks, or,
-    with `divisor="contributors"`, as of models, by that of the contributions in the sum. `members` says what lies in the bucket,
-    as `member` does, and `agreed` in words what else must be the same on all ranks: round 0 compares both.
+    Args:
+        sync: the policy.
+        size: the number of ranks; None, Horovod's answer for an unknown process set, is an error.
+        average: whether the sum of a round is divided.
+        is_integer: whether the bucket holds integers.
+        prescale_factor: multiplies each contribution.
+        postscale_factor: multiplies each result.
+        missed: what becomes of missed results: `"sum"`, `"latest"` or `"replay"`.
+        divisor: what an average is divided by: the number of `"ranks"`, or of `"contributors"` to the sum.
+        late: what becomes of late contributions: `"accumulate"`, `"discard"` or `"keep"`.
+        drop_nonfinite: whether to drop late contributions that are not finite.
+        weights: how models are weighted: `"uniform"`, `"staleness"` or `"contraction"`.
+        weight_parameter: the factor of these weights.
+        members: the tensors in the bucket, each as a text of `member`. All ranks must have the same.
+        agreed: in words, what else must be the same on all ranks. Round 0 compares it.
 
     Raises:
         ValueError: an argument is wrong, or the process set is not registered.
@@ -65,12 +76,12 @@ def arguments(
 
 
 def member(name: str, shape: Sequence[int]) -> str:
-    """A tensor in a bucket, as errors call it."""
+    """Return the text by which errors name a tensor in a bucket: its name and its shape."""
     return f"{name} ({', '.join(map(str, shape))})"
 
 
 def missed_by(policy: Policy | SharedUpdates, *, replays: bool) -> str:
-    """What becomes of the results that a rank has missed, in the core's words.
+    """Return what becomes of the results that a rank has missed, in the core's words: `latest`, `replay` or `sum`.
 
     Args:
         policy: a policy of gradients.
@@ -82,11 +93,14 @@ def missed_by(policy: Policy | SharedUpdates, *, replays: bool) -> str:
 
 
 def of_models(policy: ModelPolicy | Quorum) -> dict[str, Any]:
-    """The arguments of `arguments` that make a bucket one of models."""
+    """Return the keyword arguments of `arguments` for a bucket whose contributions are models."""
     own = policy.bucket_options() if isinstance(policy, ModelPolicy) else {"late": "discard"}
     return {"missed": "latest", "divisor": "contributors", **own}
 
 
 def of_signals() -> dict[str, Any]:
-    """The arguments of `arguments` for a bucket whose rounds only tell that some rank has arrived: nobody waits."""
+    """Return the keyword arguments of `arguments` for a bucket whose rounds only tell that some rank has arrived.
+
+    No rank waits for such a round.
+    """
     return {"sync": Solo(max_staleness=FOR_EVER, grace_ms=0), "missed": "latest", "late": "discard"}

@@ -1,4 +1,4 @@
-"""Whether this build of the package fits the Horovod and the framework of the process."""
+"""Checks that this build of the package fits the installed Horovod and framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _REINSTALL = "reinstall it from its source: pip install --force-reinstall --no-d
 
 
 def check_build(framework: str, version: str, mpi_ops: ModuleType) -> None:
-    from horovod_partial import _build_info as built  # written by the build
+    from horovod_partial import _build_info as built  # the build writes this module
 
     found = importlib.metadata.version("horovod")
     if found != built.HOROVOD_VERSION:

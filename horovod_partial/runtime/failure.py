@@ -18,13 +18,15 @@ def is_failure(exception: BaseException | None) -> bool:
     """Return whether this exception ends a process with an exit status other than 0, if nothing catches it."""
     if isinstance(exception, SystemExit):
         code = exception.code
-        return code is not None and not (isinstance(code, int) and code == 0)  # any other object means status 1
+        return code is not None and not (
+            isinstance(code, int) and code == 0
+        )  # an exit code that is not an int means status 1
     return exception is not None
 
 
 def of_process() -> str | None:
     """Return the failure that ends this process, or None. For exit handlers."""
-    last = getattr(sys, "last_value", None)  # set under every excepthook
+    last = getattr(sys, "last_value", None)  # Python sets this before it calls an excepthook
     return _failure or (describe(last) if last is not None else None)
 
 
@@ -69,7 +71,7 @@ def _noticing(previous: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Exit(SystemExit):
-    """A SystemExit that notices when it ends the process. No hook of Python tells that, and exit handlers run later.
+    """A SystemExit that notices when it ends the process. Python has no hook for that before the exit handlers run.
 
     The interpreter reads `code` when the exception ends the process. At that time no function of the program is running.
     If the program catches the exception, `code` is read by one of its functions, or never.
@@ -87,7 +89,7 @@ class _Exit(SystemExit):
 
 
 def _noticed(exit: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that raises SystemExit, so that it raises `_Exit`."""
+    """Wrap a function that raises SystemExit. The wrapper raises `_Exit`, which notices when it ends the process."""
 
     @functools.wraps(exit)
     def noticed(*args: Any) -> None:
@@ -95,7 +97,7 @@ def _noticed(exit: Callable[..., Any]) -> Callable[..., Any]:
             exit(*args)
         except SystemExit as error:
             if threading.current_thread() is not threading.main_thread():
-                raise  # it ends the thread
+                raise  # outside the main thread, SystemExit ends only the thread
             raise _Exit(*error.args) from None
 
     return noticed

@@ -1,7 +1,7 @@
 """Healing: replicas are compared after each flush, and those that differ get the values of one rank.
 
-After a flush its ranks meet again. Their messages travel in rounds of two buckets of this package, because rounds leave
-out ranks that have ended or joined. All ranks get the same facts, so all decide alike.
+After a flush its ranks exchange hashes, and values if they must. These messages travel in rounds of two buckets, because
+rounds leave out ranks that have ended or joined. All ranks get the same facts, so all decide alike.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from horovod_partial.policies import Quorum
 from horovod_partial.runtime import bucket_config
 from horovod_partial.settings import settings
 
-_INT32 = 4  # Horovod's number for this type
-_FAMILIES = 32  # families in the table of one round; more of them take more rounds
-_WORDS = 8  # 32-bit words for one rank and family in the table
-_CHUNK = 1 << 18  # 32-bit values that travel in one round
-_LENGTH = 8  # bytes that hold the length of the data sent, before the data
-_COLUMNS = 1024  # a large tensor is first reduced to this many sums of its words, and these are hashed
+_INT32 = 4  # Horovod's number for the type int32
+_FAMILIES = 32  # one round carries facts about so many families; further families take further rounds
+_WORDS = 8  # 32-bit words that hold the facts of one rank about one family
+_CHUNK = 1 << 18  # how many 32-bit words of a replica's values travel in one round
+_LENGTH = 8  # bytes before the data that tell its length
+_COLUMNS = 1024  # of a large tensor, this many sums of its words are hashed
 
-PREFIX = "horovod_partial."  # begins the names of internal buckets; statistics do not show them
-# kOfFlushes of cpp/core/rounds/message.h begins them.
+PREFIX = "horovod_partial."  # begins the names of internal buckets, which statistics do not show
+# The names of the two buckets. Both must begin with kOfFlushes of cpp/core/rounds/message.h.
 FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"
 
 Array = npt.NDArray[Any]
-Key = tuple[str, Any, str]  # kind of value ("parameter", "state", ...), its owner, and its name within the owner
+Key = tuple[str, Any, str]  # identifies a value of a replica: kind ("parameter", "state", ...), owner, name there
 
 
 class Replica(Protocol):
     """The values that should be equal on all ranks of a process set: a rank's model, and the state of its optimizer."""
 
     def arrays(self) -> dict[Key, Array]:
-        """Return the bytes of parameters and of the optimizer's tensors, each in one dimension."""
+        """Return the parameters and the optimizer's tensors, each as bytes: uint8, of the shape (bytes,)."""
 
     def numbers(self) -> dict[Key, Any]:
-        """Return learning rates and other plain values. They can be pickled, and equal values have equal `repr`."""
+        """Return learning rates and other plain values. All can be pickled, and equal values have an equal `repr`."""
 
     def is_finite(self) -> bool:
         """Whether all elements of all parameters are finite."""
@@ -56,9 +56,9 @@ class Trained(Protocol):
     """The rounds that a replica was trained with.
 
     Attributes:
-        names: the names of its optimizer's buckets.
+        names: the names of the optimizer's buckets.
         taken: how many rounds this rank has taken, including rounds of flushes.
-        lost: how many rounds it has not applied one by one since the replica was last healed.
+        lost: how many rounds this rank has not applied one by one since the replica was last healed.
     """
 
     names: list[str]
@@ -70,21 +70,21 @@ class Trained(Protocol):
     def lost(self) -> int: ...
 
     def heal(self) -> None:
-        """Note that the replica is equal to the others now: `lost` counts from 0 again."""
+        """Note that this replica is equal to those of other ranks now, and count `lost` from 0 again."""
 
 
 class Facts(NamedTuple):
-    """What a rank tells the others about one family."""
+    """What a rank tells the other ranks about one family (the buckets of one optimizer) and its replica."""
 
-    name: int  # hash of the name of its first bucket
+    name: int  # hash of the name of the family's first bucket
     rounds: int
     lost: int
     values: int  # hash of the arrays
-    numbers: int  # hash of the plain values
+    numbers: int  # hash of the plain values, such as learning rates
 
 
 def digest(arrays: Mapping[Key, Array]) -> int:
-    """Return a hash of 32 bits. Large tensors are first summed over their words, which takes a quarter of the time."""
+    """Return a hash of 32 bits of a replica's tensors. Of large tensors, sums of words are hashed: that is quicker."""
     state = _new_hash()
     for key in sorted(arrays, key=str):
         array = arrays[key]
@@ -109,15 +109,15 @@ def _number_of_hash(state: Any) -> int:
 
 
 def _facts_of(trained: Trained, replica: Replica) -> Facts:
-    """Return what this rank tells the others about a replica."""
+    """Return what this rank tells the other ranks about a replica: hashes of its values, and counts of its rounds."""
     numbers = _hash(repr(replica.numbers()))
     return Facts(_hash(trained.names[0]), trained.taken, trained.lost, digest(replica.arrays()), numbers)
 
 
 def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:
-    """Return the families whose replicas differ between ranks that have taken equally many rounds.
+    """Find the families whose replicas differ between ranks that have taken equally many rounds.
 
-    Returns the facts of these ranks by rank, for each family by the hash of its name.
+    Returns a dictionary for each such family, under the hash of its name: the facts of these ranks, by rank.
     """
     groups: dict[tuple[int, int], dict[int, Facts]] = {}
     for rank, facts in sorted(by_rank.items()):
@@ -128,11 +128,11 @@ def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]
 
 
 def source_of(members: Mapping[int, Facts], finite: Mapping[int, bool]) -> int:
-    """Return the rank whose values all others get.
+    """Return the rank whose values all ranks get when their replicas differ.
 
-    Candidates are the ranks whose parameters are all finite (or all ranks, if there is none). Of these it takes those
-    that lost the fewest rounds, then the largest class with equal values, then the lowest rank. If only plain values
-    such as learning rates differ, it takes the lowest rank.
+    Candidates are the ranks whose parameters are all finite, or all ranks if there is no such rank. The ranks that lost
+    the fewest rounds come first, then the largest set of ranks with equal values, then the lowest rank. If only plain
+    values such as learning rates differ, it is the lowest rank.
     """
     if len({facts.values for facts in members.values()}) == 1:
         return min(members)
@@ -144,29 +144,30 @@ def source_of(members: Mapping[int, Facts], finite: Mapping[int, bool]) -> int:
 
 
 class _TooLateError(Exception):
-    """A round of the meeting has closed without this rank."""
+    """A round in which ranks compare their replicas has closed without this rank."""
 
 
 class Posted(NamedTuple):
-    """A sum under way; its memory is `values`."""
+    """A sum over the ranks that has begun. `values` is the contribution, and becomes the result."""
 
     handle: _attach.Handle
     values: Array
 
 
-_in_flight: list[Posted] = []  # keeps their memory alive, even if an error ends the wait; guarded by _in_flight_lock
+# Sums that have begun. The list keeps their memory alive even if an error ends the wait. Guarded by _in_flight_lock.
+_in_flight: list[Posted] = []
 _in_flight_lock = threading.Lock()
 
 
 class Meeting:
     """The exchange of messages in which the ranks of a process set compare their replicas.
 
-    Only the thread that flushes uses it. Its two buckets exist as long as the process set.
+    Only the thread that flushes uses this object. Its two buckets exist as long as the process set.
 
     Args:
         submit: `Runtime.submit` for the process set.
         wait: blocks until a result is there, and takes no rounds meanwhile.
-        claim: makes the calling thread the one that arrives at these buckets.
+        claim: tells the core that the calling thread arrives at these buckets from now on.
         clear: `Runtime.clear` for the process set.
         rank: the rank of this process in the process set.
         size: the size of the process set.
@@ -189,21 +190,21 @@ class Meeting:
         self.size = size
 
     def open(self) -> None:
-        """Declare both buckets by a first round, before any rank can end. Does not wait for the round."""
+        """Declare the two buckets by a first round, before any rank can end. Does not wait for the round."""
         for name, size in ((FACTS, self.size * _FAMILIES * _WORDS), (VALUES, _CHUNK)):
             self.post(name, np.zeros(size, np.int32))
 
     def come(self) -> None:
-        """Make the calling thread the one that arrives at both buckets, because it is about to flush."""
+        """Tell the core that the calling thread arrives at the two buckets, because it is about to flush."""
         self._claim([FACTS, VALUES])
 
     def begin(self) -> None:
-        """Forget missed rounds of earlier meetings (after an interrupt), or this rank would be late for this one."""
+        """Forget rounds that this rank missed when it was interrupted, since they would make it late for new ones."""
         for name in (FACTS, VALUES):
             self._clear([name])
 
     def post(self, name: str, values: Array) -> Posted:
-        """Begin a sum of integers over all ranks, in place."""
+        """Begin to sum integers over all ranks, in place, in the bucket `name`. `values`: int32, one dimension."""
         spec = bucket_config.arguments(
             sync=Quorum(1.0, grace_ms=0),
             size=self.size,
@@ -220,7 +221,7 @@ class Meeting:
         return posted
 
     def result(self, posted: Posted) -> tuple[Array, list[int]]:
-        """Wait for a sum. Returns it, and the ranks that have contributed.
+        """Wait for a sum that `post` has begun. Returns the sum, and the ranks that have contributed to it.
 
         Raises:
             _TooLateError: the round closed without this rank.
@@ -267,7 +268,7 @@ class Meeting:
 
 
 class Introduction:
-    """Compares the parameters with which the ranks begin, in a bucket named `name`."""
+    """Compares the parameters that the ranks begin to train with, by hashes in a bucket named `name`."""
 
     def __init__(self, meeting: Meeting, name: str, parameters: Mapping[Key, Array]) -> None:
         mine = np.zeros(meeting.size, np.int32)
@@ -283,7 +284,7 @@ class Introduction:
         if self._start is None or not self._start.handle.poll():
             return
         start, self._start = self._start, None
-        self._meeting.come()  # this thread steps; a hook in another thread may have posted
+        self._meeting.come()  # a gradient hook in another thread may have begun the sum that this thread takes
         try:
             digests, members = self._meeting.result(start)
         except _TooLateError:
@@ -299,10 +300,10 @@ class Introduction:
 
 
 def compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> None:
-    """Compare the replicas after a flush, and give those that have parted the values of one rank.
+    """Compare the replicas of all ranks after a flush. Where they differ, give all ranks the values of one.
 
     Raises:
-        RuntimeError: some have parted, and `HOROVOD_PARTIAL_HEAL=raise`. All ranks of the family raise it.
+        RuntimeError: replicas differ, and `HOROVOD_PARTIAL_HEAL=raise`. All ranks with such a replica raise it.
     """
     try:
         _compare(meeting, replicas)
@@ -351,8 +352,8 @@ class _Finding(NamedTuple):
     name: int
     source: int
     members: dict[int, Facts]
-    apart: dict[Key, float]  # how far this rank's values were from the source's, where they differed
-    keys: list[Key]  # of all arrays
+    apart: dict[Key, float]  # for arrays that differed, how far this rank's values were from the source's
+    keys: list[Key]  # the keys of all arrays
 
     @property
     def first(self) -> int:
@@ -367,9 +368,10 @@ def _take(trained: Trained, replica: Replica, sent: bytes) -> tuple[dict[Key, fl
 
 
 def _describe(finding: _Finding, seen: Mapping[int, Sequence[int]]) -> str:
-    """Return the message for the user: what differed, by how much, and the likely reason.
+    """Return the message about replicas that differed: in what, by how much, and the likely reason.
 
-    `seen` has a row of each rank: family, number of arrays that differed, index of the first, largest difference.
+    `seen` has four integers for each rank: the hash of the family's name, how many arrays differed, the index of the
+    first of these, and the bits of the largest difference as float32.
     """
     members, source = finding.members, finding.source
     apart = {rank: row for rank, row in seen.items() if row[1] > 0}

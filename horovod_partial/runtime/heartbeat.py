@@ -18,10 +18,10 @@ Gather = Callable[[str], list[str]]
 
 
 class _Offer(NamedTuple):
-    """What rank 0 tells the others.
+    """What rank 0 tells the other ranks before the heartbeats begin.
 
     Attributes:
-        endpoint: where it listens; empty if it does not listen.
+        endpoint: the address where rank 0 listens; empty if it does not listen.
         stall_seconds: after how many seconds a wait is explained; 0 for never.
     """
 
@@ -38,8 +38,8 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
         gather: sends a text to all ranks, and returns the texts of all ranks by rank.
 
     Returns:
-        The monitor; None if the settings ask for none, or there is only one rank. It is also None if some rank cannot
-        reach rank 0, and the job is not to end when a rank is missing.
+        The monitor, which sends and receives the heartbeats. None if the settings ask for none, or there is only one
+        rank. Also None if some rank cannot reach rank 0, and the job is not to end when a rank is missing.
 
     Raises:
         ValueError: the job is to end when a rank is missing, and some rank cannot reach rank 0. Every rank raises it,
@@ -49,7 +49,7 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
     if size == 1 or config.abort_seconds == config.stall_seconds == 0:
         return None
     _prepare_stacks()
-    neighbours = _neighbours(rank, gather) if config.abort_seconds else {}  # processes that may have to be ended
+    neighbours = _neighbours(rank, gather) if config.abort_seconds else {}  # processes that the monitor may end
     options = {"abort_seconds": config.abort_seconds, "neighbours": neighbours}
     monitor, problem, own = None, "", _Offer("", _stall_seconds())
     if rank == 0 and (config.abort_seconds or own.stall_seconds):
@@ -78,21 +78,21 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
 
 
 def _stall_seconds() -> float:
-    """Return the setting, or 0 if Horovod's own stall check is disabled: if its variable begins with a number above 0."""
+    """Return HOROVOD_PARTIAL_STALL_SECONDS, or 0 if HOROVOD_STALL_CHECK_DISABLE begins with a number above 0."""
     disabled = re.match(r"\s*\+?0*[1-9]", os.environ.get("HOROVOD_STALL_CHECK_DISABLE", ""))
     return 0.0 if disabled else settings().stall_seconds
 
 
 @functools.cache
 def _prepare_stacks() -> None:
-    """Let the extension take the stacks of all threads, even while a thread keeps the interpreter's lock."""
+    """Let the C++ extension write the Python stacks of all threads, even while a thread keeps the interpreter's lock."""
     signal, file = _attach.prepare_stacks()
     if signal:
         faulthandler.register(signal, file, all_threads=True)
 
 
 def _neighbours(rank: int, gather: Gather) -> dict[int, int]:
-    """Return the numbers of the processes of other ranks that are in this process namespace, by rank."""
+    """Return the process numbers of the other ranks in this process namespace, by rank."""
     try:
         place = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:  # some sandboxes hide these files
@@ -102,7 +102,7 @@ def _neighbours(rank: int, gather: Gather) -> dict[int, int]:
 
 
 def _attempt(make: Callable[..., _attach.Monitor], *args: Any, **options: Any) -> tuple[_attach.Monitor | None, str]:
-    """Return a monitor, or None and what went wrong."""
+    """Make a monitor of heartbeats. Returns the monitor and an empty text, or None and what went wrong."""
     try:
         return make(*args, **options), ""
     except RuntimeError as error:

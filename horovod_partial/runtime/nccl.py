@@ -16,7 +16,7 @@ _NAME = "libnccl.so"  # the name of the library without its version
 
 
 class Nccl(NamedTuple):
-    """An NCCL in this process.
+    """An NCCL library in this process.
 
     Attributes:
         version: the version, such as `"2.28.9"`.
@@ -63,7 +63,7 @@ def describe(framework: str, own: Nccl, loaded: Sequence[Nccl]) -> str:
 
 
 def _shared(name: str) -> Nccl:
-    """Return a loaded library, given its path, or the name that others are linked with."""
+    """Return version and file of a loaded NCCL. `name` is its path, or the name that other libraries link to."""
     get_version = ctypes.CDLL(name).ncclGetVersion
     version = ctypes.c_int()
     get_version(ctypes.byref(version))
@@ -71,7 +71,7 @@ def _shared(name: str) -> Nccl:
 
 
 def _file_of(function: object) -> str:
-    """Return the file that a function was loaded from."""
+    """Return the path of the file that a function of a shared library was loaded from."""
     address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, end = (int(number, 16) for number in line.partition(" ")[0].split("-"))

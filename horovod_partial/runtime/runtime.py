@@ -32,9 +32,9 @@ from horovod_partial.runtime.build import check_build
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
 
-HANDLE = Any  # _attach.Handle
+HANDLE = Any  # an `_attach.Handle`
 
-_POLL_SECONDS = 1e-3  # as Horovod's own wait
+_POLL_SECONDS = 1e-3  # how often a wait asks whether it is over; Horovod's own waits poll as often
 
 
 class Runtime:
@@ -48,8 +48,8 @@ class Runtime:
         waits_are_told: whether the front end calls `in_horovods_wait` and `asks_horovod`.
 
     Raises:
-        ImportError: this package was built for another version of the framework or of Horovod, or for other features of
-            it, or the hooks do not fit. Nothing has been changed then.
+        ImportError: this package was built for another version of the framework or of Horovod, or for a Horovod with
+            other features, or the hooks do not fit. Nothing has been changed then.
     """
 
     def __init__(
@@ -58,19 +58,21 @@ class Runtime:
         check_build(framework, version, mpi_ops)
         self._mpi_ops = mpi_ops
         self._library = library
-        self.healed: Counter[str] = Counter()  # by bucket: how often its optimizer's replica was healed
+        self.healed: Counter[str] = Counter()  # for each bucket, how often its optimizer's replica was healed
         self._process_sets = {0}  # numbers of process sets that may have been used
         self._begun = Tenure(self)
         self._recorded = Tenure(self)
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by _appliers_lock
         self._appliers_lock = threading.Lock()
-        self._monitor: _attach.Monitor | None = None  # of the heartbeats
-        self.records = False  # this rank has been recorded
-        self._meetings: dict[int, healing.Meeting] = {}  # by process set; guarded by _meetings_lock
-        self._has_met = Tenure(self)  # the generation of _meetings
+        self._monitor: _attach.Monitor | None = None  # sends heartbeats; None if there are none
+        self.records = False  # whether a recording of this rank has ever begun
+        # What compares replicas after a flush, by process set. Guarded by _meetings_lock.
+        self._meetings: dict[int, healing.Meeting] = {}
+        self._has_met = Tenure(self)  # the generation of Horovod that `_meetings` belong to
         self._meetings_lock = threading.Lock()
-        self._thread = threading.local()  # .takes_no_rounds: this thread is in a join, or the program is over
-        self.failed = False  # a collective has failed, and an elastic job is about to restart
+        # `takes_no_rounds` is True on a thread that is in a join, or in an exit handler.
+        self._thread = threading.local()
+        self.failed = False  # whether a collective has failed, and an elastic job is about to restart
         log.start()
         _attach.attach(library, waits_are_told=waits_are_told)
         failure.watch()
@@ -80,8 +82,6 @@ class Runtime:
     def generation(self) -> int:
         """The number of the generation. It differs after each initialisation of Horovod; 0 while Horovod is down."""
         return _attach.generation(self._library)
-
-    # --- Life cycle ----------------------------------------------------------------------------------------------
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Call Horovod's `init`. Then prove by a handshake that the hooks run on every rank, and compare the settings.
@@ -93,10 +93,10 @@ class Runtime:
         """
         self._mpi_ops.init(*args, **kwargs)
         self._begin()
-        self._guarded(_attach.require_process_set, self._library, 0)  # all ranks shake hands
+        self._guarded(_attach.require_process_set, self._library, 0)  # all ranks run the handshake here
         self._agree_on_settings()
         self._record_as_set()
-        self._monitor = None  # end an old monitor, if Horovod was up already
+        self._monitor = None  # ends the heartbeats of an earlier `init`
         self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
 
     def _rest(self) -> None:
@@ -125,7 +125,11 @@ class Runtime:
             log.logger.error("this rank is not recorded: %s", error)
 
     def record(self, directory: str | os.PathLike[str], megabytes: float) -> None:
-        """Record from now on what this rank sees, until Horovod shuts down: see `docs/slow-ranks.md`.
+        """Record from now on what this rank sees, until Horovod shuts down (`docs/slow-ranks.md`).
+
+        Args:
+            directory: the folder for the files.
+            megabytes: the size of this rank's recording, in MB, 1 or more.
 
         Raises:
             HorovodInternalError: Horovod has shut down.
@@ -162,7 +166,7 @@ class Runtime:
 
     def restart(self) -> None:
         """Shut down even if other ranks have failed, then call `init`. For elastic jobs."""
-        self._monitor = None  # ranks call this at different times, and some never do
+        self._monitor = None  # ends the heartbeats, since ranks restart at different times, and some never do
         try:
             self._end_unless_failing()
         except HorovodInternalError as error:
@@ -173,7 +177,7 @@ class Runtime:
         while True:
             try:
                 return self.init()
-            except HorovodInternalError as error:  # a rank has gone meanwhile; the next init leaves it out
+            except HorovodInternalError as error:  # another rank has gone; the next init leaves it out
                 log.logger.info("starting again: %s", error)
                 self._mpi_ops.shutdown()
 
@@ -182,7 +186,7 @@ class Runtime:
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
-        for process_set in list(self._process_sets):  # a copy, because other threads may add to the set
+        for process_set in list(self._process_sets):  # copied, because other threads may add to the set
             appliers = self._appliers_of(process_set)
             self._guarded(_attach.deliver, self._library, process_set, names_of(appliers))
             for applier in appliers:
@@ -199,19 +203,20 @@ class Runtime:
     def _end_unless_failing(self) -> set[str]:
         exception = sys.exc_info()[1]
         if exception is not None and failure.is_failure(exception):
-            if not isinstance(exception, HostsUpdatedInterrupt):  # not a failure: the elastic job goes on
+            if not isinstance(exception, HostsUpdatedInterrupt):  # an elastic job goes on after this exception
                 self._say_farewell(failure.describe(exception))
             return set()
         return set() if self.failed else self._end(applies=True)
 
     def _say_farewell(self, why: str) -> None:
-        """Tell the other ranks why this one fails. They are about to fail too, and name the reason in their errors."""
+        """Tell the other ranks why this rank fails. They are about to fail too, and name the reason in their errors."""
         _attach.say_farewell(self._library, why)
 
     def _end(self, *, applies: bool) -> set[str]:
-        """Flush all process sets with all ranks. Returns the buckets that are unsettled afterwards.
+        """Flush all process sets together with all ranks.
 
-        With `applies` False nothing is applied, and buckets that were unsettled before the flush are returned too.
+        Returns the buckets in which this rank still has late contributions or missed results. With `applies` False
+        missed results are not applied, and buckets that had any before the flush are returned too.
         """
         errors, unsettled = [], set()
         for process_set in sorted(self._process_sets, reverse=True) if self._mpi_ops.is_initialized() else ():
@@ -219,7 +224,7 @@ class Runtime:
                 unsettled |= set() if applies else self.unsettled(process_set)
                 self._flush(process_set, self._appliers_of(process_set) if applies else [], ends=True)
                 unsettled |= self.unsettled(process_set)
-            except HorovodInternalError as error:  # of one process set, such as a removed one: go on with the others
+            except HorovodInternalError as error:  # this process set may have been removed: go on with the others
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -246,7 +251,7 @@ class Runtime:
 
     def _deliver_at_exit(self) -> None:
         if (why := failure.of_process()) is not None:
-            self._say_farewell(why)  # then do not flush: Horovod's own exit handler ends all ranks at once
+            self._say_farewell(why)  # a failed rank does not flush: Horovod's own exit handler ends all ranks at once
             return
         self._thread.takes_no_rounds = True
         try:
@@ -255,17 +260,17 @@ class Runtime:
             log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
     def _end_in_child(self) -> None:
-        """Remove the exit handler in a forked child. It lacks Horovod's background thread, and would wait for ever."""
+        """Remove the exit handler in a forked child. Without Horovod's background thread it would wait for ever."""
         atexit.unregister(self._at_exit)
 
     def use(self, process_set: int) -> None:
         """Note that a process set is used, so that its late contributions are delivered at the end."""
-        if self._begin():  # True here only if the program called Horovod's own `init`
+        if self._begin():  # then the program has called Horovod's own `init`, not ours
             self._record_as_set()
         self._process_sets.add(process_set)
 
     def _begin(self) -> bool:
-        """Prepare a new generation: set the log's rank, and register the exit handler. Returns whether it is new."""
+        """Set the log's rank and register the exit handler, if this generation is new. Returns whether it is."""
         is_new = self._begun.enter()
         if is_new:
             log.set_rank(self._mpi_ops.rank())
@@ -273,8 +278,6 @@ class Runtime:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
         return is_new
-
-    # --- Operations ----------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -288,14 +291,23 @@ class Runtime:
     ) -> HANDLE:
         """Arrive at a bucket's open round with a contribution.
 
-        `source` and `target` are addresses of memory of the bucket's size. `work` decides a model's weight (steps, or
-        an iteration). `stream` is the CUDA stream that makes the source, 0 on the host.
+        Args:
+            process_set: the number of the process set.
+            name: the name of the bucket.
+            config: the declaration of the bucket.
+            source: the address of the contribution, of the bucket's size.
+            target: the address that the result is written to, of the bucket's size.
+            work: what decides the weight of a model: its steps, or its iteration.
+            stream: the CUDA stream that computes the contribution; 0 on the host.
+
+        Returns:
+            A handle to wait for the result with.
         """
         self.use(process_set)
         return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
 
     def own(self, owner: _attach.Owner, process_set: int, names: Iterable[str]) -> None:
-        """Tie buckets to an owner. They end on all ranks together, once every rank's owner is gone."""
+        """Tie buckets to an owner. When the owners of all ranks are gone, the buckets end on all ranks together."""
         for name in names:
             self._guarded(owner.own, self._library, process_set, name)
 
@@ -307,9 +319,13 @@ class Runtime:
     def next_micro_batch(self, applier: Applier, *, begins: bool, waits: bool = True) -> tuple[int, int] | None:
         """Block until this rank may begin a micro-batch of the open update, or must take a round first.
 
-        Returns the numbers of the micro-batch and of the update; None if there is a round to take, or if `waits` is
-        False and it would have to wait. With `begins` the micro-batch has begun. The family's first bucket keeps the
-        grants.
+        Args:
+            applier: the applier of an optimizer under `WorkSharing`.
+            begins: whether this rank begins the micro-batch at once.
+            waits: whether to block. With False the call returns None where it would have to wait.
+
+        Returns:
+            The numbers of the micro-batch and of the update; None if this rank must take a round first.
         """
         (names,) = names_of((applier,))
         process_set = applier.process_set.process_set_id
@@ -329,7 +345,7 @@ class Runtime:
                 meanwhile.apply()
 
     def return_micro_batch(self, process_set: int, name: str) -> None:
-        """Let other ranks make the micro-batch that this rank has begun last. It must have made no gradient of it."""
+        """Let other ranks compute the micro-batch that this rank has begun last. No gradient of it may exist yet."""
         self._guarded(_attach.return_micro_batch, self._library, process_set, name)
 
     def wait(self, handle: HANDLE) -> None:
@@ -343,10 +359,9 @@ class Runtime:
 
     @contextmanager
     def in_horovods_wait(self, is_over: Callable[[], bool]) -> Iterator[None]:
-        """Context for a wait of the calling thread for a collective of Horovod's; the body calls Horovod's wait.
+        """Context in which the calling thread waits for a collective of Horovod's. The body calls Horovod's wait.
 
-        Before the body runs, rounds are taken until `is_over` returns True (not at all if this thread has no
-        optimizer).
+        If this thread has optimizers, it takes their rounds until `is_over` returns True. Then the body runs.
         """
         with self._taking_rounds() as meanwhile:
             told = _attach.ForeignWait()
@@ -359,7 +374,10 @@ class Runtime:
                 del told
 
     def asks_horovod(self, *, over: bool) -> None:
-        """Note that the calling thread has asked whether a collective of Horovod's is over. If not, take rounds."""
+        """Note that the calling thread has asked whether a collective of Horovod's is over.
+
+        If the collective is not over, rounds of this thread's optimizers are taken.
+        """
         _attach.polled(over)
         if over:
             return
@@ -368,7 +386,7 @@ class Runtime:
 
     @contextmanager
     def _taking_rounds(self, but: Sequence[Applier] = ()) -> Iterator[Meanwhile]:
-        """Context for a wait of this thread, in which it may take rounds of its optimizers, except those in `but`."""
+        """Context in which this thread waits, and may take rounds of its optimizers, except those in `but`."""
         thread = threading.get_ident()
         with self._appliers_lock:
             appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
@@ -382,23 +400,27 @@ class Runtime:
             meanwhile.end()
 
     def collect(self, process_set: int, name: str, target: int, *, to_host: bool = False) -> HANDLE | None:
-        """Write the results that this rank has missed to `target`, without an arrival. None if it has missed nothing.
+        """Begin to write the results of a bucket that this rank has missed to memory, without an arrival.
 
-        `target` is an address on the bucket's device, or on the host with `to_host`.
+        `target` is an address on the bucket's device, or on the host with `to_host`. Returns a handle to wait with, or
+        None if this rank has missed nothing.
         """
         collect = functools.partial(_attach.collect, to_host=to_host)
         return self._guarded(collect, self._library, process_set, name, target)
 
     def device_of_buckets(self) -> int:
-        """Horovod's number of the device with this rank's buckets; -1 is the host."""
+        """Return Horovod's number of the device that this rank's buckets lie on; -1 is the host."""
         return max(_attach.device_of_buckets(self._library, process_set) for process_set in list(self._process_sets))
 
     def lost(self, process_set: int, names: Sequence[str]) -> int:
-        """How many rounds of a family this rank has not got one by one: added up, forgotten, or missed in a join."""
+        """Return how many rounds of a family this rank could not take one by one.
+
+        Such rounds were added up, forgotten, or missed in a join.
+        """
         return self._guarded(_attach.lost, self._library, process_set, names)
 
     def taken(self, process_set: int, name: str) -> int:
-        """How many rounds of a bucket have ended on this rank. With replay: how many it has taken."""
+        """Return how many rounds of a bucket have ended on this rank. With replay: how many the rank has taken."""
         return self._guarded(_attach.taken, self._library, process_set, name)
 
     def take_round(self, process_set: int, names: Sequence[str], addresses: Sequence[int]) -> int | None:
@@ -409,24 +431,30 @@ class Runtime:
         return self._guarded(_attach.take_round, self._library, process_set, names, addresses)
 
     def has_round(self, process_set: int, names: Sequence[str]) -> bool:
-        """Whether `take_round` would find a round."""
+        """Return whether a round has ended in all buckets of a family, so that `take_round` can take it."""
         return self._guarded(_attach.has_round, self._library, process_set, names)
 
     def catch_up(self, process_set: int, name: str, iteration: int) -> int:
-        """In a bucket that weighs by staleness, raise this rank's iteration to at least `iteration`; returns it."""
+        """Raise this rank's iteration to at least `iteration`, in a bucket that weighs models by staleness.
+
+        Returns the iteration.
+        """
         return self._guarded(_attach.catch_up, self._library, process_set, name, iteration)
 
     def enter(self, steps: _attach.SharedSteps, process_set: int) -> None:
-        """Start the step count of merged gradients afresh, if this is another generation than at its last step."""
+        """Count the steps of merged gradients from 0 again, if Horovod was initialised again since the last step."""
         self._guarded(steps.enter, self._library, process_set)
 
     def take_part_in_flushes(self, applier: Applier) -> None:
-        """Let each flush of the applier's thread apply the rounds that it has missed, from now on."""
+        """From now on, let each flush of an applier's thread apply the rounds that the applier has missed."""
         with self._appliers_lock:
             self._appliers.add(applier)
 
     def flush(self, process_set: int, *, compares: bool = True) -> None:
-        """Block until every rank flushes and everything late is delivered and applied; then compare replicas."""
+        """Block until every rank flushes, and everything late is delivered and applied.
+
+        With `compares` True replicas are compared afterwards, and healed if they differ.
+        """
         self._flush(process_set, self._appliers_of(process_set), ends=False, compares=compares)
 
     def meet(self, process_set: ProcessSet) -> healing.Meeting | None:
@@ -444,7 +472,9 @@ class Runtime:
             if meeting is None:
                 meeting = healing.Meeting(
                     functools.partial(self.submit, number),
-                    lambda handle: self._guarded(handle.wait, ()),  # takes no rounds: that would change replicas
+                    lambda handle: self._guarded(
+                        handle.wait, ()
+                    ),  # this wait takes no rounds, because rounds would change the replicas
                     functools.partial(self._claim, number),
                     functools.partial(self.clear, number),
                     process_set.rank(),
@@ -468,7 +498,7 @@ class Runtime:
         return process_sets.add_process_set(process_set)
 
     def remove_process_set(self, process_set: ProcessSet) -> bool:
-        """Call Horovod's `remove_process_set`, after the same flush, so that no late contribution is lost."""
+        """Call Horovod's `remove_process_set`, after a flush, so that no late contribution is lost."""
         self._flush_all()
         number = process_set.process_set_id
         removed = process_sets.remove_process_set(process_set)
@@ -494,7 +524,7 @@ class Runtime:
             flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
             try:
                 more = True
-                while more:  # other ranks may go on training, and would wait if this rank did not apply their rounds
+                while more:  # ranks that train on would wait if this rank did not apply their rounds
                     more = self._guarded(flush.wait, meanwhile.drainings)
                     meanwhile.apply()
                     for applier in appliers:
@@ -505,27 +535,28 @@ class Runtime:
         meets = meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0
         returning = [] if ends else sharers
         here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
-        # No rank trains on before all have come to the comparison, so no update completes before all have come back.
+        # Optimizers that share work begin their micro-batches again before the comparison. No rank trains on before all
+        # ranks are there, so no update can complete without one of them.
         for sharer in here:
             sharer.come_back()
         if meeting is not None and meets:
             replicas = [(applier.family, applier.replica) for applier in appliers]
             healing.compare(meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None])
         for sharer in returning:
-            if sharer not in here:  # of other process sets: they may wait for ranks that take no part in the comparison
+            if sharer not in here:  # others may wait for ranks that take no part in the comparison
                 sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:
         return [applier for applier in self._appliers_here() if applier.shares_work]  # type: ignore[misc]
 
     def _appliers_here(self) -> list[Applier]:
-        """The appliers whose last step was taken by this thread, or by a thread that has ended."""
+        """Return the appliers whose last step was taken by this thread, or by a thread that has ended."""
         others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
         with self._appliers_lock:
             return [applier for applier in self._appliers if applier.thread not in others]
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
-        """The appliers of a process set whose rounds this thread may apply now."""
+        """Return the appliers of a process set whose rounds this thread may apply now."""
         return [
             applier
             for applier in self._appliers_here()
@@ -533,15 +564,15 @@ class Runtime:
         ]
 
     def _claim(self, process_set: int, names: Sequence[str]) -> None:
-        """Make the calling thread the one that arrives at these buckets, in place of another thread."""
+        """Tell the core that from now on the calling thread arrives at these buckets, in place of another thread."""
         self._guarded(_attach.claim, self._library, process_set, names)
 
     def clear(self, process_set: int, names: Sequence[str]) -> None:
-        """Forget this rank's late contributions and missed rounds in a bucket, or in those of a family."""
+        """Forget this rank's late contributions and missed results in the buckets of these names."""
         self._guarded(_attach.clear, self._library, process_set, names)
 
     def size_of(self, process_set: ProcessSet) -> int:
-        """How many ranks are in a process set.
+        """Return the number of ranks in a process set.
 
         Raises:
             HorovodInternalError: Horovod has shut down, for example because another rank has failed.
@@ -555,11 +586,11 @@ class Runtime:
             raise
 
     def is_alone(self, process_set: ProcessSet) -> bool:
-        """Whether this rank has no other rank to exchange with; False in an elastic job, because ranks may be added."""
+        """Return whether this rank is alone in a process set. False in an elastic job, because ranks may be added."""
         return self.size_of(process_set) == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
 
     def is_initialized(self) -> bool:
-        """Whether Horovod is up."""
+        """Return whether Horovod is initialised."""
         return self._mpi_ops.is_initialized()
 
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
@@ -569,7 +600,7 @@ class Runtime:
         return {name: of | {"healed": self.healed[name]} for name, of in named.items()}
 
     def unsettled(self, process_set: int) -> set[str]:
-        """Return the names of optimizers' buckets in which this rank has late contributions or missed rounds."""
+        """Return the names of optimizers' buckets in which this rank has late contributions or missed results."""
         return {name for name, of in self.statistics(process_set).items() if of["unsettled"]}
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:

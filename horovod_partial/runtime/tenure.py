@@ -1,4 +1,4 @@
-"""Which generation of Horovod something belongs to."""
+"""Remembers which generation of Horovod (the time from `init` to `shutdown`) an object belongs to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Tenure:
-    """Remembers which generation of Horovod something belongs to; to none before the first `enter`."""
+    """The generation of Horovod that an object belongs to. Before the first `enter` it belongs to none."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -17,14 +17,14 @@ class Tenure:
 
     @property
     def is_current(self) -> bool:
-        """Whether `enter` was called in the present generation; False while Horovod is down."""
+        """Whether the object belongs to the present generation of Horovod. False while Horovod is down."""
         return 0 != self._generation == self._runtime.generation
 
     def is_that_of(self, other: Tenure) -> bool:
-        """Whether both belong to the same generation, which may have ended."""
+        """Return whether two objects belong to the same generation of Horovod, which may have ended."""
         return self._generation == other._generation
 
     def enter(self) -> bool:
-        """Belong to the present generation from now on. Returns whether it belonged to another one before."""
+        """Let the object belong to the present generation of Horovod. Returns whether that changed anything."""
         before, self._generation = self._generation, self._runtime.generation
         return before != self._generation

@@ -1,4 +1,4 @@
-"""The members of a bucket of gradients, and how its rounds and missed results are taken."""
+"""Takes the rounds, and the missed results, of TensorFlow's buckets of gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Member(NamedTuple):
     """A gradient in a bucket.
 
     Attributes:
-        dtype: the type that travels.
+        dtype: the dtype in which the gradient travels.
         shape: the shape of the gradient.
         restore: makes the gradient from the tensor that has travelled.
     """
@@ -33,9 +33,9 @@ class Arrived(NamedTuple):
 
     Attributes:
         name: the name of the bucket.
-        positions: the positions of its gradients within the step.
-        members: these gradients.
-        results: the results of the arrival. A later result may reuse their memory.
+        positions: the positions of the bucket's gradients within the step.
+        members: the gradients of the bucket.
+        results: the results of the arrival. Their memory may be overwritten by later results.
         device: TensorFlow's name of the bucket's device; empty if TensorFlow chooses it.
     """
 
@@ -49,19 +49,22 @@ class Arrived(NamedTuple):
 def on_device_of(family: Sequence[Arrived]) -> AbstractContextManager[None]:
     """Context that places operations on the device of a family's buckets, whatever device the user has chosen.
 
-    Everything between an arrival and the taking of its round must run there: TensorFlow would otherwise copy the
-    results, and the copy is not the memory that the arrival has lent.
+    Every operation between an arrival and the taking of its round must run on this device. Otherwise TensorFlow would
+    copy the results, and later rounds would be written to the copy, not to the memory of the results.
     """
     return tf.device(family[0].device or None)
 
 
 def memory_of(family: Sequence[Arrived]) -> list[tf.Tensor]:
-    """Return the tensors with the results of the arrivals. Nothing else uses their memory."""
+    """Return the results of a step's arrivals, as memory for the results of rounds. Nothing else uses it."""
     return [result for bucket in family for result in bucket.results]
 
 
 def new_memory(family: Sequence[Arrived]) -> list[tf.Tensor]:
-    """Allocate tensors like those that `memory_of` returns: undefined, and side by side in a bucket. In eager code."""
+    """Allocate memory for the results of rounds: a tensor for each gradient, those of a bucket side by side.
+
+    The values are undefined. Only for eager code.
+    """
     tensors: list[tf.Tensor] = []
     with on_device_of(family), placed():
         for bucket in family:
@@ -81,8 +84,8 @@ def take_round(
         memory: the tensors that results are written to, from `memory_of` or `new_memory`.
 
     Returns:
-        The results in the order of the step, and the number of gradients in them. If that is 0 the results are
-        undefined.
+        The combined gradients in the order of the step, and how many gradients of ranks they contain. If this number is 0
+        there was no round, and the values are undefined.
     """
     names = [bucket.name for bucket in family]
     with plain_errors(), on_device_of(family), placed():
@@ -101,7 +104,7 @@ def take_round(
 
 
 def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
-    """Return whether `take_round` would find a round, as a tensor."""
+    """Return as a tensor whether a round has ended in all buckets of a family, so that `take_round` would take it."""
     names = [bucket.name for bucket in family]
     with on_device_of(family), placed():
         return graph_operations.horovod_partial_has_round(
@@ -110,7 +113,10 @@ def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
 
 
 def collect(process_set: ProcessSet, name: str, members: Sequence[Member]) -> list[tf.Tensor]:
-    """Return the results that this rank has missed in a bucket; an empty list if there are none. In eager code."""
+    """Return the results that this rank has missed in a bucket, a tensor for each gradient; an empty list if none.
+
+    Only for eager code.
+    """
     dtype = members[0].dtype.as_numpy_dtype
     offsets = _core.packed_offsets([member.shape.num_elements() for member in members], np.dtype(dtype).itemsize)
     flat = np.zeros(offsets[-1], dtype)

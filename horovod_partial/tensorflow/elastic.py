@@ -19,11 +19,11 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate the function of an elastic training: `horovod.tensorflow.elastic.run`.
+    """Decorate the function of an elastic training, same as `horovod.tensorflow.elastic.run`.
 
     A graph that was traced for another number of ranks raises an error: make tf.functions within `func`, or in a reset
-    callback. (`TensorFlowKerasState` lets `model.fit` trace again by itself.) If ranks are added or removed, pending
-    gradients are delivered first. If a rank has failed, they are lost, like everything after the last commit.
+    callback. (`TensorFlowKerasState` lets `model.fit` trace again by itself.) If ranks are added or removed, late
+    gradients are delivered first. If a rank has failed, late gradients are lost, like everything after the last commit.
     """
 
     @functools.wraps(func)
@@ -39,7 +39,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TensorFlowState(elastic.VariablesState):
-    """Variables and further properties that all ranks have in common. Horovod's own state broadcasts no variable of TF 2.
+    """The state of an elastic job: variables and further properties that all ranks have in common.
+
+    Horovod's own class of this name broadcasts no variables of TensorFlow 2.
 
     Args:
         variables: variables of TensorFlow or of Keras, in the same order on every rank.
@@ -50,13 +52,14 @@ class TensorFlowState(elastic.VariablesState):
 
 
 class TensorFlowKerasState(elastic.KerasState):
-    """A model of Keras 3, its optimizer, and further properties. Horovod's own state fails on Keras 3.
+    """The state of an elastic job: a model of Keras 3, its optimizer, and further properties.
 
-    If the number of ranks changes, the next `fit` traces the model again.
+    Horovod's own class of this name fails on Keras 3. If the number of ranks changes, the next `fit` traces the model
+    again.
 
     Args:
         model: the model, which must have been built.
-        optimizer: its optimizer; None takes the one that the model was compiled with.
+        optimizer: the model's optimizer; None takes the one that the model was compiled with.
         kwargs: further properties, which become attributes.
 
     Raises:
@@ -67,6 +70,6 @@ class TensorFlowKerasState(elastic.KerasState):
     functions = TensorFlowState.functions
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        import horovod_partial.keras  # noqa: F401 - this import refuses Keras 2
+        import horovod_partial.keras  # noqa: F401 - this import raises an error on Keras 2
 
         super().__init__(model, optimizer, **kwargs)

@@ -1,4 +1,4 @@
-"""Gradients combined over the ranks, for the tape and for Keras's optimizers."""
+"""Combines the gradients of a step over the ranks, for TensorFlow's tape and for Keras's optimizers on TensorFlow."""
 
 from __future__ import annotations
 
@@ -34,13 +34,17 @@ _numbers = gradients.Numbers(runtime)
 
 
 class GradientExchange(gradients.GradientExchange):
-    """Combines the gradients of a step in eager code or in a graph; a bucket arrives as soon as its gradients are there."""
+    """Combines the gradients of a step over the ranks, for TensorFlow, in eager code or in a graph.
+
+    A bucket arrives as soon as its gradients are there.
+    """
 
     average, total, runtime = Average, Sum, runtime
 
     def __init__(self, name: str, sync: Policy | SharedUpdates, arguments: dict[str, Any], **options: Any) -> None:
         super().__init__(name, sync, arguments, **options)
-        self._buckets: dict[str, list[tuple[Any, Member]]] = {}  # by name; empty with merging
+        # For each bucket, its variables and their gradients. Empty with merging.
+        self._buckets: dict[str, list[tuple[Any, Member]]] = {}
         self._merged: dict[str, tuple[Merging, list[Any]]] = {}
 
     @staticmethod
@@ -53,8 +57,6 @@ class GradientExchange(gradients.GradientExchange):
             return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
         return gradient / divisor
 
-    # --- Full
-
     def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         refuse_xla()
         arguments = self._arguments
@@ -62,13 +64,13 @@ class GradientExchange(gradients.GradientExchange):
         if isinstance(groups, list):
             groups = [[native(variable) for variable in group] for group in groups]
         if self._owner is not None and not tf.executing_eagerly():
-            # Horovod names reductions after tensors, and Keras counts layers over the whole process. Without this scope
-            # a rank that has made an additional model, for example to look at a checkpoint, would wait for ever.
+            # Horovod names reductions after tensors, whose names contain the numbers of Keras's layers. Without this
+            # scope these names would differ on a rank that has made another model before, and it would wait for ever.
             with tf.name_scope(f"{self.name}/"):
                 gradients = [
                     tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients
                 ]
-        # Horovod caches the function: one for eager code, one for graphs.
+        # Horovod caches the function that this returns, so calling this in each step costs little.
         reduce = _make_allreduce_grads_fn(
             self.name,
             arguments["device_dense"],
@@ -81,8 +83,6 @@ class GradientExchange(gradients.GradientExchange):
             process_set=self.process_set,
         )
         return reduce(gradients, [native(variable) for variable in variables])
-
-    # --- Partial
 
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[RoundInfo]]:
         if self._merging is not None:
@@ -101,7 +101,7 @@ class GradientExchange(gradients.GradientExchange):
         for gradient, variable in zip(gradients, variables, strict=True):
             dense = self._dense(gradient, variable)
             wire, restore = _compressed(dense, self._arguments["compression"])
-            if self.unscaled and wire.dtype == tf.float16:  # small ones would be 0
+            if self.unscaled and wire.dtype == tf.float16:  # without the loss scale, small gradients would be 0
                 warn_of_float32()
                 wire, restore = tf.cast(dense, tf.float32), partial(tf.cast, dtype=dense.dtype)
             wires.append(wire)
@@ -126,8 +126,6 @@ class GradientExchange(gradients.GradientExchange):
             arrived.append(Arrived(bucket, positions, own, results, results[0].device))
             infos.append(info)
         return name, arrived, infos
-
-    # --- Rounds, one by one
 
     def _applier_of(self, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply) -> StepApplier:
         return StepApplier(self, arrived, variables, apply)
@@ -155,7 +153,7 @@ class GradientExchange(gradients.GradientExchange):
         messages = self._planned(wires, variables)
         described = [
             Gradient(
-                # Begins with the position: Keras counts layers over the whole process, so names differ between ranks.
+                # The position makes names unique, because different variables may have the same name in Keras.
                 name=f"{position}.{variable.name.removesuffix(':0')}",
                 kind=wire.dtype.name,
                 shape=tuple(wire.shape),
@@ -177,8 +175,6 @@ class GradientExchange(gradients.GradientExchange):
         if not tensor.shape.is_fully_defined():
             tensor = tf.ensure_shape(tensor, variable.shape)
         return tensor
-
-    # --- Rounds, in eager code
 
     def _bucket_names(self) -> Iterable[str]:
         return self._buckets
@@ -204,11 +200,11 @@ class GradientExchange(gradients.GradientExchange):
 
 
 class StepApplier(gradients.StepApplier):
-    """Applies the rounds of a step. Training and flushes apply them by the same function.
+    """Applies the rounds of a step's gradients, in TensorFlow. Training and flushes apply them by the same function.
 
     TensorFlow optimizes graphs, so an update in a graph and the same update in eager code may differ in the last bit.
-    It also optimizes a function depending on its caller. So a flush calls the function same as training does: from
-    within another function.
+    How it optimizes a function depends on the function's caller. So a flush calls the function in the same way as
+    training: from within another function.
     """
 
     def __init__(
@@ -237,7 +233,7 @@ class StepApplier(gradients.StepApplier):
             with tf.device(None):  # let TensorFlow choose the device of updates
                 update = lambda: self._apply(results, self._variables, self.steps_of(count))
                 tf.cond(count > 0, lambda: _done(update), _nothing)
-            # TensorFlow orders side effects only within an iteration. This answer begins the next, so it comes last.
+            # TensorFlow orders side effects only within an iteration. `has_round` begins the next one, so it comes last.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [has_round(self.process_set, self._buckets), *memory]
@@ -247,12 +243,12 @@ class StepApplier(gradients.StepApplier):
 
 
 def _nothing() -> tf.Tensor:
-    """The branch of `tf.cond` that applies nothing."""
+    """Apply nothing: a branch of `tf.cond`."""
     return tf.constant(0)
 
 
 def _done(apply: Callable[[], None]) -> tf.Tensor:
-    """The branch of `tf.cond` that applies a round."""
+    """Apply the gradients of a round: a branch of `tf.cond`."""
     apply()
     return tf.constant(1)
 

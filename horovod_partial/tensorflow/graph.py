@@ -1,4 +1,4 @@
-"""The operations that cpp/tf adds to TensorFlow's graphs, and the Horovod that they use."""
+"""Loads the TensorFlow operations of cpp/tf, and arrives at buckets by them, in eager code and in graphs."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY, waits_are_tol
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 graph_operations = tf.load_op_library(_OPERATIONS)
-library = ctypes.CDLL(_OPERATIONS)  # plain functions: they run without the interpreter's lock, and do not throw
+library = ctypes.CDLL(_OPERATIONS)  # its C functions run without Python's lock, and do not throw
 library.horovod_partial_set_library(_LIBRARY.encode())
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
 
 _ADVICE = "use sync=hvd.Full(), or compute and train under tf.device('/CPU:0')"
 
-# The types that travel, same as in PyTorch. Horovod 0.28.1 has no bfloat16; it is widened to float32.
+# The dtypes in which tensors travel, same as in PyTorch. Horovod 0.28.1 lacks bfloat16, which travels as float32.
 _DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
 
 
 class RoundInfo(NamedTuple):
-    """What became of an arrival: `horovod_partial.exchange.rounds.RoundInfo` as tensors, because a graph has no numbers.
+    """What became of an arrival, as tensors, because a graph has no numbers before it runs.
 
     Attributes:
-        round: int64 scalar.
-        late: int64 scalar, 0 or 1.
-        fresh: int64 scalar, a number of ranks.
-        gradients: int64 scalar, a number of contributions.
-        staleness: int64 scalar, a number of rounds.
-        empty: int64 scalar, 1 if all missed rounds were without a result. Then the results are zeros, and no update.
-        members: int32 vector.
-        work: int32 vector with the work of each member.
+        round: int64 scalar, the number of the newest round whose result this rank got.
+        late: int64 scalar, 1 if the contribution was too late for that round, otherwise 0.
+        fresh: int64 scalar, the number of ranks that were on time for that round.
+        gradients: int64 scalar, the number of contributions in the result.
+        staleness: int64 scalar, the number of rounds that this rank had missed when it arrived.
+        empty: int64 scalar, 1 if the result contains no contribution. Then it is zeros, and must not be applied.
+        members: int32 vector, the ranks whose contributions are in the result.
+        work: int32 vector, the steps or the iteration that gave each member its weight.
     """
 
     round: tf.Tensor
@@ -61,10 +61,10 @@ class RoundInfo(NamedTuple):
 
 
 def wire_dtype(dtype: tf.DType) -> tf.DType:
-    """Return the type in which tensors of this type travel.
+    """Return the dtype in which tensors of a dtype travel. Horovod 0.28.1 lacks bfloat16, which travels as float32.
 
     Raises:
-        ValueError: Horovod does not reduce tensors of this type.
+        ValueError: Horovod does not reduce tensors of this dtype.
     """
     if dtype == tf.bfloat16:
         return tf.float32
@@ -80,14 +80,17 @@ def native(variable: Any) -> Any:
 
 
 def bucket_resource(name: str) -> tf.Tensor:
-    """Return the resource that stands for a bucket. Each function has one, so operations on the bucket keep their order."""
+    """Return the TensorFlow resource that stands for a bucket in the function that is being traced.
+
+    A function has one such resource for each bucket, so TensorFlow keeps the order of operations on the bucket.
+    """
     if tf.executing_eagerly():
         return graph_operations.horovod_partial_bucket(bucket=name)
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
         graph = graph.outer_graph
     buckets = graph.get_collection_ref(f"horovod_partial/{name}")
-    for bucket in buckets:  # a function also inherits those of the function around it
+    for bucket in buckets:  # this collection also has the resources of the function around this one
         if bucket.graph is graph:
             return bucket
     with graph.as_default():
@@ -96,13 +99,13 @@ def bucket_resource(name: str) -> tf.Tensor:
 
 
 def _plain(message: str) -> str:
-    """Return a message without the text that TensorFlow puts around it."""
+    """Return an error's message without the text that TensorFlow puts around it."""
     return re.sub(r"^\{\{.*?\}\} | \[Op:.*$", "", message)
 
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn TensorFlow's errors in eager code into the errors that the other front ends raise."""
+    """Context that turns TensorFlow's errors in eager code into `ValueError` and `HorovodInternalError`."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -112,7 +115,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def placed() -> contextlib.AbstractContextManager[None]:
-    """Place operations on a bucket: where TensorFlow puts them, or on the host if there are no kernels for GPUs."""
+    """Context that places operations on buckets on the CPU, if this build has no GPU kernels for them."""
     return contextlib.nullcontext() if library.horovod_partial_has_gpu_kernels() else tf.device("/CPU:0")
 
 
@@ -133,11 +136,14 @@ def arrive(
     """Arrive at a bucket's open round, in eager code or in a graph.
 
     Args:
-        tensors: the tensors of this rank, all of one type that travels; they are packed into one message.
+        tensors: the tensors of this rank, all of one dtype that Horovod reduces. They travel in one message.
         name: the name of the bucket.
         process_set: the ranks that take part.
         spec: the specification of the bucket, from `bucket_config.arguments`.
-        work: the work of this rank, from which the weight of its model follows.
+        work: the steps, or the iteration, that decide the weight of this rank's model.
+
+    Returns:
+        The results, one for each tensor, and what became of the arrival.
 
     Raises:
         ValueError: an argument is wrong, or XLA is going to compile the function around this. A running graph raises
@@ -159,7 +165,7 @@ def arrive(
 
 
 def _destination(process_set: ProcessSet, spec: _core.BucketSpec) -> dict[str, Any]:
-    """Return the attributes of an operation that say where its message goes."""
+    """Return the attributes of an operation that name the process set and the specification of its bucket."""
     runtime.use(process_set.process_set_id)
     refuse_xla()
     # Look up the setting only now, because `init` may have taken it from rank 0.
@@ -176,19 +182,21 @@ def _round_info(numbers: tf.Tensor, members: tf.Tensor, work: tf.Tensor) -> Roun
 def arrive_merged(
     tensors: Sequence[tf.Tensor], name: str, process_set: ProcessSet, spec: _core.BucketSpec
 ) -> tuple[list[tf.Tensor], list[RoundInfo], tf.Tensor]:
-    """Arrive with gradients whose plan decides, when the graph runs, in which messages they travel. In graphs.
+    """Arrive with merged gradients in a graph. When the graph runs, their plan decides in which messages they travel.
+
+    A running graph raises the same errors as in `arrive`.
 
     Args:
-        tensors: all gradients of the plan in their order, each of a type that travels.
+        tensors: all gradients of the plan in their order, each of a dtype that Horovod reduces.
         name: the name of the merged gradients.
-        process_set: same as in `arrive`.
-        spec: same as in `arrive`.
+        process_set: the ranks that take part.
+        spec: the specification of the buckets, from `bucket_config.arguments`.
 
     Returns:
-        The results, what became of the arrival of each, and an int64 vector with `empty` of each.
+        The results, what became of the arrival of each gradient, and an int64 vector: the field `empty` for each.
 
     Raises:
-        The same errors as `arrive`.
+        ValueError: XLA is going to compile the function around this.
     """
     attributes = _destination(process_set, spec)
     results, infos, numbers = [], [], []
@@ -200,18 +208,18 @@ def arrive_merged(
             results.append(result)
             infos.append(_round_info(*info))
             numbers.append(info[0])
-    # Take it from all at once: a graph then leaves out the operations that unpack single ones, if nothing uses them.
+    # Take `empty` from the stacked numbers. So the graph can drop the operations that unpack single numbers, if unused.
     return results, infos, tf.stack(numbers)[:, RoundInfo._fields.index("empty")]
 
 
 def step_ended(name: str) -> tf.Tensor:
-    """Tell that the results of a step are there. Returns whether a plan is due, as a tensor."""
+    """Tell the core that the results of a step are there. Returns as a tensor whether a plan of merged gradients is due."""
     with tf.device("/CPU:0"):
         return graph_operations.horovod_partial_step_ended(steps=name)
 
 
 def planned(name: str, gradients: int) -> tf.Operation:
-    """Return an operation that all gradients of the next step wait for, in a graph."""
+    """Return an operation of a graph after which the merged gradients of the next step may arrive."""
     with placed():
         return graph_operations.horovod_partial_planned(
             handles=[bucket_resource(f"{name}.{i}") for i in range(gradients)]

@@ -1,4 +1,4 @@
-"""Gradients that travel by a measured plan, in eager code and in graphs: `merging=hvd.MergedGradients`."""
+"""Merged gradients of TensorFlow, which travel by a measured plan, in eager code and in graphs."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from horovod_partial.tensorflow.buckets import Member, collect
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, arrive_merged, planned, runtime, step_ended
 from horovod_partial.tensorflow.operations import reduce_models
 
-_made: weakref.WeakValueDictionary[str, Merging] = weakref.WeakValueDictionary()  # by name, the only thing graphs know
-_of_tapes: dict[str, Merging] = {}  # keeps the mergings of tapes alive, because programs make a new tape in each step
+# All `Merging` objects by name. Graphs only know the name.
+_made: weakref.WeakValueDictionary[str, Merging] = weakref.WeakValueDictionary()
+# The `Merging` objects of tapes. This keeps them alive, because programs make a new tape in each step.
+_of_tapes: dict[str, Merging] = {}
 
 
 def merging_of(name: str, options: MergedGradients, *arguments: Any, lives_on: bool) -> Merging:
-    """Return the `Merging` of that name. Makes it if there is none, or only one of an earlier generation.
+    """Return the merged gradients of a name. They are made if there are none in this generation of Horovod.
 
     Args:
-        name: same as in `Merging`.
-        options: the user's options.
+        name: prefix of the buckets' names.
+        options: the user's argument `merging`.
         arguments: the other arguments of `Merging`.
-        lives_on: whether it stays alive after the caller has dropped it.
+        lives_on: whether to keep the object alive after the caller has dropped it.
 
     Raises:
-        ValueError: there is one of this name with other options.
+        ValueError: the merged gradients of this name have other options.
     """
     made = _made.get(name)
     if made is None or not made.tenure.is_current:
@@ -54,24 +56,24 @@ def merging_of(name: str, options: MergedGradients, *arguments: Any, lives_on: b
 def merging_plans() -> dict[str, MergingPlan | None]:
     """Return the plans of all tapes and optimizers with `merging=hvd.MergedGradients(...)`, by the names of their buckets.
 
-    A value is None before there is a plan. The names of tapes begin with `DistributedGradientTape`. This function shows
-    the plan of a tape that only exists within a `tf.function`.
+    A value is None before there is a plan. The names of tapes begin with `DistributedGradientTape`. Use this function for
+    tapes, which often exist only within a `tf.function`.
     """
     return {name: one.plan for name, one in list(_made.items())}
 
 
 class Merging(FusedTraining):
-    """The gradients of one tape or optimizer that travel by a plan.
+    """The gradients of one tape or optimizer of TensorFlow, and the measured plan by which they travel.
 
     When a plan is due, `_plan` runs in the graph's thread, or in eager code in the application's thread. It never runs
     twice at the same time, because steps follow each other.
 
     Args:
         name: prefix of the buckets' names; the same on every rank, and not used by anything else.
-        options: the user's options.
+        options: the user's argument `merging`.
         process_set: the ranks that take part.
         gradients: name, shape and type of each gradient.
-        messages: which gradients travel together before there is a plan, as positions in `gradients`.
+        messages: which gradients travel together before there is a plan: for each message, positions in `gradients`.
     """
 
     runtime = runtime
@@ -84,14 +86,17 @@ class Merging(FusedTraining):
         gradients: Sequence[Gradient],
         messages: list[list[int]],
     ) -> None:
-        self.tenure = Tenure(runtime)  # the generation, because names are counted from the start in the next one
+        self.tenure = Tenure(runtime)  # the generation of Horovod that the buckets belong to
         self.tenure.enter()
-        self._members: Sequence[Member] = ()  # members of the last eager step, or of the last graph
-        self._spec = _core.BucketSpec()  # declaration of the buckets of that step or graph
+        self._members: Sequence[Member] = ()  # the gradients of the last eager step, or of the last traced graph
+        self._spec = _core.BucketSpec()  # the declaration of the buckets of that step or graph
         super().__init__(name, options, process_set, gradients, messages)
 
     def collect(self) -> list[tuple[int, tf.Tensor]]:
-        """Return the gradients that this rank has missed, with their positions. In eager code, after a flush."""
+        """Return the sums of the gradients that this rank has missed, each after its position in the step.
+
+        Only for eager code, after a flush.
+        """
         self.forget_an_old_plan()
         missed: list[tuple[int, tf.Tensor]] = []
         for name, message in self.messages.items():
@@ -105,12 +110,15 @@ class Merging(FusedTraining):
         members: Sequence[Member],
         spec: _core.BucketSpec,
     ) -> tuple[list[tf.Tensor], list[RoundInfo]]:
-        """Return the combined gradients, restored, and what became of the arrival of each.
+        """Combine the gradients of a step over the ranks, in eager code or in a graph.
 
         Args:
-            tensors: the tensors that travel.
-            members: the gradients that they were made from.
+            tensors: the tensors that travel, one for each gradient.
+            members: says how to make each gradient from the tensor that has travelled.
             spec: the specification of each message's bucket. In an elastic job it changes with the number of ranks.
+
+        Returns:
+            The combined gradients, and for each gradient what became of its arrival.
         """
         self._members = members
         self._spec = spec
@@ -127,12 +135,12 @@ class Merging(FusedTraining):
         with tf.control_dependencies(before):
             due = step_ended(self.name)
 
-        # TensorFlow keeps graphs and functions of `py_function` for ever, so they must not hold a reference to this.
+        # TensorFlow keeps functions of `py_function` for ever. This weak reference does not keep the object alive.
         reference = weakref.ref(self)
 
         def run_plan(*results: tf.Tensor) -> list[tf.Tensor]:
             merging = reference()
-            assert merging is not None  # the optimizer or tape that makes this step keeps it alive
+            assert merging is not None  # the step's optimizer or tape keeps the object alive
             return merging._plan(*results)
 
         def plan() -> list[tf.Tensor]:
@@ -145,7 +153,8 @@ class Merging(FusedTraining):
         return results, _with_empty(infos, empty)
 
     def _reduce_now(self, tensors: Sequence[tf.Tensor], spec: _core.BucketSpec) -> tuple[list[Any], list[Any]]:
-        # In eager code operations of single gradients would wait for each other for ever, so reduce whole messages.
+        # An operation for each gradient would wait for ever in eager code, where the next operation begins after it. So
+        # reduce whole messages.
         runtime.enter(self._steps, self.process_set.process_set_id)
         self._steps.record_all_gradients()
         self.forget_an_old_plan()
@@ -161,16 +170,16 @@ class Merging(FusedTraining):
         return [one.restore(result) for one, result in zip(self._members, results, strict=True)]
 
     def _plan(self, *results: tf.Tensor) -> list[tf.Tensor]:
-        """Make a new plan between two steps; every rank calls this. Results that this rank has missed are added.
+        """Make a new plan between two steps. Every rank calls this.
 
-        `results` are the gradients of the step, and then a vector that says which of them are empty. The returned list
-        has the same form.
+        `results` are the combined gradients of the step, followed by a vector that says which of them are empty. The
+        returned list has the same form; results that this rank had missed have been added.
         """
         self.forget_an_old_plan()
         collectives = _Collectives(self.process_set, self._spec)
         if not self.everybody_is_here(collectives):
             return list(results)
-        runtime.flush(self.process_set.process_set_id)  # deliver what is pending or missed in the old buckets
+        runtime.flush(self.process_set.process_set_id)  # empties the old buckets: nothing moves to the new ones
         *gradients, empty = results
         is_empty = np.array(empty)
         for i, gradient in self.collect():
@@ -185,7 +194,7 @@ def _with_empty(infos: list[RoundInfo], empty: tf.Tensor) -> list[RoundInfo]:
 
 
 class _Collectives:
-    """The `horovod_partial.merging.planner.Collectives` of TensorFlow, in eager code."""
+    """The collectives by which ranks plan merged gradients, in TensorFlow. Only for eager code."""
 
     def __init__(self, process_set: ProcessSet, spec: _core.BucketSpec) -> None:
         self._process_set = process_set

@@ -1,4 +1,4 @@
-"""Partial and group collectives of TensorFlow's tensors, and the life cycle of Horovod around them."""
+"""Partial collectives of TensorFlow's tensors, and Horovod's `init`, `shutdown`, `join` and process sets around them."""
 
 from __future__ import annotations
 
@@ -22,33 +22,37 @@ Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
 
 def init(*args: Any, **kwargs: Any) -> None:
-    """`horovod.tensorflow.init`, then a handshake that proves on every rank that partial collectives work there.
+    """Call `horovod.tensorflow.init`, then prove by a handshake that partial collectives work on every rank.
 
     Raises:
-        ImportError: they do not: a hook does not run.
-        ValueError: settings contradict each other; the same on every rank.
+        ImportError: partial collectives do not work on some rank, because a hook does not run.
+        ValueError: settings contradict each other. Every rank raises the same error.
     """
     runtime.init(*args, **kwargs)
 
 
 def shutdown() -> None:
-    """`horovod.tensorflow.shutdown`, after everything pending has been delivered and every rank has come here."""
+    """Wait until every rank calls this and all late contributions are delivered; then `horovod.tensorflow.shutdown`.
+
+    This does not wait while an exception is being handled, unless the exception is an exit with status 0. A program that
+    never calls this waits and delivers at exit.
+    """
     runtime.shutdown()
 
 
 def join(*args: Any, **kwargs: Any) -> Any:
-    """`horovod.tensorflow.join`, after what this rank has pending has been delivered. In eager code."""
+    """Deliver this rank's late contributions, then call `horovod.tensorflow.join`. Only for eager code."""
     if not tf.executing_eagerly():
         raise ValueError("call join outside of graphs: what is pending is delivered when it is called")
     return runtime.join(*args, **kwargs)
 
 
 def flush(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every rank flushes, and all late contributions have been delivered. In eager code.
+    """Wait until every rank flushes, and all late contributions have been delivered. Only for eager code.
 
-    What this rank has missed of the rounds of its thread's optimizers is applied. Other results wait for the next operation of
-    their name. Ranks that have joined need not come. One that has used no partial collective in this process set need not come
-    either, and does not wait.
+    The rounds that this rank has missed are applied, for the optimizers of the calling thread. The results of other
+    missed rounds come with the next operation of the same name. Ranks that have joined need not call this. A rank that
+    has used no partial collective in this process set need not call it either, and does not wait if it does.
     """
     check_kinds({"process_set": process_set})
     check_initialized()
@@ -58,28 +62,28 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """`horovod.tensorflow.add_process_set`, after a flush of every process set in use; all ranks come, as with Horovod.
+    """Flush every process set in use, then call `horovod.tensorflow.add_process_set`. All ranks must call this.
 
     Args:
         process_set: a `hvd.ProcessSet`, or the ranks of a new one.
 
     Raises:
-        ValueError: there is one of these ranks already.
+        ValueError: a process set of these ranks exists already.
     """
     return runtime.add_process_set(process_set)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """`horovod.tensorflow.remove_process_set`, after a flush of every process set in use; all ranks come, as with Horovod.
+    """Flush every process set in use, then call `horovod.tensorflow.remove_process_set`. All ranks must call this.
 
     Returns:
-        Whether there was such a process set. The one of all ranks stays.
+        Whether the process set existed and was removed. The process set of all ranks is never removed.
     """
     return runtime.remove_process_set(process_set)
 
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
-    """What happened to the rounds, as a dictionary by bucket; its keys stand in the reference, under Statistics. In eager code."""
+    """Return what happened to the rounds of each bucket. `docs/api.md` explains the keys. Only for eager code."""
     check_kinds({"process_set": process_set})
     return round_stats.summarise(runtime.statistics(process_set.process_set_id))
 
@@ -87,12 +91,12 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
 def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
     """Record from now on what this rank sees: who is slow, and what for. `horovod-partial report` reads it.
 
-    As `HOROVOD_PARTIAL_RECORD`, from the begin of the program on. Call it on every rank, at the same place. It ends with
-    Horovod. Nothing is sent; a thread writes once a second.
+    `HOROVOD_PARTIAL_RECORD` does the same from `init` on. Call this on every rank, at the same place in the program.
+    The recording ends when Horovod shuts down. Nothing is sent; a thread writes the files once a second.
 
     Args:
-        directory: made where it is not there; each run has a folder of its own in it.
-        megabytes: size of this rank's files, 1 or more; of more than that the oldest is dropped.
+        directory: is created if it does not exist. Each run gets its own folder in it.
+        megabytes: bound on the size of this rank's files, 1 or more. Beyond it the oldest records are dropped.
 
     Raises:
         RuntimeError: the files cannot be made, or this rank is being recorded already.
@@ -103,7 +107,7 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
 
 
 def check_initialized() -> None:
-    """Raise ValueError where Horovod is not up."""
+    """Raise ValueError if Horovod is not initialised."""
     if not mpi_ops.is_initialized():
         raise ValueError("Horovod has not been initialized; use hvd.init().")
 
@@ -124,14 +128,13 @@ def partial_allreduce(
 
     A rank that comes too late for a round gets the result of that round at once. If it has missed several, it gets their
     sum, or the newest if the policy says `missed="latest"`. Its own contribution travels with the next round (eager-SGD,
-    PPoPP'20, section 4). Over all rounds, and after `flush`,
-    every contribution has been delivered exactly once.
+    PPoPP'20, section 4). Over all rounds, and after `flush`, every contribution has been delivered exactly once.
 
     Args:
         tensor: a tensor, or several of one dtype, which travel as one message: int32, int64, float16, float32, float64,
-            or bfloat16, which travels as float32 at twice its bytes.
-            Those on a GPU travel through the host's memory, or are refused: see `docs/tensorflow.md`.
-        name: names the bucket; the same on every rank and in every round. Required: rounds follow the name.
+            or bfloat16, which travels as float32 at twice its bytes. Tensors on a GPU travel through the host's memory,
+            or are refused (`docs/tensorflow.md`).
+        name: name of the bucket, the same on every rank and in every round. A partial policy needs it.
         op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`.
         sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce`,
             or `hvd.grouped_allreduce` of several.
@@ -141,14 +144,13 @@ def partial_allreduce(
         return_info: also return what became of the arrival, a `RoundInfo` of tensors; not under `hvd.Full()`.
 
     Returns:
-        As `tensor`: the result, or several; with `return_info` a pair of that and the `RoundInfo`.
+        The result, or a list of results if `tensor` was several; with `return_info` a pair of this and the `RoundInfo`.
 
     Raises:
         ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use, or XLA is to
-            compile the function around.
-        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket.
-
-        A graph that runs raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
+            compile the function that calls this. A running graph raises `tf.errors.InvalidArgumentError` instead.
+        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A running graph
+            raises `tf.errors.UnknownError` instead.
     """
     arguments = {
         "name": name,
@@ -193,7 +195,7 @@ def average(
 ) -> Any:
     """Average a model with the models of other ranks. The policy says which ranks, and how much each model counts.
 
-    This is `horovod_partial.torch.average` for TensorFlow, in eager code or in a graph: the policies do the same here.
+    The policies work in the same way as in `horovod_partial.torch.average`, in eager code or in a graph.
 
     Args:
         tensor: the model: a tensor of any shape, or several of one dtype, which travel as one message. The dtype is float16,
@@ -209,12 +211,16 @@ def average(
     Returns:
         The average, of the same shapes and dtype as `tensor`; with `return_info` a pair of it and the `RoundInfo`.
 
-    The errors are those of `partial_allreduce`, and of `horovod_partial.torch.average`.
+    Raises:
+        ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use, or XLA is to
+            compile the function that calls this. A running graph raises `tf.errors.InvalidArgumentError` instead.
+        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket, or Horovod
+            reduces with an operation without groups. A running graph raises `tf.errors.UnknownError` instead.
     """
     count = steps
     if isinstance(steps, tf.Tensor):
         require(steps.dtype == tf.int32, "steps", "an int, or an int32 tensor", steps)
-        count = 0  # a tensor has no number before the graph runs
+        count = 0  # stands for the tensor, whose value is unknown before the graph runs
     policy = of_average(policy, count)
     work = 0 if steps is None else steps
     return reduce_models(tensor, name, policy, process_set, work=work, return_info=return_info)
@@ -229,7 +235,11 @@ def reduce_models(
     work: tf.Tensor | int = 0,
     return_info: bool = False,
 ) -> Any:
-    """Arrive with a model at the bucket of a policy. `work` is the steps that the model's weight follows from."""
+    """Average a model, one tensor or several, in the bucket `name`, under a policy of models.
+
+    `work` are the steps, or the iteration, that decide the weight of the model. Returns the average; with `return_info` a
+    pair of the average and a `RoundInfo`.
+    """
     several = isinstance(tensor, (list, tuple))
     tensors = [tf.convert_to_tensor(one) for one in (tensor if several else [tensor])]
     for one in tensors:

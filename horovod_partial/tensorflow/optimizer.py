@@ -21,7 +21,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sync: Policy | str | None = None,
     **arguments: Any,
 ) -> Any:
-    """Wrap an optimizer so that gradients are combined over the ranks before a step, or models after it.
+    """Wrap an optimizer so that gradients are combined over the ranks before a step, or models are averaged after it.
 
     For an optimizer of Keras this is `horovod_partial.keras.DistributedOptimizer`, with the same arguments. An optimizer
     of `tf.compat.v1.train` gets Horovod's own wrapper.
@@ -43,7 +43,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 f"Keras's backend is {keras.backend.backend()}, not TensorFlow; import horovod_partial.keras, which takes "
                 "the Horovod of that"
             )
-        from horovod_partial.keras import optimizer as of_keras  # not at the top, because it imports this package
+        from horovod_partial.keras import (
+            optimizer as of_keras,
+        )  # not at the top, because that module imports this package
 
         return of_keras.DistributedOptimizer(optimizer, name, sync=sync, **arguments)
     policy = policies.resolve(sync, settings().sync)

@@ -27,19 +27,19 @@ from horovod_partial.tensorflow.graph import native
 
 
 class _Methods:
-    """Methods that `subclass` adds to the class of the user's tape, which is `_base`. Not instantiated itself."""
+    """Methods of wrapped tapes: they are added to a subclass of the user's tape's class (`_base`)."""
 
     is_horovod_partial = True
-    _base: Any  # the wrapped tape's class
+    _base: Any  # the class of the user's tape
     _exchange: GradientExchange
 
     def register_local_source(self, source: Any) -> None:
-        """Keep this variable's gradient on this rank. `scale_local_gradients` divides it by the number of ranks."""
+        """Keep a variable's gradient on this rank. With `scale_local_gradients` it is divided by the number of ranks."""
         self._exchange.register_local(source)
 
     def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
         """Return the gradients of `tf.GradientTape.gradient`, combined over the ranks."""
-        del use_generic_names  # an argument of Horovod's; names are always stable here
+        del use_generic_names  # Horovod has this argument; names do not depend on it here
         flat = tf.nest.flatten(sources)
         local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
         gradients, _ = self._exchange(local, flat)
@@ -48,7 +48,10 @@ class _Methods:
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Return two lists of (source, gradient), local sources in the first one; same as Horovod's method."""
+        """Return two lists of pairs (source, gradient): first the sources whose gradients stay on this rank, then others.
+
+        Same as Horovod's method of this name.
+        """
         pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
         return (
             [pair for pair in pairs if self._exchange.is_local(pair[0])],
@@ -125,9 +128,9 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     check_kinds(arguments)
     check_gradient_arguments(arguments)
     warn_of_sums(policy)
-    # A slot is not in the `__dict__` that all wrappers of one tape share.
+    # All wrappers of one tape share its `__dict__`. A slot belongs to one wrapper only.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_exchange",)))
     tape.__dict__ = gradtape.__dict__
-    # Programs make a new tape in each step, so all tapes have one name. The variables distinguish their uses.
+    # Programs make a new tape in each step, so all tapes have one name. Buckets are named after their variables, too.
     tape._exchange = GradientExchange("DistributedGradientTape", policy, arguments, replays=False)
     return tape

@@ -13,7 +13,7 @@ from horovod_partial.exchange import replicas
 from horovod_partial.tensorflow.graph import native, runtime
 from horovod_partial.tensorflow.operations import check_initialized
 
-# Types that Horovod 0.28.1 does not broadcast, and the types in which their bits travel instead.
+# Dtypes that Horovod 0.28.1 cannot broadcast, each with the dtype as which its bits travel.
 _BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
@@ -22,21 +22,22 @@ def broadcast_variables(
 ) -> Any:
     """Give variables of TensorFlow or of Keras the values of one rank. Every rank must call this.
 
-    Unlike Horovod's function it matches variables by their order and not by their names. Keras numbers all models and
-    layers of a program, so one more model on one rank changes the names of all later ones there. In a graph the
+    Unlike Horovod's function, this one matches variables by their order and not by their names. Keras numbers all models
+    and layers of a program, so one more model on one rank changes the names of all later ones there. In a graph the
     broadcast is part of each run, same as in Horovod, and different variables are not detected.
 
     Args:
         variables: the variables; on every rank the same dtypes and shapes in the same order.
         root_rank: the rank whose values all ranks get.
         process_set: the ranks that take part.
-        inplace: whether to save the memory of received values; only for types for which Horovod supports this.
+        inplace: whether to receive into the variables' own memory; only for dtypes for which Horovod supports this.
 
     Returns:
         The operation in a graph, otherwise None.
 
     Raises:
-        ValueError: Horovod has not been initialised; or the ranks have different variables, which every rank raises.
+        ValueError: Horovod has not been initialised, or the ranks have different variables. In the latter case every rank
+            raises it.
     """
     check_initialized()
     natives = [native(variable) for variable in variables]
@@ -65,7 +66,7 @@ def _by_copies(variables: Sequence[tf.Variable], root_rank: int, process_set: Pr
 
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
 def _by_copies_at_once(variables: Sequence[tf.Variable], root_rank: int, process_set: ProcessSet) -> None:
-    """Broadcast all variables in one graph. Eager code would send each only after the one before has arrived."""
+    """Broadcast all variables in one graph. Eager code would send each variable only after the one before it."""
     _by_copies(variables, root_rank, process_set)
 
 

@@ -35,8 +35,8 @@ class ParametersAhead:
 
     @contextmanager
     def in_place_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """Let the parameters hold the values of the copies within this context; autograd sees no change."""
-        # The program may wait in inference mode, no_grad or autocast. The copies outlive that, so leave all three.
+        """Context in which the parameters have the values of the copies. Autograd sees no change."""
+        # The program may wait in inference mode, no_grad or autocast. The copies are used after it, so leave all three.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -57,13 +57,14 @@ class ParametersAhead:
 
     @torch.no_grad()
     def become_the_model(self) -> int:
-        """Copy the values of the copies to the model. Returns 0, or `rounds` if the program has written the model since.
+        """Copy the values of the copies to the model, and drop the copies.
 
-        In that case the change of each copy is added to the program's values, and the result depends on rounding.
+        If the program has written the model meanwhile, the change of each copy is added to the program's values, and the
+        result depends on rounding. Returns `rounds` in this case, otherwise 0.
         """
         ahead, rounds = self._ahead, self.rounds
         self.forget()
-        same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())  # NaN equals NaN by bits
+        same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())  # compares bits, as NaN != NaN
         for p, a in ahead.items():
             p.copy_(a.values if same else p + (a.values - a.before))
         return 0 if same else rounds

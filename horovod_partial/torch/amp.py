@@ -1,4 +1,4 @@
-"""Lets the scale and the skipped steps of a GradScaler follow rounds."""
+"""Lets a GradScaler change its scale and skip steps once for each round, instead of once for each step of this rank."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Followers: TypeAlias = "weakref.WeakSet[Any]"  # optimizers whose contributions 
 
 
 def follow_rounds(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    """Let a scaler follow the rounds of a wrapped optimizer.
+    """Let a GradScaler follow the rounds of a wrapped optimizer.
 
-    A contribution is divided by its scale before it travels, because a late one may be reduced with contributions of
-    another scale. So results are always unscaled. `unscale_` only waits for them. `step` is the optimizer's own, which
-    skips a round whose result is not finite, the same rounds on every rank. `update` updates the scale once for each
-    round.
+    A contribution is divided by the scale before it travels, because a late contribution may be reduced together with
+    contributions of another scale. So results are always unscaled, and the scaler's `unscale_` only waits for them. Its
+    `step` calls the optimizer's step, which skips rounds whose result is not finite; these are the same on every rank.
+    Its `update` updates the scale once for each round.
     """
     followers: Followers | None = getattr(scaler, "_horovod_partial_followers", None)
     if followers is None:

@@ -1,4 +1,4 @@
-"""Buckets of gradients: a bucket's gradients travel together, in one round."""
+"""Packs gradients of PyTorch into buckets. The gradients in a bucket travel together, in one round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_partial.torch.operations import PartialHandle, runtime, wire_dtype
 
 
 class Widened:
-    """A "compression" that widens to float32, for types that cannot travel, such as bfloat16 with Horovod 0.28.1."""
+    """A `hvd.Compression` that widens to float32, for dtypes that Horovod 0.28.1 cannot reduce, such as bfloat16."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
@@ -26,7 +26,7 @@ class Widened:
 
 
 class GradientBucket:
-    """Gradients of parameters with one dtype, flat in one tensor, in the order in which backward makes them.
+    """A bucket: gradients of one dtype in one flat tensor, in the order in which backward makes them.
 
     After `take` a parameter's `grad` is a view of the flat tensor, so a round's result needs no copy back. If `grad`
     was None before backward, backward has made a new tensor, and `take` copies it.
@@ -37,8 +37,8 @@ class GradientBucket:
         compression: same as in `hvd.DistributedOptimizer`.
         members: descriptions of the parameters (see `bucket_config.member`). Ranks compare them in round 0, and errors
             name them.
-        unscaled: whether gradients travel without their loss scale. They travel in float32 then where they would travel
-            in float16, because small ones would become 0.
+        unscaled: whether gradients travel without their loss scale. Then they travel as float32 instead of float16,
+            because small gradients would become 0.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class GradientBucket:
         self.members = tuple(members)
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         self.views = self.views_of(self.flat)
-        # An empty tensor shows which type the compression makes, at no cost.
+        # Compress an empty tensor to find out which dtype the compression makes.
         self.compression = Widened if first.dtype == torch.bfloat16 else compression
         self.wire_dtype = wire_dtype(self.compression.compress(self.flat[:0])[0].dtype)
         if unscaled and self.wire_dtype == torch.float16:
@@ -71,15 +71,15 @@ class GradientBucket:
             self.compression, self.wire_dtype = Widened, torch.float32
         self.missing = set(self.parameters)
         self.handle: PartialHandle | None = None
-        self.empty = False  # no result: the rounds had no gradient
-        self.wire = self.flat  # the tensor that travels
+        self.empty = False  # whether there is no result, because no rank gave a gradient
+        self.wire = self.flat  # the compressed tensor that travels
         self._sparse: set[torch.nn.Parameter] = set()
         self._streams: set[torch.cuda.Stream] = set()  # CUDA streams on which gradients were taken
         self._context: Any = None
-        self._version = 0  # version of the flat tensor when it began to travel
+        self._version = 0  # PyTorch's version of the flat tensor when it began to travel
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
-        """Return each parameter's part of a flat tensor."""
+        """Return each parameter's part of a flat tensor, as a view with the parameter's shape."""
         views, offset = {}, 0
         for parameter in self.parameters:
             # Keep the parameter's strides: fused optimizers read parameter and gradient in the same memory order.
@@ -97,10 +97,10 @@ class GradientBucket:
         elif gradient.is_sparse:
             view.copy_(gradient.detach().to_dense())
         elif gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient.detach())  # with `create_graph=True` it has a graph, and the view must not get that
+            view.copy_(gradient.detach())  # the view must not get the gradient's graph, if `create_graph=True`
 
     def take(self, parameter: torch.nn.Parameter) -> bool:
-        """Take a parameter's `grad` into the bucket, zeros if it has none. Returns whether the bucket is complete."""
+        """Move a parameter's `grad` into the bucket; a missing one counts as zeros. Returns whether the bucket is complete."""
         gradient = parameter.grad
         self.put(parameter, gradient)
         if gradient is not None and gradient.is_sparse:
@@ -110,8 +110,12 @@ class GradientBucket:
         return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
-        """Divide the gradients by `scale`, and start their reduction in place, in the tensor that travels."""
-        for stream in self._streams:  # hooks run on the streams of the forward pass
+        """Divide the bucket's gradients by `scale`, compress them, and call `start` to begin their reduction.
+
+        Raises:
+            ValueError: the compression changes more than the dtype.
+        """
+        for stream in self._streams:  # gradient hooks ran on the CUDA streams of the forward pass
             torch.cuda.current_stream(self.flat.device).wait_stream(stream)
         self._streams.clear()
         if scale != 1.0:
@@ -126,8 +130,9 @@ class GradientBucket:
         self.handle = start(wire)
 
     def wait(self) -> bool:
-        """Wait for the round. Its result is in the tensor that travels, or with replay in the core, for `take_round`.
+        """Wait for the round in which the bucket arrived.
 
+        Afterwards its result is in the tensor that travels or, with replay, in the core, until `take_round` takes it.
         Returns whether the gradients are unchanged since the arrival. (The application may have changed them.)
         """
         assert self.handle is not None
@@ -141,7 +146,7 @@ class GradientBucket:
         return self.flat._version == self._version
 
     def unpack(self) -> None:
-        """Copy the result from the tensor that travels to the views, if they are not the same memory."""
+        """Copy the result of a round from the tensor that travels to the views, if they are not the same memory."""
         if self.wire.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(self.compression.decompress(self.wire, self._context))
 
@@ -152,21 +157,21 @@ class GradientBucket:
             parameter.grad = view.to_sparse() if gradient is not None and parameter in self._sparse else gradient
 
     def is_shown(self) -> bool:
-        """Whether each parameter's `grad` is still the tensor that `show` has set; sparse gradients are not checked."""
+        """Return whether each parameter's `grad` is still the tensor that `show` has set. Sparse gradients are ignored."""
         return all(p.grad is None or p.grad is view or p.grad.is_sparse for p, view in self.views.items())
 
     def holds(self, seen: torch.Tensor) -> bool:
-        """Whether the bucket still has the same bits as an earlier copy. Bits, because NaN never equals itself."""
+        """Return whether the bucket's gradients equal an earlier copy, bit for bit. (NaN never equals itself.)"""
         return torch.equal(self.flat.view(torch.uint8), seen.view(torch.uint8))
 
     @property
     def is_begun(self) -> bool:
-        """Whether some gradients of this step have been taken."""
+        """Whether some gradients of this step are in the bucket."""
         return len(self.missing) < len(self.parameters)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether Horovod may still read and write the tensor: there is an arrival that has not ended."""
+        """Whether Horovod may still read and write the bucket's tensor, because an arrival has not ended."""
         return self.handle is not None and runtime.is_initialized() and not self.handle.poll()
 
     def abandon(self) -> None:
@@ -194,7 +199,7 @@ class GradientBucket:
         return self.wire.data_ptr()
 
     def reset(self) -> None:
-        """Expect the gradients of the next step."""
+        """Expect new gradients of all parameters, for the next step."""
         self.missing = set(self.parameters)
 
 
@@ -219,7 +224,7 @@ def kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
 def plan(
     parameters: Iterable[torch.nn.Parameter], groups: Sequence[Sequence[torch.nn.Parameter]] | None, bucket_bytes: float
 ) -> list[list[torch.nn.Parameter]]:
-    """Plan which gradients travel together: see `horovod_partial.exchange.bucket_plan`.
+    """Plan which gradients travel together, without measurements. Returns the parameters of each bucket.
 
     Args:
         parameters: the parameters that need gradients, in the order of the model.

@@ -1,4 +1,4 @@
-"""The device of a tensor: whether it is supported, Horovod's number for it, and its current stream."""
+"""What the core must know of a tensor's device: whether it is supported, Horovod's number for it, its current stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from horovod_partial.exchange.devices import gpu_refusal
 
 
 def check_device(device: torch.device) -> None:
-    """Refuse tensors on a device that the core cannot use.
+    """Check that partial collectives can reduce tensors on a device.
 
     Raises:
-        ValueError: the device is neither the host nor a CUDA device; or it is a CUDA device, and Horovod or the settings
-            do not allow that.
+        ValueError: the device is neither the CPU nor a CUDA device, or Horovod or the settings do not allow CUDA devices.
     """
     if device.type == "cpu":
         return
@@ -25,12 +24,12 @@ def check_device(device: torch.device) -> None:
 
 
 def device_number(device: torch.device) -> int:
-    """Return Horovod's number for a device; -1 is the host."""
+    """Return Horovod's number for a device; -1 for the CPU."""
     return -1 if device.type == "cpu" else device.index
 
 
 def stream_handle(device: torch.device) -> int:
-    """Return CUDA's handle of PyTorch's current stream; 0 for the host.
+    """Return CUDA's handle of PyTorch's current stream on a device; 0 for the CPU.
 
     Raises:
         RuntimeError: the stream is being captured into a graph.

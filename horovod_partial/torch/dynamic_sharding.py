@@ -1,4 +1,4 @@
-"""Data for `hvd.WorkSharing`: each micro-batch has planned samples, and the rank that makes it loads them."""
+"""The sampler and the loader for `hvd.WorkSharing`. A micro-batch has fixed samples; the rank that makes it loads them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class DynamicShardingSampler(Sampler[list[int]]):
     that this rank takes over from other ranks.
 
     The last update of an epoch is as large as the others. It is filled with the first samples of the epoch, same as in
-    `DistributedSampler`, or is left out with `drop_last`.
+    `DistributedSampler`. With `drop_last` it is left out if it is not full.
 
-    The sampler may be saved within an epoch, together with the model: between two steps, or in a round hook. It goes on
-    with the first update that has not been applied. Do not flush before, because a flush closes the open update. If the
+    The sampler may be saved within an epoch, together with the model: between two steps, or in a round hook. After
+    loading it goes on with the first update that has not been applied. Do not flush before, because a flush closes the open update. If the
     number of ranks changes, for example in an elastic job, updates are larger or smaller from there on. Each sample
     still comes once, but updates consist of other samples than they would have. `hvd.elastic.TorchState(...,
     sampler=sampler)` commits and restores it.
@@ -51,7 +51,7 @@ class DynamicShardingSampler(Sampler[list[int]]):
         process_set: the same process set as in the optimizer.
 
     Attributes:
-        epoch: the epoch that is under way, or comes next. After a loop was left early its epoch is still under way.
+        epoch: the epoch that is under way, or else the next one. If a loop was left early, its epoch is still under way.
         update: how many updates of this epoch this rank has applied.
 
     Raises:
@@ -83,9 +83,9 @@ class DynamicShardingSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         self.process_set = process_set
         self._next_epoch = 0
-        self._place = Place(0)  # where the next loop begins; only used if _pass is None
+        self._place = Place(0)  # where the next loop begins; only used while `_pass` is None
         self._cached: Plan | None = None
-        self._pass: _Pass | None = None  # the pass that a loop served last
+        self._pass: _Pass | None = None  # the pass from which a loop took its batches last
         self._handed_out: deque[tuple[int, int]] = deque()  # (update, number) of what the last iteration has yielded
 
     def _order(self, epoch: int) -> Any:
@@ -130,11 +130,12 @@ class DynamicShardingSampler(Sampler[list[int]]):
             self._place, self._pass = Place(epoch), None
 
     def indices(self, update: int, number: int) -> list[int]:
-        """Return the samples of a micro-batch of this epoch.
+        """Return the indices of the samples of a micro-batch of this epoch.
 
         Args:
             update: number of the update within the epoch, from 0 on.
-            number: number of the micro-batch within the update. Those of rank 0 come first, then those of rank 1.
+            number: number of the micro-batch within the update. The micro-batches of rank 0 have the lowest numbers, then
+                come those of rank 1.
 
         Raises:
             IndexError: there is no such micro-batch, or its update had been made before the sampler's state was saved.
@@ -142,7 +143,7 @@ class DynamicShardingSampler(Sampler[list[int]]):
         return self._plan.indices(update, number)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the samples of this rank's own micro-batches in order; skips updates that have been made already."""
+        """Yield the samples of this rank's own micro-batches in order. Updates that have been made are skipped."""
         plan = self._plan
         handed_out = self._handed_out = deque()
         update = self.update
@@ -153,17 +154,17 @@ class DynamicShardingSampler(Sampler[list[int]]):
             update = max(update + 1, self.update)
 
     def __len__(self) -> int:
-        """Micro-batches per rank, on average, of the loop that is under way, or else of the next one."""
+        """Return how many micro-batches a rank has, on average, in the loop that is under way, or else in the next one."""
         has_ended = self._pass is not None and not self._pass.is_under_way
         plan = self._plan_from(Place(self._next_epoch)) if has_ended else self._plan
         return self.backward_passes_per_step * plan.updates
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, how many of its updates this rank has applied, and how many samples these have used."""
+        """Return the epoch, the number of its updates that this rank has applied, and the number of samples used."""
         return self._now()._asdict()
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on where the state was saved. Call it on all ranks.
+        """Go on in the data where the state was saved. Call it on all ranks.
 
         Raises:
             RuntimeError: an epoch is under way, and other ranks may be making its micro-batches.
@@ -180,12 +181,14 @@ class DynamicShardingSampler(Sampler[list[int]]):
 
 
 class _Pass:
-    """An epoch, or the rest of one, that a loop has begun. It consists of consecutive updates of the optimizer.
+    """An epoch, or the rest of one, that a loop over a `DynamicShardingLoader` has begun.
+
+    A pass consists of consecutive updates of the optimizer.
 
     Attributes:
-        plan: the samples of its micro-batches.
-        first: the optimizer's `rounds` before its first update.
-        end: the optimizer's `rounds` after its last update.
+        plan: the samples of the pass's micro-batches.
+        first: the optimizer's `rounds` before the first update of the pass.
+        end: the optimizer's `rounds` after the last update of the pass.
     """
 
     def __init__(self, loader: DataLoader[Any], optimizer: Any, first: int) -> None:
@@ -199,12 +202,12 @@ class _Pass:
         self._optimizer = weakref.ref(optimizer)
         self._tenure = Tenure(runtime)
         self._tenure.enter()
-        self._made = 0  # the largest value of `made` so far
+        self._made = 0  # how many updates had been made when this was last known
         sampler._pass = sampler._pass or self
 
     @property
     def made(self) -> int:
-        """How many of its updates this rank has applied."""
+        """How many updates of the pass this rank has applied."""
         optimizer = self._optimizer()
         rounds = None if optimizer is None else optimizer._exchange.rounds_of(self._tenure)
         if rounds is not None:
@@ -217,7 +220,7 @@ class _Pass:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has updates left, and these can still be made: in the same generation, by the same optimizer."""
+        """Whether the pass has updates left, and they can still be made, because Horovod and the optimizer still live."""
         return self._tenure.is_current and self._optimizer() is not None and not self.is_over
 
     @property
@@ -226,7 +229,7 @@ class _Pass:
 
 
 class _Batches:
-    """The batches of a pass. The loader's workers load this rank's own ones, in order; this process loads others."""
+    """Loads the batches of an epoch. The loader's workers load this rank's own batches in order; this process others."""
 
     def __init__(self, current: _Pass) -> None:
         self._plan = current.plan
@@ -236,7 +239,10 @@ class _Batches:
         self._handed_out = current.sampler._handed_out if has_workers else deque()
 
     def get(self, update: int, number: int) -> Any:
-        """Return a micro-batch's batch. Batches prefetched for earlier ones are dropped: others have made those."""
+        """Return the batch of a micro-batch.
+
+        Batches that were prefetched for earlier micro-batches are dropped, because other ranks have made these.
+        """
         wanted = update, number
         while number in self._plan.own and self._handed_out and self._handed_out[0] <= wanted:
             found, batch = self._handed_out.popleft(), next(self._workers)
@@ -246,28 +252,30 @@ class _Batches:
 
     def _load(self, indices: Sequence[int]) -> Any:
         loader, dataset = self._loader, self._loader.dataset
-        fetch = getattr(dataset, "__getitems__", None)  # same as in the workers of a DataLoader
+        fetch = getattr(dataset, "__getitems__", None)  # the workers of a DataLoader prefer this method, too
         batch = loader.collate_fn(fetch(indices) if fetch else [dataset[index] for index in indices])
         pins = loader.pin_memory and torch.cuda.is_available()
         return pin_memory(batch) if pins else batch  # type: ignore[no-untyped-call]
 
 
 class _Timeline:
-    """Says which pass each update of an optimizer belongs to. It is the same on all ranks without any message.
+    """Says to which pass (an epoch, or the rest of one) each update of an optimizer belongs.
+
+    It is the same on all ranks without any message.
 
     Attributes:
         passes: the passes that have begun and are not over, oldest first.
-        loop: a token of the newest loop.
+        loop: an object that stands for the newest loop.
     """
 
     def __init__(self) -> None:
         self.passes: deque[_Pass] = deque()
         self.loop: object = None
-        self._end = 0  # `end` of the last pass
+        self._end = 0  # the optimizer's `rounds` after the last pass
         self._tenure = Tenure(runtime)
 
     def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
-        """Begin a pass after all earlier ones. Returns the token of its loop."""
+        """Begin an epoch, or the rest of one, after all earlier ones. Returns an object that stands for its loop."""
         if self._tenure.enter():
             self.passes.clear()
             self._end = optimizer.rounds
@@ -281,13 +289,14 @@ _timelines: weakref.WeakKeyDictionary[Any, _Timeline] = weakref.WeakKeyDictionar
 
 
 class DynamicShardingLoader:
-    """The batches that this rank makes under `hvd.WorkSharing()`: `for batch in loader`, with one backward and one step each.
+    """The batches that this rank trains with under `hvd.WorkSharing()`.
 
-    A micro-batch begins when the loop yields its batch, or already in the `step` before, if that step has applied no
-    update. From then on no other rank takes it over. The loader's workers load this rank's own micro-batches, and
-    prefetch them in order. Batches prefetched for micro-batches that others have taken over are dropped. A micro-batch
-    of another rank is loaded in this process once it has begun, by the dataset and the `collate_fn` of the loader. So
-    the dataset must work in this process too.
+    Write `for batch in loader`, with one backward pass and one step for each batch. A micro-batch begins when the loop
+    yields its batch, or in the `step` before if that step has applied no update. From then on no other rank takes the
+    micro-batch over. The loader's workers load this rank's own micro-batches, and
+    prefetch them in order. Batches prefetched for micro-batches that other ranks have taken over are dropped. When this
+    rank begins a micro-batch of another rank, this process loads it, by the dataset and the `collate_fn` of the loader.
+    So the dataset must work in this process too.
 
     A loop ends when all updates of the epoch have been applied, on every rank at the same `optimizer.rounds`. Ranks get
     different numbers of batches: stop, evaluate and save by `optimizer.rounds`, after `step()`, not by batches. (In an
@@ -340,7 +349,7 @@ class DynamicShardingLoader:
         self._timeline = _timelines[wrapped]
 
     def __len__(self) -> int:
-        """Batches per rank, on average, of the loop that is under way, or else of the next one."""
+        """Return how many batches a rank gets, on average, in the loop that is under way, or else in the next one."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -349,18 +358,18 @@ class DynamicShardingLoader:
         try:
             while timeline.passes:
                 current = timeline.passes[0]
-                current.sampler._pass = current  # the sampler's place in the data is now that of this pass
+                current.sampler._pass = current  # from now on the sampler's place in the data is that of this pass
                 yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
-            if timeline.loop is loop:  # False if this generator is closed after a newer loop has begun
+            if timeline.loop is loop:  # False if a newer loop has begun
                 self._optimizer._exchange.give_back()
 
     def _batches(self, current: _Pass) -> Iterator[Any]:
         optimizer = self._optimizer
         batches = _Batches(current)
         while True:
-            exchange = optimizer._exchange  # look it up each time: add_param_group replaces it
+            exchange = optimizer._exchange  # add_param_group may have replaced it since the last batch
             number = exchange.begin_before(exchange.rounds + current.end - optimizer.rounds)
             if number is None:
                 return
@@ -377,9 +386,9 @@ class DynamicShardingLoader:
 def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
     """Return a seed for the begun micro-batch, the same whichever rank makes it: for dropout and augmentation.
 
-    Call it before the forward pass: `torch.manual_seed(micro_batch_seed(optimizer))`. The seed depends on `base`,
+    Call this before the forward pass: `torch.manual_seed(micro_batch_seed(optimizer))`. The seed depends on `base`,
     the number of updates before (`optimizer.rounds`) and the number of the micro-batch. Workers of a `DataLoader` load
-    ahead and cannot call it, so random choices of a dataset should depend on the index of the sample.
+    ahead and cannot call this, so random choices of a dataset should depend on the index of the sample.
 
     Args:
         optimizer: the result of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`.

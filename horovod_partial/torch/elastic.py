@@ -13,18 +13,18 @@ from horovod_partial.torch.dynamic_sharding import DynamicShardingSampler
 from horovod_partial.torch.operations import runtime
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
-__path__: list[str] = []  # makes this a package like Horovod's; `modules` finds the modules within
+__path__: list[str] = []  # makes this module a package, same as Horovod's
 
 # This lets a `TorchState` save the sampler's place in the data.
 get_handler_registry().append((DynamicShardingSampler, SamplerStateHandler))
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate the function of an elastic training: `horovod.torch.elastic.run`.
+    """Decorate the function of an elastic training, same as `horovod.torch.elastic.run`.
 
-    If ranks are added or removed, pending gradients are delivered first. To have them in the state too, call the
+    If ranks are added or removed, late gradients are delivered first. To have them in the state too, call the
     optimizer's `flush` before `state.commit()`. (Under `hvd.WorkSharing()` commit in a round hook, without a flush.) If
-    a rank has failed, pending gradients are lost, like everything after the last commit.
+    a rank has failed, late gradients are lost, like everything after the last commit.
     """
 
     return elastic.run(func, runtime)

@@ -1,4 +1,4 @@
-"""The buckets of one optimizer in PyTorch, and what a step does with them: arrive, wait, take rounds."""
+"""The buckets of one optimizer's gradients in PyTorch, and what a step does with them: arrive, wait, take rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horovod_partial.torch.operations import PartialHandle, make_config, runtime
 
 
 class GradientFamily(Family):
-    """Gradient buckets that arrive one by one. Their results are taken together.
+    """The buckets of one optimizer's gradients. They arrive one by one, and their results are taken together.
 
     `hvd.DistributedOptimizer` arrives at a bucket during backward, as soon as its gradients are there. Keras arrives at
     all buckets after backward.
@@ -35,11 +35,11 @@ class GradientFamily(Family):
         self.buckets = list(buckets)
         self._options = options
         for bucket in buckets:
-            self.config(bucket.flat, bucket.wire_dtype)  # wrong options shall fail here, not in the first backward pass
+            self.config(bucket.flat, bucket.wire_dtype)  # raises errors of wrong options before the first backward pass
 
     def config(self, tensor: torch.Tensor, dtype: torch.dtype, **options: Any) -> _attach.BucketConfig:
         """Return the declaration of a bucket whose tensor travels as `dtype`. `options` replace those of the family."""
-        # Called in each step, because the size of an elastic job may change. make_config caches its results.
+        # `size` is read in each step, because it may change in an elastic job. make_config caches its results.
         return make_config(
             dtype=dtype,
             shape=tuple(tensor.shape),
@@ -53,7 +53,7 @@ class GradientFamily(Family):
         bucket.arrive(lambda wire: self.submit(bucket.name, wire, members=bucket.members, **options), scale)
 
     def submit(self, name: str, wire: torch.Tensor, **options: Any) -> PartialHandle:
-        """Start a reduction in place."""
+        """Begin to reduce a tensor over the ranks, in place, in the bucket `name`."""
         return submit(wire, wire, name, self._process_set, self.config(wire, wire.dtype, **options))
 
     @property
@@ -83,12 +83,13 @@ class GradientFamily(Family):
         return unchanged
 
     def take_round(self) -> int:
-        """Write the oldest round that this rank has not taken to the views of the buckets.
-
-        Returns how many gradients it contains, summed over the buckets; 0 if there is no round to take.
+        """Write the results of the oldest round that this rank has not taken to the views of the buckets.
 
         A round without any gradient is skipped (a flush may make one), because a step with zeros would move weights by
         momentum and decay. If only some buckets have gradients, the others count as zeros, on every rank.
+
+        Returns:
+            How many gradients the round contains, summed over the buckets; 0 if there is no round to take.
         """
         addresses = [bucket.wire_address() for bucket in self.buckets]
         number = self._process_set.process_set_id
@@ -101,24 +102,27 @@ class GradientFamily(Family):
         return 0
 
     def take_results(self) -> bool:
-        """Write the results of the last arrivals to the views. Returns whether any bucket had a result."""
+        """Write the results of the last arrivals to the views of the buckets. Returns whether any bucket had a result."""
         for bucket in self.buckets:
             bucket.unpack()
         return any(not bucket.empty for bucket in self.buckets) or not self.buckets
 
     def collect(self) -> bool:
-        """Write the results that this rank has missed to the views, without an arrival. Returns whether there were any."""
+        """Write the results that this rank has missed to the views of the buckets, without an arrival.
+
+        Returns whether there were any.
+        """
         for bucket in self.buckets:
             bucket.collect(self._process_set.process_set_id)
         return self.take_results()
 
     def show(self, frozen: Collection[torch.nn.Parameter]) -> None:
-        """Let the `grad` of each parameter be its result; None for the parameters in `frozen`."""
+        """Let each parameter's `grad` be its part of a round's result; None for the parameters in `frozen`."""
         for bucket in self.buckets:
             bucket.show(frozen)
 
     def reset(self) -> None:
-        """Expect the gradients of the next step, and forget those of this one that have not arrived."""
+        """Expect the gradients of the next step, and forget gradients of this step that have not arrived."""
         for bucket in self.buckets:
             bucket.reset()
 

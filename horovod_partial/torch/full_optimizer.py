@@ -1,4 +1,4 @@
-"""The policy `Full`: Horovod's own optimizer, with its known defects mended."""
+"""`hvd.DistributedOptimizer` of PyTorch under `hvd.Full()`: Horovod's own optimizer, with its known defects mended."""
 
 from __future__ import annotations
 
@@ -53,9 +53,12 @@ def wrap(
     base = type(optimizer)
     horovod_zero_grad = cls.zero_grad
     horovod_synchronize = cls.synchronize
-    # PyTorch has wrapped this method to call hooks. It has wrapped that of the optimizer within too, which is enough.
+    # PyTorch has wrapped this method so that it calls hooks. The step of the user's optimizer is wrapped, too: call hooks
+    # only there.
     horovod_step = inspect.unwrap(cls.step)
-    takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step  # the method for Adasum does
+    takes_closures = (
+        horovod_step is not horovod_optimizer._DistributedOptimizer.step
+    )  # only Horovod's step for Adasum takes closures
     if takes_closures and round_steps.changes_gradients:
         raise ValueError(
             "op=hvd.Adasum reduces no gradients, which could be clipped: leave max_grad_norm and its kin out"
@@ -71,7 +74,7 @@ def wrap(
             with self.skip_synchronize() if round_steps.changes_gradients or scaler_has_reduced else nullcontext():
                 result = horovod_step(self, closure)
         else:
-            if self._handles:  # the caller has made gradients already, such as for the first of the two steps of SAM
+            if self._handles:  # gradients were made before the closure, for example for the first step of SAM
                 self.synchronize()
             result = base.step(self, lambda: _reduced(self, closure, round_steps))
             self._synchronized = False
@@ -85,7 +88,7 @@ def wrap(
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         if self.is_under_way():
-            horovod_zero_grad(self)  # raises: gradients are under way
+            horovod_zero_grad(self)  # Horovod raises its error
         base.zero_grad(self, set_to_none)
 
     horovod_set_passes = cls.set_backward_passes_per_step
@@ -103,7 +106,7 @@ def wrap(
 
     cls.synchronize, cls.gives_way = synchronize, False
     cls.is_under_way = lambda self: bool(getattr(self, "_handles", None))
-    cls.stop_reducing = lambda self: None  # its hooks check `gives_way` themselves
+    cls.stop_reducing = lambda self: None  # gradient hooks of this class stop when `gives_way` is True
     cls.step, cls.zero_grad, cls.set_backward_passes_per_step = step, zero_grad, set_backward_passes_per_step
     cls.add_param_group = add_param_group
     cls.is_horovod_partial = True
@@ -122,7 +125,7 @@ def wrap(
     if grad_scaler is None:
         cls._step_supports_amp_scaling = property(_refuse_scaler_of_local_gradients)
     else:
-        # A fused step would otherwise unscale by itself. Then gradients might be unscaled twice or never.
+        # With True, the step of a fused optimizer would unscale by itself. Gradients might be unscaled twice, or never.
         cls._step_supports_amp_scaling = False
         synchronize_before_unscaling(grad_scaler, wrapped)
     take_over(wrapped, process_set)
@@ -130,7 +133,7 @@ def wrap(
 
 
 def _reduce_last_group(optimizer: Any) -> None:
-    """Do for the parameters of a new group what Horovod only does when it wraps. Otherwise they would not be reduced."""
+    """Let the gradients of the last parameter group be reduced. Horovod only prepares groups that an optimizer begins with."""
     optimizer._parameter_names = with_positions(optimizer, optimizer._parameter_names)
     reduces = optimizer.process_set.included() and not runtime.is_alone(global_process_set)
     for parameter in optimizer.param_groups[-1]["params"]:
@@ -147,19 +150,22 @@ def _reduce_last_group(optimizer: Any) -> None:
 
 
 def _is_synchronized(optimizer: Any) -> bool:
-    """Return whether the gradients are reduced. Horovod's flag alone stays set if a scaler has skipped the last step."""
+    """Return whether the gradients are reduced.
+
+    Horovod's flag `_synchronized` is not enough: it stays True if a GradScaler has skipped the last step.
+    """
     return optimizer._synchronized and not optimizer._handles
 
 
-_horovods_class_is_changed = threading.Lock()  # held while Horovod's class is changed, by the thread that wraps
+_horovods_class_is_changed = threading.Lock()  # held while a thread changes Horovod's class
 
 
 @contextmanager
 def _weak_hooks() -> Iterator[None]:
-    """Make Horovod's hooks refer weakly to the wrapper, for wrappers that are made within this context.
+    """Context in which Horovod makes gradient hooks that refer weakly to the wrapped optimizer.
 
-    Otherwise parameters would keep a wrapper alive, and its hooks would still reduce gradients after it has been
-    replaced. So an optimizer can be wrapped again, for example for another phase of a training.
+    With Horovod's own hooks, parameters would keep a wrapper alive, and its hooks would still reduce gradients after
+    another wrapper has replaced it. With weak hooks an optimizer can be wrapped again.
     """
     kind = horovod_optimizer._DistributedOptimizer
     make_hook = kind._make_hook
@@ -183,16 +189,19 @@ def _weak_hooks() -> Iterator[None]:
 
 
 def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps) -> Any:
-    """Evaluate a closure once, and reduce its gradients. Returns its loss; for LBFGS, the loss reduced over the ranks."""
+    """Evaluate a step's closure once, and reduce the gradients that it makes.
+
+    Returns the loss of this rank or, for LBFGS, the loss reduced over the ranks.
+    """
     optimizer._synchronized = False
     loss = closure()
-    if not optimizer._synchronized:  # the closure may have called `synchronize` itself, to clip
+    if not optimizer._synchronized:  # unless the closure has called `synchronize` itself, to clip
         optimizer.synchronize()
     round_steps.before(optimizer)
     searches = issubclass(type(optimizer), torch.optim.LBFGS)
     if not searches or not optimizer.process_set.included():
         return loss
-    # The loss decides how often LBFGS evaluates the closure, and that must be equally often on every rank.
+    # By the loss LBFGS decides how often to evaluate the closure. That must be equally often on every rank.
     name = f"{next(iter(optimizer._parameter_names.values()))}.loss"
     return mpi_ops.allreduce(
         torch.as_tensor(loss).detach(), name=name, op=optimizer.op, process_set=optimizer.process_set
@@ -200,9 +209,10 @@ def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps
 
 
 def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
-    """Refuse a scaler while gradients are under way. `GradScaler.step` reads this property first.
+    """Refuse a GradScaler that the optimizer was not wrapped with, while gradients are under way.
 
-    Programs that follow Horovod's recipe have called `synchronize` before.
+    The getter of a property that `GradScaler.step` reads first. Programs that follow Horovod's recipe have called
+    `synchronize` before, so no gradients are under way.
 
     Raises:
         RuntimeError: gradients are under way.
@@ -216,7 +226,7 @@ def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
 
 
 def synchronize_before_unscaling(scaler: torch.amp.GradScaler, wrapped: Any) -> None:
-    """Let `scaler.unscale_` wait until gradients are reduced."""
+    """Let the method `unscale_` of a GradScaler wait until the gradients of a wrapped optimizer are reduced."""
     unscale = scaler.unscale_
 
     def synchronize_and_unscale(optimizer: Any) -> None:

@@ -1,6 +1,6 @@
-"""Packs gradients into buckets and reduces them over the ranks before an optimizer's step.
+"""Packs gradients into buckets and reduces them over the ranks before an optimizer's step, in PyTorch.
 
-Used by the partial policies (eager-SGD, PPoPP'20, section 4), and for merged gradients (MG-WFBP).
+Partial policies (eager-SGD, PPoPP'20, section 4) and merged gradients (MG-WFBP) use this.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from horovod_partial.torch.wrapping import Exchange, Name
 
 
 class GradientExchange(Exchange):
-    """The exchange of an optimizer under a policy of gradients.
+    """Combines an optimizer's gradients over the ranks, under a gradient policy.
 
-    Hooks run in the threads of autograd, everything else runs in the application's threads. The application goes on
+    Gradient hooks run in autograd's threads, everything else runs in the application's threads. The application goes on
     only after backward has ended. So the two never run at the same time, and nothing here needs a lock.
 
+    The arguments from `compression` to `merging` are those of `hvd.DistributedOptimizer`.
+
     Args:
-        optimizer: the optimizer. Its gradients are reduced.
-        names: the name of each of its parameters.
-        compression: same as in `hvd.DistributedOptimizer`. So are all arguments from here to `merging`.
-        round_steps: changes the gradients of each round, and calls the user's hooks after it.
+        optimizer: the optimizer whose gradients are reduced.
+        names: the names of the optimizer's parameters.
+        round_steps: changes the gradients of each round, and calls the user's hooks after the round.
         bucket_options: arguments of `make_config`, and `gradient_predivide_factor`.
 
     Raises:
@@ -83,8 +84,8 @@ class GradientExchange(Exchange):
         self.round_steps = round_steps
         self.synchronized = False
         self.overflows: list[bool] = []
-        self.thread = 0  # 0: no step has been taken
-        self.unscales = travels and scales  # contributions travel divided by the scaler's scale
+        self.thread = 0  # the thread that took the last step; 0 before the first step
+        self.unscales = travels and scales  # whether contributions are divided by the GradScaler's scale
         self._grad_scaler = grad_scaler
         self._scale = 1.0
         self._passes = backward_passes_per_step
@@ -94,30 +95,31 @@ class GradientExchange(Exchange):
         self._bucket_options = bucket_options | {
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide,
-            # With a scaler, gradients that are not finite travel: every rank then skips the round and lowers the scale.
+            # With a GradScaler, gradients that are not finite travel too: then every rank skips the round and lowers the
+            # scale.
             "drop_nonfinite": not self.unscales,
             "agreed": tuple(f"{name}={value}" for name, value in agreed.items() if value is not None),
         }
-        self._tenure = Tenure(runtime)  # the generation that the buckets belong to
+        self._tenure = Tenure(runtime)  # the generation of Horovod that the buckets belong to
         self._introduction: healing.Introduction | None = None  # compares the first parameters of all ranks
         self._hooks: list[Any] = []
 
         self._local_steps = 0
-        self._flushed_at = 0  # the value of _local_steps at the last flush
-        self._has_result = False  # the gradients hold the result of a round, and it has not been applied
-        self._steps_in_round = 1.0  # steps per rank, on average, whose gradients this result contains
+        self._flushed_at = 0  # the number of local steps at the last flush
+        self._has_result = False  # the parameters' gradients are the result of a round that has not been applied
+        self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._shown = ShownResult()
         self._ahead = ParametersAhead()
-        self._is_applying = False  # applies a round, or waits for its own round: no round can be applied ahead then
-        self._is_ahead_of_step = False  # the round of this step's own gradients has been taken ahead too
-        self._has_told = False  # an error has told of a second backward pass, which changes travelling gradients
-        self._has_warned = False  # a warning has told of a state_dict before a flush
+        self._is_applying = False  # True while a round is applied or waited for: then none can be applied ahead
+        self._is_ahead_of_step = False  # whether the round of this step's own gradients has been taken ahead, too
+        self._has_told = False  # whether a second backward pass before a step has raised its error
+        self._has_warned = False  # whether a state_dict before a flush has raised its warning
 
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
         self._names = {parameter: names[parameter] for parameter in parameters}
-        self._all_names = names  # includes frozen parameters
-        self._frozen: set[torch.nn.Parameter] = set()  # frozen after the optimizer was wrapped; updated in each step
+        self._all_names = names  # the names of all parameters, including frozen ones
+        self._frozen: set[torch.nn.Parameter] = set()  # parameters frozen since the optimizer was wrapped
         self._passes_left = dict.fromkeys(parameters, backward_passes_per_step)
         self._merging_options = merging
         self._merging: Merging | None = None
@@ -137,14 +139,14 @@ class GradientExchange(Exchange):
         self._family = GradientFamily(self.process_set, self.buckets, self._bucket_options)
 
     def _described(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
-        """Describe the parameters of a bucket, in the model's order. The bucket itself has the order of backward."""
+        """Return a text for each parameter of a bucket, in the model's order. Ranks compare these texts."""
         return [bucket_config.member(self._names[parameter], parameter.shape) for parameter in reversed(parameters)]
 
     def _enter(self) -> None:
-        """Start afresh in each generation of Horovod, because ranks that are new in it start afresh too."""
+        """Name the buckets anew in each generation of Horovod, because ranks that are new in it count names from 1."""
         if not self._tenure.enter():
             return
-        self._owner = _attach.Owner()  # the buckets end when this object is gone on every rank
+        self._owner = _attach.Owner()  # when this object is gone on every rank, the buckets end
         self._merging = None
         name = self._name.current()
         buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
@@ -157,7 +159,7 @@ class GradientExchange(Exchange):
                 self._planned,
                 self._wire_bytes,
             )
-            self._use_buckets(buckets)  # buckets of a measured plan may have been in use
+            self._use_buckets(buckets)  # replaces buckets that an earlier measured plan may have made
         else:
             for bucket, named in zip(self.buckets, buckets, strict=True):
                 bucket.name = named
@@ -170,7 +172,7 @@ class GradientExchange(Exchange):
                 self._introduction = healing.Introduction(meeting, start, replica.parameters())
 
     def _register_hooks(self) -> None:
-        # The parameters hold the hooks. A weak reference keeps them from holding the exchange too.
+        # The parameters own the hooks. Through this weak reference the hooks do not keep the exchange alive.
         reference = weakref.ref(self)
 
         def gradient_is_there(parameter: torch.nn.Parameter) -> None:
@@ -182,8 +184,6 @@ class GradientExchange(Exchange):
             self._hooks.append(parameter.register_post_accumulate_grad_hook(gradient_is_there))  # type: ignore[no-untyped-call]
         weakref.finalize(self, _remove, self._hooks)
 
-    # --- Backward ------------------------------------------------------------------------------------------------
-
     def _gradient_is_there(self, parameter: torch.nn.Parameter) -> None:
         if self._passes_left[parameter] <= 0:
             self._has_told = True
@@ -191,7 +191,7 @@ class GradientExchange(Exchange):
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                 "backward_passes_per_step to accumulate gradients locally."
             )
-        self.synchronized = False  # may be True from an earlier step, if a GradScaler skipped that step
+        self.synchronized = False  # a GradScaler may have skipped the step before, and left this True
         self._passes_left[parameter] -= 1
         if self._passes_left[parameter] > 0:
             return
@@ -212,8 +212,6 @@ class GradientExchange(Exchange):
             self._scale = self._grad_scaler.get_scale()
         self._family.arrive(bucket, self._scale)
 
-    # --- Merging --------------------------------------------------------------------------------------------------
-
     def _reduce_probe(self, name: str, tensor: torch.Tensor) -> bool:
         handle = self._family.submit(name, tensor, missed="sum")
         handle.synchronize()
@@ -228,15 +226,13 @@ class GradientExchange(Exchange):
         collectives = Collectives(self.process_set, self._reduce_probe, self.buckets[0].flat.device)
         if not self._merging.everybody_is_here(collectives):
             return
-        self.flush_optimizer(optimizer)  # nothing pending or missed can move from the old buckets to new ones
+        self.flush_optimizer(optimizer)  # empties the old buckets: nothing moves to the new ones
         if self._merging.replan(collectives):
             self._use_buckets(self._merging.buckets)
 
     @property
     def merging_plan(self) -> MergingPlan | None:
         return None if self._merging is None else self._merging.plan
-
-    # --- Step ----------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         if self.synchronized:
@@ -262,9 +258,10 @@ class GradientExchange(Exchange):
         self.synchronized = True
 
     def _wait_for_buckets(self) -> None:
-        """Wait until this step's round has ended, then put a result into the gradients.
+        """Wait until the round of this step has ended, then put a result into the parameters' gradients.
 
-        With replay that is the oldest round that this rank has not taken, otherwise the result of the arrival.
+        With replay, the result is that of the oldest round that this rank has not taken. Otherwise it is the result of
+        this step's arrival.
         """
         with self._applying():
             unchanged = self._family.wait()
@@ -282,14 +279,17 @@ class GradientExchange(Exchange):
         self._has_told = False
 
     def _take_round(self) -> bool:
-        """Put the oldest round that this rank has not taken into the gradients. Returns False if there is none."""
+        """Put the result of the oldest round that this rank has not taken into the parameters' gradients.
+
+        Returns False if there is no such round.
+        """
         gradients = self._family.take_round()
         return gradients > 0 and self._show(True, steps=self._family.steps_of(gradients))
 
     def _show(self, has_result: bool, *, steps: float) -> bool:
-        """Show the parameters what the buckets hold. Returns `has_result`.
+        """Let each parameter's `grad` be what its bucket holds. Returns `has_result`.
 
-        `steps` says how many steps per rank, on average, this result counts for.
+        `steps` is the number of steps per rank, on average, that the result contains.
         """
         self._steps_in_round = steps
         self._family.show(self._frozen)
@@ -346,7 +346,7 @@ class GradientExchange(Exchange):
         self._frozen = {parameter for parameter in self._bucket_of if not parameter.requires_grad}
 
     def _leave_round_out(self) -> None:
-        """Forget a result that the program has seen, but has taken no step with."""
+        """Forget the result of a round that `synchronize` has shown, if the program has taken no step with it."""
         has_result, self._has_result = self._has_result, False
         if has_result:
             self._shown.leave_out()
@@ -368,21 +368,19 @@ class GradientExchange(Exchange):
         optimizer._base.step(optimizer)
         self.round_steps.after(optimizer)
 
-    # --- Flushes: see `horovod_partial.runtime.appliers.Applier`
+    # The methods from here to `apply_ahead` implement `horovod_partial.runtime.appliers.Applier`.
 
     @property
     def family(self) -> GradientFamily | None:
-        """See `horovod_partial.runtime.appliers.Applier`."""
         return self._family if self._tenure.is_current and self.buckets else None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether gradients wait for a step: those of a backward pass, or the result of a round."""
+        """Whether gradients of a backward pass, or the result of a round, wait for a step."""
         return self._has_result or self._is_ahead_of_step or self._family.is_begun
 
     @property
     def replica(self) -> ReplicaState | None:
-        """See `horovod_partial.runtime.appliers.Applier`."""
         optimizer = self.wrapped()
         if optimizer is None or not self._replays:
             return None
@@ -392,7 +390,7 @@ class GradientExchange(Exchange):
         _remove(self._hooks)
 
     def apply_rounds(self) -> None:
-        """Apply all rounds that this rank can take, oldest first. Called between two steps."""
+        """Apply all rounds that this rank can take, oldest first. Only between two steps."""
         optimizer = self.wrapped()
         if not self._replays or self.family is None or not self._hooks or optimizer is None:
             return
@@ -406,14 +404,14 @@ class GradientExchange(Exchange):
     def applies_ahead(self) -> bool:
         """Whether rounds can be applied to a copy of the model now.
 
-        They cannot while backward runs, while the user sees the result of a round, or on a CUDA stream other than the
-        default one.
+        This is impossible while backward runs, while the user sees the result of a round, or on a CUDA stream other than
+        the default one.
         """
         if not self._replays or not self._hooks or self._has_result or self._is_applying:
             return False
         if (
             self.synchronized and not self._is_ahead_of_step and self._shown
-        ):  # the user sees gradients now, and may change them
+        ):  # the user sees the gradients now, and may change them
             return False
         if torch._C._current_graph_task_id() != -1:
             return False
@@ -434,14 +432,14 @@ class GradientExchange(Exchange):
 
     @property
     def _has_arrived(self) -> bool:
-        """Whether this step's gradients have arrived in all buckets; always False with a measured plan (merging)."""
+        """Whether this step's gradients have arrived in all buckets; always False for merged gradients."""
         return self._merging is None and self._family.have_arrived
 
     def apply_ahead(self) -> None:
         """Apply all rounds that this rank can take to a copy of the model. The next step or flush copies it back.
 
-        Once this step's gradients have arrived, this applies nothing until their round has ended, and includes that
-        round. The program's gradients are then the result that `synchronize` would show.
+        If this step's gradients have arrived, nothing is applied before their round has ended. Then that round is
+        applied too, and the parameters' gradients become the result that `synchronize` would show.
         """
         optimizer = self.wrapped()
         with self._ahead.in_place_of(self._trained):
@@ -467,7 +465,7 @@ class GradientExchange(Exchange):
                 self._shown.show(self.buckets, misses_more=True)
 
     def _leave_the_wait(self) -> None:
-        """Copy the rounds that were applied while the program waited to the model."""
+        """Copy the parameters to which rounds were applied during a wait back to the model."""
         self._family.disturb(self._ahead.become_the_model())
 
     @contextmanager
@@ -479,7 +477,7 @@ class GradientExchange(Exchange):
             self._is_applying = before
 
     def _apply_all(self, optimizer: Any) -> int:
-        """Apply all rounds that this rank can take, oldest first. Returns how many."""
+        """Apply all rounds that this rank can take, oldest first. Returns the number of rounds."""
         rounds = 0
         while self._replays and self._hooks and self._take_round():
             self._shown.warn_of_missed_round()
@@ -489,7 +487,7 @@ class GradientExchange(Exchange):
 
     @contextmanager
     def _gradients_kept(self) -> Iterator[None]:
-        """Restore the gradients at the end of this context, because backward passes accumulate in them."""
+        """Context after which the parameters' gradients are as before it, so that backward passes can add to them."""
         gradients = {p: None if p.grad is None else p.grad.clone() for p in self._bucket_of}
         try:
             yield
@@ -510,7 +508,7 @@ class GradientExchange(Exchange):
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
         self._leave_round_out()
-        # Forget the gradients of a backward pass that failed half way.
+        # This also forgets the gradients of a backward pass that has failed halfway.
         self._restart()
 
     def _restart(self) -> None:
@@ -523,12 +521,10 @@ class GradientExchange(Exchange):
         self._passes = passes
         self._passes_left = dict.fromkeys(self._passes_left, passes)
 
-    # --- Rounds --------------------------------------------------------------------------------------------------
-
     @property
     def rounds(self) -> int:
         if not self._hooks:
-            return self._local_steps  # every step is a round
+            return self._local_steps  # without other ranks every step counts as a round
         if not self._tenure.is_current:
             return 0
         return self._merging.rounds if self._merging is not None else self._family.taken
@@ -541,10 +537,10 @@ class GradientExchange(Exchange):
         if self._replays:
             self.thread = threading.get_ident()
         runtime.flush(self.process_set.process_set_id)
-        if not self._replays and self._tenure.is_current:  # the buckets have been used in this generation
+        if not self._replays and self._tenure.is_current:  # without replay, the sums of missed results are applied
             has_result = self._family.collect()
             with self._gradients_kept():
-                if self._show(has_result, steps=0.0):  # the steps were counted when they were taken
+                if self._show(has_result, steps=0.0):  # 0 steps, because each was counted when it was taken
                     self._apply_round(optimizer)
         self._flushed_at = self._local_steps
 
@@ -555,8 +551,6 @@ class GradientExchange(Exchange):
         if not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
             return True
         return self._family.is_settled
-
-    # --- State ---------------------------------------------------------------------------------------------------
 
     def before_state_dict(self) -> None:
         if self._has_warned or self.is_flushed:

@@ -1,4 +1,4 @@
-"""Hooks into the function in which a program waits for any of Horovod's own operations."""
+"""Replaces the functions by which a program waits for Horovod's own operations, and asks whether they are over."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from horovod.torch import mpi_ops
 
 from horovod_partial.runtime.runtime import Runtime
 
-_LEAST_NS = 50_000  # shorter waits are not recorded: they are for operations that are over
+_LEAST_NS = 50_000  # shorter waits are not recorded, because their operations were practically over
 
 
 @functools.cache
 def install(runtime: Runtime) -> None:
-    """Install the hooks. A second call does nothing.
+    """Replace Horovod's functions for waiting and polling. A second call does nothing.
 
     From now on the core knows which threads wait for Horovod, rounds are taken during such waits, and the waits are
     recorded if this rank writes a recording.

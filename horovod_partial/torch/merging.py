@@ -20,13 +20,13 @@ from horovod_partial.torch.operations import runtime
 
 
 class Merging(FusedTraining):
-    """The gradients of one optimizer that travel by a plan.
+    """The gradients of one optimizer of PyTorch, and the measured plan by which they travel.
 
-    Hooks call `gradient` in autograd's threads. The application's thread calls all other methods, and never at the same
-    time.
+    Gradient hooks call `gradient` in autograd's threads. The application's thread calls all other methods, and never at
+    the same time.
 
     Args:
-        options: the user's options.
+        options: the user's argument `merging`.
         names: the trained parameters with their names, in the order of the model.
         process_set: the ranks that take part.
         name: prefix of the buckets' names.
@@ -59,28 +59,28 @@ class Merging(FusedTraining):
         return {name: [self._parameters[i] for i in message] for name, message in self.messages.items()}
 
     def gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Note that a gradient is there. If steps are being measured, wait until its device has made it."""
+        """Note that backward has made a parameter's gradient. While steps are measured, wait for its device first."""
         if parameter.is_cuda and self._steps.measures():
             torch.cuda.synchronize(parameter.device)
         self._steps.record_gradient(self._positions[parameter], parameter.numel())
 
     def synchronized(self) -> None:
-        """Note that all results of a step are there."""
+        """Note that all results of a step are there, so that the step's time ends."""
         self._due = self._steps.step_ended() or self._due
 
     def is_due(self) -> bool:
-        """Return whether a plan is due, which is the same on all ranks. It is True only once for each plan."""
+        """Return whether a new plan of merged gradients is due: True once for each plan, at the same step on all ranks."""
         due, self._due = self._due, False
         return due
 
 
 class Collectives:
-    """The `horovod_partial.merging.planner.Collectives` of PyTorch. They are made when a plan is due.
+    """The collectives by which ranks plan merged gradients, in PyTorch.
 
     Args:
         process_set: the ranks that take part.
         reduce: sums a tensor over the ranks under a name, in the same way as the training, and waits. It returns False
-            if the result does not contain this rank's contribution. Then its time is not valid.
+            if the sum does not contain this rank's contribution.
         device: the device of the tensors that measure what a message costs.
     """
 

@@ -1,4 +1,4 @@
-"""Packs what a policy of models averages into one flat tensor: parameters, buffers and optimizer state."""
+"""Packs the tensors that a policy of models averages into a flat one: parameters, buffers and optimizer state."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from horovod_partial.torch.devices import check_device
 class ModelBucket:
     """Tensors of a model that travel together, so that all of them belong to the same round.
 
-    They are copied, because the optimizer may write a tensor while its copy travels. Tensors of half precision travel
-    as float32, so that their average is exact enough. If one tensor is float64, all travel as float64.
+    The tensors are copied into a flat one, because the optimizer may write them while the copy travels. Tensors of half
+    precision travel as float32, so that their average is exact enough. If one tensor is float64, all travel as float64.
 
     Raises:
-        ValueError: a tensor has another type, or lies on a device that is not supported or not the same as the others'.
+        ValueError: a tensor is not of a floating-point type, its device is not supported, or the devices differ.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -38,12 +38,12 @@ class ModelBucket:
 
     @torch.no_grad()
     def pack(self) -> None:
-        """Copy the tensors into the flat one."""
+        """Copy the model's tensors into the flat tensor."""
         torch._foreach_copy_(self._views, self.tensors)
 
     @torch.no_grad()
     def unpack(self) -> None:
-        """Copy the flat tensor into the others."""
+        """Copy the flat tensor back into the model's tensors."""
         torch._foreach_copy_(self.tensors, self._views)
 
 
@@ -53,16 +53,16 @@ def averaged_tensors(
     average: tuple[str, ...],
     named_buffers: Iterable[tuple[str, torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """Return the tensors that a policy averages, in the same order on every rank.
+    """Return the tensors that a policy of models averages, in the same order on every rank.
 
     State means tensors that the optimizer keeps in the shape of a parameter, such as momentum. Counters of steps are
-    not averaged. If a parameter has no state on this rank, because it has had no gradient yet, zeros are used, because
-    its state would begin with zeros.
+    not averaged. A parameter that has had no gradient on this rank has no state; it counts as zeros, with which state
+    begins.
 
     Args:
         parameters: the trained parameters.
         state: the state of the optimizer.
-        average: same as in the policy.
+        average: what the policy averages: some of `"parameters"`, `"buffers"` and `"state"`.
         named_buffers: the buffers of the model with their names.
     """
     tensors: list[torch.Tensor] = list(parameters)

@@ -1,4 +1,4 @@
-"""Averages models over ranks after each rank's own step.
+"""Averages an optimizer's model over ranks after each rank's own step, in PyTorch.
 
 The policies are `hvd.GroupAverage` (WAGMA-SGD, IEEE TPDS 2021), `hvd.PartialReduce` (P-Reduce, SIGMOD'21) and
 `hvd.WeightedAverage` (WP-SGD).
@@ -34,8 +34,8 @@ class WeightedAverageInfo:
     """What went into an average by `hvd.WeightedAverage`.
 
     Attributes:
-        steps: by rank, the number of steps since the average before.
-        weights: by rank, its weight; the same bits on every rank.
+        steps: how many steps each rank had taken since the average before, by rank.
+        weights: the weight of each rank's model, by rank; bit for bit the same on every rank.
         useful: whether the average has a better bound than the fastest rank's model alone (`wp_sgd.average_is_useful`).
         converges: whether the bound holds if such averages are repeated (`wp_sgd.average_converges`).
     """
@@ -47,17 +47,17 @@ class WeightedAverageInfo:
 
 
 class ModelExchange(models.ModelExchange, Exchange):
-    """The exchange of an optimizer under a policy of models: a local step, then an average.
+    """Averages an optimizer's model under a policy of models: a local step, then an average.
 
-    Only one thread may use it at a time, same as any optimizer.
+    Only one thread may use this object at a time, same as any optimizer.
 
     Args:
-        optimizer: the optimizer; its model is averaged.
-        names: the names of its parameters.
+        optimizer: the optimizer whose model is averaged.
+        names: the names of the optimizer's parameters.
         named_buffers: the buffers of the model with their names, for a policy that averages them.
         process_set: the ranks that take part.
         policy: the policy.
-        round_steps: what is done around each step: clipping, transforms and hooks.
+        round_steps: the clipping, transforms and hooks around each step.
 
     Raises:
         ValueError: there is nothing to average.
@@ -88,15 +88,15 @@ class ModelExchange(models.ModelExchange, Exchange):
             raise ValueError("there is nothing to average: no parameter of the optimizer requires a gradient")
         self._name = Name(process_set, [names[p] for p in parameters])
         self._members = tuple(bucket_config.member(names[p], p.shape) for p in self._trained)
-        self._tenure = Tenure(runtime)  # the generation in which the bucket was declared
-        self._bucket: ModelBucket | None = None  # made in the first step, because there is no state before
+        self._tenure = Tenure(runtime)  # the generation of Horovod in which the bucket was declared
+        self._bucket: ModelBucket | None = None  # None before the first step, because the optimizer has no state then
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
-        # How the slow momentum learns from the average that is under way, if that is over all ranks.
+        # What the slow momentum calls with the result of the average that is under way; None if it does not learn from it.
         self._learn: Callable[[torch.Tensor], None] | None = None
         self._local_steps = 0
-        self._flushed_at = 0  # the value of `_local_steps` at the last flush
+        self._flushed_at = 0  # the number of local steps at the last flush
 
     def _enter(self) -> None:
         if self._tenure.enter():
@@ -114,8 +114,6 @@ class ModelExchange(models.ModelExchange, Exchange):
                 "what was trained then: call optimizer.flush(), then wrap an optimizer of what is trained from now on"
             )
 
-    # --- Steps ---------------------------------------------------------------------------------------------------
-
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         self._refuse_other_layers()
         self.synchronize()
@@ -131,7 +129,7 @@ class ModelExchange(models.ModelExchange, Exchange):
             self._learn = None
             if self._slow_momentum is not None and self.averages_all():
                 if isinstance(self.policy, GroupAverage) and self.rounds == 0:
-                    self._learn = self._slow_momentum.begin_at  # the first average is plain, same as after a flush
+                    self._learn = self._slow_momentum.begin_at  # the first average has no momentum yet
                 else:
                     self._slow_momentum.contribute(self._parameters_of(flat))
                     self._learn = self._slow_momentum.take
@@ -155,7 +153,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         return evaluated
 
     def synchronize(self) -> None:
-        """Wait for the average that is under way, if there is one. There may be one with `overlap`."""
+        """Wait for the average that is under way, if any. With the policy's `overlap` there may be one after a step."""
         handle, bucket = self._in_flight, self._bucket
         self._forget_in_flight()
         if handle is None or bucket is None:
@@ -180,13 +178,13 @@ class ModelExchange(models.ModelExchange, Exchange):
     def _pack(self, tensors: Sequence[torch.Tensor]) -> ModelBucket:
         known = self._bucket.tensors if self._bucket is not None else []
         if len(known) != len(tensors) or any(a is not b for a, b in zip(known, tensors, strict=True)):
-            self._bucket = ModelBucket(tensors)  # in the first step, or after loading
+            self._bucket = ModelBucket(tensors)  # in the first step, and after a state was loaded, tensors are new
         assert self._bucket is not None
         self._bucket.pack()
         return self._bucket
 
     def _parameters_of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the parameters within a packed model. They come first."""
+        """Return the parameters within a packed model, in one dimension. They lie before buffers and state."""
         return flat[: sum(parameter.numel() for parameter in self._trained)]
 
     def _forget_in_flight(self) -> None:
@@ -194,8 +192,6 @@ class ModelExchange(models.ModelExchange, Exchange):
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
-
-    # --- Averages over all ranks
 
     def _signal(self) -> None:
         signal(self.signal_name, self.process_set)
@@ -211,19 +207,17 @@ class ModelExchange(models.ModelExchange, Exchange):
             self._slow_momentum.begin_at(self._parameters_of(bucket.flat))
         return handle.info().work
 
-    # --- Rounds and state ----------------------------------------------------------------------------------------
-
     @property
     def rounds(self) -> int:
         if not self.is_needed:
-            return self._local_steps  # alone, every step is a round
+            return self._local_steps  # without other ranks every step counts as a round
         return super().rounds if self._tenure.is_current else 0
 
     def flush_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self.synchronize()
         if self.is_needed:
             self._enter()
-            # Before the first round a rank may have made no step, and have no state yet.
+            # Before the first round a rank may have taken no step, so its optimizer may have no state yet.
             self.flush(self._tensors(optimizer, with_state=self.rounds > 0))
         self._flushed_at = self._local_steps
 
@@ -245,7 +239,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def forget(self) -> None:
         if runtime.failed or not runtime.is_initialized():
             self._forget_in_flight()
-            self._bucket = None  # Horovod may still use the old bucket's memory, which the handle keeps alive
+            self._bucket = None  # Horovod may still write to this bucket, whose memory the handle keeps alive
         self.synchronize()
         if self._tenure.is_current:
             runtime.clear(self.process_set.process_set_id, [self.name])

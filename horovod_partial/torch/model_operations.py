@@ -75,7 +75,7 @@ def average_(
     steps: int | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Same as `average`, but in place."""
+    """Same as `hvd.average`, but the tensor is overwritten by the average."""
     return synchronize(average_async_(tensor, policy, name, steps=steps, process_set=process_set))
 
 
@@ -87,7 +87,7 @@ def average_async(
     steps: int | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
-    """Same as `average`, but does not wait for the result.
+    """Same as `hvd.average`, but does not wait for the result.
 
     Returns:
         A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`. The latter tells the ranks in the average
@@ -104,7 +104,7 @@ def average_async_(
     steps: int | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
-    """Same as `average_async`, but in place."""
+    """Same as `hvd.average_async`, but the tensor is overwritten by the average."""
     return _average(tensor, tensor, policy, name, steps, process_set)
 
 
@@ -129,16 +129,16 @@ def arrive(
     *,
     members: Sequence[str] = (),
 ) -> PartialHandle:
-    """Arrive with a model at the bucket of a policy.
+    """Arrive with a model at its bucket, under a policy of models.
 
     Args:
         tensor: the model.
-        output: where the average goes.
+        output: the tensor that the average is written to, of the same shape and dtype.
         name: name of the bucket.
         policy: a policy of models, or `Quorum(1.0)` for a plain average over all ranks that are in training.
         process_set: the ranks that take part.
-        work: the steps or the iteration that the model's weight follows from.
-        members: what lies in the tensor, as `bucket_config.member` says it.
+        work: the steps, or the iteration, that decide the model's weight.
+        members: the tensors within the model, each as a text of `bucket_config.member`.
 
     Raises:
         ValueError: the tensor or the name cannot be used, or Horovod has not been initialised.
@@ -159,8 +159,11 @@ def arrive(
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Tell the other ranks that some rank has come here, by a round. Only the first round waits, for all ranks."""
-    nothing = torch.zeros(1, device="cpu")  # the declaration says CPU, whatever the default device is
+    """Tell the other ranks by a round of a bucket that some rank has come to this call.
+
+    Only the first round waits for all ranks.
+    """
+    nothing = torch.zeros(1, device="cpu")  # not on PyTorch's default device: the declaration says CPU
     config = make_config(
         dtype=nothing.dtype, shape=tuple(nothing.shape), size=runtime.size_of(process_set), **bucket_config.of_signals()
     )

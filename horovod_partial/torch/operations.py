@@ -1,4 +1,4 @@
-"""Partial allreduce of tensors, and the life cycle of Horovod around it."""
+"""Partial allreduces of PyTorch's tensors, and Horovod's `init`, `shutdown`, `join` and process sets around them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from horovod_partial.torch.devices import check_device, device_number, stream_ha
 runtime = Runtime("torch", torch.__version__, mpi_ops, library_of(mpi_lib_v2), waits_are_told=True)
 horovod_waits.install(runtime)
 
-# The types that Horovod's PyTorch operations reduce, by the number that its core gives them.
+# The dtypes that Horovod's PyTorch operations reduce, each with the number that Horovod's core gives it.
 _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
 
 
@@ -35,7 +35,7 @@ class _InFlight:
 
     Some handles are never synchronized, for example after a failed backward pass. `add` removes operations that have
     ended, but only when the set has grown to twice its size after the last removal, so the cost per operation stays
-    small. Any thread may call.
+    small. Any thread may use this object.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class PartialHandle:
 
     def __init__(self, handle: Any, source: torch.Tensor, work: torch.Tensor, output: torch.Tensor) -> None:
         self.handle = handle
-        self.source = source  # the core reads it until the round has run
+        self.source = source  # the core reads this tensor until the round has ended
         self.work = work
         self.output = output
         _in_flight.add(self)
@@ -72,7 +72,7 @@ class PartialHandle:
         try:
             runtime.wait(self.handle)
         finally:
-            if self.handle.poll():  # False if an interrupt has ended the wait
+            if self.handle.poll():  # unless an interrupt has ended the wait
                 _in_flight.discard(self)
         if self.work is not self.output:
             self.output.copy_(self.work)
@@ -86,27 +86,27 @@ class PartialHandle:
 
 
 def init(*args: Any, **kwargs: Any) -> None:
-    """`horovod.torch.init`, then a handshake that proves on every rank that partial collectives work there.
+    """Call `horovod.torch.init`, then prove by a handshake that partial collectives work on every rank.
 
     Raises:
         ImportError: partial collectives do not work on some rank, because a hook does not run.
         ValueError: settings contradict each other. Every rank raises the same error.
     """
     runtime.init(*args, **kwargs)
-    _config_of.cache_clear()  # rank 0 may have another policy in its settings
+    _config_of.cache_clear()  # the default policy may have come from the settings of rank 0 just now
 
 
 def shutdown() -> None:
-    """`horovod.torch.shutdown`, after all late contributions have been delivered and every rank has called this.
+    """Wait until every rank calls this and all late contributions are delivered; then `horovod.torch.shutdown`.
 
-    It does not wait while an exception is being handled, unless the exception is an exit with status 0. A program that
-    never calls it waits and delivers at exit.
+    This does not wait while an exception is being handled, unless the exception is an exit with status 0. A program that
+    never calls this waits and delivers at exit.
     """
     runtime.shutdown()
 
 
 def join(device: int | None = None) -> int:
-    """`horovod.torch.join`, after this rank's late contributions have been delivered.
+    """Deliver this rank's late contributions, then call `horovod.torch.join`.
 
     Args:
         device: number of the GPU that holds the zeros which this rank contributes from then on; -1 is the CPU. None,
@@ -121,8 +121,8 @@ def join(device: int | None = None) -> int:
 def flush(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank flushes, and all late contributions have been delivered.
 
-    It applies the rounds that this rank has missed, for the optimizers of the calling thread. The results of other
-    missed rounds come with the next operation of the same name. Ranks that have joined need not call it. A rank that
+    The rounds that this rank has missed are applied, for the optimizers of the calling thread. The results of other
+    missed rounds come with the next operation of the same name. Ranks that have joined need not call this. A rank that
     has used no partial collective in this process set need not call it either, and does not wait if it does.
     """
     check_kinds({"process_set": process_set})
@@ -131,7 +131,7 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """`horovod.torch.add_process_set`, after a flush of every process set in use; all ranks come, as with Horovod.
+    """Flush every process set in use, then call `horovod.torch.add_process_set`. All ranks must call this.
 
     Args:
         process_set: a `hvd.ProcessSet`, or the ranks of a new one.
@@ -143,7 +143,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """`horovod.torch.remove_process_set`, after a flush of every process set in use; all ranks come, as with Horovod.
+    """Flush every process set in use, then call `horovod.torch.remove_process_set`. All ranks must call this.
 
     Returns:
         Whether the process set existed and was removed. The process set of all ranks is never removed.
@@ -152,7 +152,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
-    """What happened to the rounds, as a dictionary by bucket; its keys stand in the reference, under Statistics."""
+    """Return what happened to the rounds of each bucket. `docs/api.md` explains the keys, under Statistics."""
     check_kinds({"process_set": process_set})
     return round_stats.summarise(runtime.statistics(process_set.process_set_id))
 
@@ -175,11 +175,11 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
     runtime.record(directory, megabytes)
 
 
-@functools.lru_cache(maxsize=4096)  # one for each bucket; called in every round
+@functools.lru_cache(maxsize=4096)  # has an entry for each bucket, and is called in every round
 def make_config(
     *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any
 ) -> _attach.BucketConfig:
-    """Check the arguments of a bucket, and build its declaration for the core. `dtype` is the type that travels."""
+    """Check the arguments of a bucket, and build its declaration for the core. `dtype` is that of the data sent."""
     spec = bucket_config.arguments(
         average=is_average(op, Average, Sum), is_integer=not dtype.is_floating_point, **arguments
     )
@@ -187,7 +187,7 @@ def make_config(
 
 
 def wire_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that travels: bfloat16, which Horovod 0.28.1 lacks, is widened to float32 (twice the bytes).
+    """Return the dtype in which tensors of a dtype travel. Horovod 0.28.1 lacks bfloat16, which travels as float32.
 
     Raises:
         ValueError: Horovod does not reduce tensors of this type.
@@ -212,8 +212,8 @@ def partial_allreduce_async_(
 
     A rank that comes too late for a round gets the result of that round at once. If it has missed several, it gets their
     sum, or the newest if the policy says `missed="latest"`. Its own contribution travels with the next round (eager-SGD,
-    PPoPP'20, section 4). Over all rounds, and after
-    `flush`, every contribution has been delivered exactly once. The result has no gradient.
+    PPoPP'20, section 4). Over all rounds, and after `flush`, every contribution has been delivered exactly once. The
+    result has no gradient.
 
     Args:
         tensor: the contribution, and afterwards the result; contiguous, on the CPU or a GPU that Horovod reduces on;
@@ -256,7 +256,7 @@ def partial_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle | int:
-    """Same as `partial_allreduce_async_`, but the result is a new tensor."""
+    """Same as `hvd.partial_allreduce_async_`, but the result is a new tensor."""
     output = empty_like(tensor)
     return _submit(
         tensor,
@@ -271,12 +271,12 @@ def partial_allreduce_async(
 
 
 def partial_allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Same as `partial_allreduce_async_`, but waits for the result and returns it."""
+    """Same as `hvd.partial_allreduce_async_`, but waits for the result and returns it."""
     return synchronize(partial_allreduce_async_(tensor, *args, **kwargs))
 
 
 def partial_allreduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Same as `partial_allreduce_async`, but waits for the result and returns it."""
+    """Same as `hvd.partial_allreduce_async`, but waits for the result and returns it."""
     return synchronize(partial_allreduce_async(tensor, *args, **kwargs))
 
 
@@ -314,7 +314,7 @@ def _submit(
         )
         try:
             config = _config_of(*what)
-        except TypeError:  # an argument cannot be hashed, so it is wrong: the checks say why
+        except TypeError:  # an argument cannot be hashed, so it is wrong: call the checks, which say why
             config = _config_of.__wrapped__(*what)
         if config is not None:
             return submit(tensor, output, _check_call(tensor, name), process_set, config)
@@ -323,7 +323,7 @@ def _submit(
     return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
 
 
-@functools.lru_cache(maxsize=4096, typed=True)  # checks cost more than all the rest; a program repeats its arguments
+@functools.lru_cache(maxsize=4096, typed=True)  # the checks take longer than all the rest of an operation
 def _config_of(
     dtype: torch.dtype,
     shape: tuple[int, ...],
@@ -355,12 +355,12 @@ def _config_of(
 
 
 def require_tensor(tensor: Any) -> None:
-    """Raise ValueError if this is not a tensor."""
+    """Raise ValueError if an argument is not a `torch.Tensor`."""
     require(isinstance(tensor, torch.Tensor), "tensor", "a torch.Tensor", tensor)
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor for the result, so that the argument stays unchanged."""
+    """Return a new tensor for the result of an operation, of the argument's shape, dtype and device."""
     require_tensor(tensor)
     return torch.empty_like(tensor)
 
@@ -375,7 +375,7 @@ def check_arguments(tensor: torch.Tensor, name: str | None, process_set: Process
 
 
 def _check_call(tensor: torch.Tensor, name: str | None) -> str:
-    """The checks that every call needs; the others are cached by the tensor's type and shape."""
+    """Make the checks that every call needs. (Checks of the tensor's dtype and shape are cached.) Returns the name."""
     if not isinstance(name, str) or not name:
         check_kinds({"name": name})
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")
@@ -394,9 +394,9 @@ def submit(
     config: _attach.BucketConfig,
     work: int = 0,
 ) -> PartialHandle:
-    """Arrive at a bucket's open round with a contiguous tensor. It is widened if Horovod cannot reduce its type.
+    """Arrive at a bucket's open round with a contiguous tensor, as float32 if Horovod cannot reduce its dtype.
 
-    `work` is the number of steps behind a model, for an average by work.
+    `output` gets the result. `work` are the steps, or the iteration, that decide the weight of a model.
     """
     wire = wire_dtype(tensor.dtype)
     source = tensor if wire == tensor.dtype else tensor.to(wire)
@@ -421,7 +421,7 @@ def synchronize(handle: PartialHandle | int) -> torch.Tensor:
 
 
 def poll(handle: PartialHandle | int) -> bool:
-    """Whether a partial collective or an operation of Horovod's has ended, so that `synchronize` would not block."""
+    """Return whether a partial collective or an operation of Horovod's has ended: `synchronize` would not block."""
     if isinstance(handle, PartialHandle):
         return handle.poll()
     _require_handle(handle)

@@ -1,4 +1,4 @@
-"""`hvd.DistributedOptimizer` with a sync policy."""
+"""`hvd.DistributedOptimizer` of PyTorch, with a sync policy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     grad_scaler: torch.amp.GradScaler | None = None,
     named_buffers: Iterable[tuple[str, torch.Tensor]] | None = None,
 ) -> torch.optim.Optimizer:
-    """Wrap an optimizer so that gradients are combined over the ranks before they are applied, or models after.
+    """Wrap an optimizer so that gradients are combined over the ranks before its step, or models are averaged after it.
 
     The arguments before `sync`, the methods `synchronize`, `skip_synchronize`, `set_backward_passes_per_step` and the
     errors are the same as in `horovod.torch.DistributedOptimizer`. With a partial policy gradients are packed into
@@ -80,12 +80,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         merging: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.merging_plan`). None leaves
             packing to Horovod under `Full()`, and packs by size (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
         max_grad_norm: clip the gradients of each round together to this norm, by `torch.nn.utils.clip_grad_norm_`.
-        max_grad_value: clip each element of them to this value, by `torch.nn.utils.clip_grad_value_`.
+        max_grad_value: clip each element of these gradients to this value, by `torch.nn.utils.clip_grad_value_`.
         grad_transform: a function that changes the list of each round's gradients in place, before they are clipped.
         grad_scaler: the GradScaler of the training, if it uses one. Under a partial policy contributions travel
-            unscaled, because the scale may change before a late one is applied. If the result of a round is not finite
-            every rank skips it, and the scale moves by rounds. The `step` of a GradScaler that was not passed raises
-            RuntimeError.
+            unscaled, because the scale may change before a late one is applied. If the result of a round is not finite,
+            every rank skips the round; the scale changes once for each round. The `step` of a GradScaler that was not
+            passed raises RuntimeError.
         named_buffers: `model.named_buffers()`, for a model policy that averages buffers.
 
     Returns:
@@ -173,7 +173,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             merging=merging,
             round_steps=round_steps,
             bucket_options={
-                # Merged gradients travel in rounds. Under Full() each waits for every rank.
+                # Merged gradients travel in rounds. Under Full() each round waits for every rank.
                 "sync": Quorum(1.0) if isinstance(policy, Full) else policy,
                 "op": op,
                 "gradient_predivide_factor": gradient_predivide_factor,
@@ -181,7 +181,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             },
         )
 
-    # A fused optimizer's step would unscale by itself, before the reduction and on this rank only.
+    # With this property True, the step of a fused optimizer would unscale by itself, before the reduction.
     takes_scaler: Any = property(_refuse_unknown_scaler) if grad_scaler is None else False
     wrapped = wrap(optimizer, make_exchange, backward_passes_per_step, _step_supports_amp_scaling=takes_scaler)
     if grad_scaler is not None and wrapped._exchange.unscales:
@@ -192,7 +192,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _refuse_unknown_scaler(_: torch.optim.Optimizer) -> bool:
-    """Stands in for `_step_supports_amp_scaling`, which `GradScaler.step` reads first."""
+    """Raise an error about a GradScaler that the optimizer was not wrapped with.
+
+    The getter of `_step_supports_amp_scaling`, the property that `GradScaler.step` reads first.
+    """
     raise RuntimeError(
         "a GradScaler steps an optimizer that was wrapped without it: late gradients would be applied with their scale. "
         "Pass it: hvd.DistributedOptimizer(..., grad_scaler=scaler)"

@@ -14,15 +14,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod_partial.torch.operations import runtime
 
-# By parameter, a weak reference to its wrapped optimizer. Only threads that wrap or use optimizers read and write it.
+# For each parameter, a weak reference to its wrapped optimizer. Without a lock: only threads that wrap or use optimizers
+# read and write it.
 _owners: Any = WeakTensorKeyDictionary()
 
 
 def take_over(optimizer: Any, process_set: ProcessSet) -> None:
-    """Let all parameters that require gradients belong to a new wrapper.
+    """Let all parameters of a wrapped optimizer that require gradients belong to it.
 
-    An earlier wrapper of any of them reduces nothing from now on. A new wrapper of a process set without this rank
-    takes nothing over, because it reduces nothing here.
+    An earlier wrapper of any of these parameters reduces nothing from now on. If this rank is not in the process set,
+    nothing changes, because the new wrapper reduces nothing here.
 
     Raises:
         ValueError: an earlier wrapper is in the middle of a step.

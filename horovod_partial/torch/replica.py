@@ -1,4 +1,4 @@
-"""A replica as plain values, for comparison: an optimizer's parameters, its state, and what follows its rounds."""
+"""The values that ranks compare of an optimizer of PyTorch: its parameters, its state, and what follows its rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN = (bool, int, float, complex, str, type(None))
 
 
 class _Tensor(NamedTuple):
-    """Stands for a tensor among plain values. Its bytes travel separately, under `key`."""
+    """Stands for a tensor among the plain values of a replica. The tensor's bytes travel separately, under `key`."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -22,14 +22,14 @@ class _Tensor(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """Stands for a value that cannot be compared. Each rank keeps its own."""
+    """Stands for a value of a replica that cannot be compared. Each rank keeps its own value."""
 
 
 class ReplicaState:
-    """The values of one replica by keys: see `horovod_partial.runtime.healing.Replica`.
+    """The values of one replica by keys. Implements `horovod_partial.runtime.healing.Replica`.
 
     Args:
-        optimizer: the optimizer; its state and parameter groups belong to the replica.
+        optimizer: the optimizer. Its state and parameter groups belong to the replica.
         names: the parameters that belong to the replica, with their names.
         followers: objects that change with the optimizer's rounds. They have `state_dict` and `load_state_dict`.
     """
@@ -42,29 +42,27 @@ class ReplicaState:
         self._followers = followers
 
     def parameters(self) -> dict[Key, Array]:
-        """Return the bytes of the parameters only."""
+        """Return the bytes of the replica's parameters, without the optimizer's state."""
         return {key: bytes_of(parameter) for key, parameter in self._of_parameters()}
 
     def arrays(self) -> dict[Key, Array]:
-        """Return the bytes of all tensors, including tensors within lists and dictionaries."""
+        """Return the bytes of all tensors of the replica, including tensors within lists and dictionaries."""
         arrays: dict[Key, Array] = {}
         for key, value in self._values():
             _take_apart(value, key, arrays)
         return arrays
 
     def numbers(self) -> dict[Key, Any]:
-        """Return all values, with a `_Tensor` in place of each tensor, and an `_Own` for what cannot be compared."""
+        """Return all values of the replica. A `_Tensor` stands for each tensor, an `_Own` for what cannot be compared."""
         return {
             key: _take_apart(value, key, {}) for key, value in sorted(self._values(), key=lambda item: str(item[0]))
         }
 
     def is_finite(self) -> bool:
-        """Whether all elements of all parameters are finite."""
         return all(bool(torch.isfinite(parameter).all()) for parameter in self._parameters.values())
 
     @torch.no_grad()
     def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
-        """Overwrite this replica with these values. Returns, for each tensor that differed, the largest difference."""
         mine = self.arrays()
         apart = {
             key: _distance(mine.get(key), data, numbers, key)
@@ -110,13 +108,13 @@ class ReplicaState:
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
-    """Return the bytes of a tensor in one dimension, on the host. No copy if the tensor is contiguous there already."""
+    """Return the bytes of a tensor as uint8, in one dimension. Without a copy if it is contiguous and on the host."""
     dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
     return dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _take_apart(value: Any, key: Key, arrays: dict[Key, Array]) -> Any:
-    """Return a plain value that stands for `value`, and put the bytes of its tensors into `arrays`."""
+    """Return `value` with plain values in place of its tensors, whose bytes are put into `arrays`."""
     kind, name, what = key
     if torch.is_tensor(value):
         arrays[key] = bytes_of(value)
@@ -144,9 +142,9 @@ def _put_together(value: Any, arrays: Mapping[Key, Array], own: Any) -> Any:
 
 
 def _put(owner: dict[str, Any], key: str, value: Any, device: torch.device) -> None:
-    """Set a value. A tensor of the same shape and dtype is overwritten in place, because other objects may hold it.
+    """Set `owner[key]`. A tensor of the same shape and dtype is overwritten, because other objects may hold it.
 
-    A new tensor goes to `device`, except for a single number: PyTorch keeps those on the host.
+    A new tensor goes to `device`, but a single number stays on the host, where PyTorch keeps such numbers.
     """
     old = owner.get(key)
     if not torch.is_tensor(value) or value is old:

@@ -1,4 +1,4 @@
-"""Functions that check, save and equalise replicas: comparison, checkpoints, averages of buffers, broadcasts."""
+"""Functions of `hvd` that check, save and equalise replicas: comparison, checkpoints, averages of buffers, broadcasts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import bytes_of
 
-# Keys that identify the state of a learning rate schedule, or of a scaler. Rounds change both.
+# Keys by which the state of a learning rate schedule, or of a GradScaler, is recognised. A flush may change both.
 _MOVED_BY_ROUNDS = ({"last_epoch", "_step_count"}, {"scale", "growth_factor", "_growth_tracker"})
 
 
@@ -27,12 +27,12 @@ def assert_replicas_equal(
 ) -> None:
     """Compare parameters, and the optimizer's state, over all ranks, bit for bit; every rank must call this.
 
-    It costs a hash of each tensor and one small collective. Call `optimizer.flush()` before. Buffers, such as those of
-    BatchNorm, are not compared, because each rank has its own.
+    The comparison costs a hash of each tensor and one small collective. Call `optimizer.flush()` before. Buffers, such
+    as those of BatchNorm, are not compared, because each rank has its own.
 
     Args:
-        model: its parameters are compared.
-        optimizer: its state is compared too; None compares no state.
+        model: the model whose parameters are compared.
+        optimizer: the optimizer whose state is compared; None compares no state.
         process_set: the ranks that take part.
 
     Raises:
@@ -56,11 +56,11 @@ def assert_replicas_equal(
 def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Any, **more: Any) -> None:
     """Flush the optimizer, then write a checkpoint on the first rank of its process set; every rank must call this.
 
-    Under `hvd.WorkSharing()` it does not flush, because between two steps a rank's model is always that of its newest
+    Under `hvd.WorkSharing()` this does not flush, because between two steps a rank's model is always that of its newest
     update. Call it from a round hook there (`optimizer.register_round_hook`): a hook sees each update once.
 
     The file appears whole or not at all. `torch.load` returns a dictionary with the state dictionaries `model` and
-    `optimizer`, and the entries of `more`. Buffers are those of the rank that writes: if that matters, call
+    `optimizer`, and the entries of `more`. Buffers come from the rank that writes: if that matters, call
     `hvd.average_buffers` before.
 
     Args:
@@ -104,7 +104,7 @@ def average_buffers(model: torch.nn.Module, process_set: ProcessSet = global_pro
     changed.
 
     Args:
-        model: its buffers are averaged.
+        model: the model whose buffers are averaged.
         process_set: the ranks that take part.
 
     Raises:
@@ -122,7 +122,7 @@ def average_buffers(model: torch.nn.Module, process_set: ProcessSet = global_pro
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """`horovod.torch.broadcast_parameters`, after a flush, because late gradients belong to the old model.
+    """Flush, because late gradients belong to the old model; then call `horovod.torch.broadcast_parameters`.
 
     All ranks must call this.
     """
@@ -131,7 +131,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 def _flush() -> None:
-    """Flush without a comparison: replicas may differ, and are about to get the values of one rank."""
+    """Flush without a comparison of replicas, since a broadcast will give them the values of one rank."""
     if runtime.is_initialized():
         runtime.flush(global_process_set.process_set_id, compares=False)
 
@@ -139,10 +139,10 @@ def _flush() -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """`horovod.torch.broadcast_optimizer_state` after a flush, also for an optimizer without state, such as plain SGD.
+    """Flush, then call `horovod.torch.broadcast_optimizer_state`. All ranks must call this.
 
-    For such an optimizer Horovod sends nothing, so a resumed learning rate would stay on one rank. All ranks must call
-    this.
+    For an optimizer without state, such as plain SGD, Horovod sends nothing, and a resumed learning rate would stay on
+    one rank. This function sends the options of the parameter groups then.
     """
     _flush()
     functions.broadcast_optimizer_state(optimizer, root_rank, model)

@@ -55,12 +55,12 @@ class RoundSteps:
 
     @property
     def changes_gradients(self) -> bool:
-        """Whether a transform or clipping was asked for."""
+        """Whether the user has asked for clipping, or for a transform of gradients."""
         return not (self._transform is None and self._max_norm is None and self._max_value is None)
 
     @property
     def agreed(self) -> dict[str, Any]:
-        """The values that must be the same on all ranks, by the names of the arguments; None if not given."""
+        """The arguments that must be the same on all ranks, by name; None for arguments that were not given."""
         return {
             "max_grad_norm": None if self._max_norm is None else float(self._max_norm),
             "max_grad_value": None if self._max_value is None else float(self._max_value),
@@ -88,17 +88,17 @@ class RoundSteps:
             torch.nn.utils.clip_grad_value_(parameters, self._max_value)
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call the hooks, after a round has been applied."""
+        """Call the user's round hooks, after a round has been applied."""
         for hook in list(self._hooks.values()):
             hook(optimizer)
 
     @property
     def followers(self) -> list[Any]:
-        """The states that hooks were registered with, such as moving averages and schedules."""
+        """The states that round hooks were registered with, such as moving averages and schedules."""
         return list(self._states.values())
 
     def register(self, hook: RoundHook, state: Any = None) -> RemovableHandle:
-        """Register a hook. Hooks are called after each round, in the order of registration."""
+        """Register a round hook, which is called after each round. Hooks run in the order of registration."""
         require(callable(hook), "hook", "a function of an optimizer", hook)
         fits = state is None or all(callable(getattr(state, name, None)) for name in ("state_dict", "load_state_dict"))
         require(fits, "state", "something with state_dict and load_state_dict", state)
@@ -158,10 +158,10 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
         for _ in range(before, _whole(follower._steps / every)):
             base.step(follower)
 
-    # `step` is replaced in a subclass: an attribute would be in the schedule's state_dict, where no function may be.
+    # `step` is replaced in a subclass. An attribute would get into the schedule's state_dict, which must not hold functions.
     follower: Any = scheduler
     follower.__class__ = type(base.__name__, (base,), {"step": step, "_follows_rounds": True})
-    follower._steps = 0.0  # saved and loaded with the schedule
+    follower._steps = 0.0  # attributes are saved and loaded with the schedule
     optimizer.register_round_hook(after_round, state=follower)
     return scheduler
 

@@ -1,4 +1,4 @@
-"""Checks what a program does with the result of a round between `synchronize` and `step`."""
+"""Checks whether a program changes a round's result by hand between an optimizer's `synchronize` and `step`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from horovod_partial.torch.buckets import GradientBucket
 class ShownResult:
     """The result of a round that the program sees after `synchronize`. `step` applies it later.
 
-    The program may change this result by hand, for example to clip it, or may leave it out. A rank that has missed more
-    rounds cannot treat those alike, so its model would part from the models of other ranks. That is an error. Only the
-    thread that takes the optimizer's steps uses this object.
+    The program may change this result by hand, for example to clip it, or may leave it out. If this rank has missed more
+    rounds, their results would not be changed alike, and the model would differ from those of other ranks. That is an
+    error. Only the thread that takes the optimizer's steps uses this object.
     """
 
     def __init__(self) -> None:
-        self._versions: list[int] = []  # of the buckets, at the time of `show`; empty: nothing is shown
-        self._copies: list[torch.Tensor] = []  # of the buckets, if this rank had missed more rounds at that time
+        self._versions: list[int] = []  # PyTorch's versions of the shown tensors; empty if no result is shown
+        self._copies: list[torch.Tensor] = []  # copies of the shown tensors, if this rank has missed more rounds
         self._misses_more = False
-        self._is_by_hand = False  # the program has changed a result, or has left one out
+        self._is_by_hand = False  # whether the program has changed a result by hand, or has left one out
         self._has_warned = False
 
     def __bool__(self) -> bool:
@@ -31,7 +31,7 @@ class ShownResult:
     def show(self, buckets: Sequence[GradientBucket], *, misses_more: bool) -> None:
         """Remember the gradients that the program sees from now on.
 
-        With `misses_more` this rank has missed more rounds. Then copies are kept, because PyTorch's version counter
+        `misses_more` says that this rank has missed more rounds. Then copies are kept, because PyTorch's version counter
         does not see every change of a tensor.
         """
         self._versions = [bucket.flat._version for bucket in buckets]
@@ -39,14 +39,14 @@ class ShownResult:
         self._copies = [bucket.flat.clone() for bucket in buckets] if misses_more else []
 
     def forget(self) -> None:
-        """Show nothing from now on."""
+        """Forget the result: the program sees none from now on."""
         self._versions, self._copies = [], []
 
     def was_changed(self, buckets: Sequence[GradientBucket]) -> bool:
-        """Return whether the program has changed the result by hand, then forget it.
+        """Return whether the program has changed the shown result by hand, and forget the result.
 
         Raises:
-            RuntimeError: it has, and this rank has missed more rounds.
+            RuntimeError: the program has changed it, and this rank has missed more rounds.
         """
         versions, copies = self._versions, self._copies
         self.forget()
@@ -61,7 +61,7 @@ class ShownResult:
         return True
 
     def leave_out(self) -> None:
-        """Forget the result. The program has taken no step with it.
+        """Forget the shown result, because the program has taken no step with it.
 
         Raises:
             RuntimeError: this rank has missed more rounds.

@@ -16,11 +16,11 @@ class ScalarWriter(Protocol):
     """The part of `torch.utils.tensorboard.SummaryWriter` that is used here."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> None:
-        """Write a number."""
+        """Write a number under a tag, for a step."""
 
 
 class PartialStatsWriter:
-    """Writes to TensorBoard what has happened to the rounds since it wrote last. For Keras see `PartialStatsCallback` in `hvd.callbacks`.
+    """Writes to TensorBoard what has happened to the rounds since the last call. (Keras has `PartialStatsCallback`.)
 
     The tags are `horovod_partial/late`: the share of this rank's arrivals that came too late, 0 to 1;
     `horovod_partial/fresh`: the mean number of ranks that were on time for a round; `horovod_partial/staleness`: the mean
@@ -44,6 +44,6 @@ class PartialStatsWriter:
         self._progress = Progress(lambda: runtime.statistics(number), process_set.rank())
 
     def write(self, step: int) -> None:
-        """Write what has happened since the last call, under this number of a step."""
+        """Write what has happened to the rounds since the last call, under the step's number `step`."""
         for name, value in self._progress.since().items():
             self._writer.add_scalar(f"horovod_partial/{name}", value, step)

@@ -1,4 +1,4 @@
-"""Work sharing: any free rank computes the next micro-batch of an update (docs/protocol.md, rule 17)."""
+"""The policy `hvd.WorkSharing`: any free rank computes the next micro-batch of an update (docs/protocol.md, rule 17)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from horovod_partial.torch.wrapping import Exchange
 
 
 class MicroBatchBucket(GradientBucket):
-    """The sum of the gradients of all micro-batches that this rank has made in the open update.
+    """A bucket under `hvd.WorkSharing`: the sum of the gradients of all micro-batches of this rank in the open update.
 
-    If they travel in another type, the tensor that travels stays the same for all updates.
+    If gradients travel in another dtype, one tensor is kept for it over all updates.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.made = 0  # micro-batches of the open update that the sum contains
+        self.made = 0  # how many micro-batches of the open update the sum contains
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
     def add(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, scale: float) -> bool:
-        """Add a parameter's gradient, divided by `scale`; None counts as zeros.
+        """Add a parameter's gradient, divided by `scale`, to the bucket's sum. None counts as zeros.
 
         Returns whether the bucket has all gradients of this micro-batch now.
         """
@@ -48,16 +48,16 @@ class MicroBatchBucket(GradientBucket):
         return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
-        """Arrive with the first micro-batch of an update, or with the sum after a further one."""
+        """Arrive with the sum of this rank's micro-batches in the open update, after each of them."""
         if self.handle is not None and self.handle.poll():
-            self.handle.synchronize()  # raises, since it has failed: no update completes without this micro-batch
+            self.handle.synchronize()  # no update ends without this micro-batch, so the arrival has failed: raise its error
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)
         self.wire = wire
         self.made += 1
 
     def begin_update(self) -> None:
-        """Start with an empty sum, after the result of an update has been taken."""
+        """Start with an empty sum of gradients, after the result of an update has been taken."""
         self.handle = None
         self.made = 0
 
@@ -73,24 +73,25 @@ def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
 
 
 class WorkSharingExchange(MicroBatchSharer, GradientExchange):
-    """The exchange of an optimizer under `hvd.WorkSharing`: each backward pass and step is a micro-batch.
+    """Combines an optimizer's gradients under `hvd.WorkSharing`: each backward pass with its step is a micro-batch.
 
-    It runs in the same threads as `GradientExchange`.
+    Gradient hooks run in autograd's threads, and everything else in the application's, never at the same time.
 
     Attributes:
         updated: how many updates were applied between the ends of the last two steps; 0, 1 or more.
     """
 
     bucket_class = MicroBatchBucket
-    synchronized = property(lambda _: True, lambda *_: None)  # there is nothing to wait for between backward and step
+    synchronized = property(lambda _: True, lambda *_: None)  # backward and step have no wait between them
     buckets: list[MicroBatchBucket]  # type: ignore[assignment]
     _bucket_of: dict[torch.nn.Parameter, MicroBatchBucket]  # type: ignore[assignment]
     _runtime = runtime
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, backward_passes_per_step: int, **arguments: Any) -> None:
         self.updated = 0
-        self._applied = self._told = 0  # updates applied in all, and until the end of the last step
-        self.begins_in_step = True  # False: the loader begins the first one of each update, when it loads its data
+        self._applied = 0  # how many updates have been applied
+        self._told = 0  # how many updates had been applied at the end of the last step
+        self.begins_in_step = True  # False if a DynamicShardingLoader begins the first micro-batch of each update
         self._passes_in_update = backward_passes_per_step
         arguments["bucket_options"] |= self._policy(grants=False)
         MicroBatchSharer.__init__(self)
@@ -101,7 +102,8 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
             self.unscales = self._grad_scaler is not None and self._grad_scaler.is_enabled()
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
-        # The first bucket keeps the grants of micro-batches, so it must be the one that backward completes last.
+        # The first bucket carries the grants: which ranks may begin which micro-batches. So it must be the bucket that
+        # backward completes last.
         super()._use_buckets(dict(reversed(list(planned.items()))))
 
     def _policy(self, *, grants: bool) -> dict[str, Any]:
@@ -114,18 +116,16 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         if self._tenure.is_current:
             return
         self._updates = 0
-        self._number = None  # a micro-batch that was begun in an earlier generation is lost
+        self._number = None  # a micro-batch that had begun in an earlier generation is lost
         super()._enter()
         for bucket in self.buckets:
-            bucket.abandon()  # gradients of an earlier generation
+            bucket.abandon()  # forgets gradients of an earlier generation
             options = {"members": bucket.members} | self._policy_of(bucket)
             config = self._family.config(bucket.flat, bucket.wire_dtype, **options)
             runtime.declare(self.process_set.process_set_id, bucket.name, config)
 
     def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:
         return self._policy(grants=bucket is self.buckets[0])
-
-    # --- Backward
 
     def _gradient_is_there(self, parameter: torch.nn.Parameter) -> None:
         self._enter()
@@ -167,10 +167,9 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         self._family.arrive(bucket, **self._policy_of(bucket))
 
     def begin(self) -> tuple[int, int]:
-        """Begin a micro-batch, unless one has begun. First apply updates, which changes the weights.
+        """Begin a micro-batch, unless one has begun. Updates that have ended are applied first, and change the weights.
 
-        Returns the number of its update, and its own number within the update: the micro-batches of rank 0 come first,
-        then those of rank 1. A rank may make micro-batches of another rank.
+        Returns the number of the update, and the number of the micro-batch within the update.
         """
         number = self.begin_before(math.inf)
         assert number is not None
@@ -182,10 +181,10 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         return super().begin_before(rounds)
 
     def require_begun(self) -> int:
-        """Begin a micro-batch, unless one has begun. Returns its number.
+        """Begin a micro-batch, unless one has begun. Returns its number within the update.
 
         Raises:
-            RuntimeError: none has begun, and a loader should have begun it when it loaded the data.
+            RuntimeError: no micro-batch has begun, but a `DynamicShardingLoader` should have begun one.
         """
         if not self.begins_in_step and self._number is None:
             raise RuntimeError(_NOT_BEGUN)
@@ -195,8 +194,6 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
     def is_under_way(self) -> bool:
         """Whether gradients of a micro-batch wait for its step."""
         return any(bucket.is_begun or not bucket.missing for bucket in self.buckets)
-
-    # --- Step
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         loss = None
@@ -225,7 +222,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
 
     def _complete_micro_batch(self) -> None:
         self.require_begun()
-        for bucket in reversed(self.buckets):  # the bucket that keeps the grants comes last, same as in backward
+        for bucket in reversed(self.buckets):  # the first bucket, which carries the grants, arrives last
             for parameter in list(bucket.missing):
                 self._add(bucket, parameter)
         same = all(bucket.is_unchanged for bucket in self.buckets)
@@ -268,7 +265,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         taken = super()._take_round()
         if taken:
             self._updates += 1
-            self._steps_in_round = 1.0  # an update counts as one step, for schedules too
+            self._steps_in_round = 1.0  # an update counts as one step of a learning rate schedule
             for bucket in self.buckets:
                 bucket.begin_update()
         return taken
@@ -283,12 +280,10 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
     def _apply_round(self, optimizer: Any) -> None:
         try:
             super()._apply_round(optimizer)
-        finally:  # even if a round hook fails: gradients of an applied update must not enter the next micro-batch
+        finally:  # gradients of an applied update must not enter the next micro-batch, even if a round hook fails
             self._applied += 1
             for parameter in self._bucket_of:
                 parameter.grad = None
-
-    # --- Flushes, joins and ends
 
     def come_back(self) -> None:
         if self.wrapped() is not None and self.family is not None and not self._is_alone and self._is_active:
@@ -326,7 +321,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
             raise ValueError("backward_passes_per_step cannot change under hvd.WorkSharing(): wrap a new optimizer")
 
     def before_state_dict(self) -> None:
-        """Do not warn: between two steps, and in a round hook, the state is that of the newest update on this rank."""
+        """Do nothing: between two steps, and in a round hook, the state is always that of the newest update."""
 
 
 _NOT_BEGUN = (

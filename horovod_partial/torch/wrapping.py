@@ -24,19 +24,19 @@ _names = InstanceNames(runtime)
 
 
 class Exchange:
-    """Exchanges gradients with other ranks before an optimizer's own step, or the model after it.
+    """Base class of what combines gradients before an optimizer's own step, or averages its model after the step.
 
     "The wrapped optimizer" is the object that `wrap` returns; it holds the exchange.
 
     Attributes:
         process_set: the ranks that take part.
-        synchronized: whether the results of this step have been waited for.
-        synchronizes_in_step: whether `step` waits for them.
-        last_round: same as in the wrapped optimizer.
-        last_average: same as in the wrapped optimizer.
-        updated: same as in the wrapped optimizer.
-        round_steps: changes the gradients of each round, and calls the user's hooks after it.
-        wrapped: a weak reference to the wrapped optimizer; returns None when that is gone.
+        synchronized: whether this step has waited for its results.
+        synchronizes_in_step: whether `step` waits for its results.
+        last_round: the property `last_round` of the wrapped optimizer.
+        last_average: the property `last_average` of the wrapped optimizer.
+        updated: the property `updated` of the wrapped optimizer.
+        round_steps: changes the gradients of each round, and calls the user's hooks after the round.
+        wrapped: a weak reference to the wrapped optimizer; returns None when the wrapped optimizer is gone.
     """
 
     process_set: ProcessSet
@@ -53,7 +53,11 @@ class Exchange:
         raise NotImplementedError
 
     def begin(self) -> tuple[int, int]:
-        """See `begin_micro_batch` of the wrapped optimizer."""
+        """Begin a micro-batch under `hvd.WorkSharing()`, for `begin_micro_batch` of the wrapped optimizer.
+
+        Raises:
+            ValueError: the policy is another one.
+        """
         raise ValueError("begin_micro_batch() is for sync=hvd.WorkSharing(): under other policies no work is shared")
 
     @property
@@ -65,58 +69,66 @@ class Exchange:
         raise NotImplementedError
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
-        """Exchange, and take the user's own step, `optimizer._base.step`. Returns the closure's result."""
+        """Exchange with other ranks, and take the user's own step (`optimizer._base.step`). Returns the closure's loss."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Wait until the results of this step are there."""
+        """Wait until the results of this step's exchange with other ranks are there."""
         raise NotImplementedError
 
     @property
     def is_under_way(self) -> bool:
-        """Whether gradients wait for a step."""
+        """Whether gradients wait for a step of the optimizer."""
         return False
 
     def stop_reducing(self) -> None:
-        """Do not reduce the gradients of later backward passes: another wrapper does."""
+        """Do not reduce the gradients of later backward passes, because another wrapper reduces them."""
 
     def flush_optimizer(self, optimizer: Any) -> None:
-        """Deliver late contributions and apply missed rounds; with a policy of models, make all models equal."""
+        """Deliver late contributions and apply missed rounds. Under a policy of models, make all models equal."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Forget late contributions and missed rounds; raises AssertionError while gradients are under way."""
+        """Forget late contributions and missed results, before a state is loaded.
+
+        Raises:
+            AssertionError: gradients are under way.
+        """
         raise NotImplementedError
 
     def set_passes(self, passes: int) -> None:
         """Set how many backward passes accumulate before a step."""
 
     def succeed(self, before: Exchange) -> None:
-        """Take over from `before`, which had fewer parameters and has been flushed."""
+        """Take the state of an earlier exchange of the same optimizer, which had fewer parameters and was flushed."""
 
     def before_zero_grad(self) -> None:
-        """Raise AssertionError while gradients are under way."""
+        """Check that gradients may be cleared now.
+
+        Raises:
+            AssertionError: gradients are under way.
+        """
 
     def before_state_dict(self) -> None:
-        """Prepare for saving: make parameters and state those after the last step, or warn if they are not."""
+        """Prepare for saving: wait for an average that is under way, or warn if the optimizer has not been flushed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return entries to save beside the state of the user's optimizer."""
+        """Return entries of the exchange to save beside the state of the user's optimizer."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the entries that `state_dict` adds, if they are there."""
+        """Load the exchange's entries from a saved state, if they are there."""
 
 
 class _Methods(torch.optim.Optimizer):
-    """Methods that `wrap` adds to a subclass of the user's optimizer class, which is `_base`. Not instantiated itself."""
+    """Methods that `wrap` adds to a subclass of the user's optimizer class. This class itself has no instances."""
 
     is_horovod_partial = True
-    _base: Any
+    _base: Any  # the user's optimizer class
     _exchange: Exchange
     _make_exchange: MakeExchange
-    gives_way = False  # whether a later wrapper of the same parameters takes over
-    _rounds_before = (0, 0)  # a generation, and how many rounds earlier exchanges of this optimizer took in it
+    gives_way = False  # whether a later wrapper has taken over the parameters
+    _rounds_before = (0, 0)  # a generation of Horovod, and how many rounds earlier exchanges took in it
     backward_passes_per_step: int
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -133,14 +145,16 @@ class _Methods(torch.optim.Optimizer):
         return self._exchange.step(self, closure)
 
     def synchronize(self) -> None:
-        """Wait until every bucket has its result. Each `grad` holds it then, or the parameters hold their average.
+        """Wait until every bucket has its result.
 
-        Gradients that backward did not make count as zeros, same as in Horovod. If this rank has missed rounds, `grad`
-        holds the oldest of them. Do not change it by hand then: the other missed rounds would not be changed, so `step`
-        raises RuntimeError. Pass `max_grad_norm`, `max_grad_value` or `grad_transform` to `hvd.DistributedOptimizer`.
+        Afterwards each parameter's `grad` is its part of the result or, under a policy of models, the parameters are
+        their average. Gradients that backward did not make count as zeros, same as in Horovod. If this rank has missed
+        rounds, `grad` is the result of the oldest one. Do not change it by hand then: the other missed rounds would not be
+        changed, so `step` raises RuntimeError. Pass `max_grad_norm`, `max_grad_value` or `grad_transform` to
+        `hvd.DistributedOptimizer`.
 
         Raises:
-            RuntimeError: for the same reasons as `step`.
+            RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
         """
         require_ownership(self)
         self._exchange.synchronize()
@@ -158,7 +172,7 @@ class _Methods(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within this context `step` does not wait for gradients: for gradient clipping after `synchronize`."""
+        """Context in which `step` does not wait for gradients: for gradient clipping after `synchronize`."""
         self._exchange.synchronizes_in_step = False
         try:
             yield
@@ -204,21 +218,21 @@ class _Methods(torch.optim.Optimizer):
         take_over(self, exchange.process_set)
 
     def is_under_way(self) -> bool:
-        """Whether gradients wait for a step."""
+        """Return whether gradients wait for a step of the optimizer."""
         return self._exchange.is_under_way
 
     def stop_reducing(self) -> None:
-        """Do not reduce the gradients of later backward passes; late contributions are still delivered."""
+        """Do not reduce the gradients of later backward passes. Late contributions are still delivered."""
         self._exchange.stop_reducing()
 
     @property
     def process_set(self) -> ProcessSet:
-        """The ranks that take part."""
+        """The ranks over which this optimizer combines gradients, or averages its model."""
         return self._exchange.process_set
 
     @property
     def rounds(self) -> int:
-        """Rounds whose results this rank has taken. All ranks have the same number after a flush, so use it to stop.
+        """How many rounds this rank has taken. The number is equal on all ranks after a flush, so use it to stop.
 
         Under `hvd.Full()`, and on a single rank, this is the number of steps. With a policy of models it is the number
         of averages.
@@ -229,9 +243,10 @@ class _Methods(torch.optim.Optimizer):
     def begin_micro_batch(self) -> tuple[int, int]:
         """Under `hvd.WorkSharing()`, return the number of the open update and of this rank's micro-batch within it.
 
-        An update has `backward_passes_per_step` micro-batches for each rank: those of rank 0 come first, then those of
-        rank 1. A rank makes its own ones first, then those of slower ranks. `step` usually begins the next micro-batch,
-        and this only returns its numbers. After a flush this may wait until there is a micro-batch for this rank.
+        An update has `backward_passes_per_step` micro-batches for each rank. The micro-batches of rank 0 have the lowest
+        numbers, then come those of rank 1, and so on. A rank makes its own micro-batches first, then those of slower
+        ranks. `step` usually begins the next micro-batch, and this only returns its numbers. After a flush this may wait
+        until there is a micro-batch for this rank.
 
         Raises:
             ValueError: the policy is another one.
@@ -258,19 +273,19 @@ class _Methods(torch.optim.Optimizer):
 
     @property
     def merging_plan(self) -> MergingPlan | None:
-        """Which gradients travel together, and why; None without `merging`, and before costs have been measured."""
+        """The plan of merged gradients; None without `merging`, and before costs have been measured."""
         return self._exchange.merging_plan
 
     @property
     def last_round(self) -> RoundInfo | None:
-        """What became of the last average of models; None before the first one, and under gradient policies."""
+        """What became of this rank's last average of models; None before the first one, and under gradient policies."""
         return self._exchange.last_round
 
     @property
     def last_average(self) -> Any:
-        """What the last average by `hvd.WeightedAverage` consisted of; None before it, and under other policies.
+        """The steps and weights of the ranks in the last average by `hvd.WeightedAverage`.
 
-        It has `steps` and `weights` by rank, and says whether the average is `useful` and `converges`.
+        A `WeightedAverageInfo`; None before the first average, and under other policies.
         """
         return self._exchange.last_average
 
@@ -292,10 +307,10 @@ class _Methods(torch.optim.Optimizer):
         self._exchange.flush_optimizer(self)
 
     def flushed(self) -> bool:
-        """Whether this rank has no late contributions and no missed rounds, or has not stepped since its last flush.
+        """Return whether this rank has no late contributions and no missed rounds, or no step since its last flush.
 
-        With a policy of models: whether it has not stepped since its last flush. Under a partial policy `state_dict()`
-        warns once if this is False, and the log warns at the end of the job.
+        With a policy of models: whether this rank has taken no step since its last flush. Under a partial policy
+        `state_dict()` warns once if the answer is False, and the log warns at the end of the job.
         """
         return self._exchange.is_flushed
 
@@ -305,15 +320,15 @@ class _Methods(torch.optim.Optimizer):
         return {**self._base.state_dict(self), **self._exchange.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's state. Forget late contributions, missed rounds and stand-in models here.
+        """Load the wrapped optimizer's state, and forget this rank's late contributions, missed results and kept model.
 
-        The next round of each bucket waits for all ranks.
+        Call this on every rank: the next round of each bucket waits for all ranks.
 
         Raises:
             AssertionError: gradients are under way; call it after `step`. (After a failure it may be called at any time.)
         """
         self._exchange.forget()
-        state, groups = self.state, self.param_groups  # the user's optimizer and its schedulers hold these objects too
+        state, groups = self.state, self.param_groups  # the user's optimizer and schedulers refer to these objects
         self._base.load_state_dict(self, state_dict)
         state.clear()
         state.update(self.state)
@@ -329,7 +344,7 @@ class _Methods(torch.optim.Optimizer):
         return self._exchange.synchronized
 
 
-# PyTorch wraps the `step` of every class without this mark, and would run the step's hooks twice.
+# PyTorch wraps the method `step` of every optimizer class that lacks this mark. Here it would run the hooks twice.
 _Methods.step.hooked = True  # type: ignore[attr-defined]
 
 
@@ -339,13 +354,16 @@ MakeExchange = Callable[[torch.optim.Optimizer], Exchange]
 def wrap(
     optimizer: torch.optim.Optimizer, make_exchange: MakeExchange, backward_passes_per_step: int, **members: Any
 ) -> Any:
-    """Return an instance of a subclass of the optimizer's class, with `members`. It shares state and groups."""
-    exchange = make_exchange(optimizer)  # first, because it raises errors for wrong arguments
+    """Return a wrapped optimizer: an instance of a subclass of the optimizer's class, with further `members`.
+
+    It shares the optimizer's state and parameter groups.
+    """
+    exchange = make_exchange(optimizer)  # first, because this raises the errors of wrong arguments
     base = type(optimizer)
-    # Horovod's broadcast_optimizer_state takes steps, which must not reduce. It knows a wrapper by this module name.
+    # Horovod's broadcast_optimizer_state takes steps, which must not reduce. It recognises a wrapper by this module name.
     body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
     instance: Any = object.__new__(type(base.__name__, (base,), body))
-    # A scheduler that was made before has put a `step` on the instance, which would call the unwrapped one.
+    # An earlier learning rate scheduler has put an attribute `step` on the optimizer, which would call its old `step`.
     instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     instance._exchange = exchange
     instance._make_exchange = make_exchange
@@ -364,7 +382,8 @@ class Name:
 
     Args:
         process_set: the ranks that take part.
-        members: what is exchanged. Optimizers with the same process set and members are numbered in their order.
+        members: names of the parameters. Optimizers with the same process set and members are numbered in the order in
+            which they are wrapped.
     """
 
     def __init__(self, process_set: ProcessSet, members: Any) -> None:
@@ -375,16 +394,16 @@ class Name:
             self.current()
 
     def current(self) -> str:
-        """The name in the present generation of Horovod."""
+        """Return the name in the present generation of Horovod."""
         if self._tenure.enter():
-            # Use the ranks, not the number: a new process set of other ranks may get the number of a removed one.
+            # Name the process set by its ranks. Its number may be that of a removed process set with other ranks.
             alike = f"{self._process_set.ranks} {self._members}"
             self._name = _names.new("DistributedOptimizer", alike)
         return self._name
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
-    """For `__reduce__`: pickle the optimizer as an instance of the user's class, without hooks and handles."""
+    """Return what pickles a wrapped optimizer as an instance of the user's class, without hooks and handles."""
     state = {"defaults": optimizer.defaults, "state": optimizer.state, "param_groups": optimizer.param_groups}
     return base.__new__, (base,), state
 
@@ -392,7 +411,7 @@ def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
 def with_positions(
     optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str]
 ) -> dict[torch.nn.Parameter, str]:
-    """Return the names of all parameters that the optimizer has now. Parameters added later are named by position."""
+    """Return the names of all parameters that an optimizer has now. Those not in `names` are named by position."""
     positions = {
         parameter: f"param_groups.{number}.{position}"
         for number, group in enumerate(optimizer.param_groups)
@@ -404,7 +423,11 @@ def with_positions(
 def check_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> dict[torch.nn.Parameter, str]:
-    """Check `named_parameters` with Horovod's messages. Returns the names; without `named_parameters`, positions."""
+    """Check the argument `named_parameters`. Returns a name for each parameter; without the argument, its position.
+
+    Raises:
+        ValueError: the argument is wrong. The message is Horovod's.
+    """
     if named_parameters is None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         return {parameter: str(index) for index, parameter in enumerate(parameters)}

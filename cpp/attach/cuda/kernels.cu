@@ -32,7 +32,7 @@ void Queue(std::size_t elements, cudaStream_t stream, Body body) {
     throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
 }
 
-// Half precision is added and scaled in single precision, like on the host.
+// Half precision is added and scaled in single precision, as on the host.
 template <class T>
 struct Wide {
   using Type = T;

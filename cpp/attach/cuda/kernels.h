@@ -1,4 +1,4 @@
-// The element-wise operations of core/dtype.h on a device. Each is queued on `stream`.
+// The element-wise operations of core/values/dtype.h on a GPU. Each operation is queued on `stream`.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,9 +11,9 @@ namespace horovod_partial::attach {
 
 void QueueAdd(DataType type, void* target, const void* source, std::size_t elements, cudaStream_t stream);
 void QueueScale(DataType type, void* data, std::size_t elements, double factor, cudaStream_t stream);
-// Sets `*found`, which is in the device's memory, to 1 if an element is infinite or not a number.
+// Sets `*found` to 1 if an element is infinite or not a number. `found` points to memory of the device.
 void QueueFindNonFinite(DataType type, const void* data, std::size_t elements, int* found, cudaStream_t stream);
-// Adds, or copies if `first` is set. Does nothing if `*found` is not 0 when the stream gets there.
+// Adds the source to the target, or copies it if `first` is set. Does nothing if `*found` is not 0 by then.
 void QueueAddUnless(const int* found, DataType type, void* target, const void* source, std::size_t elements, bool first,
                     cudaStream_t stream);
 

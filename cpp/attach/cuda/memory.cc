@@ -21,10 +21,7 @@ void Check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
 }
 
-// --- Contexts
-
-// Returns a function of CUDA's driver. Only machines with a GPU have the driver. So we do not link to it, and CUDA's
-// runtime finds the function.
+// Returns a function of CUDA's driver. Linking to the driver would fail on machines without a GPU.
 template <class Function>
 Function* DriverFunction(const char* name) {
   void* address = nullptr;
@@ -42,7 +39,7 @@ void CheckDriver(CUresult result) {
   if (result != CUDA_SUCCESS) throw std::runtime_error("CUDA's driver: error " + std::to_string(result));
 }
 
-// Retains the context that the runtime, and so every framework, uses on a device. It is never released.
+// Retains the CUDA context that all frameworks use on a device. It is never released.
 CUcontext RetainContext(int device) {
   static auto* const retain = DriverFunction<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain");
   CUcontext context = nullptr;
@@ -50,13 +47,12 @@ CUcontext RetainContext(int device) {
   return context;
 }
 
-// Lets this thread work on a device as long as the guard lives. A thread of Horovod or of the application may have
-// chosen a device, and many have chosen none. To give such a thread its device 0 back, cudaSetDevice would make a
-// context there, which takes half a gigabyte of that GPU for each process. So the guard pushes the context before the
-// thread's own, and pops it again.
+// While a guard lives, this thread works on a device. The guard pushes the context of the device before the thread's
+// own, and pops it again. With cudaSetDevice instead, giving a thread its device 0 back would make a context on device
+// 0 for a thread that had none. Such a context takes half a gigabyte of that GPU for each process.
 //
-// While the application captures a graph, CUDA refuses calls of any thread if they might belong to the graph. Ours do
-// not, and the capture mode `relaxed` says so. Otherwise Ready would be refused, and would take that for a yes.
+// While the application captures a CUDA graph, CUDA refuses calls of any thread if they might belong to the graph. Ours
+// never do, and the capture mode `relaxed` says so. Otherwise Ready would be refused, and take the refusal for a yes.
 class ContextGuard {
  public:
   explicit ContextGuard(CUcontext context) {
@@ -74,11 +70,11 @@ class ContextGuard {
   }
 
  private:
-  cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;  // after construction, the thread's own mode
+  // After construction this is the capture mode that the thread had before.
+  cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// For destructors. It ignores errors: when the process ends, the device's context may be gone already, with everything
-// in it.
+// For destructors: it ignores errors, because the device's context may be gone already when the process ends.
 template <class Operation>
 void GiveBack(CUcontext context, const Operation& operation) {
   try {
@@ -87,8 +83,6 @@ void GiveBack(CUcontext context, const Operation& operation) {
   } catch (const std::exception&) {
   }
 }
-
-// --- Memory
 
 class OutOfMemory final : public std::bad_alloc {
  public:
@@ -102,11 +96,11 @@ class OutOfMemory final : public std::bad_alloc {
   const std::string text_;
 };
 
-// Uses one stream for all operations, and each call waits until its own is done. Operations of several threads may
-// interleave on the stream.
+// The memory of a GPU. All operations use one stream, and each call waits until its own work is done. Operations of
+// several threads may interleave on the stream.
 //
-// Memory comes from a pool of CUDA's, which keeps what was freed. cudaMalloc would wait until everything that is queued
-// on the device is done. (A framework's allocator would make the background thread wait for the interpreter.)
+// Memory comes from one of CUDA's pools, which keeps what was freed. cudaMalloc would wait for everything that is
+// queued on the device, and a framework's allocator would make the background thread wait for Python's interpreter.
 class CudaMemory final : public Memory {
  public:
   explicit CudaMemory(int device) : device_(device), context_(RetainContext(device)) {
@@ -131,7 +125,7 @@ class CudaMemory final : public Memory {
     void* data = nullptr;
     cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     if (error == cudaErrorMemoryAllocation) {
-      cudaGetLastError();           // else it stays this thread's last error, and the next launch seems to fail
+      cudaGetLastError();           // clears the error, else the next launch on this thread seems to fail
       cudaMemPoolTrimTo(pool_, 0);  // frees what the pool keeps, which may be in pieces that are too small
       error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     }
@@ -140,11 +134,10 @@ class CudaMemory final : public Memory {
       throw OutOfMemory(device_, bytes);
     }
     Check(error);
-    Check(cudaStreamSynchronize(stream_));  // so that it may be used on any stream
+    Check(cudaStreamSynchronize(stream_));  // makes the memory usable on any stream
     return data;
   }
-  // Nothing on the device uses the memory any more: our operations have ended, and reductions have ended when they call
-  // back.
+  // Nothing on the device uses the memory any more: Horovod calls back only when a reduction has ended.
   void Free(void* data) override {
     if (data != nullptr) GiveBack(context_, [&] { cudaFreeAsync(data, stream_); });
   }
@@ -186,12 +179,12 @@ class CudaMemory final : public Memory {
   const CUcontext context_;
   cudaStream_t stream_{};
   cudaMemPool_t pool_{};
-  std::mutex found_mutex_;  // guards AddIfFinite's answer: found_ on the device, answer_ on the host
+  std::mutex found_mutex_;  // guards the answer of AddIfFinite: found_ on the device, answer_ on the host
   int* found_ = nullptr;
   int* answer_ = nullptr;
 };
 
-// Pinned memory of the host, which NCCL's kernels can read and write like that of a device.
+// Pinned memory of the host, which NCCL's kernels can read and write like memory of a device.
 class PinnedMemory final : public HostAddressable {
  public:
   explicit PinnedMemory(int device) : device_(device), context_(RetainContext(device)) {}
@@ -216,8 +209,8 @@ class PinnedMemory final : public HostAddressable {
 
 template <class Kind>
 Kind& OneOfEach(int device) {
-  static std::mutex mutex;                                           // guards the map
-  static auto* memories = new std::map<int, std::unique_ptr<Kind>>;  // buffers may outlive static objects
+  static std::mutex mutex;                                           // guards the map of memories
+  static auto* memories = new std::map<int, std::unique_ptr<Kind>>;  // never freed: buffers may outlive static objects
   std::lock_guard<std::mutex> lock(mutex);
   auto& memory = (*memories)[device];
   if (memory == nullptr) memory = std::make_unique<Kind>(device);
@@ -226,7 +219,7 @@ Kind& OneOfEach(int device) {
 
 CudaMemory& CudaMemoryAt(int device) { return OneOfEach<CudaMemory>(device); }
 
-// A framework's stream on a CUDA device.
+// A stream that a framework uses on a CUDA device.
 class CudaStream final : public Stream {
  public:
   CudaStream(int device, std::uintptr_t handle)
@@ -287,11 +280,11 @@ CudaReadyEvent::~CudaReadyEvent() {
   GiveBack(context_, [&] { cudaEventDestroy(event_); });
 }
 
-// Returns true also after an error on the device: nothing is left to wait for, and the reduction will report the error.
+// Returns true after an error on the device, too: nothing is left to wait for, and the reduction will report the error.
 bool CudaReadyEvent::Ready() const {
   const ContextGuard guard(context_);
   const bool ready = cudaEventQuery(event_) != cudaErrorNotReady;
-  cudaGetLastError();  // else "not ready" stays this thread's last error
+  cudaGetLastError();  // clears "not ready", which else stays this thread's last error
   return ready;
 }
 

@@ -1,4 +1,4 @@
-// Memory and streams of CUDA devices, and events of the streams. Compiled if Horovod has CUDA.
+// Memory and streams of CUDA devices, and events of these streams. Compiled only if Horovod has CUDA.
 #pragma once
 
 #include <cuda.h>
@@ -14,18 +14,18 @@
 
 namespace horovod_partial::attach {
 
-// Returns how many devices this process sees. Makes no CUDA context.
+// Returns how many devices this process sees, without making a CUDA context.
 int CudaDevices();
 
-// Returns the memory of a device, which is never destroyed. Throws std::runtime_error if CUDA refuses.
+// Returns the memory of a device, which is never destroyed. Throws std::runtime_error if CUDA reports an error.
 Memory& CudaMemoryOf(int device);
 
-// For SpareMemoryOf, CopyToHost and StreamOf of attach/device.h.
+// Implementations of SpareMemoryOf, CopyToHost and StreamOf in attach/device.h.
 Memory& PinnedMemoryOf(int device);
 void CopyFromCuda(int device, void* target, const void* source, std::size_t bytes);
 std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle);
 
-// Happens when everything is done that is queued now on `stream`, a cudaStream_t.
+// An event that comes when all work is done that is queued on `stream` now. `stream` is a cudaStream_t.
 class CudaReadyEvent final : public ReadyEvent {
  public:
   CudaReadyEvent(int device, std::uintptr_t stream);

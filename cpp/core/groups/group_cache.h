@@ -1,4 +1,4 @@
-// Which groups have a communicator.
+// Decides which groups of ranks keep a communicator.
 #pragma once
 
 #include <cstddef>
@@ -10,22 +10,24 @@
 
 namespace horovod_partial {
 
-// Every rank has the same contents: it sees all groups of every round, not only its own, in the order of the responses.
-// A rank that evicted a group alone would hang the others when that group comes again. Each rank has room for
-// `capacity` communicators. If there is no room, the least recently used group is evicted, on all its members at once.
+// A cache of groups that is the same on every rank, because each rank sees the groups of all its process set's rounds
+// in one order. (A rank that freed a communicator alone would hang the other members when they use the group again.)
+// Each rank has room for `capacity` communicators. If a member of a new group has no room, that member's least recently
+// used group is evicted on all ranks.
 class GroupCache {
  public:
   GroupCache(int size, std::size_t capacity) : capacity_(capacity), load_(static_cast<std::size_t>(size)) {}
 
-  // A group is used. Returns the groups whose communicators must be freed before this group's is made.
+  // Marks a group as used. Returns the groups whose communicators must be freed before this group's communicator is
+  // made.
   std::vector<Members> Use(const Members& group);
   bool Contains(const Members& group) const { return at_.count(group) > 0; }
   std::size_t size() const { return order_.size(); }
 
  private:
   const std::size_t capacity_;
-  std::vector<std::size_t> load_;  // by rank: how many groups it is in
-  std::list<Members> order_;       // the least recently used first
+  std::vector<std::size_t> load_;  // for each rank: the number of cached groups that it is in
+  std::list<Members> order_;       // the cached groups; the least recently used group is first
   std::map<Members, std::list<Members>::iterator> at_;
 };
 

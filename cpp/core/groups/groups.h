@@ -1,4 +1,4 @@
-// Which ranks reduce together in a round.
+// Divides the ranks of a process set into groups that reduce together.
 #pragma once
 
 #include <vector>
@@ -9,17 +9,17 @@ namespace horovod_partial {
 
 constexpr int kNoGroup = -1;
 
-// By rank: the number of its group, or kNoGroup. Empty: all ranks reduce together.
+// For each rank the number of its group, or kNoGroup. An empty partition means that all ranks reduce together.
 using Partition = std::vector<int>;
-using Members = std::vector<Rank>;  // ascending
+using Members = std::vector<Rank>;  // the ranks of a group, in ascending order
 
-// The groups of a partition, by number; at least one rank in each.
+// Returns the groups of a partition by their numbers. Each group has at least one rank.
 std::vector<Members> GroupsOf(const Partition& partition);
-// The group of one rank among `size`; empty if it has none.
+// Returns the group of a rank among `size` ranks. The result is empty if the rank is in no group.
 Members GroupOf(const Partition& partition, Rank rank, int size);
-// A rank's index among the members. The rank must be one of them.
+// Returns the index of a rank among the members of its group.
 int PlaceOf(const Members& members, Rank rank);
-// The partition that has these groups. Ranks in no group get kNoGroup.
+// Returns the partition with these groups. Ranks without a group get kNoGroup.
 Partition PartitionOf(const std::vector<Members>& groups, int size);
 
 }  // namespace horovod_partial

@@ -8,36 +8,38 @@
 
 namespace horovod_partial {
 
-// A period is over when the fastest rank has taken all its steps. The ranks tell each other by rounds of a bucket, the
-// signal: the first rank to arrive closes a round. All ranks take part in round 0 of the signal, which is before the
-// first period. Round n + 1 ends period n. `ended` is always how many rounds of the signal have ended on this rank.
+// A period is over when the fastest rank has taken all its steps. That rank tells the others by a round of a small
+// bucket, which is there for this alone and closes when the first rank arrives. Round 0 of this bucket has all ranks
+// and comes before the first period; round n + 1 ends period n. `ended` is always the number of rounds of the bucket
+// that have ended on this rank.
 class Periods {
  public:
   explicit Periods(int length) : length_(length) {}
 
   void TakeStep() { ++steps_; }
-  // True if this rank must arrive at the signal after a step. Ask again when that round has ended: it may have ended an
-  // earlier period, if another rank came first to that one's end.
+  // Returns true if this rank must arrive at the bucket that ends periods. The caller asks again when that round has
+  // ended: the round may have ended an earlier period, if another rank came first to the end of that period.
   bool MustSignal(Round ended) const { return ended == 0 || (steps_ >= length_ && !IsOver(ended)); }
-  // True if some rank has taken all the steps of this period, so that it is time to average.
+  // Returns true if some rank has taken all its steps of the present period, so that it is time to average.
   bool IsOver(Round ended) const { return ended >= periods_ + 2; }
-  // Begins the next period. Returns how many steps this rank has taken in the last one.
+  // Begins the next period. Returns the number of steps that this rank has taken in the last period.
   int BeginNext() {
     ++periods_;
     return std::exchange(steps_, 0);
   }
-  // Begins a new period after an average of all ranks that no rank has signalled. Then all ranks have the same `ended`.
+  // Begins a new period after an average of all ranks that no round of the bucket has announced. All ranks then have
+  // the same `ended`.
   void BeginAnew(Round ended) {
     periods_ = std::max<Round>(ended - 1, 0);
     steps_ = 0;
   }
-  // All steps of this rank. Each period that is over counts with its whole length, so that ranks can be compared even
-  // if the period is over for some of them only.
+  // Returns the number of all steps of this rank. Each period that is over counts with its whole length. So ranks can
+  // be compared even while the period is over for some ranks only.
   int Work() const { return static_cast<int>(periods_) * length_ + steps_; }
 
  private:
   int length_;
-  Round periods_ = 0;  // periods that are over
+  Round periods_ = 0;  // number of periods that are over
   int steps_ = 0;      // steps of this rank in the present period
 };
 

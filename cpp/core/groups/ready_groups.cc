@@ -40,7 +40,7 @@ bool ReadyGroups::Connected(const std::vector<Rank>& parts, const std::vector<bo
 
 void ReadyGroups::Add(const Members& group, const std::vector<bool>& active) {
   auto parts = Parts(window_ - 1);
-  for (const Rank rank : group) {  // the new group's parts become one
+  for (const Rank rank : group) {  // the new group makes one part of the parts that its ranks belonged to
     const Rank old = parts[Index(rank)];
     std::replace(parts.begin(), parts.end(), old, parts[Index(group.front())]);
   }
@@ -56,9 +56,9 @@ std::vector<Members> ReadyGroups::Form(std::vector<Candidate> candidates, const 
   std::vector<Members> groups;
   hold_until_ = kNever;
   while (candidates.size() >= group_size_) {
-    auto parts = Parts(window_ - 1);  // the next group pushes the oldest one out of a full window
+    auto parts = Parts(window_ - 1);  // a full window drops its oldest group when the next group is added
     const bool connected = Connected(parts, active);
-    // Connect the ranks of a shorter window too, while there is a choice, so that ranks need not be held later.
+    // While no rank must be held, a shorter window is connected first, so that ranks need not be held later.
     if (connected) parts = Parts(window_ / 2);
     std::vector<std::size_t> chosen = {0};
     std::set<Rank> chosen_parts = {parts[Index(candidates[0].rank)]};

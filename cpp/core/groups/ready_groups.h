@@ -1,4 +1,4 @@
-// Forms groups of the ranks that are ready first, and prevents cliques.
+// Forms groups of the ranks that are ready first, and prevents groups that never change.
 #pragma once
 
 #include <cstdint>
@@ -10,43 +10,44 @@
 
 namespace horovod_partial {
 
-// P-Reduce's controller: first come, first served. Ranks of equal speed would always find the same partners, and parts
-// of the job would never exchange anything. So the last `window` groups shall connect all active ranks (P-Reduce's
-// "update isolation"; the paper's own rule is not published, this one is ours). While they do not, ranks of different
-// parts are grouped in preference. If all candidates are of one part, they are held until a rank of another part comes,
-// but no longer than their last step took. A part that has waited in vain is not held again until the window has
-// connected all.
+// Forms groups by P-Reduce's rule: first come, first served. Ranks of equal speed would always find the same partners,
+// and parts of the job would never exchange their models. So the last `window` groups shall connect all ranks that
+// train. (P-Reduce calls this "update isolation". The paper publishes no rule; this rule is ours.) While the groups do
+// not connect all ranks, ranks of different parts are grouped in preference. If all candidates belong to one part, they
+// are held until a rank of another part arrives, but no longer than their last step took. A part whose hold ended in
+// vain is not held again until all ranks have been connected.
 class ReadyGroups {
  public:
   struct Candidate {
     Rank rank;
-    Time hold_until;  // it waits no longer than until then for a rank of another part
+    Time hold_until;  // when this rank stops waiting for a partner that recent groups have not connected to it
   };
 
   ReadyGroups(int size, int group_size, int window);
 
-  // Forms groups of `candidates`, which are in the order of their arrival. `active`: by rank, whether it trains.
+  // Forms groups of `candidates`, which are in the order of arrival. `active` says for each rank whether it trains.
   std::vector<Members> Form(std::vector<Candidate> candidates, const std::vector<bool>& active, Time now);
-  // Adds a group that was formed elsewhere. It counts like the others.
+  // Records a group that was formed elsewhere. It counts as one of the last groups.
   void Add(const Members& group, const std::vector<bool>& active);
 
-  // When to call Form again although no rank has arrived: the end of a hold, or kNever.
+  // Returns when Form must be called again although no rank has arrived, because a hold ends then; kNever if none is
+  // held.
   Time hold_until() const { return hold_until_; }
   std::int64_t formed() const { return formed_; }
-  // How often the last `window` groups did not connect all active ranks.
+  // Returns how often the last `window` groups did not connect all ranks that train.
   std::int64_t unconnected() const { return unconnected_; }
 
  private:
-  // Returns by rank the part that it belongs to; one of a part's ranks stands for the part. Parts are the connected
-  // components of the last groups, at most `groups` of them.
+  // Returns for each rank the part that it belongs to, where a part is named by one of its ranks. Parts are the
+  // connected components of the last `groups` groups.
   std::vector<Rank> Parts(std::size_t groups) const;
   bool Connected(const std::vector<Rank>& parts, const std::vector<bool>& active) const;
 
   const int size_;
   const std::size_t group_size_;
   const std::size_t window_;
-  std::deque<Members> history_;       // the last window_ groups
-  std::vector<bool> waited_in_vain_;  // by rank
+  std::deque<Members> history_;       // the last `window_` groups
+  std::vector<bool> waited_in_vain_;  // for each rank: true if it has waited in vain for a new partner
   Time hold_until_ = kNever;
   std::int64_t formed_ = 0;
   std::int64_t unconnected_ = 0;

@@ -16,7 +16,7 @@ int Log2(int value) {
   return bits;
 }
 
-// Returns base^digits, or a smaller power if that is at least `size` already.
+// Returns base^digits. Once a smaller power is at least `size`, it returns that power instead, so nothing overflows.
 std::int64_t PowerUpTo(int base, int digits, int size) {
   std::int64_t power = 1;
   for (int i = 0; i < digits && power < size; ++i) power *= base;
@@ -36,7 +36,8 @@ Digits DigitsFor(int size, int group_size) {
   return digits;
 }
 
-// Groups are numbered in the order of their first ranks.
+// Gives a group number to each rank by its key. Ranks with equal keys are in one group. Groups are numbered in the
+// order of their first ranks.
 Partition Numbered(const std::vector<std::int64_t>& keys) {
   std::map<std::int64_t, int> numbers;
   Partition partition;

@@ -1,4 +1,4 @@
-// Groups that depend on the number of the round only.
+// Groups of ranks that depend on nothing but the number of the round.
 #pragma once
 
 #include <array>
@@ -14,13 +14,13 @@ namespace horovod_partial {
 
 struct Schedule {
   enum class Kind : std::uint8_t {
-    kNone,       // all ranks together
-    kButterfly,  // WAGMA-SGD's dynamic grouping (IEEE TPDS 2021, section 3.2)
-    kTable,      // the partitions in turn, then from the start again
+    kNone,       // all ranks reduce together
+    kButterfly,  // the dynamic grouping of WAGMA-SGD (IEEE TPDS 2021, section 3.2)
+    kTable,      // round r uses partition r modulo the length of the table
   };
   Kind kind = Kind::kNone;
-  int group_size = 0;            // kButterfly: 1 or more
-  std::vector<Partition> table;  // kTable: each as long as there are ranks, every rank in a group
+  int group_size = 0;            // for kButterfly: the size of a group, 1 or more
+  std::vector<Partition> table;  // for kTable: partitions in which every rank has a group
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -31,17 +31,19 @@ struct Schedule {
 
 constexpr auto NamesOf(Schedule::Kind /*type*/) { return std::array{"none", "butterfly", "table"}; }
 
-// After how many rounds the groups repeat; 0 for kNone.
+// Returns the number of rounds after which the groups repeat. It is 0 for kNone.
 Round CycleOf(const Schedule& schedule, int size);
 
-// The groups of a round among `size` ranks; empty for kNone.
+// Returns the groups of a round among `size` ranks. The result is empty for kNone.
 //
-// kButterfly, if size and group_size are powers of two: round t combines log2(group_size) bits of the rank, cyclically
-// from bit (t * log2(group_size)) mod log2(size) on. So a change on one rank has reached all others after log(size) /
-// log(group_size) rounds. (The paper's Algorithm 1 shifts its mask by that much in every round, but its own example
-// contradicts that; the mask is 1 << shift.) Other sizes: K is the smallest number with group_size^K >= size. Ranks are
-// written with K digits, in the smallest base that is enough. Round t combines the ranks that differ only in digit t
-// mod K. Groups then differ in size, but none is larger than group_size.
+// kButterfly, if both sizes are powers of two: round t groups the ranks that differ only in log2(group_size) bits of
+// their number, cyclically from bit (t * log2(group_size)) mod log2(size) on. So a change on one rank has reached all
+// ranks after log(size) / log(group_size) rounds. (Algorithm 1 in the paper shifts its mask by that many bits in every
+// round. The paper's example contradicts that; the mask is 1 << shift.)
+//
+// kButterfly with other sizes: K is the smallest number with group_size^K >= size. The numbers of ranks are written
+// with K digits in the smallest base that is enough. Round t groups the ranks that differ only in digit t mod K. The
+// groups differ in size, but no group is larger than group_size.
 Partition GroupsOf(const Schedule& schedule, Round round, int size);
 
 }  // namespace horovod_partial

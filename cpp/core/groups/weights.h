@@ -1,4 +1,4 @@
-// How much each model counts in an average. It follows from numbers that every rank has, so all ranks compute the same.
+// Computes how much each model counts in an average. All ranks compute the same, from numbers that they all know.
 #pragma once
 
 #include <array>
@@ -9,19 +9,20 @@ namespace horovod_partial {
 
 enum class Weights : std::uint8_t {
   kUniform,
-  kContraction,  // by how many steps a rank is behind the fastest one: ContractionWeights
-  kStaleness,    // by how old a model is: StalenessWeights
+  kContraction,  // by how many steps a rank is behind the fastest rank: see ContractionWeights
+  kStaleness,    // by how old a model is: see StalenessWeights
 };
 constexpr auto NamesOf(Weights /*type*/) { return std::array{"uniform", "contraction", "staleness"}; }
 
-// WP-SGD (equation 6): q_i = r^T_i / sum_j r^T_j, where T_i is how many steps fewer rank i has taken than the fastest
-// one. Computed in logarithms; `contraction`, the paper's r, is above 0 and at most 1, where 1 gives equal weights.
+// The weights of WP-SGD (equation 6): q_i = r^T_i / sum_j r^T_j. T_i is the number of steps that rank i has taken fewer
+// than the fastest rank. `contraction`, the r of the paper, is above 0 and at most 1; 1 gives equal weights. Logarithms
+// are used so that no power underflows.
 std::vector<double> ContractionWeights(const std::vector<int>& steps, double contraction);
 
-// P-Reduce's dynamic weights: an exponential moving average over relative iterations. With i = iteration - oldest + 1
-// and k the newest's i: beta_i = (1 - alpha) alpha^(k - i) / (1 - alpha^k). Models of equal iteration share their
-// index's weight; the weight of indices that no model has goes to the newest, as in the authors' demonstration. (A
-// third-party implementation gives it to the oldest, and inverts the purpose.) `alpha` is above 0 and at most 1.
+// The dynamic weights of P-Reduce: an exponential moving average over relative iterations. With i = iteration - oldest
+// + 1 and k the i of the newest model: beta_i = (1 - alpha) alpha^(k - i) / (1 - alpha^k). Models of equal iteration
+// share the weight of their index. The weight of an index without a model goes to the newest model, as in the authors'
+// demonstration. (An implementation by others gives it to the oldest, which defeats the purpose.) 0 < `alpha` <= 1.
 std::vector<double> StalenessWeights(const std::vector<int>& iterations, double alpha);
 
 }  // namespace horovod_partial

@@ -8,14 +8,14 @@
 namespace horovod_partial {
 namespace {
 
-// Among the plans that end first, returns one with the fewest messages, because each message keeps processors busy,
-// which the model does not know.
+// Returns the plan that ends first. Among several such plans it returns one with the fewest messages, because each
+// message keeps processors busy, which the cost model does not know.
 //
-// The earliest end of the first j gradients is a minimum over all gradients at which their last message may begin. That
-// message starts when those before it have ended and its last gradient is ready, and then takes its cost. From these
-// ends the messages are chosen, the last one first. Each takes as many gradients as it can so that all before it still
-// end in time. (Fewer would not help: what a later message takes from the one before saves the earlier one more time
-// than it costs the later one.)
+// The earliest end of the first j gradients is a minimum over all gradients with which their last message may begin. A
+// message starts when the messages before it have ended and its last gradient is ready. Then it takes its cost. When
+// the earliest ends are known, the messages are chosen, the last message first. Each message takes as many gradients as
+// it can, so long as the gradients before it can still end in time. (Taking fewer gradients would not help: moving a
+// gradient to a later message saves the earlier message more time than it costs the later one.)
 MergingPlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   const std::size_t count = gradients.size();
   std::vector<double> earliest(count + 1, std::numeric_limits<double>::infinity());
@@ -51,10 +51,10 @@ MergingPlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost
   return plan;
 }
 
-// The paper's Algorithm 1. After a merge it computes only the starts that change.
+// Algorithm 1 of the paper. After a merge it computes only the start times that change.
 MergingPlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   MergingPlan plan{0};
-  double free = -std::numeric_limits<double>::infinity();  // when the last message has ended
+  double free = -std::numeric_limits<double>::infinity();  // when the previous message has ended
   double bytes = 0;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     ++plan.back();

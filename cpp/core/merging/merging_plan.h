@@ -1,4 +1,4 @@
-// Which gradients travel in one message (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021).
+// Plans which gradients travel in one message (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021).
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace horovod_partial {
 
-// What one message costs: latency + seconds_per_byte * bytes; the paper's a and b.
+// The seconds that one message takes: latency + seconds_per_byte * bytes. The paper calls the two constants a and b.
 struct LinearCost {
   double latency = 0;
   double seconds_per_byte = 0;
@@ -14,34 +14,34 @@ struct LinearCost {
   double operator()(double bytes) const { return latency + seconds_per_byte * bytes; }
 };
 
-// A plan gets gradients in the order in which the backward pass makes them.
+// A gradient of the backward pass. Plans list gradients in the order in which the backward pass makes them.
 struct Gradient {
-  double ready = 0;  // seconds since any fixed moment; not less than in the gradient before
+  double ready = 0;  // when the gradient is made, in seconds since any fixed moment; gradients are sorted by this time
   double bytes = 0;
 };
 
 enum class MergingRule {
-  kExact,      // the plan that ends first; of several, one with the fewest messages
-  kPaper,      // the paper's Algorithm 1: wait for the next gradient if that takes less time than a latency
-  kWaitFree,   // one message for each gradient
-  kSingle,     // one message
-  kThreshold,  // as Horovod's tensor fusion: all that is ready when the network is free, up to a number of bytes
+  kExact,     // the plan whose last message ends first; of several such plans, one with the fewest messages
+  kPaper,     // Algorithm 1 of the paper: wait for the next gradient if it comes within one latency
+  kWaitFree,  // each gradient travels in a message of its own
+  kSingle,    // all gradients travel in one message
+  // What Horovod's tensor fusion does: a message takes all gradients that are ready, up to a number of bytes.
+  kThreshold,
 };
 MergingRule MergingRuleFromName(const std::string& name);
 
-// How many gradients each message has, in order.
+// The number of gradients in each message, in the order of the messages.
 using MergingPlan = std::vector<int>;
 
-// Messages are sent one after the other, each when its last gradient is ready.
+// Plans the messages of a step. Messages are sent one after the other, each when its last gradient is ready.
 //
 // The paper calls its rule optimal. Under its own model it is not, because each decision minimises only the end of the
-// next message. kExact needs O(n^2) time too: the earliest end of all gradients up to one follows from the earliest
-// ends before it.
+// next message. kExact needs O(n^2) time too: the earliest end of the first j gradients follows from those of fewer.
 MergingPlan PlanMerging(MergingRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
                         double threshold_bytes);
 
 struct Message {
-  double start = 0;  // seconds since the same moment as Gradient::ready
+  double start = 0;  // seconds since the moment from which Gradient::ready counts
   double end = 0;
   double bytes = 0;
 };

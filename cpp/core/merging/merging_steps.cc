@@ -29,7 +29,7 @@ void MergingSteps::Use(Messages messages, std::string prefix) {
       const auto gradient = static_cast<std::size_t>(messages[i][j]);
       if (gradient >= places.size() || found[gradient])
         throw std::invalid_argument("a plan of " + declaration_.name + " has gradient " +
-                                    std::to_string(messages[i][j]) + " twice, or there is none");
+                                    std::to_string(messages[i][j]) + " twice, or no gradient has this number");
       found[gradient] = true;
       places[gradient] = {i, j};
       ++count;

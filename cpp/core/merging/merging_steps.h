@@ -1,4 +1,4 @@
-// Tells in which message each gradient of a step travels, and when to plan again.
+// Tells in which message each gradient of a step travels, and when to make a new plan.
 #pragma once
 
 #include <cstddef>
@@ -11,53 +11,53 @@
 namespace horovod_partial {
 
 // Follows a training whose gradients travel by a plan, which may change between two steps (MG-WFBP, docs/tuning.md).
-// Gradients are known by their number. Times are seconds of one clock.
+// Gradients are identified by numbers. Times are in seconds of one clock.
 class MergingSteps {
  public:
-  // the gradients of each message, in the order in which they lie in it
+  // For each message the numbers of its gradients, in the order in which they lie in the message.
   using Messages = std::vector<std::vector<int>>;
 
   struct Declaration {
-    std::string name;                    // the prefix of the names of the messages' buckets
-    std::vector<std::int64_t> elements;  // of each gradient
-    Messages messages;                   // used before the first plan
-    std::int64_t due = 0;                // number of steps before the first plan
-    std::size_t window = 0;              // number of steps to measure
+    std::string name;                    // the prefix of the bucket names of all messages
+    std::vector<std::int64_t> elements;  // the size of each gradient
+    Messages messages;                   // the messages that are used before the first plan
+    std::int64_t due = 0;                // the number of steps before the first plan
+    std::size_t window = 0;              // the number of steps to measure
 
     bool operator==(const Declaration& other) const;
   };
 
-  // Throws std::invalid_argument unless each gradient is in one message.
+  // Throws std::invalid_argument unless each gradient is in exactly one message.
   explicit MergingSteps(Declaration declaration);
 
-  // Goes back to the state after construction.
+  // Forgets all plans and times.
   void Restart();
 
   struct Place {
     std::string bucket;
-    std::vector<std::int64_t> elements;  // of each gradient in the message
-    std::size_t position;                // this gradient's place among them
+    std::vector<std::int64_t> elements;  // the size of each gradient in the message
+    std::size_t position;                // the index of this gradient in the message
   };
-  // Call it when a gradient of the step is ready. Throws std::invalid_argument if there is no gradient of this number,
-  // or it has another size.
+  // Records that a gradient of the step is ready, and returns where it travels. Throws std::invalid_argument if no
+  // gradient has this number, or if it was declared with another size.
   Place RecordGradient(int gradient, std::int64_t elements, double now);
-  // Call it when all gradients of the step are ready, if they come at the same moment.
+  // Records that all gradients of the step became ready at this moment.
   void RecordAllGradients(double now);
-  // Call it when all results of the step are there. Returns true if it is time to plan.
+  // Records that all results of the step are there. Returns true if it is time to make a plan.
   bool StepEnded(double now);
-  // True if a plan may need the times of the present step: the first and the last steps under each plan are kept.
+  // Returns true if a plan may need the times of this step: they are kept for the first and last steps under each plan.
   bool Measures() const;
 
-  // Call it between two steps. `messages`: the messages from now on, if they change. `due`: how many steps until the
-  // next plan, if there is one. Throws like the constructor.
+  // Must be called between two steps. `messages` replaces the present messages, if given. `due` is the number of steps
+  // until the next plan; without it there is none. Throws std::invalid_argument like the constructor.
   void Plan(std::optional<Messages> messages, std::optional<std::int64_t> due);
-  // How many plans were made since the last restart.
+  // Returns the number of plans since the last restart.
   std::int64_t plans() const { return plans_; }
 
-  // A step: the time of each gradient (not a number if it did not come), then the time of the step's end.
+  // The times of one step: when each gradient was ready (NaN if it did not come), then when the step ended.
   using Row = std::vector<double>;
-  // The first steps under the present plan, and the last ones. There is one row more than steps to measure, because a
-  // step begins at the end of the one before.
+  // The first and the last steps under the present plan. There is one row more than the steps to measure, because a
+  // step begins when the step before it ends.
   const std::deque<Row>& first_rows() const { return first_; }
   const std::deque<Row>& last_rows() const { return last_; }
 
@@ -74,8 +74,8 @@ class MergingSteps {
 
   const Declaration declaration_;
   Messages messages_;
-  std::vector<Where> places_;  // by gradient
-  std::string prefix_;         // of the buckets' names; it differs for each plan
+  std::vector<Where> places_;  // for each gradient: where it travels
+  std::string prefix_;         // the prefix of the bucket names, which differs for each plan
   std::int64_t plans_ = 0;
   std::int64_t steps_ = 0;
   std::optional<std::int64_t> due_;

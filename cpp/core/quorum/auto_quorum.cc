@@ -6,10 +6,10 @@
 namespace horovod_partial {
 namespace {
 
-constexpr Round kWarmUp = 4;        // the first rounds, in which ranks compile, allocate and read their first data
+constexpr Round kWarmUp = 4;        // the first rounds do not count: ranks compile, allocate and read their first data
 constexpr Round kTransition = 2;    // rounds after a change that do not count for the rate
-constexpr std::size_t kMarks = 25;  // closings that are kept, so 24 rounds
-constexpr std::size_t kFewest = 6;  // closings that are needed for a rate
+constexpr std::size_t kMarks = 25;  // the number of closings that are kept, which bound 24 rounds
+constexpr std::size_t kFewest = 6;  // the number of closings that a rate needs
 constexpr std::size_t kReductions = 16;
 
 int ShareOf(int size, int eighths) { return (size * eighths + 7) / 8; }
@@ -57,7 +57,7 @@ void AutoQuorum::Ended(Time now) {
   if (reductions_.size() > kReductions) reductions_.pop_front();
 }
 
-// The end of a round may have been noticed late. So the shortest of the last reductions is the best estimate.
+// Returns the shortest of the last reductions. It is the best estimate, because the end of a round may be noticed late.
 Time AutoQuorum::Reduction() const {
   return reductions_.empty() ? Time(0) : *std::min_element(reductions_.begin(), reductions_.end());
 }
@@ -103,7 +103,7 @@ void AutoQuorum::Evaluate(Time now) {
   since_ = round_;
 }
 
-// Returns the rate over the kept rounds. Its standard error follows from how much single rounds differ from it.
+// Returns the rate over the kept rounds. Its standard error follows from how much the rates of single rounds differ.
 std::optional<QuorumGuard::Rate> AutoQuorum::MeasuredRate() const {
   if (marks_.size() < kFewest) return std::nullopt;
   const auto seconds = [](const Mark& from, const Mark& to) {

@@ -1,4 +1,4 @@
-// How long a round stays open after its policy is satisfied, for ranks that are about to arrive.
+// Learns how long a round stays open after its policy is satisfied, for ranks that are about to arrive.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,10 @@
 
 namespace horovod_partial {
 
-// Learns from recent arrivals whether waiting pays. It pays if most of the ranks that were missing when a round was
-// satisfied came within the cap, which is 5 % of the median step. Then the grace is long enough for them. Otherwise it
-// is zero: really slow ranks are not worth a wait. A fixed time would be too short for some jobs, too long for others.
+// Learns from recent arrivals whether grace pays. It pays if most ranks that were missing when a round was satisfied
+// arrived within the cap, which is 5 % of the median step. Then the grace is long enough for these ranks. Otherwise it
+// is zero, because slow ranks are not worth a wait. (A fixed grace would be too short for some jobs, too long for
+// others.)
 class GraceEstimator {
  public:
   static constexpr double kShareOfStep = 0.05;
@@ -18,12 +19,12 @@ class GraceEstimator {
     return Time(static_cast<Time::rep>(kShareOfStep * static_cast<double>(step.count())));
   }
 
-  void RecordStep(Time step);  // the time between two closings of a bucket
-  void RecordLag(Time lag);    // the time from the moment when a round was satisfied to a missing rank's arrival
+  void RecordStep(Time step);  // `step`: the time between two closings of a bucket
+  void RecordLag(Time lag);    // `lag`: the time from when a round was satisfied until a missing rank arrived
   Time Estimate() const { return estimate_; }
 
  private:
-  // A ring of the newest values.
+  // A ring buffer of the newest values.
   class Window {
    public:
     void Push(Time value);

@@ -1,4 +1,4 @@
-// Sync policies: when may a round close?
+// Policies say when a round may close, and what is reduced.
 #pragma once
 
 #include <array>
@@ -12,33 +12,34 @@
 
 namespace horovod_partial {
 
-// What all ranks must agree on for a bucket. Solo is a quorum of 1, Majority a quorum of half the ranks or a random
-// initiator (eager-SGD, PPoPP'20, section 4). Group averages are solo with a schedule (WAGMA-SGD); partial reduce is
-// kReady (P-Reduce).
+// The rule of a bucket, on which all ranks must agree. Solo is a quorum of 1. Majority is a quorum of half the ranks,
+// or a random initiator (eager-SGD, PPoPP'20, section 4). GroupAverage is a quorum of 1 with a schedule (WAGMA-SGD).
+// PartialReduce forms groups of ready ranks (P-Reduce).
 struct Policy {
   enum class Rule : std::uint8_t {
-    kQuorum,       // at least `quorum` ranks have arrived
-    kInitiator,    // the rank that is drawn for this round has arrived
-    kReady,        // groups of `group_size` ranks form, first come, first served; the others are not in the round
-    kAuto,         // as many ranks have arrived as pays off at present, but at least `quorum`
-    kWorkSharing,  // all `micro_batches` of the update are in the sum, from any ranks
+    kQuorum,       // a round closes when at least `quorum` ranks have arrived
+    kInitiator,    // a round closes when the rank that is drawn for it has arrived
+    kReady,        // groups of `group_size` ranks form, first come, first served; other ranks are not in the round
+    kAuto,         // a round closes as by a quorum, which follows the speed of the ranks, and is at least `quorum`
+    kWorkSharing,  // a round closes when all `micro_batches` of the update are in the sum, whichever ranks made them
   };
   static constexpr Time kAutomaticGrace{-1};
 
   Rule rule = Rule::kQuorum;
-  int quorum = 1;                // kQuorum, kAuto: ranks, 1 or more
-  std::uint64_t seed = 0;        // kInitiator: seed of the draws
-  Round max_staleness = 8;       // rounds that a rank may miss in a row; 0 or more
+  int quorum = 1;                // quorum rules and Auto: a number of ranks, 1 or more
+  std::uint64_t seed = 0;        // random initiator: the seed of the draws
+  Round max_staleness = 8;       // the number of rounds that a rank may miss in a row; 0 or more
   Time grace = kAutomaticGrace;  // how long a satisfied round stays open for ranks that are about to arrive
-  Schedule schedule;             // kQuorum, kInitiator: which ranks reduce together; they contribute models
-  Round period = 0;              // with a schedule: one of this many rounds is of all ranks together; 0: none is
-  int group_size = 0;            // kReady: ranks, 1 or more
-  int window = 0;                // kReady: this many groups in a row shall connect all ranks
-  int micro_batches = 0;  // kWorkSharing: micro-batches of an update on all ranks together, equally many for each rank
+  Schedule schedule;             // GroupAverage: which ranks average their models together
+  Round period = 0;              // GroupAverage: every `period`-th round has all ranks in one group; if 0, none has
+  int group_size = 0;            // PartialReduce: the number of ranks in a group, 1 or more
+  int window = 0;                // PartialReduce: the number of consecutive groups that shall connect all ranks
+  int micro_batches = 0;  // WorkSharing: the number of micro-batches in an update, a multiple of the number of ranks
   bool grants =
-      // kWorkSharing: this bucket keeps the grants: ranks report in it what they began, and get what they may begin
+      // WorkSharing: ranks report in this bucket which micro-batches they have begun, and get those that they may
+      // begin.
       false;
-  std::string description;  // the user's words for all this; compared between the ranks and shown in errors
+  std::string description;  // the user's words for the policy; all ranks must have the same, and errors show them
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -51,7 +52,7 @@ struct Policy {
   }
   bool operator==(const Policy& other) const { return Fields(*this) == Fields(other); }
 
-  // True if a round may have several groups, or leave ranks out.
+  // Returns true if a round may have several groups, or may leave ranks out.
   bool grouped() const { return rule == Rule::kReady || schedule.kind != Schedule::Kind::kNone; }
 };
 
@@ -59,13 +60,13 @@ constexpr auto NamesOf(Policy::Rule /*type*/) {
   return std::array{"quorum", "initiator", "ready", "auto", "work_sharing"};
 }
 
-// Throws std::runtime_error if no policy for `size` ranks can have these values.
+// Throws std::runtime_error if a policy for `size` ranks cannot have these values.
 void Check(const Policy& policy, int size);
 
-// True for a round of all ranks together, which does not close before every one has arrived.
+// Returns true if this round has all ranks together, and does not close before every rank has arrived.
 bool IsFullRound(const Policy& policy, Round round);
 
-// The rank that is drawn for `round`. Draws are uniform, and the same on every rank.
+// Returns the rank that is drawn for a round. Draws are uniform, and the same on every rank.
 Rank Initiator(const Policy& policy, Round round, int size);
 
 }  // namespace horovod_partial

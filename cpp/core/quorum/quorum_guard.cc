@@ -6,8 +6,8 @@
 namespace horovod_partial {
 namespace {
 
-constexpr std::array<int, 2> kLongestHold = {128, 24};  // periods, by direction
-constexpr double kForgets = 0.8;                        // with each hold that passes, may_hide_ falls by this factor
+constexpr std::array<int, 2> kLongestHold = {128, 24};  // the longest hold in each direction, in periods
+constexpr double kForgets = 0.8;  // after each hold may_hide_ falls by this factor, for more probes
 
 double Best(const std::vector<double>& predicted) { return *std::max_element(predicted.begin(), predicted.end()); }
 
@@ -33,7 +33,7 @@ bool QuorumGuard::Evaluate(const std::vector<double>& predicted, std::optional<R
   return Go(to, down ? Why::kFaster : Why::kAsFast, predicted, measured);
 }
 
-// Returns how wrong a rate may be, as a share of it: twice its standard error.
+// Returns how wrong a rate may be, as a share of the rate: twice its standard error.
 double QuorumGuard::Varies(const std::optional<Rate>& rate) {
   return rate && rate->value > 0 ? 2 * rate->error / rate->value : 0;
 }
@@ -44,7 +44,7 @@ bool QuorumGuard::Differ(const std::optional<Rate>& one, const std::optional<Rat
   return high > kNewRate * (1 + Varies(one) + Varies(other)) * low;
 }
 
-// Returns the quorum that the predictions favour, if it is not the present one.
+// Returns the quorum that the predictions favour, or nothing if it is the present quorum.
 std::optional<std::size_t> QuorumGuard::Wanted(const std::vector<double>& predicted) const {
   const double best = Best(predicted);
   const auto largest = [&](double share) {
@@ -57,8 +57,8 @@ std::optional<std::size_t> QuorumGuard::Wanted(const std::vector<double>& predic
   return std::nullopt;
 }
 
-// Tries the largest quorum that may be as fast as the present one, if predictions are too low by as much as may_hide_
-// allows. It needs a measured rate to judge the result.
+// Tries the largest quorum that could be as fast as the present one, if predictions are too low by the factor
+// may_hide_. Without a measured rate nothing is tried, because the result could not be judged.
 bool QuorumGuard::Probe(const std::vector<double>& predicted, std::optional<Rate> measured) {
   if (!measured) return false;
   for (std::size_t larger = 0; larger < at_; ++larger)
@@ -71,8 +71,8 @@ bool QuorumGuard::Probe(const std::vector<double>& predicted, std::optional<Rate
   return false;
 }
 
-// Returns what a change in that direction promises, relative to the present quorum: the best prediction downwards, the
-// prediction for all ranks upwards.
+// Returns the gain that is predicted for a change in this direction, relative to the present quorum. Downwards it is
+// the best prediction, upwards the prediction for all ranks.
 double QuorumGuard::Promise(Direction direction, const std::vector<double>& predicted) const {
   return (direction == kDown ? Best(predicted) : predicted[0]) / std::max(predicted[at_], 1e-9);
 }
@@ -99,9 +99,9 @@ bool QuorumGuard::Go(std::size_t to, Why why, const std::vector<double>& predict
 QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   const bool over = trial_->periods >= kTrial;
   const bool probe = why_ == Why::kProbe;
-  // If nothing was measured before the change, it stays, because predictions are all there is.
+  // A change stays if no rate was measured before it, because there are only predictions to judge it by.
   if (!trial_->before && !probe) return over ? Verdict::kKept : Verdict::kOpen;
-  // Without a rate now, a change downwards or a probe is taken back in the end. Another change upwards stays.
+  // If the new rate could not be measured, a decrease or a probe is taken back in the end. Any other increase stays.
   const bool unproven = DirectionOf(*trial_) == kDown || probe;
   if (!trial_->before || !measured) {
     if (trial_->periods < kLongestTrial) return Verdict::kOpen;
@@ -114,7 +114,8 @@ QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   if (!over) return excess < -2 * error ? Verdict::kFailed : Verdict::kOpen;
   if (excess < -error) return Verdict::kFailed;
   if (excess >= error) return Verdict::kKept;
-  // The rates vary too much to tell. So a probe must be confirmed, and a predicted change must only not be disproved.
+  // The rates vary too much to tell. So a probe stays only if it is confirmed, a predicted change unless it is
+  // disproved.
   if (trial_->periods < kLongestTrial && (!probe || excess >= 0)) return Verdict::kOpen;
   return probe ? Verdict::kFailed : Verdict::kKept;
 }
@@ -127,7 +128,7 @@ void QuorumGuard::TakeBack(std::optional<Rate> measured) {
   hold.promise = trial_->promise;
   hold.rate = trial_->before;
   if (direction == kUp && trial_->before && measured && measured->value > 0) {
-    // The factor by which predictions were too low. 0.9 leaves some room.
+    // `hidden` is the factor by which the prediction was too low. The factor 0.9 leaves some room.
     const double hidden = measured->value / trial_->before->value / trial_->expected;
     may_hide_ = std::clamp(0.9 * kMayLose / hidden, kMayHide, kMayLose);
   }
@@ -143,10 +144,10 @@ void QuorumGuard::Keep(const std::vector<double>& predicted, std::optional<Rate>
   hold.until = period_ + hold.periods;
   hold.promise = Promise(back, predicted);
   hold.rate = measured;
-  // If a quorum goes back and forth, the holds double, so that it does so less and less often.
+  // If the quorum goes back and forth, the delays of changes double, so it changes less and less often.
   if (last_kept_ == back) hold.periods = std::min(2 * hold.periods, kLongestHold[back]);
   last_kept_ = direction;
-  may_hide_ = kMayHide;  // predictions come from steps under another quorum now
+  may_hide_ = kMayHide;  // predictions are now made from steps under another quorum
   trial_.reset();
 }
 

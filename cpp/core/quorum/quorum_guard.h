@@ -1,4 +1,4 @@
-// Chooses one of a few quorums, from predicted rates and from the measured one.
+// Chooses one of a few candidate quorums, from predicted rates and from the measured rate.
 #pragma once
 
 #include <array>
@@ -8,35 +8,39 @@
 
 namespace horovod_partial {
 
-// It is asked once in each period of rounds. Candidate 0 is all ranks; higher numbers are smaller quorums. A change is
-// on trial: it stays if the measured rate confirms it, and is taken back otherwise. A change upwards, towards all
-// ranks, may cost a little. A change downwards must gain more than that, so no rates can confirm both. Under a constant
-// load changes go on only as trials, which become rare.
+// Decides once in each period of rounds. Candidate 0 is a quorum of all ranks; higher numbers are smaller quorums. A
+// change is on trial: it stays if the measured rate confirms it, and is taken back otherwise. A change up, towards all
+// ranks, may lose a little speed. A change down must gain more than that, so no two rates confirm both. Under a
+// constant load the quorum then changes only for trials, which become rare.
 class QuorumGuard {
  public:
-  // share of the best predicted rate; the largest quorum that reaches it is wanted
+  // The wanted quorum is the largest whose predicted rate is at least this share of the best predicted rate.
   static constexpr double kAsGood = 0.96;
-  static constexpr double kTooSlow = 0.94;     // below this predicted share, the quorum goes down
-  static constexpr double kGoodEnough = 0.98;  // from this predicted share on, the quorum may go up
-  // a change upwards stays if the rate is at least this much of the rate before
+  static constexpr double kTooSlow = 0.94;  // a quorum with less than this share of the best rate goes down
+  // The quorum may go up to the largest quorum that predicts at least this share of the best rate.
+  static constexpr double kGoodEnough = 0.98;
+  // An increase of the quorum stays if the new rate is at least this share of the rate before.
   static constexpr double kMayLose = 0.96;
-  static constexpr double kMustGain = 1.045;  // the same for a change downwards
-  static constexpr double kHopeless = 0.85;   // below this, a change is taken back before its trial is over
-  static constexpr double kMayHide = 0.6;     // predictions for larger quorums may be too low by this factor
-  static constexpr double kNewLoad = 1.25;  // a prediction this much better than the one that failed may be tried again
-  static constexpr double kNewRate = 1.3;   // so may all predictions, if the rate has changed this much
-  static constexpr int kTrial = 3;          // periods
-  static constexpr int kLongestTrial = 8;   // periods, if the rates vary too much
+  static constexpr double kMustGain = 1.045;  // a decrease stays if the rate has grown by this factor
+  static constexpr double kHopeless = 0.85;   // a trial ends early if less than this share of the old rate is left
+  // Rates that are predicted for larger quorums may be too low by this factor.
+  static constexpr double kMayHide = 0.6;
+  static constexpr double kNewLoad = 1.25;  // a failed change with a gain this much larger may be tried early
+  static constexpr double kNewRate = 1.3;   // if the rate has changed by this factor, the quorum may change early
+  static constexpr int kTrial = 3;          // the length of a trial, in periods
+  static constexpr int kLongestTrial = 8;   // the longest trial, in periods, if the rates vary too much
 
   enum class Why : unsigned char {
-    kStart,      // all ranks, at the start
-    kFaster,     // a smaller quorum was predicted to give more steps
-    kAsFast,     // a larger quorum was predicted to give as many
-    kProbe,      // a larger quorum was predicted to give less; replays of a smaller one cannot tell, so it is tried
-    kTakenBack,  // the measured rate did not confirm the change
+    kStart,   // the quorum is all ranks, as at the start
+    kFaster,  // a smaller quorum was predicted to give more steps
+    kAsFast,  // a larger quorum was predicted to give as many steps
+    // A larger quorum is tried although less was predicted for it, because predictions from a small quorum may be too
+    // low.
+    kProbe,
+    kTakenBack,  // the measured rate did not confirm the last change
   };
 
-  // Steps of all ranks per second, and the standard error.
+  // The steps of all ranks per second, with the standard error.
   struct Rate {
     double value = 0;
     double error = 0;
@@ -44,11 +48,11 @@ class QuorumGuard {
 
   explicit QuorumGuard(std::size_t candidates) : candidates_(candidates) {}
 
-  // `predicted`: rates by candidate. `measured`: the rate since the last change, without the first rounds after it;
-  // none if there was nothing to measure. Returns true if at() has changed.
+  // Must be called once in each period. `predicted` has a rate for each candidate. `measured` is the rate since the
+  // last change, without the first rounds after it, if a rate was measured. Returns true if the quorum has changed.
   bool Evaluate(const std::vector<double>& predicted, std::optional<Rate> measured);
 
-  // Earlier measurements do not count any more, for example if another training begins. A change on trial stays.
+  // Forgets earlier measurements, for example when another training begins. A change that is on trial stays.
   void EndTrial() {
     trial_.reset();
     vote_.reset();
@@ -60,19 +64,19 @@ class QuorumGuard {
 
  private:
   enum Direction { kDown, kUp };
-  // Holds changes in one direction back, after one was not confirmed, or one in the other direction was.
+  // Delays further increases (or decreases) of the quorum, after one was taken back or the opposite change was kept.
   struct Hold {
-    long until = 0;            // the period in which the hold ends
-    double promise = 0;        // what was predicted then, relative to the present quorum
-    std::optional<Rate> rate;  // what was measured at the present quorum
+    long until = 0;            // the period in which the delay ends
+    double promise = 0;        // the gain that was predicted when the delay began
+    std::optional<Rate> rate;  // the rate that was measured when the delay began
     int periods = 8;
   };
   struct Trial {
     std::size_t from = 0;
     std::optional<Rate> before;
     int periods = 0;
-    double promise = 0;   // promise of the direction
-    double expected = 0;  // the predicted rate, relative to that of `from`
+    double promise = 0;   // the gain that was predicted for the change on trial
+    double expected = 0;  // the predicted rate, relative to the rate of the quorum before
   };
   enum class Verdict { kOpen, kKept, kFailed };
 
@@ -95,8 +99,9 @@ class QuorumGuard {
   std::optional<std::size_t> vote_;  // the candidate that the last evaluation wanted
   std::optional<Trial> trial_;
   std::optional<Direction> last_kept_;
-  std::array<Hold, 2> holds_;   // by direction
-  double may_hide_ = kMayHide;  // raised when a probe has shown how good predictions are
+  std::array<Hold, 2> holds_;  // the delays of decreases and of increases
+  // Predictions may be too low by this factor; it is raised when a probe has shown that they are better.
+  double may_hide_ = kMayHide;
 };
 
 constexpr auto NamesOf(QuorumGuard::Why /*type*/) {

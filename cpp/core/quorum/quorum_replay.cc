@@ -9,10 +9,10 @@ namespace horovod_partial {
 namespace {
 
 constexpr int kSpans = 3;
-constexpr int kMostRounds = 512;      // enough even if one step is as long as hundreds of others
-constexpr int kMostVisits = 1 << 17;  // limit for rounds times ranks
+constexpr int kMostRounds = 512;      // enough even if one step is as long as hundreds of other steps
+constexpr int kMostVisits = 1 << 17;  // limit for the number of rounds times the number of ranks
 
-// Simulates the ranks. All begin at time 0 with their results.
+// Simulates the ranks. All ranks begin at time 0, when they have a result.
 class Replayed {
  public:
   Replayed(const StepSample& sample, const QuorumRule& rule)
@@ -39,7 +39,7 @@ class Replayed {
         lane.missed = 0;
         continue;
       }
-      if (lane.behind && lane.arrives <= now_) {  // it came late, and its contribution goes into this round
+      if (lane.behind && lane.arrives <= now_) {  // the rank was late, and this round takes its contribution
         ++steps_;
         TakeStep(rank);
         lane.arrives = on_time_[rank];
@@ -48,7 +48,7 @@ class Replayed {
         ++lane.missed;
       }
       lane.behind = true;
-      // A rank that arrives while a round runs waits for the end of it.
+      // A rank that arrives while a round runs waits for the end of the round.
       if (lane.arrives < results) lane.arrives = results;
     }
   }
@@ -56,9 +56,9 @@ class Replayed {
  private:
   struct Lane {
     Time arrives{0};
-    std::size_t next = 0;  // index of its next step
-    bool behind = false;   // its next arrival is late
-    Round missed = 0;      // rounds in a row without a contribution of it
+    std::size_t next = 0;  // the index of the next step of the rank
+    bool behind = false;   // true if the next arrival of the rank is late
+    Round missed = 0;      // the number of rounds in a row without a contribution of the rank
   };
 
   std::size_t After(std::size_t rank) const {
@@ -85,7 +85,8 @@ class Replayed {
     return LastWithin(std::max(*last, stale));
   }
 
-  // Returns when a round closes that is satisfied at `satisfied`, with its grace.
+  // Returns when the round closes if the policy is satisfied at this time: after the grace, or when the last rank that
+  // arrives within it is there.
   Time LastWithin(Time satisfied) const {
     const bool learns = rule_.grace == Policy::kAutomaticGrace;
     const Time end = satisfied + (learns ? GraceEstimator::CapOf(sample_.usual) : rule_.grace);

@@ -1,4 +1,4 @@
-// Predicts how fast the ranks would go with another quorum, if their steps took as long as they did lately.
+// Predicts how fast the ranks would be with another quorum, if their steps took as long as lately.
 #pragma once
 
 #include <cstddef>
@@ -9,28 +9,29 @@
 
 namespace horovod_partial {
 
-// The recent steps of the ranks that train. A step lasts from a rank's result to its next arrival.
+// The recent steps of the ranks that train. A step lasts from a result of the rank to its next arrival.
 struct StepSample {
-  std::vector<Time> steps;         // steps of one rank after the other, oldest first
-  std::vector<std::size_t> begin;  // where each rank's steps begin in `steps`, and the end; each rank has 1 or more
-  Time span{0};                    // the largest sum of one rank's steps
-  Time usual{0};                   // the median step
-  Time reduction{0};               // time from a closing to its result
+  std::vector<Time> steps;  // the length of each step: all steps of a rank, oldest first, then the next rank's
+  // The index in `steps` of each rank's first step, then the end; each rank has at least one step.
+  std::vector<std::size_t> begin;
+  Time span{0};       // the largest sum of the steps of one rank
+  Time usual{0};      // the median step
+  Time reduction{0};  // the time from when a round closes to its result
 
   std::size_t ranks() const { return begin.empty() ? 0 : begin.size() - 1; }
 };
 
-// The rules by which the coordinator closes a round (docs/protocol.md, rules 3, 4 and 6). With an automatic grace, each
-// round has the grace that would be learned from rounds like it.
+// The rules by which the coordinator closes a round (docs/protocol.md, rules 3, 4 and 6). If the grace is automatic,
+// each round has the grace that the coordinator would learn from rounds like it.
 struct QuorumRule {
   int quorum = 1;
   Round max_staleness = 8;
   Time grace = Policy::kAutomaticGrace;
 };
 
-// Predicts the steps of all ranks per second; 0 if it cannot. The ranks repeat their steps for three spans. The first
-// one does not count, because all ranks begin it together. At most kMostRounds rounds are simulated, each with all
-// ranks.
+// Predicts the steps of all ranks per second, or 0 if it cannot predict. The ranks repeat their steps for three times
+// the length of `sample.span`. The first third does not count, because all ranks begin it together. At most kMostRounds
+// rounds are simulated, each with all ranks.
 double PredictRate(const StepSample& sample, const QuorumRule& rule);
 
 }  // namespace horovod_partial

@@ -6,9 +6,10 @@
 namespace horovod_partial {
 namespace {
 
-constexpr std::size_t kCapacity = StepWindow::kRounds;  // how many steps are kept of each rank
-constexpr std::size_t kPauses = 2;                      // how many of the longest delays are left out
-constexpr std::size_t kEnough = 4;                      // steps of a rank that are needed to know a pause
+constexpr std::size_t kCapacity = StepWindow::kRounds;  // the number of steps that are kept of each rank
+constexpr std::size_t kPauses = 2;                      // the number of longest delays that are left out
+// The number of steps that a rank must have before a delay is recognised.
+constexpr std::size_t kEnough = 4;
 
 using Steps = std::vector<Time>;
 
@@ -18,7 +19,7 @@ Time Median(Steps steps) {
   return *middle;
 }
 
-// The steps that exceed the median of their rank most. LeaveOut replaces each of them by that median.
+// The steps that exceed the median of their rank most. LeaveOut replaces each of these steps by the median of its rank.
 class Pauses {
  public:
   void Look(Steps& steps, std::size_t first) {

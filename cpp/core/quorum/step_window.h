@@ -1,4 +1,4 @@
-// Keeps how long the ranks' steps have taken in the last rounds of a bucket.
+// Keeps how long the steps of the ranks have taken in the last rounds of a bucket.
 #pragma once
 
 #include <vector>
@@ -15,18 +15,18 @@ class StepWindow {
   explicit StepWindow(int size) : ranks_(static_cast<std::size_t>(size)) {}
   int size() const { return static_cast<int>(ranks_.size()); }
 
-  // A rank has its result, so its next step begins.
+  // Records that a rank has its result, so its next step begins.
   void Begin(Rank rank, Time at) { At(rank).began = at; }
-  // The rank has arrived, for the `steps`-th time since it began.
+  // Records that the rank has arrived, for the `steps`-th time since its step began.
   void End(Rank rank, Round round, Time at, int steps);
-  // The rank is out of training. What it does meanwhile is no step.
+  // Records that the rank is out of training. What it does until it returns counts as no step.
   void Leave(Rank rank);
   bool IsOut(Rank rank) const { return ranks_[static_cast<std::size_t>(rank)].out; }
   void Return(Rank rank) { At(rank).out = false; }
 
-  // Returns the steps in the kRounds rounds before `round`, of all ranks that train. A step that has not ended counts
-  // with its time so far, if that is longer than the rank's other steps. The few longest delays are left out, because a
-  // pause of the system is no reason for a change.
+  // Returns the steps of all ranks that train, from the kRounds rounds before `round`. A step that has not ended counts
+  // with its time so far, if that is longer than the other steps of the rank. The few longest delays are left out,
+  // because a pause of the system is no reason to change the quorum.
   StepSample Sample(Round round, Time now) const;
 
  private:
@@ -35,9 +35,9 @@ class StepWindow {
     Time length;
   };
   struct RankSteps {
-    std::vector<Step> steps;  // a ring of the newest
+    std::vector<Step> steps;  // a ring buffer of the newest steps
     std::size_t next = 0;
-    Time began = kNever;  // the step that has not ended; kNever: it waits, or is out
+    Time began = kNever;  // when the present step began; kNever if the rank waits or is out of training
     bool out = false;
   };
   RankSteps& At(Rank rank) { return ranks_[static_cast<std::size_t>(rank)]; }

@@ -61,7 +61,7 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
     memory().Zero(arrival_.output, bytes());
     arrival_.input = arrival_.output;
   } else if ((HasPending() || options_.weights != Weights::kUniform) && arrival_.input != arrival_.output) {
-    // What is pending will be added to the contribution, or the weight multiplied with it. Both happen in the output,
+    // The pending sum will be added to the contribution, or a weight multiplied with it. Both change the output,
     // because the application's input must not change.
     memory().Copy(arrival_.output, arrival_.input, bytes());
     arrival_.input = arrival_.output;
@@ -74,9 +74,9 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
 bool Bucket::TakeMissed(void* output) {
   const bool kept = options_.late == Late::kKeep;
   const Buffer& own = incoming_gradients_ > 0 ? incoming_ : outgoing_;
-  if (missed_.empty()) {  // all missed rounds were without a gradient
+  if (missed_.empty()) {  // the missed rounds had no gradients
     if (kept && options_.divisor == Divisor::kContributors) {
-      memory().Copy(output, own.data(), bytes());  // an average of the rank's own model only
+      memory().Copy(output, own.data(), bytes());  // the average of a single model, which is this rank's own
     } else {
       memory().Zero(output, bytes());
     }
@@ -87,7 +87,8 @@ bool Bucket::TakeMissed(void* output) {
                       memory().AddIfFinite(options_.type, output, result.sum.data(), options_.elements, true);
   memory().Copy(output, result.sum.data(), bytes());
   if (kept && options_.divisor == Divisor::kContributors) {
-    // WAGMA-SGD, Algorithm 2: the sum contains an older model of this rank, or none. The new one counts as one more.
+    // WAGMA-SGD, Algorithm 2: the sum contains an older model of this rank, or none. The newer model counts as one
+    // more.
     memory().Add(options_.type, output, own.data(), options_.elements);
     memory().Scale(options_.type, output, options_.elements, 1.0 / (missed_gradients_ + 1));
   }
@@ -102,7 +103,7 @@ int Bucket::TakeRounds(int rounds, void* output) {
     gradients = held_gradients_;
     --rounds;
   }
-  while (rounds > 0 && !missed_.empty()) {  // there may be fewer rounds: another thread may have joined meanwhile
+  while (rounds > 0 && !missed_.empty()) {  // a join on another thread may have taken rounds meanwhile
     MissedResults::Result result = missed_.Pop();
     rounds -= result.rounds;
     if (result.gradients == 0) continue;
@@ -125,11 +126,13 @@ int Bucket::ReportArrival() {
 }
 
 int Bucket::ReportPending() {
-  if (state_ == State::kRunning) return 0;  // outgoing_ is in use; what came since is announced afterwards
+  // While the round runs, outgoing_ is in use. Later contributions are announced when the round has ended.
+  if (state_ == State::kRunning) return 0;
   if (reported()) return 0;
   ForgetCleared();
   if (options_.late == Late::kKeep) {
-    // An unreported arrival is either on time for its round, or not in it.
+    // While an arrival is not reported, its model stays in incoming_: the model goes into the round if the arrival is
+    // on time, and into none otherwise.
     if (incoming_gradients_ > 0 && state_ != State::kArrived) {
       std::swap(outgoing_, incoming_);
       outgoing_gradients_ = std::exchange(incoming_gradients_, 0);
@@ -148,7 +151,7 @@ int Bucket::ReportPending() {
   return outgoing_gradients_;
 }
 
-// Multiplies the contribution by this rank's weight, which follows from the closing. So the sum of all is the average.
+// Multiplies the contribution by this rank's weight, which follows from the closing. So the sum is a weighted average.
 void Bucket::Weigh(Rank rank) {
   std::vector<int> work;
   std::size_t mine = 0;
@@ -169,12 +172,12 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   Entry entry;
   if (!closing.Includes(rank)) {
     entry.member = false;
-    const bool nobody = GroupsOf(closing.groups).empty();  // then it is no round: a flush of models delivers nothing
+    const bool nobody = GroupsOf(closing.groups).empty();  // a flush of models delivers nothing, and counts as no round
     completed_ = std::max(completed_, closing.round + (nobody ? 0 : 1));
     return entry;
   }
   const int gradients = announced ? arrival_.gradients : outgoing_gradients_;
-  // A model that was announced may be too old for the round, or was cleared since.
+  // For models the coordinator may have left out an announced model that is too old, or the model was forgotten since.
   const bool kept = options_.late == Late::kKeep && !announced && (mine.gradients == 0 || !outgoing_.empty());
   if (state_ == State::kRunning || mine.fresh != announced || (mine.gradients != gradients && !kept)) {
     throw std::logic_error("round " + std::to_string(closing.round) + " of " + name_ + " on rank " +
@@ -217,7 +220,7 @@ bool Bucket::Finish() {
   const bool replays = options_.missed == Missed::kReplay;
   Buffer& late_result = kept ? scratch_ : outgoing_;
   void* result = on_time_ ? arrival_.output : late_result.data();
-  // A missed average of models is computed when it is taken, because a newer model of this rank counts in it.
+  // A missed average of models is divided when it is taken, because a newer model of this rank is added then.
   const bool divides = options_.divisor == Divisor::kContributors && options_.weights == Weights::kUniform;
   if (divides && !(kept && !on_time_) && members_gradients_ > 1)
     memory().Scale(options_.type, result, options_.elements, 1.0 / members_gradients_);
@@ -237,7 +240,7 @@ bool Bucket::Finish() {
     outgoing_gradients_ = 0;
     cleared_ = false;
   }
-  // A round without any gradient is no update. A step with zeros would still change the model.
+  // The result of a round without gradients is not kept: an optimizer step with zeros would still change the model.
   const bool empty = std::exchange(discard_result_, false) || members_gradients_ == 0;
   if (left_out) return false;
   if (!empty) {
@@ -262,7 +265,7 @@ void Bucket::LeaveOut(Round completed) {
 void Bucket::Clear(Round complete) {
   incoming_gradients_ = 0;
   if (options_.missed == Missed::kReplay) {
-    if (std::exchange(held_, false)) missed_.PushEmpty();  // all are emptied below, so their order does not matter
+    if (std::exchange(held_, false)) missed_.PushEmpty();  // all results are emptied below, so their order is free
     lost_ += std::max<Round>(complete - taken(), 0);
     while (!missed_.empty() && taken() < complete) missed_.Pop();
     missed_.MakeEmpty();
@@ -272,7 +275,7 @@ void Bucket::Clear(Round complete) {
   iteration_ = 0;
   if (state_ == State::kRunning) discard_result_ = !on_time_ || only_delivers_;
   if (options_.late == Late::kKeep) {
-    outgoing_gradients_ = 0;  // it may have been announced; then it is sent once more, unchanged
+    outgoing_gradients_ = 0;  // if the kept model has been announced, it is sent once more, unchanged
   } else if (state_ != State::kRunning && outgoing_gradients_ > 0) {
     outgoing_.Zero();
     cleared_ = true;

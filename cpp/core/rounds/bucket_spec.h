@@ -15,29 +15,29 @@
 namespace horovod_partial {
 
 enum class Divisor : std::uint8_t {
-  kNone,          // the result is the sum, with Horovod's scaling if there is any
-  kContributors,  // divides by the number of gradients in the sum, pending ones included
+  kNone,          // the result is the sum, after Horovod's scaling if there is any
+  kContributors,  // the result is divided by the number of gradients in the sum, including pending gradients
 };
 constexpr auto NamesOf(Divisor /*type*/) { return std::array{"none", "contributors"}; }
 
 // What happens to a late contribution.
 enum class Late : std::uint8_t {
-  kAccumulate,  // for gradients: it is added to what is pending, and delivered once
-  kKeep,        // for models: it replaces the kept one, and is used in every round until a newer one comes
-  kDiscard,     // for models: it is not delivered, because a newer one comes anyway
+  kAccumulate,  // a gradient is added to the pending sum, and delivered once
+  kKeep,        // a model replaces the rank's kept model, and is used in every round until a newer model comes
+  kDiscard,     // a model is not delivered, because a newer model will come
 };
 constexpr auto NamesOf(Late /*type*/) { return std::array{"accumulate", "keep", "discard"}; }
 
-// What happens to a bucket's contributions and results.
+// How a bucket treats contributions and results.
 struct Handling {
   Missed missed = Missed::kSum;
   Late late = Late::kAccumulate;
   Divisor divisor = Divisor::kNone;
-  // of the fresh contributions; unless uniform, the result is their weighted average
+  // How much the contribution of an arrival counts. Unless this is uniform, the result is a weighted average.
   Weights weights = Weights::kUniform;
-  double weight_parameter = 1;  // contraction or alpha (weights.h)
-  int replay_limit = 8;         // kReplay: with this many untaken results, rounds wait for this rank
-  bool drop_nonfinite = false;  // true: a late contribution that is not finite is dropped and counted
+  double weight_parameter = 1;  // the parameter of the weights: `contraction` or `alpha` in weights.h
+  int replay_limit = 8;         // in a family: the number of untaken results at which rounds wait for this rank
+  bool drop_nonfinite = false;  // true if a late contribution that is not finite is dropped, and counted
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -47,12 +47,12 @@ struct Handling {
   }
 };
 
-// All that a front end says of a bucket, except its tensor. It is the same in every framework.
+// All that a front end says of a bucket, except the tensor. It is the same in every framework.
 struct BucketSpec : Handling {
   Policy policy;
   double prescale_factor = 1;
   double postscale_factor = 1;
-  std::vector<std::string> members;  // the parts of the tensor, with their shapes, in the user's words
+  std::vector<std::string> members;  // the parts of the tensor with their shapes, in the user's words
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -64,8 +64,8 @@ struct BucketSpec : Handling {
   bool operator==(const BucketSpec& other) const { return Fields(*this) == Fields(other); }
 };
 
-// Encodes it as bytes, for graphs that store it. Decoding throws std::runtime_error if the bytes are damaged, or come
-// from a version with other fields.
+// Encodes a specification as bytes, for graphs that store it. Decoding throws std::runtime_error if the bytes are
+// damaged, or come from a version with other fields.
 std::string Encode(const BucketSpec& spec);
 BucketSpec DecodeBucketSpec(const std::string& bytes);
 

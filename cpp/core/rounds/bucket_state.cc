@@ -4,7 +4,7 @@
 
 namespace horovod_partial {
 
-// Never negative: a late arrival may have come before the first one of the round that closed in between.
+// The offset is never negative, although a late arrival may have come before the first arrival of this round.
 void BucketState::RankState::RecordOffset(Time offset) {
   offset_seconds += std::chrono::duration<double>(std::max(offset, Time(0))).count();
   ++arrivals;
@@ -15,7 +15,7 @@ bool BucketState::Any(const Condition& condition) const {
   return std::any_of(ranks.begin(), ranks.end(), condition);
 }
 
-// Before the ranks have agreed on a declaration, the first one counts. Null if there is none.
+// Returns the declaration of the bucket, or null. Before the ranks have agreed on a declaration, it is the first one.
 const Declaration* BucketState::Known() const {
   if (declaration) return &*declaration;
   return declared.empty() ? nullptr : &declared.begin()->second;
@@ -34,35 +34,35 @@ bool BucketState::EverybodyArrived() const {
   return !Any([](const RankState& rank) { return !rank.joined && !rank.arrival; });
 }
 
-// True if a rank has asked for a full round, or the policy makes this round a full one.
+// Returns true if a rank has asked for a full round, or the policy makes this round a full one.
 bool BucketState::WantsEverybody() const {
   return (declaration && IsFullRound(policy(), round)) ||
          Any([](const RankState& rank) { return rank.arrival && rank.arrival->full; });
 }
 
-// True if the last round has not ended on some rank. The next one waits for it, because a bucket has one set of buffers
-// on each rank.
+// Returns true if the last round has not ended on some rank. The next round then waits for the buffers of that rank.
 bool BucketState::Running() const {
   return Any([](const RankState& rank) { return rank.said.running; });
 }
 
-// True if some rank has as many untaken results as it may, but takes them now, in a flush or another wait.
+// Returns true if some rank has as many untaken results as it may have, but takes them now, in a flush or another wait.
 bool BucketState::Draining() const {
   return Any([](const RankState& rank) { return rank.said.backlog == Report::Backlog::kDraining; });
 }
 
-// True if some rank has as many untaken results as it may.
+// Returns true if some rank has as many untaken results as it may have.
 bool BucketState::Full() const {
   return Any([](const RankState& rank) { return rank.said.backlog != Report::Backlog::kNone; });
 }
 
-// Rule 6: some rank that is missing has missed too many rounds, or has too many untaken results.
+// Rule 6: returns true if some missing rank has missed too many rounds, or has too many untaken results.
 bool BucketState::TooStale() const {
   return Any([this](const RankState& rank) { return MustWaitFor(rank); });
 }
 
-// A rank with a late arrival counts as contributing, because its contribution is about to be delivered. If it has as
-// many untaken results as it may, rounds wait for it all the same.
+// Returns true if the round must wait for this rank. A rank with a late arrival is not too stale, because its
+// contribution is about to be delivered. But a round always waits for a rank that has as many untaken results as it
+// may.
 bool BucketState::MustWaitFor(const RankState& rank) const {
   if (rank.arrival || rank.Absent()) return false;
   if (rank.said.backlog != Report::Backlog::kNone) return true;
@@ -85,12 +85,12 @@ bool BucketState::Satisfied() const {
   return arrived >= std::min(quorum, active);
 }
 
-// Rule 7: no rank that is missing can come.
+// Rule 7: returns true if no missing rank can arrive.
 bool BucketState::NobodyCanCome() const {
   return !Any([](const RankState& rank) { return !rank.arrival && !rank.CannotCome(); });
 }
 
-// Rule 11: all ranks that have declared the bucket, and have not joined, have retired it.
+// Rule 11: returns true if all ranks that have declared the bucket, and have not joined, have retired it.
 bool BucketState::Ends() const {
   const auto uses = [](const RankState& rank) { return rank.device && !rank.joined; };
   return declaration && !HasArrival() && Any(uses) &&
@@ -123,7 +123,7 @@ Closing::Contribution BucketState::ContributionOf(Rank rank) const {
   if (state.arrival) return {state.arrival->gradients, true, false, state.arrival->work};
   contribution.gradients = state.said.pending;
   if (!declaration || policy().schedule.kind == Schedule::Kind::kNone) return contribution;
-  // A kept model goes into one round after the other, but no longer than max_staleness rounds.
+  // A kept model goes into one round after the other, but into no more than max_staleness rounds.
   contribution.stale = state.said.late == 0;
   if (contribution.stale && round - state.last_contribution > policy().max_staleness) contribution = {};
   return contribution;
@@ -150,7 +150,7 @@ std::vector<Rank> BucketState::InOrderOfArrival() const {
   return order;
 }
 
-// Returns the groups that ready ranks form now; empty if there is none.
+// Returns the groups that ready ranks form now. The result is empty if no group forms.
 Partition BucketState::FormGroups(Time now) {
   std::vector<ReadyGroups::Candidate> candidates;
   for (const Rank rank : InOrderOfArrival())
@@ -159,8 +159,8 @@ Partition BucketState::FormGroups(Time now) {
   return groups.empty() ? Partition() : PartitionOf(groups, size());
 }
 
-// Returns the groups of a round that closes, by its policy or for another reason. In a flush of models there is nothing
-// to deliver: no rank takes part, but all see that it is over.
+// Returns the groups of a round that closes for this reason. A flush of models has nothing to deliver: no rank is in a
+// group, but all ranks see the end of the flush.
 Partition BucketState::GroupsFor(Closing::Reason reason) {
   if (!declaration || !policy().grouped()) return {};
   if (EverybodyArrived() && WantsEverybody()) return {};
@@ -169,7 +169,7 @@ Partition BucketState::GroupsFor(Closing::Reason reason) {
     if (reason == Closing::Reason::kLiveness && WantsEverybody()) return {};
     return GroupsOf(policy().schedule, round, size());
   }
-  // The ranks that were held may be too many for one group.
+  // Under PartialReduce the ranks that are held back may be more than one group can have.
   const auto left = InOrderOfArrival();
   const auto most = static_cast<std::size_t>(policy().group_size);
   std::vector<Members> groups;

@@ -1,4 +1,4 @@
-// What the coordinator knows of one bucket, and what follows from it for the open round.
+// What the coordinator knows of one bucket, and what follows from that for the open round.
 #pragma once
 
 #include <cstdint>
@@ -19,29 +19,29 @@ struct BucketState {
     int gradients = 0;
     int work = 0;
     bool full = false;
-    Time time{0};  // when the rank arrived, by the age in its report: up to a reduction earlier than the report
-    Time step{0};  // time since the rank's arrival before this one
+    Time time{0};  // when the rank arrived; this may be earlier than the report by the time of a reduction
+    Time step{0};  // the time between the last two arrivals of the rank
   };
   // What the rank's report of this cycle says of the bucket.
   struct Said {
-    int pending = 0;       // gradients
-    int late = 0;          // late arrivals in what is pending
-    bool running = false;  // the last round has not ended there
-    bool retired = false;  // no thread there will contribute any more
+    int pending = 0;       // the number of gradients in the pending sum
+    int late = 0;          // the number of late arrivals in the pending sum
+    bool running = false;  // true if the last round has not ended on the rank
+    bool retired = false;  // true if the rank has retired the bucket
     Report::Backlog backlog = Report::Backlog::kNone;
-    bool absent = false;   // the rank is out of training for this bucket
-    bool waiting = false;  // all its bringers on the rank wait
+    bool absent = false;   // true if the rank is out of training for this bucket
+    bool waiting = false;  // true if the rank cannot arrive because the threads that use the bucket wait
   };
   struct RankState {
     bool joined = false;
     Said said;
-    std::optional<Arrival> arrival;  // in the open round
+    std::optional<Arrival> arrival;  // the arrival at the open round
     std::optional<int> device;       // where the tensor lies, if the rank has declared the bucket
-    int late_seen = 0;               // the largest `late` since the last closing
+    int late_seen = 0;               // the largest `late` of all reports since the last closing
     Round last_contribution = -1;
-    Time last_arrival = kNever;  // kNever: none yet
-    double offset_seconds = 0;   // how far behind the first rank it has arrived, the sum of all arrivals
-    std::int64_t arrivals = 0;   // their number
+    Time last_arrival = kNever;  // kNever if the rank has not arrived yet
+    double offset_seconds = 0;   // how many seconds the rank was behind the first rank, summed over its arrivals
+    std::int64_t arrivals = 0;   // the number of arrivals in offset_seconds
 
     bool Absent() const { return joined || said.absent; }
     bool CannotCome() const { return Absent() || said.waiting; }
@@ -50,18 +50,20 @@ struct BucketState {
   };
 
   std::vector<RankState> ranks;
-  std::optional<Declaration> declaration;  // set when round 0 has closed; kept, because a rank may declare later
-  Rank declared_by = 0;                    // the rank whose declaration this is
-  std::map<Rank, Declaration> declared;    // from arrivals since the last closing
-  Round round = 0;                         // the open one
-  int quorum = 0;                          // the quorum of the open round; set when round 0 has closed
+  // Set when round 0 has closed; kept, because a rank that had joined declares the bucket later.
+  std::optional<Declaration> declaration;
+  Rank declared_by = 0;                  // the rank whose declaration counts
+  std::map<Rank, Declaration> declared;  // the declarations that came with arrivals since the last closing
+  Round round = 0;                       // the number of the open round
+  int quorum = 0;                        // the quorum of the open round; set when round 0 has closed
   QuorumGuard::Why why = QuorumGuard::Why::kStart;
-  std::optional<ReadyGroups> ready_groups;  // only with kReady
-  std::optional<Ledger> ledger;             // only if the bucket keeps the grants of work sharing
-  Time retired_since = kNever;              // since when some ranks have retired it, but not all
-  Time first_arrival = kNever;              // first arrival of the open round
-  Time last_first_arrival = kNever;         // first arrival of the last round
-  Time satisfied = kNever;                  // since when Decide has found the policy satisfied; kNever: it is not
+  std::optional<ReadyGroups> ready_groups;  // forms the groups; set only under PartialReduce
+  std::optional<Ledger> ledger;             // the coordinator's state of work sharing, in the bucket that carries it
+  Time retired_since = kNever;              // since when some ranks have retired the bucket while others have not
+  Time first_arrival = kNever;              // when the first rank arrived at the open round
+  Time last_first_arrival = kNever;         // when the first rank arrived at the last round
+  // Since when the policy of the open round has been satisfied; kNever if it is not.
+  Time satisfied = kNever;
   Time last_satisfied = kNever;
   Time closed = kNever;  // when the last round closed
   GraceEstimator grace;
@@ -101,20 +103,20 @@ struct BucketState {
   std::vector<Rank> InOrderOfArrival() const;
 };
 
-using BucketStates = std::map<std::string, BucketState>;  // by name
+using BucketStates = std::map<std::string, BucketState>;  // the buckets by name
 
-// What a rank says of itself as a whole.
+// What a rank says about itself as a whole.
 struct RankLevel {
-  bool absent = false;   // out of training for all buckets, also those that the rank has not used yet
-  bool waiting = false;  // waits for a round, and so cannot contribute to any bucket
-  bool blocked = false;  // Report::blocked
+  bool absent = false;   // true if the rank is out of training for all buckets, also for unused ones
+  bool waiting = false;  // true if the rank waits for a round, so that it cannot arrive at any bucket
+  bool blocked = false;  // true if all known threads of the rank wait or are out of training
   bool leaves = false;
   std::string elsewhere;
   Report::Flush flush = Report::Flush::kNone;
   bool joined = false;
 };
 
-// True if a rank has declared a bucket that a flush waits for.
+// Returns true if a rank has declared a bucket that a flush waits for.
 bool Uses(const BucketStates& buckets, Rank rank);
 
 }  // namespace horovod_partial

@@ -7,12 +7,11 @@
 namespace horovod_partial {
 namespace {
 
-// A rank may arrive before its round is satisfied and still miss it, because its report was on the way. It needs only
-// one more cycle, and any grace above zero gives it that.
+// A rank may arrive before the policy is satisfied and still be late, because its report was on the way. Such a rank
+// needs one more cycle, and any grace above zero provides that.
 constexpr Time kSmallestLag{1};
 
-// Round 0 announces this many partitions of its schedule at most. More are not worth the message: a communicator that
-// is not announced is made when it is needed.
+// Round 0 announces at most this many partitions of its schedule. Other communicators are made when they are needed.
 constexpr Round kUpcoming = 64;
 
 }  // namespace
@@ -100,7 +99,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
       bucket.declared[rank] = *item.declaration;
       state.device = item.declaration->device;
     }
-    // If work is shared, the wait for an update begins with the micro-batch that was made last.
+    // Under work sharing the wait for an update begins with the micro-batch that was made last.
     bucket.first_arrival = bucket.SharesWork() ? arrived : std::min(bucket.first_arrival, arrived);
     if (bucket.satisfied != kNever) bucket.grace.RecordLag(std::max(arrived - bucket.satisfied, kSmallestLag));
     if (quorum != nullptr) quorum->Arrive(rank, arrived, 1, false);
@@ -112,8 +111,8 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   }
 }
 
-// Round 0 waits for every rank. A rank will not come if it has joined, or is in a flush or has ended and is out of
-// training for the bucket.
+// Round 0 waits for every rank. A rank that has not arrived will not come if it has joined, or if it is in a flush or
+// at its end and out of training for this bucket.
 bool Coordinator::NobodyWillDeclare(const BucketState& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
     const BucketState::RankState& state = bucket.At(rank);
@@ -129,13 +128,13 @@ bool Coordinator::NobodyComes() const {
   return true;
 }
 
-// Rule 17: an update closes when all micro-batches are in the sum, or when no rank will begin another one.
+// Rule 17: an update closes when all micro-batches are in the sum, or when no rank will begin another micro-batch.
 std::optional<Closing::Reason> Coordinator::VerdictOnUpdate(const BucketState& bucket) const {
   if (!bucket.declaration && !bucket.EverybodyArrived()) return std::nullopt;
   if (bucket.declaration && bucket.TooStale()) return std::nullopt;
   int done = 0;
   for (const BucketState::RankState& rank : bucket.ranks) done += rank.arrived_gradients();
-  if (!bucket.declaration) {  // the first update, in which each rank makes its own part
+  if (!bucket.declaration) {  // the first update, in which each rank makes its own micro-batches
     const int each = bucket.Known()->policy.micro_batches / size_;
     bool complete = true;
     for (Rank rank = 0; rank < size_; ++rank)
@@ -173,9 +172,9 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
   return anybody_ended;
 }
 
-// Rule 12. Each rank waits as a whole, for us or for Horovod, and nothing that waits for us can close: round 0 of a
-// bucket that other ranks do not use, a flush to which others do not come, or an update of which a rank holds a
-// micro-batch. A rank that takes results in a flush is at work, and does not count.
+// Rule 12: returns true if every rank is blocked and no wait can end. The waits are for round 0 of a bucket that other
+// ranks do not use, for a flush to which others do not come, or for an update in which a blocked rank holds a
+// micro-batch. A rank that takes results in a flush is at work, so it does not count as blocked.
 bool Coordinator::RanksWaitForEachOther() const {
   if (deadlock_after_ == kNever || AnythingRuns()) return false;
   for (const RankLevel& level : levels_)
@@ -191,7 +190,7 @@ bool Coordinator::RanksWaitForEachOther() const {
 }
 
 Report::Flush Coordinator::FlushOfAll() const {
-  if (flush_since_ == kNever) return Report::Flush::kNone;  // in most cycles no rank flushes
+  if (flush_since_ == kNever) return Report::Flush::kNone;  // in most cycles no rank is in a flush
   bool everybody_ends = true;
   bool anybody_active = false;
   for (Rank rank = 0; rank < size_; ++rank) {
@@ -217,13 +216,13 @@ void Coordinator::ForgetEnded() {
   ended_.clear();
 }
 
-// Round 0 closes. From now on the bucket has a declaration and a policy.
+// Closes round 0. From now on the bucket has a declaration and a policy.
 void Coordinator::Begin(BucketState& bucket, Closing& closing) {
   std::tie(bucket.declared_by, bucket.declaration) = *bucket.declared.begin();
   const Policy& policy = bucket.policy();
   bucket.quorum = policy.quorum;
   if (policy.rule == Policy::Rule::kAuto) {
-    // A new training that begins after the last one has ended begins with a quorum of all ranks.
+    // When all buckets of this policy have ended, the next training begins with a quorum of all ranks again.
     const auto same = [&](const auto& other) {
       return &other.second != &bucket && other.second.declaration && other.second.policy() == policy;
     };
@@ -245,7 +244,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
   closing.round = bucket.round;
   closing.reason = reason;
   closing.groups = std::move(groups);
-  deadlocked_since_ = kNever;  // something moves
+  deadlocked_since_ = kNever;  // a closing ends a wait
   closing.flushes = unflushed_.erase(name) > 0;
   if (closing.flushes && unflushed_.empty()) closing.flush_over = flush_;
   const bool flush = bucket.declaration && bucket.policy().grouped() && !bucket.HasArrival();
@@ -258,7 +257,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
     BucketState::RankState& state = bucket.At(rank);
     on_time[Index(rank)] = state.arrival.has_value();
     const Closing::Contribution contribution = bucket.ContributionOf(rank);
-    // A round in which a rank delivers nothing, for example in a flush, does not end its staleness: only gradients do.
+    // Only gradients end the staleness of a rank, not a round to which it contributes nothing, for example in a flush.
     if (contribution.gradients > 0 && !contribution.stale) state.last_contribution = bucket.round;
     closing.contributions.push_back(contribution);
     if (state.arrival) state.RecordOffset(state.arrival->time - bucket.first_arrival);
@@ -277,7 +276,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
     if (!bucket.declaration) Begin(bucket, closing);
     bucket.declared.clear();
   }
-  if (flush) return closing;  // no round
+  if (flush) return closing;  // a flush of models counts as no round
   if (bucket.closed != kNever) bucket.grace.RecordStep(now - bucket.closed);
   bucket.closed = now;
   bucket.last_first_arrival = bucket.first_arrival;
@@ -294,16 +293,16 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
   return closing;
 }
 
-// Returns the adaptive quorum that follows this bucket's rounds; null if there is none.
+// Returns the quorum of Auto that follows the rounds of this bucket, or null if there is none.
 AutoQuorum* Coordinator::PaceSetBy(const std::string& name, const BucketState& bucket) {
   if (!bucket.declaration || bucket.policy().rule != Policy::Rule::kAuto) return nullptr;
   Pace& pace = paces_.at(bucket.policy().description);
   return pace.bucket == name ? &pace.quorum : nullptr;
 }
 
-// A round of an adaptive quorum has closed: sets the quorum of the next one. If several buckets share the policy, the
-// last by name is followed, because ranks come to it last in each step. If that one has ended, or is used more rarely,
-// another one is followed.
+// Called when a round under Auto has closed: sets the quorum of the next round. If several buckets share the policy,
+// the quorum follows the rounds of the last bucket by name, because ranks arrive there last in each step. When that
+// bucket has ended or is used more rarely, another bucket is followed.
 void Coordinator::Follow(const std::string& name, BucketState& bucket, const std::vector<bool>& on_time, Time now) {
   Pace& pace = paces_.at(bucket.policy().description);
   if (pace.bucket != name) {
@@ -322,7 +321,7 @@ void Coordinator::Follow(const std::string& name, BucketState& bucket, const std
   bucket.why = pace.quorum.why();
 }
 
-// Closes the last round of a bucket, which delivers what is pending. If nothing is pending, no rank takes part in it.
+// Closes the last round of a bucket, which delivers what is pending. If nothing is, no rank takes part in the round.
 Closing Coordinator::End(const std::string& name, BucketState& bucket, Time now) {
   const bool pending = std::any_of(bucket.ranks.begin(), bucket.ranks.end(),
                                    [](const BucketState::RankState& rank) { return rank.said.pending > 0; });
@@ -332,7 +331,7 @@ Closing Coordinator::End(const std::string& name, BucketState& bucket, Time now)
   return closing;
 }
 
-// Makes every bucket that is used or waited for fail on all ranks, and their flushes with it.
+// Makes all buckets that are in use fail on all ranks, and also the flushes.
 std::vector<Closing> Coordinator::RefuseAll(Time now) {
   const std::string text = DescribeDeadlock(levels_, buckets_);
   deadlock_ = text;
@@ -367,7 +366,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   deadlocked_since_ = since(RanksWaitForEachOther(), deadlocked_since_);
   again_ = flush_since_ != kNever && AnythingRuns();
   const Report::Flush flush = FlushOfAll();
-  // If one rank gives its flush up, that ends the flush for all. The next one begins again.
+  // A flush that one rank gives up ends for all ranks. The next flush begins anew.
   if (flush == Report::Flush::kNone) {
     unflushed_.clear();
   } else if (unflushed_.empty()) {
@@ -394,7 +393,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     }
     if (bucket.declaration && bucket.HasArrival() && !bucket.SharesWork()) {
       if (!bucket.Satisfied()) {
-        bucket.satisfied = kNever;  // a rank that was exempt is back, and too stale to be left out
+        bucket.satisfied = kNever;  // a rank is back in training, and too stale to be left out
       } else if (bucket.satisfied == kNever) {
         bucket.satisfied = now;
       }
@@ -407,15 +406,15 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     if (const auto reason = Verdict(bucket, now)) closings.push_back(Close(name, bucket, *reason, now));
   }
   const bool closed = !closings.empty();
-  // buckets that are full on some rank come last, because that rank must add results up
+  // Buckets that are full on some rank come last, because that rank must add results up.
   for (const bool full : {false, true}) {
     for (auto& [name, bucket] : buckets_) {
       if (!bucket.HasArrival() || bucket.Running() || bucket.Draining() || bucket.Full() != full) continue;
-      // A rank that has arrived and waits may still begin another micro-batch.
+      // Under work sharing a rank that has arrived and waits may still begin another micro-batch.
       if (bucket.SharesWork() && (bucket.declaration || bucket.EverybodyArrived())) continue;
       if (!(bucket.declaration ? bucket.NobodyCanCome() : NobodyWillDeclare(bucket))) continue;
       if (!closings.empty()) {
-        again_ = true;  // one at a time, and only if nothing else closes
+        again_ = true;  // liveness closes one round in a cycle, and only if nothing else closes
       } else {
         closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, now));
       }
@@ -434,12 +433,12 @@ std::vector<Closing> Coordinator::Decide(Time now) {
       closings.push_back(End(name, bucket, now));
     }
   }
-  // A flush closes no round with an arrival, which a thread that does not flush may have made. Its own round delivers
-  // it.
+  // The flush closes no round in which a rank has arrived, because a thread that does not flush may wait there. The
+  // next closing of that round counts for the flush.
   for (const std::string& name : std::set<std::string>(unflushed_)) {
     BucketState& bucket = buckets_.at(name);
     if (bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;
-    // some rank's other thread may be in the middle of a micro-batch
+    // Another thread of some rank may be in the middle of a micro-batch.
     if (bucket.SharesWork() && !NobodyComes()) continue;
     const auto reason = flush == Report::Flush::kEnding ? Closing::Reason::kEnd : Closing::Reason::kFlush;
     closings.push_back(Close(name, bucket, reason, now));

@@ -1,4 +1,4 @@
-// Decides which rounds close. The coordinator's half of the round protocol (docs/protocol.md).
+// The coordinator's half of the round protocol (docs/protocol.md): it decides which rounds close.
 #pragma once
 
 #include <map>
@@ -15,87 +15,88 @@
 
 namespace horovod_partial {
 
-// Each process set has one, on its rank 0. One thread drives it (Horovod's background thread, a test or the simulator):
-// it takes no lock, reads no clock and never blocks. A negotiating cycle is an Observe for each rank, then one Decide.
+// Each process set has one coordinator, on its rank 0. One thread drives it (Horovod's background thread, a test or the
+// simulator): it takes no lock, reads no clock and never blocks. In a negotiating cycle Observe is called for each
+// rank, then Decide once.
 //
-// Per bucket, one round at a time:
+// A bucket has one open round at a time:
 //               (no round yet) --all active ranks arrived--> round 1 open --closed--> round 2 open --closed--> ...
-// Decide puts closings by policy first, then at most one by liveness, then ends of buckets, then those of a flush. Each
-// kind is in the order of the buckets' names.
+// Decide returns closings in this order: by policy, then at most one by liveness, then the ends of buckets, then the
+// closings of a flush. Within each kind they are in the order of the buckets' names.
 class Coordinator {
  public:
-  // Ranks that have ended wait this long for others that are blocked in one of Horovod's collectives. That collective
-  // needs them and will never run, so they leave then, and Horovod fails the others, as it does without us.
+  // How long ranks that have ended wait for ranks that are blocked in a collective of Horovod. That collective needs
+  // the ended ranks and will never run. So the ended ranks then leave, and Horovod fails the others, as it always does.
   static constexpr Time kAbandonAfter = std::chrono::seconds(10);
 
-  // Ranks that have waited for each other for this long will wait for ever, unless the user sets another time.
+  // Ranks that have waited for each other for this long count as waiting for ever, unless the user sets another time.
   static constexpr Time kDeadlockAfter = std::chrono::seconds(20);
 
   explicit Coordinator(int size);
 
-  // Sets how long ranks must have waited for each other before all their waits fail. Only for the process set of all
-  // ranks: in a smaller one, other ranks may end a wait. kNever, the default, turns the check off.
+  // Sets how long ranks must have waited for each other before all their waits fail; kNever, the default, turns the
+  // check off. It is for the process set of all ranks only: in a smaller process set, other ranks may end a wait.
   void SetDeadlockAfter(Time wait) { deadlock_after_ = wait; }
 
   void Observe(Rank rank, const Report& report, Time now);
-  // Joined ranks (hvd.join) contribute nothing: Horovod sends zeros for them. Their arrivals are forgotten here, and
-  // reported again when the join is over.
+  // Tells which ranks are in hvd.join(). Horovod sends zeros for these ranks. The coordinator forgets their arrivals,
+  // which are reported again when the join is over.
   void SetJoined(const std::vector<bool>& joined);
   std::vector<Closing> Decide(Time now);
 
-  // The grants that the last Decide has changed: which micro-batches each rank may begin.
+  // The micro-batches that each rank may begin, for the buckets in which the last Decide has changed them.
   const std::vector<Grants>& grants() const { return grants_; }
 
-  // Not empty: the last Decide has found that the ranks wait for each other, in one or in several process sets. All
-  // their waits fail with this text.
+  // Not empty if the last Decide has found that all ranks wait for each other, in one process set or across several.
+  // All their waits fail with this text.
   const std::string& deadlock() const { return deadlock_; }
 
   // Returns when the longest wait for an open round or in a flush began, or kNever. Ranks that have ended do not count:
-  // they may wait for long for others that train.
+  // they may have to wait long for ranks that train.
   Time OldestWait() const;
 
-  // Returns when Decide should be called again although no rank has news: the earliest end of a grace period, a hold or
-  // another limit; Time::min() for the next cycle; kNever if there is no such time.
+  // Returns when Decide must be called again although no rank has news, because a grace period, a hold or another limit
+  // ends then. Time::min() stands for the next cycle, kNever for no such time.
   Time NextDeadline() const;
 
-  // What the ranks have agreed on for a bucket that has had a round, and the device of a rank's tensor. A bucket that
-  // has ended is known until the next Observe.
+  // Returns what the ranks have agreed on for a bucket that has had a round, and the device of a rank's tensor. A
+  // bucket that has ended is known until the next Observe.
   const Declaration& declaration(const std::string& bucket) const { return *buckets_.at(bucket).declaration; }
   int device(const std::string& bucket, Rank rank) const;
 
-  // Call it when a round has been refused. The bucket then is as if it had never been used.
+  // Called when a round has been refused. Afterwards it is as if the bucket had never been used.
   void Forget(const std::string& bucket) {
     buckets_.erase(bucket);
     unflushed_.erase(bucket);
   }
 
-  // Names the ranks that a round or a flush waits for: one line for each wait that began at `oldest` or before; empty
-  // if there is none. It tells what Horovod's stall inspector would.
+  // Returns a text that names the ranks that rounds and flushes wait for, with a line for each wait that began at
+  // `oldest` or before. Horovod's stall inspector cannot see such waits.
   std::string DescribeWaits(Time oldest) const {
     return horovod_partial::DescribeWaits(levels_, buckets_, flush_since_, oldest);
   }
 
-  // How far behind the first rank each rank arrives: by rank, the sum in seconds and the number of all arrivals.
+  // For each rank: the sum of how many seconds it arrived after the first rank, and the number of all its arrivals.
   struct Offsets {
     std::vector<double> total_seconds;
     std::vector<std::int64_t> count;
   };
   std::map<std::string, Offsets> ArrivalOffsets() const;
 
-  // For buckets with groups of ready ranks: how often the last `window` groups did not connect all ranks.
+  // For each bucket with groups of ready ranks: how often its last groups did not connect all ranks.
   std::map<std::string, std::int64_t> UnconnectedWindows() const;
 
  private:
   friend class CoordinatorPeer;  // lets tests change the quorum of a round that has just opened
 
-  // What the buckets of one kAuto policy share.
+  // What the buckets of one Auto policy have in common.
   struct Pace {
     AutoQuorum quorum;
     std::string bucket;                  // the bucket whose rounds the quorum follows
     std::map<std::string, Round> since;  // by other bucket: its closings since the last one of `bucket`
   };
 
-  // Decisions: pure functions of the state. Verdict closes nothing in a bucket without an arrival.
+  // Decisions, which are pure functions of the state. Verdict closes nothing in a bucket without an arrival.
   std::optional<Closing::Reason> Verdict(const BucketState& bucket, Time now) const;
   std::optional<Closing::Reason> VerdictOnUpdate(const BucketState& bucket) const;
   bool Comes(Rank rank) const { return !levels_[Index(rank)].joined && !levels_[Index(rank)].leaves; }
@@ -123,20 +124,20 @@ class Coordinator {
 
   const int size_;
   Time deadlock_after_ = kNever;
-  std::vector<RankLevel> levels_;  // by rank
+  std::vector<RankLevel> levels_;  // what each rank says about itself
   BucketStates buckets_;
-  std::map<std::string, Pace> paces_;  // by the policy's description
+  std::map<std::string, Pace> paces_;  // the quorum of each Auto policy, by the policy's description
   std::vector<Grants> grants_;
-  std::vector<std::string> ended_;  // buckets that ended in the last Decide
-  // The kind of the flush that all ranks are in, and the buckets that have had no closing in it yet.
+  std::vector<std::string> ended_;  // the buckets that ended in the last Decide
+  // The kind of the flush that all ranks are in, and the buckets that have had no closing in this flush yet.
   Report::Flush flush_ = Report::Flush::kNone;
   std::set<std::string> unflushed_;
   Time flush_since_ = kNever;     // since when some rank has been in a flush, or has ended
-  Time flushing_since_ = kNever;  // the same, without ranks that have ended
+  Time flushing_since_ = kNever;  // since when some rank has been in a flush without having ended
   std::string deadlock_;
-  Time stuck_since_ = kNever;       // since when only blocked and ended ranks are left
-  Time deadlocked_since_ = kNever;  // since when ranks wait for each other
-  bool again_ = false;              // the last Decide has left work for the next cycle, although no rank will have news
+  Time stuck_since_ = kNever;       // since when all ranks have been blocked or have ended
+  Time deadlocked_since_ = kNever;  // since when all ranks have waited for each other
+  bool again_ = false;              // true if Decide must be called in the next cycle, even if no rank has news
 };
 
 }  // namespace horovod_partial

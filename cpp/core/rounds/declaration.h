@@ -1,4 +1,4 @@
-// A rank's description of a bucket, sent until it has seen a round of it. All ranks must agree on it.
+// A rank's description of a bucket, sent until the rank has seen a round of the bucket. All ranks must agree on it.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct Declaration {
   DataType type = DataType::kFloat32;
   std::vector<std::int64_t> shape = {};
   int device =
-      // where the rank's tensor lies: device numbers may differ between ranks, but host and device do not go together
+      // Where the rank's tensor lies. Device numbers may differ between ranks, but host and device must not be mixed.
       Memory::kHost;
   double prescale_factor = 1;
   double postscale_factor = 1;
-  std::vector<std::string> members = {};  // see BucketSpec
+  std::vector<std::string> members = {};  // the parts of the tensor, as in BucketSpec
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -34,12 +34,12 @@ struct Declaration {
   bool operator==(const Declaration& other) const { return Fields(*this) == Fields(other); }
 };
 
-// Says why two declarations do not agree, in Horovod's words if it has some; empty if they agree. `first` and `second`
-// name the ranks, for example "rank 0".
+// Returns a text that says why two declarations do not agree, in Horovod's words if it has some. The text is empty if
+// they agree. `first` and `second` name the ranks, for example "rank 0".
 std::string Disagreement(const std::string& first, const Declaration& one, const std::string& second,
                          const Declaration& other);
 
-// Says where two lists of members differ first; empty if they are equal.
+// Returns a text that says where two lists of members differ first. The text is empty if they are equal.
 std::string FirstDifference(const std::string& first, const std::vector<std::string>& one, const std::string& second,
                             const std::vector<std::string>& other);
 

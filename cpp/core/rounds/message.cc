@@ -9,9 +9,9 @@
 namespace horovod_partial {
 namespace {
 
-constexpr int kMostGradients = 1 << 30;  // a closing packs two bits into the same word
+constexpr int kMostGradients = 1 << 30;  // a closing packs the number of gradients into a word with two other bits
 
-// It makes no list of the members, because it is called for every arrival.
+// Returns true if two ranks are in one group. It builds no list of members, because it is called for every arrival.
 bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
   if (groups.empty()) return true;
   const int group = groups.at(static_cast<std::size_t>(rank));
@@ -77,9 +77,9 @@ std::string Encode(const std::vector<Grants>& grants) { return BytesOf(grants); 
 
 std::vector<Grants> DecodeGrants(const std::string& bytes) { return FromBytes<std::vector<Grants>>(bytes, "grants"); }
 
-// Layout: number of ranks; the round in two words; one word for reason, flush_over, flushes and ends; number of
-// partitions; whether the first of them is the round's own; one word for quorum and why; for each rank its contribution
-// in two words; the partitions, the round's own first, then the upcoming ones.
+// A closing is encoded as: the number of ranks; the round in two words; one word for reason, flush_over, flushes and
+// ends; the number of partitions; whether the first partition is that of this round; one word for quorum and why; the
+// contribution of each rank in two words; all partitions.
 void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   const auto round = static_cast<std::uint64_t>(closing.round);
   const bool grouped = !closing.groups.empty();
@@ -92,7 +92,7 @@ void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   words.push_back(grouped ? 1 : 0);
   words.push_back(closing.quorum << 3 | static_cast<std::int32_t>(closing.why));
   for (const auto& contribution : closing.contributions) {
-    const auto gradients = static_cast<std::uint32_t>(contribution.gradients);  // below 2^30
+    const auto gradients = static_cast<std::uint32_t>(contribution.gradients);
     words.push_back(
         static_cast<std::int32_t>(gradients << 2 | (contribution.stale ? 2u : 0u) | (contribution.fresh ? 1u : 0u)));
     words.push_back(contribution.work);
@@ -123,7 +123,7 @@ Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
   closing.why = FromNumber<QuorumGuard::Why>(static_cast<std::uint32_t>(quorum & 7));
   if (closing.quorum < 0 || closing.quorum > ranks) throw std::runtime_error("a closing has a quorum of more than all");
   if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");
-  // Check the size before anything is allocated by these numbers.
+  // The size is checked before memory is allocated for so many ranks and partitions.
   const auto needed = (std::uint64_t{2} + static_cast<std::uint64_t>(partitions)) * static_cast<std::uint64_t>(ranks);
   if (needed > words.size() - at || (ranks == 0 && partitions > 0)) throw std::runtime_error("a closing is cut short");
   std::uint64_t gradients = 0;

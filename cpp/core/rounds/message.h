@@ -1,4 +1,4 @@
-// The messages between ranks and coordinator, and their encoding.
+// The messages between ranks and coordinator, and how they are encoded.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@
 
 namespace horovod_partial {
 
-// A set of buckets of a rank.
+// A set of buckets that a rank names in its report.
 struct BucketSet {
-  bool all = false;                // all its buckets, also those that it has not used yet
-  std::vector<std::string> names;  // sorted; empty if `all`
+  bool all = false;                // true for all buckets of the rank, also for buckets that it has not used yet
+  std::vector<std::string> names;  // the buckets' names, sorted; empty if `all` is true
 
   bool empty() const { return !all && names.empty(); }
   bool Has(const std::string& bucket) const;
@@ -30,38 +30,38 @@ struct BucketSet {
   bool operator==(const BucketSet& other) const { return Fields(*this) == Fields(other); }
 };
 
-// Each rank sends one to the coordinator in every negotiating cycle. Arrivals and a failure are events. All else is a
-// level: it replaces what the rank said in the cycle before. A rank that sends nothing has nothing pending, can
-// contribute to every bucket, and does not flush.
+// A report, which each rank sends to the coordinator in every negotiating cycle. Arrivals and a failure are events.
+// Everything else replaces what the rank said in the cycle before. A rank that sends no report has nothing pending, can
+// arrive at every bucket, and is in no flush.
 struct Report {
   enum class Flush : std::uint8_t {
     kNone,
-    kFlushing,  // waits until all late contributions of all ranks are delivered
-    kEnding,    // the same, and will contribute nothing any more
+    kFlushing,  // the rank waits until all late contributions of all ranks are delivered
+    kEnding,    // the same, and the rank has ended, so it will contribute nothing any more
   };
   // How many results of a bucket the application has not taken.
   enum class Backlog : std::uint8_t {
-    kNone,      // fewer than the limit
-    kFull,      // as many as the limit: rounds wait for this rank
-    kDraining,  // the same, but the application takes them now, in a flush or another wait
+    kNone,      // fewer untaken results than the limit
+    kFull,      // as many untaken results as the limit, so rounds wait for this rank
+    kDraining,  // as many untaken results as the limit, but the application takes them now, in a flush or another wait
   };
   struct Item {
     enum class Kind : std::uint8_t {
       kArrival,
       kPending,
-      kRunning,  // a round of this bucket is still being reduced here; on a device that may take several cycles
-      kRetired,  // no thread here will contribute to this bucket, which is idle; else as kPending
+      kRunning,  // a round of the bucket is still being reduced on this rank; on a device that may take several cycles
+      kRetired,  // the rank has retired the bucket; pending contributions are told as for kPending
     };
     Kind kind = Kind::kArrival;
     std::string bucket;
-    int gradients = 0;  // gradients or models in this contribution; may be 0 if an arrival only delivers
-    int late = 0;       // kPending: late arrivals in it that no round has seen; may be 0 for a kept model
-    int work = 0;       // kArrival: the number that its weight follows from, steps or an iteration
-    Time age{0};        // since this rank's last arrival; needed because no report travels while a reduction runs
-    bool full = false;  // kArrival: the round must not close before every rank has arrived
-    std::optional<Share> share;  // only for a bucket that keeps the grants
+    int gradients = 0;  // gradients or models in this contribution; 0 if an arrival only delivers the pending sum
+    int late = 0;       // pending sums only: the number of late arrivals in the pending sum that no round has seen
+    int work = 0;       // arrivals only: the steps, or the iteration, from which the rank's weight follows
+    Time age{0};        // time since the rank's last arrival, because no report is sent during a reduction
+    bool full = false;  // arrivals only: true if the round must not close before every rank has arrived
+    std::optional<Share> share;  // only in the bucket that carries the state of work sharing
     Backlog backlog = Backlog::kNone;
-    std::optional<Declaration> declaration;  // with arrivals, until this rank has seen a round of the bucket
+    std::optional<Declaration> declaration;  // sent with each arrival until this rank has seen a round of the bucket
 
     template <class Self>
     static auto Fields(Self& self) {
@@ -73,17 +73,17 @@ struct Report {
     bool operator==(const Item& other) const { return Fields(*this) == Fields(other); }
   };
 
-  // Buckets to which the rank has not arrived and cannot contribute. waiting: all their bringers wait, for a round or
-  // in a flush, of this or another process set. absent: all their bringers wait or are out of training, in one of
-  // Horovod's collectives or in a flush, and at least one of them is out of training.
+  // Buckets at which the rank has not arrived and cannot arrive. In `waiting` are buckets whose threads all wait, for a
+  // round or in a flush of any process set. In `absent` are buckets whose threads all wait or are out of training,
+  // where at least one is out of training. (The threads of a bucket are those that took its last results.)
   BucketSet absent;
   BucketSet waiting;
-  bool blocked = false;   // all known threads of this rank wait or are out of training; never set because of silence
-  std::string elsewhere;  // if blocked: the round 0, or the flush, of another process set in which this rank waits
+  bool blocked = false;   // true if all known threads of this rank wait or are out of training
+  std::string elsewhere;  // for a blocked rank: the round 0 or the flush of another process set in which it waits
   Flush flush = Flush::kNone;
   std::vector<Item> items;
-  bool leaves = false;  // this rank begins no micro-batch until it says otherwise, and has none in progress
-  std::string failure;  // not empty: why this rank's application ends. No decision depends on it
+  bool leaves = false;  // true if this rank has no micro-batch in progress and begins none until it says otherwise
+  std::string failure;  // not empty: why the application of this rank ends; no decision depends on it
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -95,8 +95,8 @@ struct Report {
   bool empty() const { return *this == Report{}; }
 };
 
-// The prefix of the names of buckets in which ranks compare their replicas during a flush. A flush has nothing to
-// deliver in them, and does not wait for them.
+// The prefix of the names of buckets in which ranks compare their replicas during a flush. These buckets have nothing
+// to deliver, so a flush closes no round of them and does not wait for them.
 inline constexpr std::string_view kOfFlushes = "horovod_partial.replicas.";
 inline bool IsOfFlushes(const std::string& bucket) { return bucket.compare(0, kOfFlushes.size(), kOfFlushes) == 0; }
 
@@ -104,37 +104,37 @@ constexpr auto NamesOf(Report::Flush /*type*/) { return std::array{"none", "flus
 constexpr auto NamesOf(Report::Backlog /*type*/) { return std::array{"none", "full", "draining"}; }
 constexpr auto NamesOf(Report::Item::Kind /*type*/) { return std::array{"arrival", "pending", "running", "retired"}; }
 
-// The coordinator sends it to all ranks: one round of one bucket is closed.
+// The coordinator's message to all ranks that one round of one bucket is closed.
 struct Closing {
   enum class Reason : std::uint8_t {
-    kFirst,      // round 0, the handshake: every rank has arrived
+    kFirst,      // round 0: every rank has arrived
     kEverybody,  // no rank was missing
     kQuorum,     // the policy was satisfied, and the grace period is over
-    kLiveness,   // no missing rank can come (docs/protocol.md, rule 7)
+    kLiveness,   // no missing rank can arrive (docs/protocol.md, rule 7)
     kFlush,      // every rank waits in a flush
     kEnd,        // every rank has ended, or the bucket ends
   };
   struct Contribution {
-    int gradients = 0;   // gradients or models of this rank in the sum
-    bool fresh = false;  // the rank has arrived; otherwise only its pending contributions are in the sum
-    bool stale = false;  // this contribution was in the sum of an earlier round too, which a kept model may be
-    int work = 0;        // as reported
+    int gradients = 0;   // the number of gradients or models of this rank in the sum
+    bool fresh = false;  // true if the rank has arrived; otherwise only its pending contributions are in the sum
+    bool stale = false;  // true for a kept model that was in the sum of an earlier round too
+    int work = 0;        // the number of steps, or the iteration, that the rank has reported
   };
 
   std::string bucket;
   Round round = 0;
   Reason reason = Reason::kQuorum;
-  bool flushes = false;  // the first closing of this bucket in a flush; it delivers what was pending
-  bool ends = false;     // the last round of this bucket: all ranks have retired it, and forget it
-  Report::Flush flush_over = Report::Flush::kNone;  // not kNone: the last closing of a flush of this kind
-  int quorum = 0;                                   // kAuto: the quorum of this round; 0: another policy
-  QuorumGuard::Why why = QuorumGuard::Why::kStart;  // kAuto: why that quorum was chosen
-  std::vector<Contribution> contributions;          // one for each rank
-  Partition groups;                                 // each group reduces by itself
-  std::vector<Partition> upcoming;                  // round 0 of a schedule: the partitions of later rounds
+  bool flushes = false;  // the first closing of the bucket in a flush, which delivers what was pending
+  bool ends = false;     // the last round of the bucket, after which all ranks forget it
+  Report::Flush flush_over = Report::Flush::kNone;  // the kind of the flush that ends with this closing, or kNone
+  int quorum = 0;                                   // under Auto the quorum of this round; 0 under other policies
+  QuorumGuard::Why why = QuorumGuard::Why::kStart;  // under Auto why the quorum of this round was chosen
+  std::vector<Contribution> contributions;          // the contribution of each rank
+  Partition groups;                                 // the groups, which reduce separately
+  std::vector<Partition> upcoming;                  // in round 0 of a schedule: the partitions of later rounds
   std::string error;                                // not empty: nothing is reduced, and every rank gets this text
 
-  // For the whole round, or for the group of one rank.
+  // Each function counts in the whole round, or in the group of `rank`.
   int fresh() const;
   int fresh(Rank rank) const;
   int gradients() const;
@@ -148,9 +148,9 @@ constexpr auto NamesOf(Closing::Reason /*type*/) {
 }
 const char* NameOf(Closing::Reason reason);
 
-// The coordinator sends it to all ranks: which micro-batches of the open update each rank may begin.
+// The coordinator's message to all ranks: which micro-batches of the open update each rank may begin.
 struct Grants {
-  std::string bucket;  // the bucket that keeps the grants
+  std::string bucket;  // the bucket that carries the state of work sharing
   std::vector<MicroBatches> by_rank;
 
   template <class Self>
@@ -160,18 +160,18 @@ struct Grants {
   bool operator==(const Grants& other) const { return Fields(*this) == Fields(other); }
 };
 
-// Grants travel as a string of bytes. Decoding a damaged one throws std::runtime_error.
+// Decisions about micro-batches travel as a string of bytes. Decoding damaged bytes throws std::runtime_error.
 std::string Encode(const std::vector<Grants>& grants);
 std::vector<Grants> DecodeGrants(const std::string& bytes);
 
-// A report travels as a string of bytes; decoding a damaged one throws std::runtime_error.
+// A report travels as a string of bytes. Decoding damaged bytes throws std::runtime_error.
 std::string Encode(const Report& report);
 Report DecodeReport(const std::string& bytes);
-// Throws std::runtime_error if no rank of a process set with `size` ranks can have sent this.
+// Throws std::runtime_error if no rank of a process set with `size` ranks can have sent this report.
 void Check(const Report& report, int size);
 
-// A closing travels as 32-bit integers (Horovod's responses have room for those), without its name and error, which
-// the response holds already. DecodeClosing reads one from `at`, and moves `at` behind it.
+// A closing travels as 32-bit integers, for which Horovod's responses have room. Its name and its error are left out,
+// because the response has them already. DecodeClosing reads a closing at index `at`, and moves `at` behind it.
 void Append(const Closing& closing, std::vector<std::int32_t>& words);
 Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at);
 

@@ -13,7 +13,7 @@
 namespace horovod_partial {
 
 struct BucketStatistics {
-  // The round from which an adaptive quorum has held, and why it was chosen.
+  // Under Auto: the round from which a quorum has held, and why it was chosen.
   struct QuorumChange {
     Round round = 0;
     int quorum = 0;
@@ -21,23 +21,23 @@ struct BucketStatistics {
   };
   static constexpr std::size_t kMostChanges = 64;
 
-  // A rank is on time in a round if its fresh contribution is in it. A rank in no group is neither on time nor late.
-  // Staleness is counted for each contribution: the rounds since the rank's last one, 0 if that was one round before.
+  // Counts a closing. A rank whose arrival is in the round is on time; a rank without a group is neither on time nor
+  // late. The staleness of a contribution is the number of rounds since the rank's last one, less one.
   void Record(const Closing& closing);
 
   std::int64_t rounds = 0;
-  std::array<std::int64_t, 6> by_reason{};  // indexed by Closing::Reason
-  std::vector<std::int64_t> on_time;        // by rank
-  std::vector<std::int64_t> late;           // by rank
-  std::vector<std::int64_t> gradients;      // by rank, in all sums; micro-batches if work is shared
-  std::vector<std::int64_t> fresh;          // fresh[n]: rounds with n fresh contributors
-  std::map<Round, std::int64_t> staleness;  // number of contributions by staleness
-  std::deque<QuorumChange> quorums;         // kAuto: the last changes, oldest first
-  double waited_seconds = 0;                // time that this rank's application has waited for results
-  double setup_seconds = 0;                 // time for making groups' communicators on this rank; not part of any round
-  std::int64_t groups_made = 0;             // number of communicators that were made
-  std::int64_t dropped = 0;                 // late contributions of this rank that were not finite
-  std::int64_t summed = 0;                  // missed results of this rank that had to be added to others
+  std::array<std::int64_t, 6> by_reason{};  // the number of rounds for each Closing::Reason
+  std::vector<std::int64_t> on_time;        // for each rank: the rounds in which it was on time
+  std::vector<std::int64_t> late;           // for each rank: the rounds in which it was late
+  std::vector<std::int64_t> gradients;      // for each rank: its gradients or micro-batches in all sums
+  std::vector<std::int64_t> fresh;          // fresh[n]: the number of rounds in which n ranks were on time
+  std::map<Round, std::int64_t> staleness;  // the number of contributions by staleness
+  std::deque<QuorumChange> quorums;         // under Auto: the last changes of the quorum, oldest first
+  double waited_seconds = 0;                // how long the application of this rank has waited for results
+  double setup_seconds = 0;                 // time to make communicators of groups, which is part of no round
+  std::int64_t groups_made = 0;             // the number of communicators that were made
+  std::int64_t dropped = 0;  // the number of late contributions of this rank that were dropped, as not finite
+  std::int64_t summed = 0;   // the number of missed results of this rank that were added to another result
 
  private:
   std::vector<Round> last_contribution_;

@@ -7,7 +7,7 @@
 namespace horovod_partial {
 namespace {
 
-// Says what a rank waits for, if all of it waits.
+// Returns in words what a blocked rank waits for.
 std::string WaitOf(Rank rank, const RankLevel& level, const BucketStates& buckets) {
   if (level.flush == Report::Flush::kFlushing) return "in a flush";
   if (level.flush == Report::Flush::kEnding) return "at the end of the program";
@@ -23,7 +23,7 @@ std::string WaitOf(Rank rank, const RankLevel& level, const BucketStates& bucket
 }
 
 // Returns the members of all buckets that a rank has declared and that have had no round. They are in the order of the
-// model: buckets are in the order of the backward pass.
+// model, because the names of buckets follow the backward pass.
 std::vector<std::string> DeclaredBy(Rank rank, const BucketStates& buckets) {
   std::vector<std::string> members;
   for (auto it = buckets.rbegin(); it != buckets.rend(); ++it) {
@@ -35,7 +35,7 @@ std::vector<std::string> DeclaredBy(Rank rank, const BucketStates& buckets) {
   return members;
 }
 
-// Says where a rank's declarations in rounds 0 differ first from those of the first rank that has any.
+// Returns a text that says where the declarations of some rank for rounds 0 differ first from those of another rank.
 std::string FirstDifference(int size, const BucketStates& buckets) {
   Rank first = 0;
   std::vector<std::string> members;
@@ -53,9 +53,9 @@ std::string FirstDifference(int size, const BucketStates& buckets) {
   return {};
 }
 
-// True if ranks wait in rounds 0 of different buckets.
+// Returns true if ranks wait in rounds 0 of different buckets.
 bool WaitForTheSameElsewhere(const BucketStates& buckets) {
-  std::map<Rank, std::set<std::string>> rounds;  // by rank: the buckets in whose round 0 it waits
+  std::map<Rank, std::set<std::string>> rounds;  // for each rank: the buckets in whose round 0 it waits
   for (const auto& [name, bucket] : buckets)
     if (!bucket.declaration)
       for (const auto& [rank, declaration] : bucket.declared)
@@ -64,7 +64,7 @@ bool WaitForTheSameElsewhere(const BucketStates& buckets) {
                      [&](const auto& item) { return item.second != rounds.begin()->second; });
 }
 
-// The numbers of the ranks for which `condition` holds, each after a space.
+// Returns the numbers of the ranks for which `condition` holds, each after a space.
 template <class Condition>
 std::string Ranks(std::size_t size, const Condition& condition) {
   std::string text;
@@ -76,7 +76,7 @@ std::string Ranks(std::size_t size, const Condition& condition) {
 }  // namespace
 
 std::string DescribeDeadlock(const std::vector<RankLevel>& levels, const BucketStates& buckets) {
-  std::map<std::string, std::string> ranks;  // ranks by what they wait for
+  std::map<std::string, std::string> ranks;  // the ranks, by what they wait for
   for (std::size_t i = 0; i < levels.size(); ++i)
     if (!levels[i].joined) ranks[WaitOf(static_cast<Rank>(i), levels[i], buckets)] += " " + std::to_string(i);
   std::string text = "Ranks wait for each other:";
@@ -93,7 +93,7 @@ std::string DescribeDeadlock(const std::vector<RankLevel>& levels, const BucketS
         ". Ranks that share work make different numbers of micro-batches: call other collectives once for each update, "
         "in a round hook of the optimizer";
   if (difference.empty() && WaitForTheSameElsewhere(buckets))
-    text += ". They hold the same there, so one rank has wrapped an optimizer more than another, or in another order";
+    text += ". The buckets hold the same, so one rank has wrapped an optimizer more than another, or in another order";
   return text +
          ". Use the same policy, layers and groups on every rank, and call flush() and other collectives on every rank";
 }
@@ -110,7 +110,7 @@ std::string DescribeWaits(const std::vector<RankLevel>& levels, const BucketStat
     if (!bucket.declaration || !bucket.SharesWork()) {
       tell("round " + where + " waits for ranks",
            [&](Rank rank) { return !bucket.At(rank).arrival && !bucket.At(rank).joined; });
-    } else if (bucket.ledger) {  // of the buckets that share work, it is the one to tell
+    } else if (bucket.ledger) {  // named for all buckets of the optimizer that share work
       tell("update " + where + " waits for micro-batches of ranks",
            [&](Rank rank) { return bucket.ledger->IsOpen(rank); });
     }

@@ -1,4 +1,4 @@
-// Which ranks wait for what, in words.
+// Texts that say which ranks wait for what.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace horovod_partial {
 
-// Why all waits of ranks that wait for each other fail. `levels`: by rank.
+// Returns the error text for ranks that all wait for each other. `levels` has an item for each rank.
 std::string DescribeDeadlock(const std::vector<RankLevel>& levels, const BucketStates& buckets);
 
-// Names the ranks that a round or a flush waits for: one line for each wait that began at `oldest` or before. Some rank
-// has been in a flush, or has ended, since `flush_since`.
+// Returns a text that names the ranks that rounds and flushes wait for, with a line for each wait that began at
+// `oldest` or before. `flush_since` is when the first rank began to flush, or ended.
 std::string DescribeWaits(const std::vector<RankLevel>& levels, const BucketStates& buckets, Time flush_since,
                           Time oldest);
 

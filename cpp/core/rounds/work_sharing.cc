@@ -5,12 +5,12 @@
 namespace horovod_partial {
 namespace {
 
-// If a rank waits and others hold grants that they have not begun, the best plan may change with time alone. So look
-// again after this long.
+// If a rank waits while others hold micro-batches that they have not begun, the best plan may change with time alone.
+// So Decide runs again after this time.
 constexpr Time kLookAgain = std::chrono::milliseconds(1);
 
-// A pause does not count as pace, for example if a rank evaluates in the middle of a micro-batch. So a micro-batch
-// counts with this many times the present pace at most.
+// The measured time of a micro-batch is bounded by this multiple of the present pace, so that a pause does not count,
+// for example an evaluation in the middle of a micro-batch.
 constexpr int kMostTimes = 3;
 
 }  // namespace
@@ -67,8 +67,8 @@ void Ledger::Advance(Time now) {
 
 int Ledger::Free() const { return static_cast<int>(std::count(taken_.begin(), taken_.end(), false)); }
 
-// Grants a rank the next of its own micro-batches. If it has none left, it gets the last one of the rank that has most
-// left, because that rank would come to it last.
+// Gives a rank the next of its own micro-batches. If it has none left, it gets the last micro-batch of the rank that
+// has most left, because that rank would begin it last.
 void Ledger::Grant(std::size_t rank) {
   const auto each = static_cast<std::size_t>(each_);
   const auto left = [&](std::size_t of) {
@@ -84,8 +84,7 @@ void Ledger::Grant(std::size_t rank) {
   ranks_[rank].granted.push_back(static_cast<int>(found));
 }
 
-// Returns when a rank will be free. If it is late, in a micro-batch or before it begins one, it is expected to be late
-// for as long again.
+// Returns when a rank will be free. A rank that is late is expected to be late for as long again.
 Time Ledger::FreeAt(const State& state, Time pace, Time now) {
   if (state.wants) return now;
   const Time expected = state.since + (state.begun > state.done ? pace : Time(0));
@@ -111,8 +110,8 @@ std::vector<int> Ledger::Wanted(const std::vector<bool>& comes, Time now) const 
     pace[i] = ranks_[i].pace > Time(0) ? ranks_[i].pace : mean;
     free_at[i] = FreeAt(ranks_[i], pace[i], now);
   }
-  // List scheduling: the next one goes to the rank that would end it first. More than two for each rank do not change
-  // what each should hold now.
+  // List scheduling: the next micro-batch goes to the rank that would end it first. Looking further than two
+  // micro-batches for each rank would not change what the ranks should hold now.
   left = std::min(left, 2 * static_cast<int>(size));
   std::vector<bool> holds(size);
   for (; left > 0; --left) {
@@ -131,7 +130,7 @@ std::vector<MicroBatches> Ledger::Tell(const std::vector<int>& wanted) {
   for (const bool waits : {true, false})  // ranks that wait come first
     for (std::size_t i = 0; i < ranks_.size(); ++i)
       if (ranks_[i].wants == waits && wanted[i] > ranks_[i].held() && Free() > 0) Grant(i);
-  bool lacks = false;  // some rank should have what others hold
+  bool lacks = false;  // true if some rank should have a micro-batch that another rank holds
   std::vector<MicroBatches> told;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     lacks = lacks || wanted[i] > ranks_[i].held();

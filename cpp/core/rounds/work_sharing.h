@@ -10,16 +10,16 @@
 
 namespace horovod_partial {
 
-// Numbers of micro-batches in an update. Each rank has equally many of its own: first come those of rank 0, then those
-// of rank 1. A rank makes its own in order, and then takes over some that other ranks have not begun.
+// Numbers of micro-batches in an update. Each rank owns equally many: first come those of rank 0, then those of rank 1.
+// A rank makes its own micro-batches in order, then takes over some that other ranks have not begun.
 using MicroBatches = std::vector<int>;
 
-// What a rank reports of its part in the open update. These are levels.
+// What a rank reports of its micro-batches in the open update. Each report replaces the one before.
 struct Share {
-  int granted = 0;     // micro-batches that it may begin
-  int begun = 0;       // how many of them it has begun
-  bool wants = false;  // a thread waits to begin another one
-  bool gone = false;   // its optimizer is gone, so it begins none
+  int granted = 0;     // the number of micro-batches that the rank may begin
+  int begun = 0;       // how many of its granted micro-batches the rank has begun
+  bool wants = false;  // true if a thread waits to begin another micro-batch
+  bool gone = false;   // true if the optimizer of the rank is gone, so that it begins no micro-batch
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -29,27 +29,28 @@ struct Share {
   bool operator==(const Share& other) const { return Fields(*this) == Fields(other); }
 };
 
-// The rank's half. Not thread-safe: call it under the bucket's lock.
+// The half of one rank: which micro-batches it may begin. Not thread-safe: the engine's calls hold the bucket's lock.
 class OwnShare {
  public:
-  // In the first update each rank makes all its own micro-batches, because it has to declare its buckets in it.
+  // In the first update each rank makes all its own micro-batches, because it must declare its buckets then.
   OwnShare(Rank rank, int each);
 
   bool MayBegin() const { return begun_ < granted_.size(); }
   int next() const { return granted_.at(begun_); }
   void Begin() { ++begun_; }
-  // The micro-batch that was begun last has made no gradient, and will not for now. It is a grant again.
+  // Gives back the micro-batch that was begun last, because it has made no gradient so far. It may be begun again.
   void Return() { --begun_; }
-  // Takes the coordinator's grants in this update. They may be fewer than before, but what has been begun stays.
+  // Takes the coordinator's decision for this update. The rank may get fewer micro-batches than before, never fewer
+  // than it has begun.
   void Hear(const MicroBatches& granted);
-  // The rank will begin no more micro-batches.
+  // Called when the rank will begin no more micro-batches.
   void Leave() { granted_.resize(begun_); }
-  // `made` micro-batches have gradients. The others that were begun will get none.
+  // Called when only `made` micro-batches have gradients, and the others that were begun will get none.
   void GiveUp(int made) {
     begun_ = static_cast<std::size_t>(made);
     Leave();
   }
-  // The update is complete. In the next one each rank holds the first of its own micro-batches.
+  // Called when the update is complete. In the next update the rank may begin with the first of its own micro-batches.
   void Advance();
   int begun() const { return static_cast<int>(begun_); }
   Share share(bool wants, bool gone = false) const {
@@ -57,46 +58,47 @@ class OwnShare {
   }
 
  private:
-  int first_;  // its first own micro-batch
+  int first_;  // the number of the first micro-batch that this rank owns
   MicroBatches granted_;
   std::size_t begun_ = 0;
 };
 
-// The coordinator's half, for one optimizer. A grant that is taken back is free only when the rank's report shows that
-// it holds fewer, because the rank may have begun it meanwhile.
+// The coordinator's half, for one optimizer: which rank may begin which micro-batch. A micro-batch that is taken back
+// is free only when a report of the rank shows that it holds fewer, because the rank may have begun it meanwhile.
 class Ledger {
  public:
   Ledger(int size, int micro_batches);
 
-  // `done`: micro-batches whose gradients are complete.
+  // Takes what a rank reports. `done` is its number of micro-batches whose gradients are complete.
   void Observe(Rank rank, const Share& share, int done, Time now);
   void Advance(Time now);
 
-  // Returns the grants of each rank; empty if nothing has changed. `comes`: ranks that may begin another one.
+  // Returns the micro-batches that each rank may begin. The result is empty if nothing has changed. `comes` says which
+  // ranks may begin another micro-batch.
   std::vector<MicroBatches> Decide(const std::vector<bool>& comes, Time now);
-  // True if a rank is in the middle of a micro-batch.
+  // Returns true if a rank is in the middle of a micro-batch.
   bool IsOpen(Rank rank) const {
     const State& state = ranks_[static_cast<std::size_t>(rank)];
     return state.begun > state.done;
   }
-  // When Decide should be called again although no rank has news, or kNever.
+  // Returns when Decide must be called again although no rank has news, or kNever.
   Time NextDeadline() const { return deadline_; }
 
  private:
-  friend class LedgerPeer;  // lets the test's explorer grant in any order
+  friend class LedgerPeer;  // lets a test give out micro-batches in any order
 
   struct State {
-    MicroBatches granted;  // those that the rank may hold: more when they are granted, fewer only when it reports so
+    MicroBatches granted;  // the micro-batches that the rank may hold, until a report says it holds fewer
     int begun = 0;
     int done = 0;
     bool wants = false;
     bool gone = false;
-    Time since{0};  // when the last one was begun or ended
-    Time pace{0};   // how long one takes lately; 0: not known
+    Time since{0};  // when the last micro-batch was begun or ended
+    Time pace{0};   // how long a micro-batch has taken lately; 0 if not known
 
     int held() const { return static_cast<int>(granted.size()); }
   };
-  // Returns how many each rank should hold if all that are not begun could be granted again.
+  // Returns how many micro-batches each rank should hold, if all that are not begun could be given out again.
   std::vector<int> Wanted(const std::vector<bool>& comes, Time now) const;
   std::vector<MicroBatches> Tell(const std::vector<int>& wanted);
   void Grant(std::size_t rank);
@@ -105,7 +107,7 @@ class Ledger {
 
   int each_;
   std::vector<State> ranks_;
-  std::vector<bool> taken_;  // micro-batches that are granted to some rank
+  std::vector<bool> taken_;  // true for each micro-batch that some rank holds
   Time deadline_ = kNever;
 };
 

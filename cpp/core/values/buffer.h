@@ -22,7 +22,7 @@ class Buffer {
   const void* data() const { return data_.get(); }
   Memory& memory() const { return *data_.get_deleter().memory; }
 
-  // Allocates `size` bytes, unless they are there already. The contents of new storage are undefined.
+  // Allocates `size` bytes, unless the buffer has this size already. The contents of new memory are undefined.
   void Reserve(std::size_t size, Memory& memory = Memory::Host()) {
     if (size_ == size) return;
     data_ = std::unique_ptr<void, FreeMemory>(memory.Allocate(size), FreeMemory{&memory});

@@ -1,5 +1,5 @@
-// Values as a string of bytes, and back: numbers, enumerations with names, times, texts, what may be missing, lists of
-// all these, and structures that list their fields.
+// Encodes values as a string of bytes, and decodes them: numbers, enumerations with names, times, texts, optional
+// values, lists of all these, and structures that list their fields.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace horovod_partial {
 
-// All ranks of a job run the same build on the same kind of machine, so numbers are in the machine's own order.
+// Encodes values, in the machine's byte order: all ranks run the same build on the same kind of machine.
 class Writer {
  public:
   template <class Value>
@@ -52,7 +52,7 @@ class Writer {
   std::string bytes_;
 };
 
-// Throws std::runtime_error if the bytes do not encode such values. `what` names them in the text.
+// Decodes values. Throws std::runtime_error if the bytes encode no such value; the text names the bytes as `what`.
 class Reader {
  public:
   Reader(const std::string& bytes, const char* what) : bytes_(bytes), what_(what) {}
@@ -115,7 +115,7 @@ std::string BytesOf(const Value& value) {
   return bytes.Take();
 }
 
-// Reads a value that takes up all bytes. Throws what Reader throws.
+// Decodes a value that takes up all bytes. Throws std::runtime_error otherwise.
 template <class Value>
 Value FromBytes(const std::string& bytes, const char* what) {
   Reader reader(bytes, what);
@@ -124,8 +124,8 @@ Value FromBytes(const std::string& bytes, const char* what) {
   return value;
 }
 
-// A hash of the way in which a type is encoded. It changes with the names, the order or the types of its fields or
-// values. It is not cryptographic: two different encodings have the same hash with a chance of one in four billion.
+// A hash of how a type is encoded. It changes with the names, the order or the types of the fields or enumerators. The
+// hash is not cryptographic: two different encodings have the same hash with a chance of one in four billion.
 class Format {
  public:
   template <class Value>
@@ -159,7 +159,7 @@ class Format {
     AddText(field.name);
     Add(&field.value);
   }
-  // FNV-1a, with the terminating zero.
+  // The hash is FNV-1a. It includes the terminating zero of the text.
   void AddText(const std::string& text) {
     for (std::size_t i = 0; i <= text.size(); ++i)
       hash_ = (hash_ ^ static_cast<unsigned char>(text.c_str()[i])) * 16777619u;

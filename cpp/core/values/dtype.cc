@@ -7,7 +7,7 @@
 namespace horovod_partial {
 namespace {
 
-// IEEE 754 binary16, kept as bits: the core does not depend on compiler extensions.
+// A float16 (IEEE 754 binary16) as bits, because the core does not depend on compiler extensions.
 struct Half {
   std::uint16_t bits;
 };
@@ -27,7 +27,7 @@ float ToFloat(Half half) {
   return value;
 }
 
-// Rounds to nearest, ties to even.
+// Rounds to the nearest float16; a tie goes to the even value.
 Half ToHalf(float value) {
   std::uint32_t word;
   std::memcpy(&word, &value, sizeof word);
@@ -35,7 +35,7 @@ Half ToHalf(float value) {
   const std::uint32_t magnitude = word & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<std::uint16_t>(sign | 0x7e00u)};
   if (magnitude >= 0x47800000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};
-  if (magnitude < 0x38800000u) {  // subnormal in half precision: the unit is 2^-24
+  if (magnitude < 0x38800000u) {  // subnormal in half precision, where the unit is 2^-24
     float positive;
     std::memcpy(&positive, &magnitude, sizeof positive);
     return {static_cast<std::uint16_t>(sign | static_cast<std::uint16_t>(std::nearbyint(std::ldexp(positive, 24))))};
@@ -96,7 +96,7 @@ bool AllFinite(DataType type, const void* data, std::size_t elements) {
       for (std::size_t i = 0; i < elements; ++i)
         if ((at[i].bits & 0x7c00u) == 0x7c00u) return false;
     } else if constexpr (std::is_floating_point_v<T>) {
-      // x * 0 is 0 if x is finite, and not a number otherwise. So one sum is enough, which the compiler can vectorise.
+      // x * 0 is 0 if x is finite, and NaN otherwise. So one sum tests all elements, and the compiler can vectorise it.
       T sum = 0;
       for (std::size_t i = 0; i < elements; ++i) sum += at[i] * T{0};
       return sum == T{0};

@@ -1,4 +1,4 @@
-// Element types and the few element-wise operations that contributions need on the host.
+// Element types, and the few element-wise operations that contributions need on the host.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace horovod_partial {
 
-// The values are those of Horovod's DataType, so that they travel unchanged; attach/ asserts it.
+// The values are those of Horovod's DataType, so they can be sent unchanged. Code in attach/ asserts that.
 enum class DataType : std::uint8_t {
   kUInt8 = 0,
   kInt8 = 1,
@@ -26,7 +26,7 @@ constexpr auto NamesOf(DataType /*type*/) {
   return std::array{"uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool"};
 }
 
-// Calls `function` with a value of the C++ type that stands for `type`; `Half` is the caller's type for float16.
+// Calls `function` with a value of the C++ type that stands for `type`. `Half` is the caller's type for float16.
 template <class Half, class Function>
 auto Dispatch(DataType type, Function&& function) {
   switch (type) {
@@ -47,13 +47,13 @@ auto Dispatch(DataType type, Function&& function) {
 std::size_t SizeOf(DataType type);
 const char* NameOf(DataType type);
 
-// target[i] += source[i]; booleans are or-ed, as Horovod's sum does.
+// Computes target[i] += source[i]. Booleans are combined by "or", as in Horovod's sum.
 void Add(DataType type, void* target, const void* source, std::size_t elements);
 
-// data[i] *= factor. Integers are truncated, as Horovod's scaling does.
+// Computes data[i] *= factor. Integers are truncated, as in Horovod's scaling.
 void Scale(DataType type, void* data, std::size_t elements, double factor);
 
-// Returns false if an element is infinite or not a number. Always true for integers.
+// Returns false if an element is infinite or not a number. The result is always true for integers.
 bool AllFinite(DataType type, const void* data, std::size_t elements);
 
 }  // namespace horovod_partial

@@ -1,4 +1,4 @@
-// Structures that list their fields once. Comparing, encoding and setting them all use this list.
+// Structures that list their fields once. Comparison, encoding and Python's keyword arguments all use this list.
 #pragma once
 
 #include <type_traits>
@@ -6,7 +6,7 @@
 
 namespace horovod_partial {
 
-// A field of a structure, with the name that Python uses for it.
+// A field of a structure, with its name in Python.
 template <class Value>
 struct Field {
   const char* name;
@@ -20,7 +20,7 @@ Field<Value> Named(const char* name, Value& value) {
   return {name, value};
 }
 
-// Whether a structure has a static function Fields(self), which returns a tuple of its fields.
+// True if a structure has a static function Fields(self), which returns a tuple of its fields.
 template <class Struct, class = void>
 inline constexpr bool kHasFields = false;
 template <class Struct>

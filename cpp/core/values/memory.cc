@@ -12,7 +12,7 @@ class HostMemory final : public HostAddressable {
   int device() const override { return kHost; }
 
   void* Allocate(std::size_t bytes) override {
-    constexpr std::size_t kAlignment = 64;  // for vector instructions
+    constexpr std::size_t kAlignment = 64;  // the alignment that vector instructions need
     void* data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (data == nullptr && bytes != 0) throw std::bad_alloc();
     return data;
@@ -23,7 +23,7 @@ class HostMemory final : public HostAddressable {
 }  // namespace
 
 Memory& Memory::Host() {
-  static auto* memory = new HostMemory;  // buffers may outlive static objects
+  static auto* memory = new HostMemory;  // never freed, because buffers may outlive static objects
   return *memory;
 }
 

@@ -7,31 +7,31 @@
 
 namespace horovod_partial {
 
-// The memory of the host or of a device. Each operation has ended when it returns. Late contributions need these
-// operations; those that are on time only for weights, averages and pending sums. Thread-safe.
+// The memory of the host or of a device. Each operation has ended when it returns. All late contributions need these
+// operations. Contributions on time need them only for weights, averages and pending sums. Thread-safe.
 class Memory {
  public:
   static constexpr int kHost = -1;
   static Memory& Host();
 
   virtual ~Memory() = default;
-  virtual int device() const = 0;  // its number, or kHost
+  virtual int device() const = 0;  // the number of the device, or kHost
 
   // Throws std::bad_alloc. Returns null for 0 bytes.
   virtual void* Allocate(std::size_t bytes) = 0;
   virtual void Free(void* data) = 0;
   virtual void Copy(void* target, const void* source, std::size_t bytes) = 0;
   virtual void Zero(void* data, std::size_t bytes) = 0;
-  // These do what the functions in dtype.h do.
+  // Add and Scale do what the functions of the same names in dtype.h do.
   virtual void Add(DataType type, void* target, const void* source, std::size_t elements) = 0;
   virtual void Scale(DataType type, void* data, std::size_t elements, double factor) = 0;
-  // Adds the source to the target, or copies it there if `first`. If an element of the source is infinite or not a
-  // number, it returns false and leaves the target unchanged. One operation, since a device tells the host only when it
-  // ends.
+  // Adds the source to the target, or copies it if `first` is set. If an element of the source is infinite or not a
+  // number, it returns false and leaves the target unchanged. This is one operation, because each operation makes the
+  // host wait for the device.
   virtual bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) = 0;
 };
 
-// Memory that the host can read and write by its addresses.
+// Memory that the host can read and write by addresses.
 class HostAddressable : public Memory {
  public:
   void Copy(void* target, const void* source, std::size_t bytes) override;

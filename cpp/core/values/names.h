@@ -1,5 +1,5 @@
-// Enumerations whose values have names. NamesOf(Value), beside each of them, lists the names in the order of the
-// values, which count from 0.
+// Enumerations whose values have names. For each such enumeration a function NamesOf(value) lists the names in the
+// order of the values, which count from 0.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace horovod_partial {
 
-// Returns the value of that name. Throws std::invalid_argument with a text that begins with `what` and lists the names.
+// Returns the enumerator of this name. Otherwise throws std::invalid_argument, with `what` and all names in the text.
 template <class Value>
 Value FromName(const char* what, const std::string& name) {
   constexpr auto names = NamesOf(Value{});
@@ -22,7 +22,7 @@ Value FromName(const char* what, const std::string& name) {
   throw std::invalid_argument(std::string(what) + " must be " + known + ", not '" + name + "'");
 }
 
-// Returns the value of that number. Throws std::runtime_error if there is none.
+// Returns the enumerator of this number. Throws std::runtime_error if the enumeration has no such value.
 template <class Value>
 Value FromNumber(std::size_t number) {
   if (number >= NamesOf(Value{}).size())

@@ -31,7 +31,7 @@ std::optional<std::string> Words::Next() {
   std::uint32_t size = 0;
   if (bytes_.size() < sizeof size) return std::nullopt;
   std::memcpy(&size, bytes_.data(), sizeof size);
-  if (size > kLongest) throw std::runtime_error("a word of " + std::to_string(size) + " bytes is too long");
+  if (size > kLongest) throw std::runtime_error("a message of " + std::to_string(size) + " bytes is too long");
   if (bytes_.size() < sizeof size + size) return std::nullopt;
   std::string word = bytes_.substr(sizeof size, size);
   bytes_.erase(0, sizeof size + size);

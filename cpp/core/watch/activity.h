@@ -1,4 +1,4 @@
-// What a rank is doing, for ranks that may wait for it. Signs of life carry it (docs/protocol.md, rule 14).
+// What a rank is doing, for ranks that may wait for it. Heartbeats carry this information (docs/protocol.md, rule 14).
 #pragma once
 
 #include <array>
@@ -17,14 +17,14 @@ namespace horovod_partial {
 
 struct Activity {
   enum class Kind : std::uint8_t {
-    kComputing,  // or asleep: anything that a program does by itself
-    kWaiting,    // waits for other ranks
-    kResting,    // has joined or ended: it waits for nobody, and nobody waits for it
+    kComputing,  // the rank computes or sleeps: anything that its program does without other ranks
+    kWaiting,    // the rank waits for other ranks
+    kResting,    // the rank has joined or ended: it waits for nobody, and nobody waits for it
   };
   Kind kind = Kind::kComputing;
-  std::string what;          // what it waits for, or where it rests, in words
-  std::vector<Rank> needed;  // the ranks that may end the wait; empty: all ranks
-  int intervals = 0;         // how long the activity has lasted, in intervals of that rank
+  std::string what;          // in words: what the rank waits for, or whether it has joined or ended
+  std::vector<Rank> needed;  // the ranks that may end the wait; all ranks if empty
+  int intervals = 0;         // how long the activity has lasted, in heartbeat intervals of this rank
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -42,19 +42,19 @@ Activity DecodeActivity(const std::string& bytes);
 
 // The state of this process at one moment.
 struct Look {
-  Activity activity;         // its `intervals` is not set
-  std::uint64_t number = 0;  // distinguishes waits of the same kind and for the same thing
-  std::uint64_t cycles = 0;  // how many cycles Horovod has begun so far
+  Activity activity;         // what the process is doing; `intervals` is not set
+  std::uint64_t number = 0;  // tells one wait from the next wait for the same thing
+  std::uint64_t cycles = 0;  // the number of cycles that Horovod has begun so far
 };
 
-// Counts for how many intervals the same activity has lasted. While a process is stopped it counts no interval, so the
-// stop makes no wait seem longer.
+// Counts for how many heartbeat intervals the same activity has lasted. A process that is stopped counts no intervals,
+// so a stop makes no wait seem longer.
 class Lasting {
  public:
-  // Call it at the end of each interval, with the state at that moment.
+  // Must be called at the end of each heartbeat interval, with the state of the process then.
   const Activity& Pass(const Look& look);
   const Activity& last() const { return last_.activity; }
-  // For how many intervals Horovod has begun no cycle, because another rank holds it up.
+  // The number of intervals in which Horovod has begun no cycle, because another rank holds it up.
   int held() const { return held_; }
 
  private:
@@ -62,14 +62,14 @@ class Lasting {
   int held_ = 0;
 };
 
-// Splits a stream of bytes into messages of any length. Framed puts the length before one.
+// Splits a stream of bytes into messages. Framed puts the length of a message before it.
 std::string Framed(const std::string& word);
 class Words {
  public:
   static constexpr std::size_t kLongest = 1 << 16;
 
   void Add(std::string_view bytes) { bytes_ += bytes; }
-  // Returns the next complete message, if there is one. Throws std::runtime_error if it would be longer than kLongest.
+  // Returns the next complete message, if there is one. Throws std::runtime_error for a message longer than kLongest.
   std::optional<std::string> Next();
 
  private:

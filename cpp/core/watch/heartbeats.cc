@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kMagic = "HPhb";
 
-// Takes the same time for all texts of one length, so that no attacker can guess a secret byte by byte.
+// Compares two texts in a time that does not tell where they differ, so that no secret can be guessed byte by byte.
 bool AreEqual(std::string_view left, std::string_view right) {
   if (left.size() != right.size()) return false;
   unsigned char difference = 0;

@@ -1,4 +1,4 @@
-// Finds ranks that are missing: their signs of life have not come for long (docs/protocol.md, rule 13).
+// Finds ranks whose heartbeats have not come for too long: they are missing (docs/protocol.md, rule 13).
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,29 @@
 
 namespace horovod_partial {
 
-// One rank's watch over others. It counts time in intervals of its own process. While this process is stopped, no
-// interval passes, and it hears what the others have sent before the next one passes. So a rank that was stopped
-// accuses nobody when it goes on.
+// The watch of one rank over other ranks. Time is counted in intervals of this process. While this process is stopped,
+// no interval passes. When it goes on, it reads the heartbeats that came meanwhile before it counts the next interval.
+// So a rank that was stopped accuses nobody.
 class Heartbeats {
  public:
-  // A rank is missing if it was not heard for more than `limit` intervals.
+  // A rank is missing if no heartbeat of it came for more than `limit` intervals.
   explicit Heartbeats(int limit) : limit_(limit) {}
 
-  // Call it for each sign of life. The first one begins the watch over a rank.
+  // Records a heartbeat. The first heartbeat of a rank begins the watch over it.
   void Heard(Rank rank) { silent_[rank] = 0; }
-  // The rank's process has ended, so it is not missing. Its launcher and Horovod notice the end.
+  // Records that the process of a rank has ended, so the rank is not missing. Its launcher and Horovod notice the end.
   void Gone(Rank rank) { silent_.erase(rank); }
-  // Call it when an interval has passed. Returns the lowest missing rank, if there is one.
+  // Must be called when an interval has passed. Returns the lowest missing rank, if there is one.
   std::optional<Rank> Pass();
-  // Returns for how many intervals a rank was not heard; 0 if it is not watched.
+  // Returns the number of intervals since the last heartbeat of a rank, or 0 if that rank is not watched.
   int Silence(Rank rank) const;
 
  private:
   int limit_;
-  std::map<Rank, int> silent_;  // intervals since each rank was heard
+  std::map<Rank, int> silent_;  // for each rank: the number of intervals since its last heartbeat
 };
 
-// The first message of a rank to rank 0: the secret of this job, and the rank's number.
+// The first message of a rank to rank 0: the secret of the job, and the number of the rank.
 struct Hello {
   static constexpr std::size_t kSecretBytes = 16;
   static constexpr std::size_t kBytes = 4 + kSecretBytes + 4;
@@ -43,11 +43,11 @@ struct Hello {
   Rank rank = 0;
 
   std::string Encode() const;
-  // Returns nothing if the bytes are not a hello with this secret from one of the ranks 1 to `size` - 1.
+  // Returns nothing unless the bytes are a hello with this secret, from one of the ranks 1 to `size` - 1.
   static std::optional<Hello> Decode(std::string_view bytes, std::string_view secret, int size);
 };
 
-// The message of rank 0 when a rank is missing: all others end.
+// The message by which rank 0 tells the other ranks that a rank is missing, so that they end.
 struct MissingNotice {
   static constexpr std::size_t kBytes = 4;
 
@@ -58,14 +58,14 @@ struct MissingNotice {
   static MissingNotice Decode(const std::string& bytes);
 };
 
-// The addresses of rank 0, as text that the ranks gather.
+// Where rank 0 listens for heartbeats, as a text that the ranks gather.
 struct Endpoint {
   std::uint16_t port = 0;
   std::string secret;
   std::vector<std::string> addresses;
 
   std::string Encode() const;
-  // Throws std::runtime_error if the secret is malformed.
+  // Throws std::runtime_error if the text is malformed.
   static Endpoint Decode(const std::string& text);
 };
 

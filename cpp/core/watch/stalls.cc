@@ -9,12 +9,14 @@
 namespace horovod_partial {
 namespace {
 
-// A wait is logged this many intervals before the limit. It is first seen up to one interval late, and must be found at
-// the ends of two more.
+// A wait is logged this many intervals before the limit: one because a wait may be noticed that late, two because it
+// must still be there at the ends of two more intervals.
 constexpr int kAhead = 3;
-// A living rank is heard in each interval. So at the end of one it has been silent for no more than this.
+// A rank that lives sends a heartbeat in each interval. So at the end of an interval of ours, its last heartbeat is no
+// more than this many intervals old.
 constexpr int kHeard = 2;
-// If rank 0 itself was stopped, what it hears first is old. One interval later it is not.
+// A stall must be there at the ends of this many intervals. If rank 0 was stopped, the messages that it reads first are
+// old, but one interval later they are not.
 constexpr int kSeen = 2;
 
 bool IsSilent(int silence, int limit) { return silence > limit / 2; }
@@ -48,7 +50,7 @@ std::string Describe(const Activity& own, Time interval) {
 
 namespace {
 
-// Adds a clause to a list of clauses.
+// Appends a clause to a list of clauses.
 void Add(std::string& list, const std::string& clause) { list += (list.empty() ? "" : "; ") + clause; }
 
 }  // namespace
@@ -95,14 +97,14 @@ bool StallWatch::Lasts(const Activity& activity) const {
 bool StallWatch::IsHeard(const Member& member) const { return !member.gone && member.silent <= kHeard; }
 
 StallWatch::News StallWatch::Pass() {
-  bool lasts = false;  // some rank has reported such a wait
+  bool lasts = false;  // true if some rank has reported a long wait
   for (auto& [rank, member] : members_) {
     ++member.silent;
     lasts = lasts || (!member.gone && Lasts(member.activity));
   }
   const Stall stall = Find();
   seen_ = stall.waiting.empty() ? 0 : seen_ + 1;
-  // Some rank may be stopped, or not. That will be known soon, so the log waits.
+  // The log entry waits while it is not known whether some silent rank is stopped.
   const bool open = std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
     const Member& member = item.second;
     return !member.gone && !IsHeard(member) && !IsSilent(member.silent, limit_);
@@ -113,7 +115,7 @@ StallWatch::News StallWatch::Pass() {
   return news;
 }
 
-// Returns the present stall. If there is none, no rank waits in it.
+// Returns the present stall. If there is no stall, its list of waiting ranks is empty.
 Stall StallWatch::Find() const {
   Stall stall;
   std::set<Rank> needed;
@@ -135,7 +137,8 @@ Stall StallWatch::Find() const {
       stall.silent[rank] = member.silent;
     } else if (activity.kind == Activity::Kind::kResting) {
       stall.resting[activity.what].insert(rank);
-    } else if (activity.kind == Activity::Kind::kWaiting && activity.intervals > 0) {  // otherwise it has come just now
+      // A wait of 0 intervals has just begun, so the rank counts as computing.
+    } else if (activity.kind == Activity::Kind::kWaiting && activity.intervals > 0) {
       stall.waiting[activity.what].insert(rank);
     } else {
       stall.computing.insert(rank);

@@ -12,59 +12,58 @@
 
 namespace horovod_partial {
 
-// Waits that have lasted too long, as rank 0 knows them.
+// Waits that have lasted too long, as far as rank 0 knows.
 struct Stall {
-  int intervals = 0;                              // how long the longest of the waits has lasted at least
-  std::map<std::string, std::set<Rank>> waiting;  // ranks by what they wait for
-  std::set<Rank> computing;                       // ranks that are waited for, and live
-  std::map<Rank, int> silent;  // ranks that are waited for: how many intervals without a sign of life
-  std::map<std::string, std::set<Rank>> resting;  // ranks by where they rest
+  int intervals = 0;                              // how long the longest wait has lasted at least, in intervals
+  std::map<std::string, std::set<Rank>> waiting;  // the ranks that wait, by what they wait for
+  std::set<Rank> computing;                       // ranks that others wait for, and that compute
+  std::map<Rank, int> silent;  // ranks that others wait for and that are silent, and for how many intervals
+  std::map<std::string, std::set<Rank>> resting;  // ranks that have joined or ended, by which of the two
   std::set<Rank> gone;                            // ranks whose process has ended or has left the job
 
-  // The ranks that write their stacks to standard error: those that wait or compute.
+  // Returns the ranks that write their stacks to standard error: all that wait or compute.
   std::set<Rank> Writers() const;
-  // Describes all of it in one line, for the log of rank 0.
+  // Describes the stall in one line, for the log of rank 0.
   std::string Describe(Time interval) const;
 };
 
-// For the log: a number of intervals in seconds; and what a rank does in a wait.
+// Texts for the log: a number of intervals in seconds, and what a rank that waits is doing.
 std::string Lasted(int intervals, Time interval);
 std::string Describe(const Activity& own, Time interval);
 
-// Limits how often a stall is logged: once, and the next one not before ten times the limit has passed.
+// Limits how often a stall is logged. Between two that are logged, ten times the limit passes.
 class Telling {
  public:
-  // `limit` is in intervals.
   explicit Telling(int limit) : pause_(10 * limit) {}
 
-  // Call it in each interval. Returns true if the stall is to be logged now. `due`: there is a stall.
+  // Must be called in each interval. `due` says whether there is a stall. Returns true if the stall must be logged now.
   bool Begins(bool due);
-  // Returns true if the stall that was logged is over now. `lasts`: it is not.
+  // `lasts` says whether the stall lasts. Returns true if a stall that was logged is over now.
   bool Ends(bool lasts);
 
  private:
   const int pause_;
-  int quiet_ = 0;  // intervals until the next one may be logged
+  int quiet_ = 0;  // the number of intervals until a stall may be logged again
   bool told_ = false;
 };
 
-// Rank 0's watch over the waits of all ranks, including its own. It counts time in its own intervals, like Heartbeats.
-// A wait is logged when it has lasted for 7 to 10 tenths of the limit: by then each living rank has said what it does.
+// The watch of rank 0 over the waits of all ranks, including rank 0. Time is counted in intervals of rank 0. A wait is
+// logged when it has lasted for 7 to 10 tenths of the limit; by then each living rank has said what it does.
 class StallWatch {
  public:
-  // `limit` is in intervals, at least 10.
+  // `limit` is in intervals, and at least 10.
   explicit StallWatch(int limit) : limit_(limit), telling_(limit) {}
 
-  // Call it for each sign of life. The first one begins the watch over a rank.
+  // Records a heartbeat and what its rank is doing. The first heartbeat of a rank begins the watch over it.
   void Says(Rank rank, Activity activity);
-  // The rank's process has ended, or takes part no more.
+  // Records that the process of a rank has ended, or gives no more heartbeats.
   void Gone(Rank rank);
 
   struct News {
     std::optional<Stall> begins;
     bool ends = false;
   };
-  // Call it in each interval.
+  // Must be called in each interval.
   News Pass();
 
  private:
@@ -79,17 +78,17 @@ class StallWatch {
 
   const int limit_;
   Telling telling_;
-  int seen_ = 0;  // how many intervals in a row have ended with a stall
+  int seen_ = 0;  // the number of intervals in a row at whose end there was a stall
   std::map<Rank, Member> members_;
 };
 
-// The watch of another rank, for the case that rank 0 itself is stopped.
+// The watch of any other rank, in case rank 0 is stopped.
 class LonelyWatch {
  public:
   explicit LonelyWatch(int limit) : limit_(limit), telling_(limit) {}
 
-  // Call it in each interval. Returns true if this rank has waited, or its Horovod was held up, for too long, and rank
-  // 0 has been silent. `silence`, `held`: in intervals.
+  // Must be called in each interval. Returns true if rank 0 has been silent for too long, while this rank waited or its
+  // Horovod began no cycle. `silence` and `held` are numbers of intervals.
   bool Pass(int silence, const Activity& own, int held);
 
  private:

@@ -1,4 +1,4 @@
-"""Predicts how fast recorded compute times would be under each policy."""
+"""Predicts how fast a recorded job would be under each policy, by running its compute times through the simulator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from horovod_partial.merging import MessageCost
 
 Floats = NDArray[np.float64]
 
-# The number of simulated steps, over all ranks, policies and resamples. So many take some seconds.
+# A bound on the simulated steps, summed over ranks, policies and resamples: so many take some seconds.
 _MOST_SIMULATED = 5_000_000
 _MOST_RESAMPLES = 50
-_LEAST_RESAMPLES = 20  # fewer do not give an interval
-_LEAST_BLOCKS = 10
-_CYCLE = 1e-3  # seconds; the default of Horovod
+_LEAST_RESAMPLES = 20  # fewer resamples do not give an interval
+_LEAST_BLOCKS = 10  # a resample consists of at least so many blocks of steps
+_CYCLE = 1e-3  # Horovod's default cycle time, in seconds
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,17 @@ def gradient_policies(ranks: int) -> dict[str, int]:
     """Return policies of gradients with their quorums, from the one that waits for all to the one that waits for nobody."""
     quorums = {f"quorum:{share}": math.ceil(share * ranks) for share in (0.875, 0.75, 0.25)}
     named = {"full": ranks, "majority": math.ceil(ranks / 2), "solo": 1, **quorums}
-    first = {quorum: name for name, quorum in reversed(named.items())}  # the first of several with the same quorum
+    first = {
+        quorum: name for name, quorum in reversed(named.items())
+    }  # if several names mean the same quorum, take the first
     return {first[quorum]: quorum for quorum in sorted(first, reverse=True)}
 
 
 def model_policies(ranks: int) -> list[str]:
-    """Return policies of models, with group sizes that fit. They change the training itself, not only its speed."""
+    """Return the texts of policies of models, with group sizes that fit the number of ranks.
+
+    Such policies change the training itself, not only its speed.
+    """
     sized = max(2, 2 ** int(math.log2(ranks) / 2))
     fits = ["group_average"] if ranks % sized == 0 else []
     return [*fits, f"partial_reduce:{max(2, ranks // 2)}", "weighted_average:8,0.999"] if ranks > 2 else []
@@ -63,7 +68,8 @@ def model_policies(ranks: int) -> list[str]:
 def seconds_behind_the_last(steps: JobSteps) -> float:
     """Return the time from the last gradient that a round needs to its result, in seconds; the median over the steps.
 
-    In each step this is the shortest wait among the ranks that were on time: when that rank came, nobody was missing.
+    In each step this is the shortest wait among the ranks that were on time. The rank with this wait came last, so it
+    waited for no other rank.
     """
     waited = np.column_stack([rank.wait + rank.reduce for rank in steps.ranks])
     late = np.column_stack([rank.late for rank in steps.ranks])
@@ -73,11 +79,11 @@ def seconds_behind_the_last(steps: JobSteps) -> float:
 
 
 def predict(compute: Floats, reduction: float, policies: Collection[str], seed: int = 0) -> list[Prediction]:
-    """Run compute times through the simulator.
+    """Predict how fast a job would be under each policy, by running its compute times through the simulator.
 
-    The whole time of a reduction counts as time for bytes: a group of k of P ranks takes (k - 1) P / (k (P - 1)) of it,
-    as in a ring. Intervals come from blocks of steps that are drawn with replacement. All ranks and policies have the
-    same blocks.
+    The whole time of a reduction counts as time for bytes. A group of k of P ranks takes (k - 1) P / (k (P - 1)) of this
+    time, same as in a ring. Intervals come from blocks of steps that are drawn with replacement. All ranks and policies
+    have the same blocks.
 
     Args:
         compute: compute times in seconds, of the shape (steps, ranks), above 0.
@@ -108,7 +114,7 @@ def _run(compute: Floats, reduction: float, policy: str) -> Result:
     ranks = compute.shape[1]
     least = float(compute.min())
     trace = Trace("recorded", least, (Gradient("all", 1, 0.0),))
-    # The measured time includes half a cycle on average, which passes until a round closes. The simulator adds that itself.
+    # In the measured time half a cycle passes on average until a round closes. The simulator adds this time itself.
     cost = max(reduction - _CYCLE / 2, 0.0)
     cluster = Cluster.fit_ring(MessageCost(0.0, cost), ranks) if ranks > 1 else Cluster(0.0, 0.0)
     return simulate(
@@ -124,7 +130,7 @@ def _run(compute: Floats, reduction: float, policy: str) -> Result:
 
 
 def _blocks(steps: int, resamples: int, seed: int) -> list[NDArray[np.int64]]:
-    """Return the rows of each resample. Blocks are long enough to keep bursts whole."""
+    """Draw the steps of each resample, as rows of the compute times, in blocks that are long enough to keep bursts whole."""
     length = max(1, steps // _LEAST_BLOCKS)
     count = math.ceil(steps / length)
     generator = np.random.default_rng(seed)

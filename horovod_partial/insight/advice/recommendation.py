@@ -20,26 +20,27 @@ from horovod_partial.insight.recording.steps import share_with_other_waits
 from horovod_partial.insight.report import slowness
 from horovod_partial.insight.report.slowness import Slowness
 
-# A policy with at least this share of the best rate is as good. Of these take the one with the fewest late gradients.
+# Policies with at least this share of the best rate count as equally fast. The one with the fewest late gradients is
+# recommended.
 NEAR = 0.96
-_OFTEN = 0.5  # a share of the steps
-# By optimizer, the smallest quorum to recommend, as a share of the ranks. Below it late gradients have cost models
-# more than the speed has gained ("Which optimizer" in docs/policies.md).
+_OFTEN = 0.5  # a program that waits for other operations in at least this share of its steps is told so
+# For each optimizer, the smallest quorum to recommend, as a share of the ranks. With smaller quorums, late gradients have
+# cost models more than the speed has gained ("Which optimizer" in docs/policies.md).
 LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "adamw": 0.75, "muon": 0.75}
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What a recorded job should do.
+    """The advice for a recorded job: which policy it should use.
 
     Attributes:
         title: a title that says what was recorded.
         predictions: the predictions for gradient policies, from `full` to `solo`, then for model policies.
-        chosen: the recommended policy, a gradient policy.
-        shares: by rank, the factor for its batch size under `full`, if all batches are equal now; empty if no rank is
-            persistently slow.
+        chosen: the prediction for the recommended policy, a gradient policy.
+        shares: the factor for each rank's batch size under `full`, by rank, if all batches are equal now; empty if no
+            rank is persistently slow.
         text: the advice, in sentences.
-        remarks: what is missing, in sentences.
+        remarks: sentences about missing data.
     """
 
     title: str
@@ -58,8 +59,8 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
         optimizer: the job's optimizer, a key of `LEAST_QUORUM`; None if it is unknown.
 
     Raises:
-        ValueError: there are too few steps, or ranks are missing; or the ranks averaged models every few steps, whose compute
-            times are then not known one by one.
+        ValueError: there are too few steps, or ranks are missing, or the ranks averaged models every few steps. (Then
+            the compute times of single steps are unknown.)
     """
     clocks = Clocks.fit(recording)
     all_steps = JobSteps.of(recording, clocks)
@@ -110,7 +111,7 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
 
 
 def _short(policy: str) -> str:
-    """Return the text of a policy without the options of its buckets."""
+    """Return the text of a recorded policy without the options of its buckets."""
     return policy.partition(" op=")[0]
 
 
@@ -124,7 +125,7 @@ def _shares(slow: list[Slowness]) -> dict[int, float]:
 
 
 def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Regroup the times as under `hvd.BalancedBatchSampler`: each step gets times of similar length."""
+    """Regroup compute times so that each step has similar ones on all ranks, same as `hvd.BalancedBatchSampler` does."""
     steps = np.sort(compute, axis=None).reshape(compute.shape)
     return np.random.default_rng(0).permutation(steps)
 

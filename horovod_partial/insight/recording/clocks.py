@@ -1,4 +1,4 @@
-"""Converts the times of all ranks to one clock: that of rank 0.
+"""Converts the recorded times of all ranks to one clock, that of rank 0.
 
 The clocks of hosts are compared by reductions of all ranks, because these end at nearly the same moment everywhere. The
 difference between the recorded ends on a host and on rank 0's host is the difference of the clocks, unless a host saw
@@ -18,8 +18,8 @@ from horovod_partial.insight.recording.reading import RankRecording, Recording
 
 Floats = NDArray[np.float64]
 
-LEAST_REDUCTIONS = 8
-# A clock that drifted by more would have been set by its system: NTP slews by 500 ppm at most.
+LEAST_REDUCTIONS = 8  # fewer reductions are not enough to compare two clocks
+# The largest drift that a fit may find. NTP slews clocks by 500 ppm at most.
 MOST_DRIFT = 500e-6
 _WINDOWS = 64
 _MICRO = 1e-6
@@ -31,14 +31,14 @@ class HostClock:
 
     Attributes:
         host: the name of the host, or one of its names.
-        source: how it was compared: by the `"reductions"` of all ranks, or by the `"wall"` clocks if there are too few
-            of these. The host of rank 0 is the `"reference"`.
-        offset: how far it is ahead at `origin`, in seconds.
-        drift: by how many seconds it gets further ahead in each second.
+        source: how the clock was compared: by the `"reductions"` of all ranks, or by the `"wall"` clocks if there are too
+            few reductions. The host of rank 0 is the `"reference"`.
+        offset: how far the clock is ahead of the reference clock at `origin`, in seconds.
+        drift: by how many seconds the clock gets further ahead in each second.
         origin: a time on the reference clock, in seconds.
         reductions: the number of reductions that were compared.
         median_residual: the median distance between ends of reductions and the line, in seconds; NaN if there is none.
-        residual_95: the 95th percentile of these distances.
+        residual_95: the 95th percentile of these distances, in seconds.
     """
 
     host: str
@@ -55,7 +55,7 @@ class HostClock:
         return self.origin + (seconds - self.origin - self.offset) / (1 + self.drift)
 
     def __str__(self) -> str:
-        """Return a sentence about the quality of the comparison."""
+        """Return a sentence that says how exactly this clock was compared with the reference clock."""
         if self.source == "reference":
             return f"Host {self.host} has the clock that all times are on."
         if self.source == "wall":
@@ -77,7 +77,7 @@ class Clocks:
     Attributes:
         rank: the reference rank, whose clock all times are on: the lowest recorded rank.
         zero: time 0 of this rank, in seconds of its host's monotonic clock.
-        hosts: the clocks of hosts, by the text that names a clock.
+        hosts: the clocks of the hosts, by `Header.clock`, the text that names a clock.
     """
 
     rank: int
@@ -103,7 +103,7 @@ class Clocks:
         return cls(first.rank, first.steady * _MICRO, hosts)
 
     def seconds(self, rank: RankRecording, times: NDArray[np.int64]) -> Floats:
-        """Convert times of a rank to seconds since time 0 of the reference rank, on the clock of the latter."""
+        """Convert a rank's recorded times, in microseconds, to seconds since time 0 of the reference rank, on its clock."""
         own: Floats = times.astype(np.float64) * _MICRO + rank.steady * _MICRO
         return self.hosts[rank.clock].reference(own) - self.zero
 
@@ -114,9 +114,9 @@ def _start(rank: RankRecording) -> float:
 
 
 def _ends(ranks: Iterable[RankRecording]) -> tuple[NDArray[np.int64], Floats]:
-    """Return sequence numbers of reductions of all ranks, and when each ended on a host, in seconds.
+    """Return the sequence numbers of reductions over all ranks, and when each ended on a host, in seconds.
 
-    Ranks may see an end late, but never early, so the earliest time counts.
+    `ranks` are the ranks of the host. A rank may see an end late, but never early, so the earliest time counts.
     """
     sequences, ends = [], []
     for rank in ranks:
@@ -146,10 +146,10 @@ def _compare(
 
 
 def _line(x: Floats, y: Floats) -> tuple[float, float]:
-    """Return offset and slope of a line through points with outliers.
+    """Return the offset and the slope of a line through points, some of which may be outliers.
 
-    Medians of windows remove single outliers. The median of the slopes between all windows (Theil and Sen) removes
-    outlying windows.
+    Single outliers vanish in the medians of windows. Outlying windows vanish in the median of the slopes between all
+    windows (Theil and Sen).
     """
     if len(x) >= 4 * _WINDOWS:
         x = np.array([np.median(window) for window in np.array_split(x, _WINDOWS)])

@@ -14,7 +14,7 @@ VERSION = 1
 
 Table = dict[str, NDArray[Any]]
 
-# The types of columns: whole numbers, texts, and lists of ranks. Other tables and columns are not read.
+# For each table that is read, the types of its columns: integers, texts, and lists of ranks.
 TABLES: dict[str, dict[str, type]] = {
     "buckets": {"bucket": int, "name": str, "policy": str, "process_set": int, "bytes": int},
     "arrivals": {"step": int, "bucket": int, "time": int},
@@ -45,16 +45,16 @@ TABLES: dict[str, dict[str, type]] = {
 
 @dataclass(frozen=True)
 class Header:
-    """The first line of a segment.
+    """The first line of a segment, which is one file of a rank's recording.
 
     Attributes:
         format: always `FORMAT`.
         version: always `VERSION`.
-        run: the name of the run: the time in UTC at which it began.
+        run: the name of the run, which is the time in UTC at which the run began.
         rank: the rank.
         size: the number of ranks in the job.
         host: the name of the rank's host.
-        clock: names the clock of `steady`: ranks with the same text share it.
+        clock: a text that names the monotonic clock; ranks with the same text share the clock.
         segment: the number of the segment.
         wall: Unix time at time 0 of the rank, in seconds, by the host's clock.
         steady: the host's monotonic clock at time 0 of the rank, in microseconds.
@@ -79,7 +79,7 @@ class Header:
 
 
 def columns(name: str, line: dict[str, Any]) -> Table:
-    """Return the columns of a line that belongs to table `name`.
+    """Return the columns of a recording's line, which belongs to the table `name`.
 
     Raises:
         ValueError: a column is missing, has another length than the others, or has values of another type.
@@ -101,7 +101,7 @@ def columns(name: str, line: dict[str, Any]) -> Table:
 
 
 def joined(name: str, lines: list[Table]) -> Table:
-    """Return one table with the rows of all lines, in their order."""
+    """Join the lines of a recording that belong to one table. The table has the rows of all lines, in their order."""
     kinds = TABLES[name].items()
     if not lines:
         return {column: np.empty(0, dtype=np.int64 if kind is int else object) for column, kind in kinds}

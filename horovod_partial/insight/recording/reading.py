@@ -1,4 +1,4 @@
-"""The files of a run, read into tables."""
+"""Reads the files that a recorded job has written into tables."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Bucket:
     """A bucket in the recording of a rank.
 
     Attributes:
-        name: the name, the same on all ranks. (The numbers of buckets differ between ranks.)
-        policy: the text of its policy.
-        process_set: the number of its process set; 0 is that of all ranks.
+        name: the name of the bucket, the same on all ranks. (The numbers of buckets differ between ranks.)
+        policy: the text of the bucket's policy.
+        process_set: the number of the bucket's process set; 0 is the process set of all ranks.
         nbytes: the size of a contribution, in bytes.
     """
 
@@ -40,8 +40,8 @@ class RankRecording(Header):
     Attributes:
         ended: whether Horovod was shut down in good order.
         buckets: the buckets, by their number on this rank.
-        tables: by name; a column is an array of the shape (rows,), of int64 or of objects. Times are microseconds since
-            time 0 of the rank.
+        tables: the tables by name, each with its columns by name. A column is an array of the shape (rows,), of int64 or
+            of objects. Times are microseconds since time 0 of the rank.
     """
 
     ended: bool
@@ -51,12 +51,12 @@ class RankRecording(Header):
 
 @dataclass(frozen=True)
 class Recording:
-    """One run of a job.
+    """The recording of one run of a job.
 
     Attributes:
         run: the name of the run: the time in UTC at which it began.
         size: the number of ranks in the job, recorded or not.
-        ranks: the ranks with files, by number; at least one.
+        ranks: the recordings of the ranks that have files, by rank; at least one.
         remarks: sentences about missing data.
     """
 
@@ -67,7 +67,13 @@ class Recording:
 
 
 def runs(folder: str | PathLike[str]) -> dict[str, Path]:
-    """Return the folders of all runs in a folder by name, oldest first; or the folder itself if it is that of a run."""
+    """Return the folders of all recorded runs in a folder, by name, oldest first.
+
+    If the folder itself is that of a run, it is the only one.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
     path = Path(folder)
     if not path.is_dir():
         raise ValueError(f"there is no folder {path}")
@@ -77,16 +83,16 @@ def runs(folder: str | PathLike[str]) -> dict[str, Path]:
 
 
 def load(folder: str | PathLike[str], run: str | None = None) -> Recording:
-    """Read a run.
+    """Read the recording of a run.
 
-    It drops a last line that is cut off. `remarks` tells about other missing data: ranks, segments, the end.
+    A last line that is cut off is dropped. `remarks` of the result tells about other missing data: ranks, segments, ends.
 
     Args:
         folder: a folder of runs, or of one run.
         run: the name of the run; None takes the newest.
 
     Raises:
-        ValueError: there is no such run; or a file of it is damaged, or of another format or version.
+        ValueError: there is no such run, or one of its files is damaged, or has another format or version.
     """
     there = runs(folder)
     if not there:
@@ -122,7 +128,7 @@ def load(folder: str | PathLike[str], run: str | None = None) -> Recording:
 
 
 def _files(folder: Path) -> dict[int, dict[int, Path]]:
-    """Return the files of each rank, by number of the segment, in order."""
+    """Return the files of each rank in the folder of a run, by the number of the segment, in order."""
     found = sorted(
         (int(match[1]), int(match[2]), path) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))
     )
@@ -133,7 +139,10 @@ def _files(folder: Path) -> dict[int, dict[int, Path]]:
 
 
 def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecording | None:
-    """Read one rank. Returns None if none of its files has a complete first line."""
+    """Read the recording of one rank, and add sentences about missing data to `remarks`.
+
+    Returns None if none of the rank's files has a complete first line.
+    """
     # Arrivals and results are matched by counting, so use only the segments after the last one that is missing.
     newest = max(files)
     oldest = next(number for number in range(newest, -2, -1) if number not in files) + 1
@@ -171,7 +180,7 @@ def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecordin
 
 
 def _segment(path: Path, lines: dict[str, list[Table]]) -> Header | None:
-    """Add the lines of a file to their tables. Returns the file's header, or None if it has no complete one."""
+    """Add the lines of a segment's file to `lines`, by table. Returns the file's header, or None if that is cut off."""
     header: Header | None = None
     raw = path.read_bytes().splitlines()
     for number, text in enumerate(raw, 1):

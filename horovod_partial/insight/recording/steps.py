@@ -34,8 +34,10 @@ from horovod_partial.policies import WorkSharing
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-_LEAST_WORK = 2e-4  # seconds; an optimizer takes less time from one of its gradients to the next
-Intervals = tuple[Floats, Floats]  # begins and ends of intervals, in seconds; in order, and without overlap
+# An application that computes for so many seconds between a wait and its next tensors has worked on. The time between two
+# gradients of one optimizer is shorter.
+_LEAST_WORK = 2e-4
+Intervals = tuple[Floats, Floats]  # begins and ends, in seconds; intervals are in order and do not overlap
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class RankSteps:
     wait: Floats
 
     def take(self, rows: NDArray[np.bool_]) -> RankSteps:
-        """Return the steps of these rows."""
+        """Return only the steps for which `rows`, of the shape (steps,), is True."""
         arrays = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "rank"}
         return RankSteps(self.rank, **arrays)
 
@@ -92,7 +94,9 @@ class JobSteps:
 
     @classmethod
     def of(cls, recording: Recording, clocks: Clocks) -> JobSteps:
-        """Find the steps of a recording. It has rounds if more bytes arrived in buckets than Horovod itself reduced.
+        """Find the steps of a recording.
+
+        The training has rounds if more bytes arrived in buckets than Horovod itself reduced.
 
         Raises:
             ValueError: no rank has recorded two steps, so the length of a step is unknown; or the run used
@@ -125,11 +129,11 @@ class JobSteps:
 
     @property
     def compute(self) -> Floats:
-        """The compute times in seconds, of the shape (steps, ranks). Only after `common()`."""
+        """The compute times in seconds, of the shape (steps, ranks). All ranks must have the same steps (`common`)."""
         return np.column_stack([steps.compute for steps in self.ranks])
 
     def common(self) -> JobSteps:
-        """Return only the steps that every rank here has. So the arrays of all ranks have the same shape."""
+        """Return only the steps that every rank has recorded. So the arrays of all ranks have the same shape."""
         both = self.ranks[0].step
         for steps in self.ranks[1:]:
             both = np.intersect1d(both, steps.step, assume_unique=True)
@@ -148,21 +152,21 @@ class JobSteps:
 
 
 def intervals(rank: RankRecording, name: str, clocks: Clocks, rows: Any = slice(None)) -> Intervals:
-    """Return the union of the intervals in rows of a table, on rank 0's clock.
+    """Return the union of the intervals in a rank's table `reductions` or `waits`, in seconds on rank 0's clock.
 
-    In the table `reductions` these are the times when reductions ran on this rank. In `waits` its application was
-    blocked; under TensorFlow that is unknown, and the table is empty.
+    The table `reductions` tells when reductions ran on this rank, and `waits` when its application was blocked. Under
+    TensorFlow the latter is unknown, and the table is empty.
     """
     table = rank.tables[name]
     return _union(clocks.seconds(rank, table["begin"][rows]), clocks.seconds(rank, table["end"][rows]))
 
 
 def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:
-    """Return in what share of its steps, 0 to 1, a rank waits for something besides its gradients.
+    """Return in what share of its steps, 0 to 1, a rank waits for all ranks in something besides its gradients.
 
-    In such a wait it meets all ranks, under every policy. Under a partial policy these are the waits for Horovod's own
-    operations. Under `Full()` they are the waits after which the application worked on, before it handed over the last
-    tensors of the step. Under TensorFlow they are unknown, and the share is 0.
+    Under a partial policy such waits are those for Horovod's own operations. Under `Full()` they are the waits after
+    which the application worked on, before it handed over the last tensors of the step. Under TensorFlow they are
+    unknown, and the share is 0.
     """
     begin, end = intervals(rank, "waits", clocks, rank.tables["waits"]["bucket"] < 0)
     if not len(steps.step) or not len(begin):
@@ -192,25 +196,28 @@ def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
     result, round_, late, staleness = (
         np.maximum.reduceat(rows[name], first) for name in ("time", "round", "late", "staleness")
     )
-    # The application went on after the last wait for a round that began in this step.
+    # The application goes on when its last wait for a round that began in this step ends.
     of_rounds = np.flatnonzero(waits["bucket"] >= 0)
     begun = of_rounds[np.argsort(waits["begin"][of_rounds], kind="stable")]
     next_step = np.r_[np.minimum.reduceat(arrival, first)[1:], np.iinfo(np.int64).max]
     last = np.searchsorted(waits["begin"][begun], next_step) - 1
-    waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]  # if there was no wait so far, -1 takes the 0
+    waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]  # 0 if there was no wait so far (index -1)
     went_on = np.maximum(result, waited)
     whole = np.minimum.reduceat(of[order], first) >= 0
     return _steps(rank, clocks, step, handed, result, went_on, round_, late, staleness, whole)
 
 
 def results_of_arrivals(rank: RankRecording) -> Integers:
-    """Return, for each arrival, the row in `results` with its result, of the shape (arrivals,); -1 if there is none."""
+    """Find the result of each arrival of a rank.
+
+    Returns rows of the table `results`, of the shape (arrivals,); -1 for arrivals without a result.
+    """
     arrivals, results = rank.tables["arrivals"], rank.tables["results"]
     of = np.full(len(arrivals["time"]), -1)
     for bucket in np.unique(arrivals["bucket"]):
         arrived = np.flatnonzero(arrivals["bucket"] == bucket)
         ended = np.flatnonzero(results["bucket"] == bucket)
-        # Results before the first arrival belong to arrivals in segments that were dropped.
+        # Results before the first recorded arrival belong to arrivals in segments that were dropped.
         ended = ended[results["time"][ended] >= arrivals["time"][arrived[0]]]
         count = min(len(arrived), len(ended))
         of[arrived[:count]] = ended[:count]
@@ -227,9 +234,9 @@ def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
     result = ends[order][last]
     seen = np.searchsorted(looks, begins[order][last], side="right") - 1
     handed = np.r_[looks, 0][seen]
-    whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])  # a joined rank hands nothing over
+    whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])  # a rank that has joined hands no tensors over
     if len(step) and not rank.ended:
-        whole[-1] = False  # the step may have had more to reduce
+        whole[-1] = False  # the recording may have ended in the middle of the last step
     none = np.full(len(step), -1)
     return _steps(rank, clocks, step, handed, result, result, none, 0 * none, 0 * none, whole)
 
@@ -246,7 +253,10 @@ def _steps(
     staleness: Integers,
     whole: NDArray[np.bool_],
 ) -> RankSteps:
-    """Return the whole steps that follow a whole step, with times on rank 0's clock."""
+    """Return the whole steps that follow a whole step of a rank, with times on rank 0's clock.
+
+    All arrays have the shape (steps,). Times are microseconds on the rank's own clock.
+    """
     ends, given, done = (clocks.seconds(rank, times) for times in (went_on, handed, result))
     begin = np.minimum(np.r_[np.nan, ends[:-1]][: len(step)], given)
     reductions, halts = (intervals(rank, name, clocks) for name in ("reductions", "waits"))
@@ -296,7 +306,7 @@ def _covers(intervals: Intervals, times: Floats) -> NDArray[np.bool_]:
 
 
 def _time_within(intervals: Intervals, since: Floats, until: Floats) -> Floats:
-    """Return how many seconds between `since` and `until` lie in the intervals."""
+    """Return for each time from `since` to `until` how many seconds of it lie in the intervals."""
     begins, ends = intervals
     if not len(begins):
         return np.zeros(len(since))

@@ -1,4 +1,4 @@
-"""The plots of a report. This module needs plotly; the package itself does not."""
+"""Makes the plots of a report on a recording. This module needs plotly; the package itself does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPUTE, _WAIT, _REDUCE = "#0072B2", "#E69F00", "#009E73"
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _GREY = "#999999"
 _HEAT = [[0.0, "#f4f6f8"], [0.35, "#F3C969"], [0.7, "#D55E00"], [1.0, "#6b1d00"]]
-_COLUMNS, _CELLS = 1000, 60_000  # the most that a heat map has: a browser is slow with more
+_COLUMNS, _CELLS = 1000, 60_000  # bounds on the size of a heat map; larger ones make browsers slow
 _WINDOWS = 60
 _LINES = len(_COLOURS)
 _POINTS = 3000
@@ -27,7 +27,7 @@ _POINTS = 3000
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, its title, and a text that says how to read it."""
+    """A figure of a report, its title, and a text that says how to read it."""
 
     title: str
     reading: str
@@ -171,9 +171,10 @@ def _rounds(summary: Summary) -> Iterator[Plot]:
 
 
 def _windows(summary: Summary, values: Floats, most: int) -> tuple[NDArray[np.int64], Floats]:
-    """Return the first step of each window, and the mean of each row of values within each window.
+    """Divide the steps into at most `most` windows.
 
-    There are at most `most` windows.
+    Returns the first step of each window, and the means of the values within each window. `values` has the shape (rows,
+    steps), and the means have the shape (rows, windows).
     """
     step = summary.steps.ranks[0].step
     begins = np.unique(np.linspace(0, len(step), min(len(step), most), endpoint=False).astype(int))

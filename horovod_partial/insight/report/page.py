@@ -1,4 +1,4 @@
-"""Writes a summary as one HTML page that needs no network. This module needs plotly; the package itself does not."""
+"""Writes a report on a recording as one HTML page, which needs no network. Needs plotly; the package itself does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXT_COLUMNS = {"host", "slowness"}
 
 
 def write(summary: Summary, path: str | PathLike[str]) -> None:
-    """Write the page."""
+    """Write the summary of a recording to an HTML page."""
     page = Template(_TEMPLATE.read_text()).substitute(
         run=escape(summary.recording.run),
         size=summary.recording.size,

@@ -1,4 +1,4 @@
-"""Writes a summary in the text format of Prometheus, for the textfile collector of the node exporter."""
+"""Writes the summary of a recording as metrics in Prometheus's text format, for the node exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from horovod_partial.insight.report.summary import Summary
 
-# The name of a metric, its help, and its samples: labels and a value.
+# A sample of a metric has labels and a value. A metric has a name, a help text, and samples.
 Sample = tuple[dict[str, str], float]
 Metric = tuple[str, str, list[Sample]]
 
 
 def write(summary: Summary, path: str | PathLike[str]) -> None:
-    """Write the metrics. The file appears whole, so a collector never reads half of it."""
+    """Write a summary's metrics to a file. The file appears whole, so a collector never reads half of it."""
     scratch = Path(f"{path}.{os.getpid()}")
     scratch.write_text("".join(_lines(_metrics(summary))))
     scratch.replace(path)

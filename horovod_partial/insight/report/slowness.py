@@ -30,33 +30,33 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Kind = Literal["none", "persistent", "bursts", "random"]
 
-LEAST_STEPS = 30  # fewer steps do not show the kind
-LEAST_SLOWNESS = 1.05  # a persistently slow rank takes at least this many times as long as usual
+LEAST_STEPS = 30  # fewer steps do not show in what way a rank is slow
+LEAST_SLOWNESS = 1.05  # a persistently slow rank takes at least this many times as long as the faster ranks
 _LEAST_STEP = 1.2  # a slow step takes at least this many times the usual time
-_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # the upper part has at least so many steps, and this share of all steps
-_LEAST_USUAL = 0.1  # the lower part has at least this share of the steps; a rank with less is slow persistently
-# If a normal distribution is split in two, its parts are 2.7 of their standard deviations apart, those of an even one
-# 3.5. With few steps they are a little further apart by chance.
+_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # slow steps are at least so many, and at least this share of all steps
+_LEAST_USUAL = 0.1  # usual steps are at least this share; a rank with fewer is persistently slow
+# Slow and usual steps lie at least so many standard deviations apart. The halves of a normal distribution lie 2.7 apart,
+# and those of a uniform one 3.5. With few steps they lie a little further apart by chance.
 _LEAST_APART = 3.8
-_SURE = 4.0  # standard errors by which two values must differ
-_SMOOTHED = 5  # steps in the window that removes single steps
-_LEAST_IMBALANCE = 1.1  # the time of the slowest rank of a step, divided by the mean of the step
-_FEW = 4  # ranks; fewer do not tell reliably what they have in common in a step
-_TOGETHER = 0.5  # least result of `_together` of ranks that have something in common
-_ALIKE = 1.5  # the most by which the deviations of the ranks' times may differ, as a factor
+_SURE = 4.0  # two values differ only if they lie so many standard errors apart
+_SMOOTHED = 5  # the size of the window that smooths single steps away, in steps
+_LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes so many times the step's mean
+_FEW = 4  # fewer ranks than this do not show reliably what all ranks have in common in a step
+_TOGETHER = 0.5  # fewer ranks than `_FEW` have something in common if `_together` returns at least this
+_ALIKE = 1.5  # the deviations of ranks' times are alike if they differ by at most this factor
 
 
 @dataclass(frozen=True)
 class Slowness:
-    """How slow a rank is.
+    """How slow a rank is, and in what way.
 
     Attributes:
         rank: the rank.
         compute: the mean compute time of a step, in seconds.
         score: the fastest rank's `compute` divided by this rank's; 1 for the fastest.
-        kind: in what way it is slow; `"none"` also if there are too few steps to tell.
-        factor: how many times as long as usual its slow steps take; 1 if it is not slow.
-        share: the share of its steps that are slow, 0 to 1.
+        kind: in what way the rank is slow; `"none"` if it is not, or if there are too few steps to tell.
+        factor: how many times as long as usual the rank's slow steps take; 1 if it is not slow.
+        share: the share of the rank's steps that are slow, 0 to 1.
         burst: the median length of a burst, in steps; 0 unless the kind is bursts.
         period: the median number of steps from the begin of one burst to that of the next; 0 unless there are two
             bursts or more.
@@ -72,7 +72,7 @@ class Slowness:
     period: float = 0.0
 
     def __str__(self) -> str:
-        """Return what the rank does, as the rest of a sentence that begins with its name."""
+        """Say how slow the rank is: the rest of a sentence that begins with the rank's name."""
         digits = 2 if self.factor < 1.2 else 1 if self.factor < 10 else 0
         times = f"{self.factor:.{digits}f} times"
         if self.kind == "persistent":
@@ -87,7 +87,7 @@ class Slowness:
 
 @dataclass(frozen=True)
 class _Split:
-    """The steps of one rank, split in two. All levels are logarithms of seconds.
+    """The steps of one rank, split into slow and usual steps. All levels are logarithms of seconds.
 
     Attributes:
         usual: the level of the usual steps.
@@ -103,13 +103,13 @@ class _Split:
 
 
 def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
-    """Return how slow each rank is.
+    """Find out how slow each rank of a job is, and in what way.
 
     Args:
         ranks: the ranks.
         compute: compute times in seconds, of the shape (steps, ranks), with the same steps of all ranks.
     """
-    compute = np.maximum(compute, 1e-6)  # times are whole microseconds
+    compute = np.maximum(compute, 1e-6)  # times are whole microseconds, so a time may be 0
     means = compute.mean(axis=0)
     scores = means.min() / means
     plain = [Slowness(rank, float(mean), float(score)) for rank, mean, score in zip(ranks, means, scores, strict=True)]
@@ -117,7 +117,7 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
         return plain
     times = np.log(compute)
     splits = [_split(column) for column in _own(times).T]
-    # With 5 ranks or more, the others do not count as slow only because one or two ranks are faster than all of them.
+    # Compare with a fast rank, but not the fastest: one rank that is faster than all others does not make them slow.
     normal = sorted(splits, key=lambda split: split.usual)[(len(splits) - 1) // 4]
     return [_of_rank(one, split, normal) for one, split in zip(plain, splits, strict=True)]
 
@@ -151,19 +151,19 @@ def follows_data(compute: Floats, slow: list[Slowness]) -> bool:
 
 
 def _own(times: Floats) -> Floats:
-    """Remove from the logarithms of times what all ranks have in common in a step. Shapes are (steps, ranks)."""
+    """Remove what all ranks have in common in a step from the logarithms of their times. Shapes are (steps, ranks)."""
     if times.shape[1] == 1:
         return times
     above = times - np.median(times, axis=0)
     if times.shape[1] < _FEW and _together(above) < _TOGETHER:
-        return times  # they have nothing in common, and the quartile would be the shortest time
+        return times  # the ranks have nothing in common, and the quartile of so few would be the shortest time
     # Use the lower quartile, because slow ranks in a step do not change it.
     shared = np.quantile(above, 0.25, axis=1, method="lower")
     shared = shared - np.median(shared)
     own = times - shared[:, None]
     if _spread(own) < 0.8 * _spread(times):
         return own
-    # If steps are alike, the quartile is noise, and removing it would add noise. Remove it from steps only that are
+    # If steps are alike, the quartile is noise, and removing it would add noise. So remove it only from steps that are
     # long for all ranks.
     noise = 1.4826 * np.median(np.abs(shared))
     long = shared > max(np.log(_LEAST_STEP), 5 * noise)
@@ -171,24 +171,28 @@ def _own(times: Floats) -> Floats:
 
 
 def _together(above: Floats) -> float:
-    """Return in what share of the steps two ranks are on the same side of their medians, minus the share of the others."""
+    """Return how often ranks are slow together, -1 to 1.
+
+    The result is the share of steps in which two ranks are on the same side of their medians, minus the share of the
+    other steps; the mean over all pairs of ranks. `above` has the shape (steps, ranks).
+    """
     ranks = above.shape[1]
     return float((np.sign(above).sum(axis=1) ** 2 - ranks).mean() / (ranks * (ranks - 1)))
 
 
 def _spread(times: Floats) -> float:
-    """Return the median distance between times and the median of their rank."""
+    """Return the median distance of times from their rank's median. `times` has the shape (steps, ranks)."""
     return float(np.median(np.abs(times - np.median(times, axis=0))))
 
 
 def _split(times: Floats) -> _Split:
-    """Split one rank's steps in two, if they are of two kinds."""
+    """Split one rank's steps into slow and usual ones, if there are slow ones. `times` are logarithms of seconds."""
     steps = len(times)
     least, usual = max(_LEAST_SLOW, round(_LEAST_SHARE * steps)), max(_LEAST_SLOW, round(_LEAST_USUAL * steps))
-    # Otherwise a single step that is far out (a checkpoint, the first step) would be a part of its own.
+    # Limit the most extreme times. Otherwise a single step far out, such as a checkpoint, would be a part of its own.
     low, high = np.partition(times, (least - 1, steps - least))[[least - 1, steps - least]]
     values = np.sort(np.clip(times, low, high))
-    sizes = np.arange(usual, steps - least + 1)  # possible sizes of the lower part
+    sizes = np.arange(usual, steps - least + 1)  # possible numbers of usual steps
     sums = np.cumsum(values)
     below, above = sums[sizes - 1] / sizes, (sums[-1] - sums[sizes - 1]) / (steps - sizes)
     best = int(np.argmax(sizes * (steps - sizes) * (above - below) ** 2))
@@ -201,7 +205,7 @@ def _split(times: Floats) -> _Split:
 
 
 def _error(times: Floats) -> float:
-    """Return the standard error of a median, estimated by the median distance to it."""
+    """Return the standard error of the median of times, estimated from the median distance to it."""
     return float(1.2533 * 1.4826 * np.median(np.abs(times - np.median(times))) / np.sqrt(len(times)))
 
 
@@ -209,7 +213,7 @@ def _of_rank(plain: Slowness, split: _Split, normal: _Split) -> Slowness:
     ahead = split.usual - normal.usual
     share = float(split.slow.mean())
     error = float(np.hypot(split.error, normal.error))
-    # If short steps alternate with long ones, the usual time may be that of the short ones. So the mean must be longer too.
+    # If a rank's steps are short and long by turns, its usual time is uncertain. So its mean must be longer, too.
     persistent = ahead > max(np.log(LEAST_SLOWNESS), _SURE * error) and plain.score < 1 / LEAST_SLOWNESS
     if persistent and np.expm1(ahead) > share * np.expm1(split.higher):
         return replace(plain, kind="persistent", factor=float(np.exp(ahead)), share=1.0)
@@ -223,7 +227,7 @@ def _of_rank(plain: Slowness, split: _Split, normal: _Split) -> Slowness:
 
 
 def _in_runs(slow: Flags) -> bool:
-    """Return whether slow steps come together, by the number of runs of slow steps and of other steps."""
+    """Return whether slow steps come together, in fewer runs than by chance (the runs test of Wald and Wolfowitz)."""
     few, many = int(slow.sum()), int((~slow).sum())
     both = few * many
     runs = 1 + int((slow[1:] != slow[:-1]).sum())

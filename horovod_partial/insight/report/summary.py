@@ -1,4 +1,4 @@
-"""Summarises a recording. Other modules show the summary as a table, a page, a trace or metrics."""
+"""Summarises a recording: which rank is slow, and what waiting has cost. Other modules show the summary."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class RankSummary:
 
     Attributes:
         rank: the rank.
-        host: the name of its host.
-        slowness: how slow it is.
-        wait: how long it waited for others in a step, in seconds; the mean.
-        reduce: how long reductions ran in a step after its last gradient, in seconds; the mean.
-        late: the share of its steps with a late contribution, 0 to 1.
-        staleness: the number of rounds that it had missed before a step; the mean.
+        host: the name of the rank's host.
+        slowness: how slow the rank is.
+        wait: how long the rank waited for others in a step, in seconds; the mean.
+        reduce: how long reductions ran in a step after the rank's last gradient, in seconds; the mean.
+        late: the share of the rank's steps with a late contribution, 0 to 1.
+        staleness: the number of rounds that the rank had missed before a step; the mean.
     """
 
     rank: int
@@ -45,17 +45,18 @@ class RankSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The summary of one run.
+    """The summary of a recording.
 
     Attributes:
         recording: the recording.
-        clocks: the clocks of its hosts.
+        clocks: the clocks of the recorded hosts.
         steps: the steps that all ranks have recorded, so the arrays of all ranks have the same shape.
         ranks: the summary of each rank, in order of rank.
         follows_data: whether ranks wait for each other because samples differ (`slowness.follows_data`).
         waited: how long a rank waited in each step, in seconds, of the shape (steps,); the mean over the ranks.
-        waited_under_full: the same under `Full()`, where each step with these compute times waits for its slowest rank.
-            Reductions that run meanwhile count as waiting here.
+        waited_under_full: how long a rank would have waited in each step under `Full()`, where each step waits for its
+            slowest rank, in seconds, of the shape (steps,); the mean over the ranks. Reductions that run meanwhile count
+            as waiting here.
         seconds: the time from the begin of the first step to the last result; the mean over the ranks.
     """
 
@@ -123,12 +124,12 @@ class Summary:
 
     @property
     def slow(self) -> list[RankSummary]:
-        """The slow ranks, slowest first."""
+        """The summaries of the slow ranks, slowest first."""
         return [rank for rank in self.slowest_first if rank.slowness.kind != "none"]
 
     @property
     def slowest_first(self) -> list[RankSummary]:
-        """All ranks, slowest first."""
+        """The summaries of all ranks, slowest first."""
         return sorted(self.ranks, key=lambda rank: (-rank.slowness.compute, rank.rank))
 
     @property
@@ -161,6 +162,6 @@ class Summary:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences that say what data is missing, and how exact the clocks are."""
+        """Sentences that say what data is missing in the recording, and how exact the clocks are."""
         clocks = [str(clock) for clock in self.clocks.hosts.values()] if len(self.clocks.hosts) > 1 else []
         return [*self.recording.remarks, *self.steps.remarks, *clocks]

@@ -1,4 +1,4 @@
-"""Prints a summary as a table for the terminal."""
+"""Prints the summary of a recording to the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLUMNS = ("rank", "host", "slowness", "score", "compute ms", "wait ms", "reduce
 
 
 def cells(rank: RankSummary) -> tuple[str, ...]:
-    """Return the row of a rank, in the order of `COLUMNS`."""
+    """Return the texts of a rank's row in the table of ranks, in the order of `COLUMNS`."""
     slow = rank.slowness
     return (
         *(str(rank.rank), rank.host, "-" if slow.kind == "none" else str(slow), f"{slow.score:.2f}"),
@@ -21,7 +21,7 @@ def cells(rank: RankSummary) -> tuple[str, ...]:
 
 
 def show(summary: Summary) -> None:
-    """Print a summary."""
+    """Print the summary of a recording: which rank is slow, what waiting has cost, and a table of the ranks."""
     recording = summary.recording
     table = Table(
         title=f"run {recording.run}: {recording.size} ranks, {len(summary.waited)} steps, policy {summary.steps.policy}",
@@ -32,7 +32,7 @@ def show(summary: Summary) -> None:
     for rank in summary.slowest_first:
         table.add_row(*cells(rank))
     console = Console()
-    console.width = max(console.width, 120)  # a narrower table would cut words
+    console.width = max(console.width, 120)  # in a narrower console the table would cut words
     for text in (summary.answer, summary.waiting):
         console.print(text, highlight=False, soft_wrap=True)
     console.print(table)

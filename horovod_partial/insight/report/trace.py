@@ -23,7 +23,7 @@ _PROCESS = 0
 
 
 def write(summary: Summary, path: str | PathLike[str]) -> None:
-    """Write the trace as JSON. Times are in microseconds since time 0 of rank 0, on its clock."""
+    """Write a recording's trace as JSON. Times are microseconds since time 0 of rank 0, on its clock."""
     events = list(_events(summary))
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")))
 
@@ -55,7 +55,7 @@ def _of_rank(steps: RankSteps, reductions: Intervals, halts: Intervals) -> Itera
 def _parts(begin: float, end: float, intervals: Intervals) -> Iterator[tuple[float, float, bool]]:
     """Cut the time from `begin` to `end` at the edges of intervals.
 
-    Yields the begin and the end of each part, and whether it lies within an interval.
+    Yields the begin and the end of each part, and whether the part lies within an interval. Times are seconds.
     """
     begins, ends = intervals
     since = begin
@@ -71,16 +71,17 @@ def _parts(begin: float, end: float, intervals: Intervals) -> Iterator[tuple[flo
 
 
 def _of_rounds(summary: Summary) -> Iterator[Event]:
-    """Yield the rounds, and the arrows from late gradients to the rounds that delivered them."""
+    """Yield the trace's events of all rounds, and of the arrows from late gradients to the rounds that delivered them."""
     recording, clocks = summary.recording, summary.clocks
     rounds = summary.rounds
     if not len(rounds["time"]):
         return
     decider = recording.ranks[0]
-    track = recording.size  # below the tracks of the ranks
+    track = recording.size  # the rounds' track lies below those of the ranks, which are numbered from 0
     yield _named("thread_name", track, "rounds, as rank 0 decided them")
     times = clocks.seconds(decider, rounds["time"])
-    edges = np.union1d(times, intervals(decider, "reductions", clocks)[1])  # a round is shown until the next of these
+    # A round is shown until the next round closes, or until a reduction ends.
+    edges = np.union1d(times, intervals(decider, "reductions", clocks)[1])
     pending = {rank.rank: _late_arrivals(rank, summary) for rank in recording.ranks.values()}
     arrows = 0
     for row, time in enumerate(times.tolist()):
@@ -91,7 +92,7 @@ def _of_rounds(summary: Summary) -> Iterator[Event]:
         told = {"closed by": rounds["reason"][row], "quorum": int(rounds["quorum"][row]), "missing": str(missing)}
         yield _slice(track, f"round {rounds['round'][row]} of {bucket.name}", time, until, False, **told)
         for rank, arrivals in pending.items():
-            # A rank that is on time also delivers its late gradients.
+            # A rank's late gradients travel with the next round for which it is on time, or which delivers them.
             if rank in missing and rank not in delivered:
                 continue
             waiting = arrivals.get(bucket.name, [])
@@ -103,7 +104,7 @@ def _of_rounds(summary: Summary) -> Iterator[Event]:
 
 
 def _late_arrivals(rank: RankRecording, summary: Summary) -> dict[str, list[float]]:
-    """Return the times at which a rank handed over late contributions, by the name of the bucket, in order."""
+    """Return for each bucket's name the times at which a rank handed over late contributions, in order, in seconds."""
     arrivals, of = rank.tables["arrivals"], results_of_arrivals(rank)
     late = np.flatnonzero((of >= 0) & (np.r_[rank.tables["results"]["late"], 0][of] == 1))
     found: dict[str, list[float]] = {}

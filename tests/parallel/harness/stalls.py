@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 TOLD = "waiting for [0-9.]+ s and longer: "
-OVER = "the wait that was told of is over"
+OVER = "the reported wait is over"
 _LINE = re.compile(r"(?m)^\[(?:1,)?(\d+)\]<stderr>:(.*)$")
 
 
