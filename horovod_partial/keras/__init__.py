@@ -19,7 +19,6 @@ from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.backend import backend
-from horovod_partial.keras.dynamic_sharding import DynamicShardingDataset
 from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovod_partial.keras.replicas import assert_replicas_equal
 from horovod_partial.keras.saving import load_model
@@ -77,7 +76,6 @@ __all__ = [
     "BalancedBatchSampler",
     "Compression",
     "DistributedOptimizer",
-    "DynamicShardingDataset",
     "HorovodInternalError",
     "MergedGradients",
     "PartialDistributedOptimizer",

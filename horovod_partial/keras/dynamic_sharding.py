@@ -24,7 +24,7 @@ warnings.filterwarnings("ignore", "Your input ran out of data", module=r"keras\.
 
 
 class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
-    """The batches that this rank makes under `hvd.WorkSharing()`: `model.fit(hvd.DynamicShardingDataset(x, y, optimizer=...))`.
+    """The batches that this rank makes under `hvd.WorkSharing()`: `model.fit(DynamicShardingDataset(x, y, optimizer=...))`.
 
     A batch is a micro-batch. An update has `backward_passes_per_step` micro-batches for each rank, on average. The seed,
     the epoch, the update and the number of the micro-batch decide which samples it has; the rank that makes it does not

@@ -297,6 +297,7 @@ class _State:
                 owner=_attach.Owner(),
                 factor=1.0 / self.passes if self._averages else 1.0,
             )
+            follow_steps(optimizer)  # a MultiOptimizer may have got further optimizers since
             self._made = exchange = WorkSharingExchange(
                 shared, variables, self.passes, _applying(optimizer, scales), replica_of(optimizer)
             )
@@ -590,7 +591,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras's `__setattr__` would track the dictionary
     averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras averages over the passes
-    rates = Rates() if replays else None
+    rates = Rates() if replays or shares else None
     object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, passes, averages, rates))
     return wrapped
 

@@ -72,7 +72,6 @@ class WorkSharingExchange(MicroBatchSharer):
         self._is_alone = not self.process_set.included() or self._runtime.is_alone(self.process_set)
         self._only_applies = False  # a flush applies updates, and begins no micro-batch
         self._tenure = Tenure(self._runtime)
-        self._tenure.enter()
         self._updater = backend.Updater(
             weakly(self._take),
             weakly(self._must_apply),
@@ -82,6 +81,8 @@ class WorkSharingExchange(MicroBatchSharer):
         gradients.prepare(self._variables)
         if not self._is_alone:
             self._become_active()
+        self._tenure.enter()
+        if not self._is_alone:
             gradients.declare()
             self._runtime.take_part_in_flushes(self)
 
@@ -112,7 +113,7 @@ class WorkSharingExchange(MicroBatchSharer):
         if self._number is None and not self._begin(waits=False):
             raise RuntimeError(
                 "no micro-batch has begun here, and an update may have been made since the forward pass: train on batches of an "
-                "hvd.DynamicShardingDataset, with one step for each, and flush between two steps"
+                "DynamicShardingDataset, with one step for each, and flush between two steps"
             )
         self._is_adding, self.is_new = True, False
         self._gradients.add(gradients, arrives=not self._is_alone)
