@@ -1,4 +1,4 @@
-"""`python -m horovod_partial`."""
+"""Lets `python -m horovod_partial` run the command `horovod-partial`."""
 
 from horovod_partial.cli import main
 

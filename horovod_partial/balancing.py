@@ -94,7 +94,7 @@ class BalancedBatchSampler:
 def _as_lengths(lengths: Any) -> NDArray[np.float64]:
     allowed = "numbers of the shape (samples,), each finite and 0 or more"
     try:
-        lengths = lengths.tolist() if hasattr(lengths, "tolist") else lengths  # copies a tensor from a GPU
+        lengths = lengths.tolist() if hasattr(lengths, "tolist") else lengths  # NumPy cannot read tensors on a GPU
         found = np.asarray(lengths, dtype=np.float64)
     except (TypeError, ValueError):
         found = np.empty((0, 0))

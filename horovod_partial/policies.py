@@ -44,7 +44,7 @@ class _Policy:
         given = [
             f"{each.name}={getattr(self, each.name)!r}"
             for each in _options(type(self))
-            if repr(getattr(self, each.name)) != repr(each.default)  # as texts, 1 (rank) differs from 1.0 (all ranks)
+            if repr(getattr(self, each.name)) != repr(each.default)  # 1 (one rank) == 1.0 (all ranks), so compare texts
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
@@ -426,7 +426,9 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
         _check_overlap(self.overlap)
         _check_slow_momentum(self.slow_momentum)
         if self.slow_momentum is not None and self.period is None:
-            raise ValueError("slow_momentum is of the averages over all ranks: give a period, after which there is one")
+            raise ValueError(
+                "slow_momentum changes the averages over all ranks, and period=None makes none: give a period"
+            )
 
     def schedule_for(self, size: int) -> Butterfly | Schedule:
         """Return which groups a job of `size` ranks has in each round."""
@@ -611,7 +613,7 @@ def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bo
     require(isinstance(chosen, Policy), "sync", "a policy such as hvd.Majority(), or its name", chosen)
     if isinstance(chosen, WorkSharing) and not shares_work:
         raise ValueError(
-            f"{chosen!r} is for hvd.DistributedOptimizer in PyTorch and Keras: what it shares are the micro-batches between two updates"
+            f"{chosen!r} is for hvd.DistributedOptimizer in PyTorch and Keras: it shares the micro-batches between two updates"
         )
     return chosen
 

@@ -91,7 +91,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void Interrupt() const override { CheckInterrupt(); }
   // Sets the function that Interrupt calls. To be called once, before anything waits.
   static void SetInterrupt(std::function<void()> interrupt);
-  static void CheckInterrupt();  // may throw to end a wait, for Ctrl-C
+  static void CheckInterrupt();  // called while a thread waits; may throw to end the wait, for Ctrl-C
   bool ControllerIsGone() const { return alive_.expired(); }
 
  private:

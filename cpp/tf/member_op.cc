@@ -30,7 +30,7 @@ double Seconds() { return std::chrono::duration<double>(Now()).count(); }
 
 // A running kernel with its gradient.
 struct Member {
-  OpKernelContext* context;  // valid until `done` is called
+  OpKernelContext* context;  // the kernel's context; valid until `done` is called
   tensorflow::AsyncOpKernel::DoneCallback done;
   tensorflow::CancellationToken token;
   bool given_up = false;  // true if TensorFlow has given the step up; guarded by the lock of Fillings

@@ -57,7 +57,7 @@ def check_sampler(batch_size: Any, shuffle: Any, drop_last: Any, process_set: An
 
 
 def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> GradientPolicy:
-    """Return the policy of a single allreduce.
+    """Return the policy for `hvd.partial_allreduce`, from the user's arguments.
 
     Args:
         sync: the policy that the user gave: a policy, its text, or None for the setting.
@@ -74,7 +74,7 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> Gra
 
 
 def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
-    """Return the policy of `hvd.average`.
+    """Return the policy for `hvd.average`, from the user's arguments.
 
     Args:
         policy: the policy that the user gave, or its text.
@@ -238,8 +238,8 @@ def warn_of_sums(policy: Policy) -> None:
     waits_for_all = isinstance(policy, Quorum) and policy.is_share and policy.ranks == 1.0
     if isinstance(policy, LateGradients) and policy.missed == "replay" and not waits_for_all:
         warnings.warn(
-            "what a late rank has missed is added up, in a tape, or with merging in TensorFlow, so that replicas part with any "
-            "optimizer but plain SGD: leave the tape as it is, and use hvd.DistributedOptimizer without merging",
+            "a tape, and merging in TensorFlow, add up the results that a late rank has missed. So replicas part with any optimizer "
+            "but plain SGD: use a plain tape, and hvd.DistributedOptimizer without merging",
             stacklevel=3,
         )
 

@@ -30,7 +30,7 @@ def run(func: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
 
 
 class Functions(NamedTuple):
-    """The functions of a framework's Horovod that a state calls."""
+    """The functions of a framework's Horovod that the state of an elastic job calls."""
 
     broadcast_variables: Callable[..., Any]
     broadcast_object: Callable[..., Any]
@@ -56,7 +56,7 @@ class VariablesState(ObjectState):  # type: ignore[misc]
         super().save()
 
     def restore(self) -> None:
-        """Go back to the values of the last `save` or `sync`."""
+        """Set all variables and properties back to the values of the last `save` or `sync`."""
         for variable, value in zip(self.variables, self._values, strict=True):
             variable.assign(value)
         super().restore()
@@ -72,11 +72,7 @@ class VariablesState(ObjectState):  # type: ignore[misc]
 
 
 class KerasState(VariablesState):
-    """The state of an elastic job that trains a model of Keras 3: the model, its optimizer, and further properties.
-
-    Raises:
-        ValueError: the model is not built, or there is no optimizer.
-    """
+    """The state of an elastic job that trains a model of Keras 3: the model, its optimizer, and further properties."""
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.model = model

@@ -23,7 +23,7 @@ class Family:
         self.names = list(names)
         self._runtime = runtime
         self._process_set = process_set
-        self._disturbed = 0  # how many rounds `disturb` has counted as lost
+        self._disturbed = 0  # rounds during which the program wrote the model; they count as lost
         self._lost_before = 0  # how many rounds had been lost when the replica was last healed
 
     @property

@@ -70,7 +70,7 @@ class StepApplier(ABC):
         apply: applies the gradients of a round.
     """
 
-    is_under_way = False  # always, because no flush comes between the backward pass and the step here
+    is_under_way = False  # no gradients wait for a step, because `apply_combined` exchanges and applies them at once
     applies_ahead = False
     is_ahead = False
     shares_work = False

@@ -51,12 +51,12 @@ class FusedTraining:
         self._use(name, messages)
 
     def _use(self, prefix: str, messages: list[list[int]]) -> None:
-        self.messages = {
-            f"{prefix}.{index}": message for index, message in enumerate(messages)
-        }  # the gradients in each bucket
+        # For the name of each bucket, the positions of the gradients that travel in it.
+        self.messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}
         owner = _attach.Owner()
         self._own(owner, [*self.messages, self._planner.meeting])
-        self._owner = owner  # the buckets of the old owner end, except the one where ranks meet
+        # Nothing refers to the old owner any more, so its buckets end, except the one in which ranks wait for each other.
+        self._owner = owner
 
     def _own(self, owner: _attach.Owner, names: Iterable[str]) -> None:
         self.runtime.own(owner, self.process_set.process_set_id, names)

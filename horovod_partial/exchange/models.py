@@ -41,13 +41,13 @@ class ModelExchange(ABC):
         self.name = self.signal_name = ""  # names of buckets; empty before `use_name`
         self.policy = policy
         self.process_set = process_set
-        self._taken = 0  # how many rounds' results this rank has got, or will never get
+        self._taken = 0  # the number of rounds whose results this rank has got, or has left out
 
     def use_name(self, name: str) -> None:
         """Set the prefix of the buckets' names. Must be called first in each generation of Horovod."""
         self.name = f"{name}.model"
         self.signal_name = f"{self.name}.period"
-        self._owner = _attach.Owner()  # the buckets end when this object is gone on every rank
+        self._owner = _attach.Owner()  # the buckets end when their owner is gone on every rank
         if isinstance(self.policy, WeightedAverage):
             self._periods = Periods(self.policy.period)
         # If the optimizer's state is averaged too, flushes after the first average use a second, larger bucket.
@@ -62,16 +62,9 @@ class ModelExchange(ABC):
 
     @abstractmethod
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
-        """Average a model over all ranks, and wait. Only for eager code.
+        """Average a model over all ranks, in place, in the bucket `name`, and wait. Only for eager code.
 
-        Args:
-            model: the tensors or variables; they are overwritten by the average.
-            name: the name of the bucket.
-            policy: how models are weighted.
-            work: the steps or the iteration that decide the weight of this rank's model.
-
-        Returns:
-            The work of each rank that took part.
+        `work` are the steps, or the iteration, that decide the weight of this rank's model. Returns the work of each rank.
         """
 
     @property

@@ -55,7 +55,7 @@ class Shards(NamedTuple):
 
 
 class Plan:
-    """The samples of each micro-batch, from a place in the data to the end of its epoch.
+    """Says which samples each micro-batch has, from a place in the data to the end of the epoch.
 
     Attributes:
         place: where the plan begins.

@@ -21,13 +21,7 @@ _FORWARD, _BACKWARD, _MESSAGES = "#BBBBBB", "#56B4E9", ("#D55E00", "#E69F00")
 
 
 def scaling(curves: Mapping[str, Mapping[int, Result]], title: str, path: str | PathLike[str]) -> None:
-    """Plot the iteration time and the scaling efficiency of simulated jobs over the number of ranks.
-
-    Args:
-        curves: for the label of each line, the results of the simulation by number of ranks.
-        title: the title of the picture.
-        path: the file of the picture.
-    """
+    """Plot iteration time and scaling efficiency over the number of ranks, with one line for each label of `curves`."""
     figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, (label, results) in enumerate(curves.items()):
@@ -48,14 +42,9 @@ def scaling(curves: Mapping[str, Mapping[int, Result]], title: str, path: str | 
 
 
 def gantt(trace: Trace, rules: Sequence[str], cost: MessageCost, title: str, path: str | PathLike[str]) -> None:
-    """Plot when a step computes, and when its messages travel, for several rules of merged gradients.
+    """Plot when a step computes, and when its messages travel, with a row for each rule of merged gradients.
 
-    Args:
-        trace: the step.
-        rules: the rules; the picture has a row for each, with a line at the end of the step.
-        cost: the cost of a message.
-        title: the title of the picture.
-        path: the file of the picture.
+    In each row a black line marks the end of the step. `cost` is the cost of a message.
     """
     figure = Figure(figsize=(11, 1.2 + 0.9 * len(rules)), layout="constrained")
     axes = figure.subplots()

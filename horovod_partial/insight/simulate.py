@@ -225,7 +225,7 @@ def parse_delays(text: str) -> Delays | None:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of one parameter.
+    """The gradient of one parameter, in the trace of a simulated job.
 
     Attributes:
         name: the name of the parameter.

@@ -59,13 +59,9 @@ def uncompiled(function: _F) -> _F:
 def when_it_runs(
     function: Callable[..., Any], *inputs: tf.Tensor, dtype: str = "int32", shape: Sequence[int] = ()
 ) -> Any:
-    """Call a function at once in eager code. In a graph, call it each time that the graph runs.
+    """Call a function of tensors at once in eager code. In a graph, call it each time that the graph runs.
 
-    Args:
-        function: the function, which may read tensors' values.
-        inputs: the tensors that the function gets.
-        dtype: the dtype of the result.
-        shape: the shape of the result.
+    `dtype` and `shape` are those of the function's result.
     """
     if tf.executing_eagerly():
         return function(*inputs)
@@ -100,14 +96,8 @@ def average_(
 
     Copies of the variables travel, because the optimizer may write the variables meanwhile. Half precision travels as
     float32, so that the average is exact enough. If one variable is float64, all travel as float64. If this rank was
-    late, and the policy's results are not for late ranks (`takes_late`), the variables stay unchanged.
-
-    Args:
-        variables: variables of Keras, in the same order on every rank.
-        name: the name of the bucket.
-        policy: says which ranks average, and how much each model counts.
-        process_set: the ranks that take part.
-        steps: the steps, or the iteration, that decide the weight of this rank's model.
+    late, and the policy's results are not for late ranks (`takes_late`), the variables stay unchanged. `steps` are the
+    steps, or the iteration, that decide the weight of this rank's model.
     """
     natives = [native(variable) for variable in variables]
     wide = tf.float64 if any(variable.dtype == tf.float64 for variable in natives) else tf.float32

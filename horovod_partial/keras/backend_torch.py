@@ -131,7 +131,9 @@ class GradientExchange(gradients.GradientExchange):
                 "then nothing is left to win by a plan"
             )
         super().__init__(name, sync, arguments, **options)
-        self._steps: dict[str, _Step] = {}  # by the prefix of the buckets' names
+        self._steps: dict[
+            str, _Step
+        ] = {}  # for each set of trained variables its buckets, by the prefix of their names
 
     @staticmethod
     def _divided(gradient: Any, divisor: int) -> Any:
@@ -332,16 +334,10 @@ def average_(
     *,
     steps: torch.Tensor | int = 0,
 ) -> RoundInfo:
-    """Average floating-point variables over ranks, in place, in one message.
+    """Average floating-point variables of Keras over ranks, in place, in the bucket `name`.
 
-    If this rank was late, and the policy's results are not for late ranks (`takes_late`), the variables stay unchanged.
-
-    Args:
-        variables: variables of Keras, in the same order on every rank.
-        name: the name of the bucket.
-        policy: says which ranks average, and how much each model counts.
-        process_set: the ranks that take part.
-        steps: the steps, or the iteration, that decide the weight of this rank's model.
+    `steps` are the steps, or the iteration, that decide the weight of this rank's model. If this rank was late, and the
+    policy's results are not for late ranks (`takes_late`), the variables stay unchanged.
     """
     bucket = ModelBucket([native(variable) for variable in variables])
     bucket.pack()
@@ -401,15 +397,6 @@ def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[fl
 
 
 class KerasState(elastic.KerasState):
-    """The state of an elastic job: a model of Keras, its optimizer, and further properties.
-
-    Args:
-        model: the model, which must have been built.
-        optimizer: the model's optimizer; None takes the one that the model was compiled with.
-        kwargs: further properties, which become attributes.
-
-    Raises:
-        ValueError: the model has not been built, or has no optimizer.
-    """
+    """The state of an elastic job with Keras on PyTorch: a model, its optimizer, and further properties."""
 
     functions = elastic.Functions(broadcast_variables, horovod.broadcast_object, horovod.rank)

@@ -198,7 +198,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         step, per_epoch = steps - self._first, self.steps_per_epoch
         last = math.inf if self.end_epoch is None else math.ceil(self.end_epoch) * per_epoch - 1
         if self._is_under_way and step > last:
-            step = int(last)  # rounds have skipped the last step before `end_epoch`: set its rate now
+            step = int(last)  # no round began at the last step before `end_epoch`, so its rate is set now
         rate = self._rate_at(*divmod(step, per_epoch))
         self._is_under_way = rate is not None and step < last
         return rate

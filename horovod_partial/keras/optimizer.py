@@ -59,8 +59,8 @@ class _Methods:
         unknown = [variable for variable in variables if id(backend.native(variable)) not in known]
         if unknown:  # raise the error before anything travels, so that no other rank waits
             raise ValueError(
-                f"{getattr(unknown[0], 'path', unknown[0].name)} was not trained when the optimizer was built, so that has no "
-                "state for it: call optimizer.flush() on every rank, then wrap a new optimizer, and compile the model with it"
+                f"{getattr(unknown[0], 'path', unknown[0].name)} was not trained when the optimizer was built, so it has no "
+                "state there: call optimizer.flush() on every rank, then wrap a new optimizer, and compile the model with it"
             )
         return self._horovod.apply(self, list(grads), list(variables))
 
@@ -187,7 +187,7 @@ class _State:
         self.process_set: ProcessSet = arguments["process_set"]
         self.passes = passes  # micro-batches in an update for each rank, under WorkSharing
         self.end = math.inf  # under WorkSharing: after this many updates no micro-batch begins
-        self.rates = rates  # sets the learning rate of each round; None if missed rounds are not replayed
+        self.rates = rates  # the learning rates of rounds; None if missed rounds are not replayed
         self._name = name
         self._policy = policy
         self._arguments = arguments
@@ -195,7 +195,7 @@ class _State:
         self._local: list[Any] = []
         self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which `_made` was made
-        self._progress: _Progress | None = None  # None before the optimizer's first step
+        self._progress: _Progress | None = None  # the optimizer's numbers of steps; None before the first step
         self._has_warned = False
 
     @property
@@ -226,7 +226,7 @@ class _State:
         made = self._current()
         assert not isinstance(made, WorkSharingExchange)
         if made is None:
-            follow_steps(optimizer)  # a MultiOptimizer may have got further optimizers since
+            follow_steps(optimizer)  # once more: a MultiOptimizer may have made further optimizers after it was wrapped
             process_set = self._arguments["process_set"]
             trained = [backend.number_of(variable, process_set) for variable in optimizer._trainable_variables]
             name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
@@ -250,9 +250,9 @@ class _State:
                     backend.runtime.meet(process_set)
                 if self._has_rounds and not self._progress_of(optimizer).follows(optimizer._trainable_variables):
                     warnings.warn(
-                        "an optimizer begins to train what another one has trained that was not flushed: what that has "
-                        "pending or has missed is lost, and replicas part. Call flush() of the one before on every rank, before "
-                        "the first step of the new one",
+                        "an optimizer begins to train what another one has trained, and the other one was not flushed: its late "
+                        "gradients and missed results are lost, and replicas part. Call flush() of the old optimizer on every "
+                        "rank, before the first step of the new one",
                         stacklevel=2,
                     )
                 for variable in self._local:
@@ -326,7 +326,7 @@ class _State:
             return result
         if optimizer.gradient_accumulation_steps:
             return optimizer._base.apply(optimizer, gradients, variables)
-        if exchange.unscaled:  # the loss scale may change before a late gradient is applied; it is a power of 2
+        if exchange.unscaled:  # gradients travel without the loss scale, which may change before a late one is applied
             scale = optimizer.dynamic_scale
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
         exchange.apply_combined(gradients, variables, _applying(optimizer, exchange.unscaled))
@@ -344,7 +344,8 @@ class _State:
         if not self._averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         exchange.apply_combined(gradients, variables, _updating(optimizer))
-        optimizer._iterations.assign_sub(passes)  # Keras counts the passes of this update, too
+        # `apply_combined` has counted the passes of this update for each round. Keras counts them by itself, too.
+        optimizer._iterations.assign_sub(passes)
 
     def before_round(self, optimizer: Any) -> None:
         if self.rates is not None:
@@ -444,9 +445,8 @@ def _updating(optimizer: Any) -> Apply:
             return
         passes = own.gradient_accumulation_steps
         phase = own._iterations % passes
-        own._iterations.assign_add(
-            passes - 1 - phase
-        )  # Keras updates in the last pass only, so pretend that this is the last
+        # Keras updates the variables only in the last pass of a step, so pretend that this is the last pass.
+        own._iterations.assign_add(passes - 1 - phase)
         own._horovod.before_round(own)
         clipped = own._base._clip_gradients(own, gradients)
         own._base._apply_weight_decay(own, variables)
@@ -576,7 +576,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if shares and merging is not None:
         raise ValueError("merging cannot be used with hvd.WorkSharing()")
     if isinstance(policy, ModelPolicy):
-        ModelExchange(policy, arguments)  # this raises the errors of wrong arguments before the first step
+        ModelExchange(policy, arguments)  # made only for its checks: wrong arguments raise errors before the first step
     else:
         backend.GradientExchange(prefix, SharedUpdates(1, grants=False) if shares else policy, arguments, replays=True)
     passes = _passes_of(optimizer, backward_passes_per_step) if shares else backward_passes_per_step
@@ -589,8 +589,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     base = type(optimizer)
     # All wrappers of one optimizer share its `__dict__`. A slot belongs to one wrapper only.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
-    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # Keras's `__setattr__` would track the dictionary
-    averages = average_aggregated_gradients or backward_passes_per_step == 1  # Keras averages over the passes
+    # Without `object`, Keras's own `__setattr__` would track the dictionary like a variable of the optimizer.
+    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
+    # With one backward pass for each step, Keras itself may accumulate gradients; it averages them.
+    averages = average_aggregated_gradients or backward_passes_per_step == 1
     rates = Rates() if replays or shares else None
     object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, passes, averages, rates))
     return wrapped

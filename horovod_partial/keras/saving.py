@@ -34,5 +34,6 @@ def load_model(
     if model.optimizer is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, **arguments)
         if has_schedule(model.optimizer):
-            model.load_weights(filepath)  # loads the count of steps, a variable that wrapping has just added
+            # Wrapping has added a variable, the count of steps. Load that from the file, too.
+            model.load_weights(filepath)
     return model

@@ -31,9 +31,8 @@ class Steps(keras.metrics.Metric):  # type: ignore[misc]
     def result(self, iterations: Any) -> Any:
         """Convert a number of iterations of the optimizer to whole steps, in the same dtype."""
         steps = keras.ops.cast(iterations, self.dtype) - self._ahead
-        return keras.ops.cast(
-            keras.ops.floor(steps + 1e-6), iterations.dtype
-        )  # 1e-6: a sum of parts may be rounded down
+        # 1e-6 makes up for rounding in the sum of parts of steps.
+        return keras.ops.cast(keras.ops.floor(steps + 1e-6), iterations.dtype)
 
     def save_own_variables(self, store: Any) -> None:
         store["0"] = keras.ops.convert_to_numpy(self._ahead)
@@ -46,7 +45,8 @@ def follow_steps(optimizer: Any) -> None:
     """Let Keras's schedules in an optimizer, and in optimizers within it, follow steps instead of rounds."""
     if not hasattr(optimizer, "_horovod_steps"):
         optimizer._horovod_steps = Steps()
-    for one in _innermost(optimizer):  # `vars(one)` holds no reference to the optimizer, whose buckets end with it
+    # Pass `vars(one)`, because a reference to the optimizer would keep it alive for ever, and so its buckets.
+    for one in _innermost(optimizer):
         one._get_current_learning_rate = partial(_learning_rate, vars(one), optimizer._horovod_steps)
 
 
@@ -109,7 +109,7 @@ class Rates:
         """Set an optimizer's learning rate for its next round, in eager code or in a graph."""
         own = inner(optimizer)
         if isinstance(own, keras.optimizers.MultiOptimizer) or not isinstance(own._learning_rate, keras.Variable):
-            return  # callbacks cannot set the rate of such an optimizer
+            return  # callbacks cannot set the rate of a MultiOptimizer, nor a rate that a schedule sets
         step, rate = optimizer._horovod_steps.result(own._iterations), own._learning_rate.value
 
         def ask() -> None:

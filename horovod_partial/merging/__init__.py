@@ -34,7 +34,7 @@ class MessageCost:
 
     @classmethod
     def fit(cls, sizes: Sequence[int], seconds: Sequence[float]) -> MessageCost:
-        """Fit a line through measured times.
+        """Fit the cost of messages to measured times, by a line.
 
         The slope is the median of the slopes between all pairs, weighted by the distance of their sizes (Theil and
         Sen). So outliers have little influence.
@@ -116,17 +116,17 @@ class MergingPlan:
         return plan(rule, self.gradients, self.nbytes, self.ready, cost, breaks=breaks, around=self.around)
 
     def names(self) -> list[list[str]]:
-        """Return the names of the parameters of each message."""
+        """Return for each message of the plan the names of its gradients' parameters."""
         names = iter(self.gradients)
         return [list(itertools.islice(names, count)) for count in self.messages]
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan as JSON."""
+        """Write the plan of merged gradients to a JSON file."""
         documents.save(self, path)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> MergingPlan:
-        """Read a file that `save` wrote.
+        """Read a plan of merged gradients from a file that `save` wrote.
 
         Raises:
             ValueError: the file holds no plan.
@@ -135,7 +135,11 @@ class MergingPlan:
 
     @classmethod
     def of_document(cls, document: Any, path: str | PathLike[str]) -> MergingPlan:
-        """Return the plan of a document from the file at `path`. Raises the same errors as `load`."""
+        """Convert the content of the JSON file at `path` to a plan of merged gradients.
+
+        Raises:
+            ValueError: the content is not a plan.
+        """
         plan = documents.read_as(cls, document, path, "merging plan")
         fits = len(plan.gradients) == len(plan.nbytes) == len(plan.ready) == sum(plan.messages)
         if not fits or any(count < 1 for count in plan.messages) or any(nbytes < 0 for nbytes in plan.nbytes):
@@ -165,17 +169,17 @@ def plan(
     breaks: Sequence[int] = (),
     around: float = 0.0,
 ) -> MergingPlan:
-    """Make a plan by a rule.
+    """Plan which gradients travel together, by a rule of `hvd.MergedGradients`.
 
     Args:
-        rule: `"exact"`, `"paper"`, `"wait_free"`, `"single"` or `"threshold"`; see `hvd.MergedGradients`.
+        rule: `"exact"`, `"paper"`, `"wait_free"`, `"single"` or `"threshold"`.
         gradients: names of the parameters, in the order in which backward makes their gradients.
         nbytes: bytes of each gradient.
         ready: when each gradient is there, in seconds after any moment; it must not decrease.
         cost: the cost of a message.
         breaks: positions before which a message must end, because gradients on both sides cannot travel together. Each
             part is planned as if the line were free when it begins.
-        around: same as in `MergingPlan`.
+        around: the time of a step before its first gradient and after its last result, in seconds.
     """
     messages: list[int] = []
     for first, last in itertools.pairwise([0, *breaks, len(gradients)]):

@@ -155,7 +155,7 @@ class Planner:
         self.plan, self._given = None, self._options.plan
 
     def make_plan(self, current: list[list[str]], times: StepTimes, collectives: Collectives) -> list[list[str]] | None:
-        """Make a plan on rank 0, and give it to all ranks.
+        """Plan on rank 0 which gradients travel together, and give the plan to all ranks.
 
         Args:
             current: the names of the gradients in each message that is in use.

@@ -34,7 +34,7 @@ class _Counterpart(importlib.abc.Loader):
         self._front_end = front_end
 
     def create_module(self, spec: ModuleSpec) -> None:
-        return None  # None lets Python make an ordinary module
+        return None  # Python makes an ordinary module if a loader's `create_module` returns None
 
     def exec_module(self, module: ModuleType) -> None:
         source, front_end = importlib.import_module(self._source), importlib.import_module(self._front_end)

@@ -71,7 +71,7 @@ class _Finder(MetaPathFinder):
         then: Callable[[], object]
         if fullname in FRONT_ENDS:
             then = partial(self._replace, fullname)
-        elif fullname in FRONT_ENDS.values():  # a program may import both ours and Horovod's
+        elif fullname in FRONT_ENDS.values():  # a program may import front ends of this package and of Horovod
             then = partial(self._replace_those_of, fullname)
         else:
             return None

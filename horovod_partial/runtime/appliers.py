@@ -55,7 +55,7 @@ class Applier(Protocol):
 
 
 class Sharer(Applier, Protocol):
-    """The applier of an optimizer under `WorkSharing`."""
+    """An optimizer's exchange under `hvd.WorkSharing`, seen by the runtime: flushes and joins take its work away."""
 
     def leave(self) -> None:
         """Let other ranks make the begun micro-batch, because this rank is about to flush, to join or to end.

@@ -18,15 +18,14 @@ def is_failure(exception: BaseException | None) -> bool:
     """Return whether this exception ends a process with an exit status other than 0, if nothing catches it."""
     if isinstance(exception, SystemExit):
         code = exception.code
-        return code is not None and not (
-            isinstance(code, int) and code == 0
-        )  # an exit code that is not an int means status 1
+        # A process whose exit code is neither None nor an int ends with status 1.
+        return code is not None and not (isinstance(code, int) and code == 0)
     return exception is not None
 
 
 def of_process() -> str | None:
     """Return the failure that ends this process, or None. For exit handlers."""
-    last = getattr(sys, "last_value", None)  # Python sets this before it calls an excepthook
+    last = getattr(sys, "last_value", None)  # Python sets `last_value` before it calls an excepthook
     return _failure or (describe(last) if last is not None else None)
 
 
@@ -57,7 +56,7 @@ def watch() -> None:
 
 
 def ends(exception: BaseException) -> None:
-    """Note that this exception, which is a failure, ends the process."""
+    """Note that an exception ends the process by a failure. Exit handlers tell other ranks its text."""
     global _failure
     _failure = describe(exception)
 

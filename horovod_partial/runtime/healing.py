@@ -25,10 +25,10 @@ _INT32 = 4  # Horovod's number for the type int32
 _FAMILIES = 32  # one round carries facts about so many families; further families take further rounds
 _WORDS = 8  # 32-bit words that hold the facts of one rank about one family
 _CHUNK = 1 << 18  # how many 32-bit words of a replica's values travel in one round
-_LENGTH = 8  # bytes before the data that tell its length
+_LENGTH = 8  # before a replica's data, so many bytes tell its length
 _COLUMNS = 1024  # of a large tensor, this many sums of its words are hashed
 
-PREFIX = "horovod_partial."  # begins the names of internal buckets, which statistics do not show
+PREFIX = "horovod_partial."  # the names of internal buckets begin so; statistics do not show these
 # The names of the two buckets. Both must begin with kOfFlushes of cpp/core/rounds/message.h.
 FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"
 
@@ -79,7 +79,7 @@ class Facts(NamedTuple):
     name: int  # hash of the name of the family's first bucket
     rounds: int
     lost: int
-    values: int  # hash of the arrays
+    values: int  # hash of the replica's tensors
     numbers: int  # hash of the plain values, such as learning rates
 
 
@@ -253,7 +253,7 @@ class Meeting:
         """Send the bytes of rank `source` to all ranks. Returns them, or None if that rank did not come."""
         framed = None if data is None else len(data).to_bytes(_LENGTH, "little") + data
         received = bytearray()
-        size = _LENGTH  # until the first round tells the length
+        size = _LENGTH  # how many bytes to receive: the first round tells the length of the data
         while len(received) < size:
             chunk = np.zeros(_CHUNK, np.int32)
             if framed is not None:
@@ -325,7 +325,7 @@ def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> N
     found = []
     for name, facts in sorted(differing.items()):
         members = {rank: of_rank for rank, of_rank in facts.items() if (rank, name) in finite}
-        if len(members) < 2:  # the other ranks did not answer: their flush was interrupted
+        if len(members) < 2:  # other ranks with this replica did not answer, because their flush was interrupted
             continue
         source = source_of(members, {rank: finite[rank, name] for rank in members})
         data = None
@@ -353,7 +353,7 @@ class _Finding(NamedTuple):
     source: int
     members: dict[int, Facts]
     apart: dict[Key, float]  # for arrays that differed, how far this rank's values were from the source's
-    keys: list[Key]  # the keys of all arrays
+    keys: list[Key]  # the keys of all tensors of the replica
 
     @property
     def first(self) -> int:

@@ -30,7 +30,9 @@ class _Offer(NamedTuple):
 
 
 def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
-    """Watch the other ranks (on rank 0), or rank 0 (on the others), until the monitor is dropped. All ranks call this.
+    """Begin to watch the other ranks (on rank 0), or rank 0 (on the others), by heartbeats. All ranks must call this.
+
+    They are watched until the returned monitor is dropped.
 
     Args:
         rank: this rank.
@@ -95,7 +97,7 @@ def _neighbours(rank: int, gather: Gather) -> dict[int, int]:
     """Return the process numbers of the other ranks in this process namespace, by rank."""
     try:
         place = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
-    except OSError:  # some sandboxes hide these files
+    except OSError:  # some sandboxes hide these files of /proc
         place = None
     others = enumerate(map(json.loads, gather(json.dumps([place, os.getpid()]))))
     return {of: number for of, (its_place, number) in others if its_place == place is not None and of != rank}

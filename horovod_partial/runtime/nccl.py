@@ -34,7 +34,7 @@ def of_horovod(library: str, compiled: int) -> Nccl:
         library: the path of Horovod's library for the framework, which must be loaded.
         compiled: the number of the version that Horovod was compiled with, from `horovod.torch.nccl_built()`.
     """
-    from horovod_partial import _attach  # this module needs a loaded Horovod
+    from horovod_partial import _attach  # `_attach` can be imported only after Horovod
 
     for name in _attach.needed_libraries(library):
         if name.startswith(_NAME):

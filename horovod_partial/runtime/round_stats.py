@@ -23,7 +23,7 @@ class Progress:
         self._before = self._counts()
 
     def since(self) -> dict[str, float]:
-        """Return what has happened since the last call.
+        """Return what has happened to the rounds since the last call.
 
         Returns:
             `late`: the share of this rank's arrivals that came too late, 0 to 1. `fresh`: the mean number of ranks that
@@ -34,7 +34,7 @@ class Progress:
         new: Counter[str] = Counter()
         for name, counts in self._before.items():
             new.update(counts)
-            if name in before:  # a bucket that has ended since, for example with its optimizer, is not counted
+            if name in before:  # other buckets were declared since the last call, so all their counts are new
                 new.subtract(before[name])
         if not new["rounds"]:
             return {}

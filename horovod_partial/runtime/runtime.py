@@ -62,13 +62,14 @@ class Runtime:
         self._process_sets = {0}  # numbers of process sets that may have been used
         self._begun = Tenure(self)
         self._recorded = Tenure(self)
-        self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by _appliers_lock
+        # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
+        self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # sends heartbeats; None if there are none
         self.records = False  # whether a recording of this rank has ever begun
         # What compares replicas after a flush, by process set. Guarded by _meetings_lock.
         self._meetings: dict[int, healing.Meeting] = {}
-        self._has_met = Tenure(self)  # the generation of Horovod that `_meetings` belong to
+        self._has_met = Tenure(self)  # the generation of Horovod in which the objects in `_meetings` were made
         self._meetings_lock = threading.Lock()
         # `takes_no_rounds` is True on a thread that is in a join, or in an exit handler.
         self._thread = threading.local()
@@ -170,7 +171,7 @@ class Runtime:
         try:
             self._end_unless_failing()
         except HorovodInternalError as error:
-            log.logger.info("what was pending is lost: %s", error)
+            log.logger.info("late contributions of this rank are lost: %s", error)
         _attach.end_recording(self._library)
         self._mpi_ops.shutdown()
         self.failed = False
@@ -178,7 +179,7 @@ class Runtime:
             try:
                 return self.init()
             except HorovodInternalError as error:  # another rank has gone; the next init leaves it out
-                log.logger.info("starting again: %s", error)
+                log.logger.info("Horovod is initialised once more: %s", error)
                 self._mpi_ops.shutdown()
 
     def join(self, *args: Any, **kwargs: Any) -> int:
@@ -265,12 +266,12 @@ class Runtime:
 
     def use(self, process_set: int) -> None:
         """Note that a process set is used, so that its late contributions are delivered at the end."""
-        if self._begin():  # then the program has called Horovod's own `init`, not ours
+        if self._begin():  # a generation begins here only if the program has called Horovod's own `init`
             self._record_as_set()
         self._process_sets.add(process_set)
 
     def _begin(self) -> bool:
-        """Set the log's rank and register the exit handler, if this generation is new. Returns whether it is."""
+        """Set the log's rank and register the exit handler, if this generation of Horovod is new. Returns whether it is."""
         is_new = self._begun.enter()
         if is_new:
             log.set_rank(self._mpi_ops.rank())
@@ -289,19 +290,11 @@ class Runtime:
         work: int,
         stream: int,
     ) -> HANDLE:
-        """Arrive at a bucket's open round with a contribution.
+        """Arrive at a bucket's open round with a contribution. Returns a handle to wait for the result with.
 
-        Args:
-            process_set: the number of the process set.
-            name: the name of the bucket.
-            config: the declaration of the bucket.
-            source: the address of the contribution, of the bucket's size.
-            target: the address that the result is written to, of the bucket's size.
-            work: what decides the weight of a model: its steps, or its iteration.
-            stream: the CUDA stream that computes the contribution; 0 on the host.
-
-        Returns:
-            A handle to wait for the result with.
+        `source` and `target` are the addresses of the contribution and of the result, each of the bucket's size. `work`
+        are the steps, or the iteration, that decide a model's weight. `stream` is the CUDA stream that computes the
+        contribution, 0 on the host.
         """
         self.use(process_set)
         return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
@@ -319,13 +312,8 @@ class Runtime:
     def next_micro_batch(self, applier: Applier, *, begins: bool, waits: bool = True) -> tuple[int, int] | None:
         """Block until this rank may begin a micro-batch of the open update, or must take a round first.
 
-        Args:
-            applier: the applier of an optimizer under `WorkSharing`.
-            begins: whether this rank begins the micro-batch at once.
-            waits: whether to block. With False the call returns None where it would have to wait.
-
-        Returns:
-            The numbers of the micro-batch and of the update; None if this rank must take a round first.
+        With `begins` this rank begins the micro-batch at once. Returns the numbers of the micro-batch and of the update. The
+        result is None if this rank must take a round first, or if `waits` is False and the call would have to block.
         """
         (names,) = names_of((applier,))
         process_set = applier.process_set.process_set_id
@@ -543,7 +531,7 @@ class Runtime:
             replicas = [(applier.family, applier.replica) for applier in appliers]
             healing.compare(meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None])
         for sharer in returning:
-            if sharer not in here:  # others may wait for ranks that take no part in the comparison
+            if sharer not in here:  # in other process sets, begin again only now: they have other ranks
                 sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:

@@ -96,7 +96,7 @@ class GradientExchange(gradients.GradientExchange):
 
     def _wires(self, gradients: list[Any], variables: list[Any]) -> tuple[list[tf.Tensor], list[Member]]:
         if not all(isinstance(native(variable), tf.Variable) for variable in variables):
-            raise ValueError("a partial policy needs variables as sources: their gradients are told apart by them")
+            raise ValueError("a partial policy needs variables as sources, because buckets are named after variables")
         wires, members = [], []
         for gradient, variable in zip(gradients, variables, strict=True):
             dense = self._dense(gradient, variable)
@@ -230,7 +230,7 @@ class StepApplier(gradients.StepApplier):
     def _apply_all(self, memory: list[tf.Tensor]) -> None:
         def another(_: tf.Tensor, *memory: tf.Tensor) -> list[tf.Tensor]:
             results, count = take_round(self.process_set, self._buckets, memory)
-            with tf.device(None):  # let TensorFlow choose the device of updates
+            with tf.device(None):  # TensorFlow chooses the device of variables' updates
                 update = lambda: self._apply(results, self._variables, self.steps_of(count))
                 tf.cond(count > 0, lambda: _done(update), _nothing)
             # TensorFlow orders side effects only within an iteration. `has_round` begins the next one, so it comes last.

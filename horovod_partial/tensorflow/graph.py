@@ -90,7 +90,7 @@ def bucket_resource(name: str) -> tf.Tensor:
     while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
         graph = graph.outer_graph
     buckets = graph.get_collection_ref(f"horovod_partial/{name}")
-    for bucket in buckets:  # this collection also has the resources of the function around this one
+    for bucket in buckets:  # a graph's collection also has the resources of the function around it
         if bucket.graph is graph:
             return bucket
     with graph.as_default():

@@ -89,7 +89,7 @@ class Merging(FusedTraining):
         self.tenure = Tenure(runtime)  # the generation of Horovod that the buckets belong to
         self.tenure.enter()
         self._members: Sequence[Member] = ()  # the gradients of the last eager step, or of the last traced graph
-        self._spec = _core.BucketSpec()  # the declaration of the buckets of that step or graph
+        self._spec = _core.BucketSpec()  # the declaration of the buckets of the last eager step or traced graph
         super().__init__(name, options, process_set, gradients, messages)
 
     def collect(self) -> list[tuple[int, tf.Tensor]]:
@@ -179,7 +179,7 @@ class Merging(FusedTraining):
         collectives = _Collectives(self.process_set, self._spec)
         if not self.everybody_is_here(collectives):
             return list(results)
-        runtime.flush(self.process_set.process_set_id)  # empties the old buckets: nothing moves to the new ones
+        runtime.flush(self.process_set.process_set_id)  # late contributions are delivered before buckets are replaced
         *gradients, empty = results
         is_empty = np.array(empty)
         for i, gradient in self.collect():

@@ -43,7 +43,7 @@ def shutdown() -> None:
 def join(*args: Any, **kwargs: Any) -> Any:
     """Deliver this rank's late contributions, then call `horovod.tensorflow.join`. Only for eager code."""
     if not tf.executing_eagerly():
-        raise ValueError("call join outside of graphs: what is pending is delivered when it is called")
+        raise ValueError("call join outside of graphs: it delivers late contributions when Python calls it")
     return runtime.join(*args, **kwargs)
 
 
@@ -57,7 +57,7 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     check_kinds({"process_set": process_set})
     check_initialized()
     if not tf.executing_eagerly():
-        raise ValueError("call flush outside of graphs: it delivers when it is called")
+        raise ValueError("call flush outside of graphs: it delivers late contributions when Python calls it")
     runtime.flush(process_set.process_set_id)
 
 
@@ -220,7 +220,7 @@ def average(
     count = steps
     if isinstance(steps, tf.Tensor):
         require(steps.dtype == tf.int32, "steps", "an int, or an int32 tensor", steps)
-        count = 0  # stands for the tensor, whose value is unknown before the graph runs
+        count = 0  # stands in for `steps` in checks, since a tensor has no value before its graph runs
     policy = of_average(policy, count)
     work = 0 if steps is None else steps
     return reduce_models(tensor, name, policy, process_set, work=work, return_info=return_info)

@@ -40,12 +40,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if keras.backend.backend() != "tensorflow":
             raise ValueError(
-                f"Keras's backend is {keras.backend.backend()}, not TensorFlow; import horovod_partial.keras, which takes "
-                "the Horovod of that"
+                f"Keras's backend is {keras.backend.backend()}, not TensorFlow; import horovod_partial.keras, which uses "
+                "Horovod for that backend"
             )
-        from horovod_partial.keras import (
-            optimizer as of_keras,
-        )  # not at the top, because that module imports this package
+        # An import at the top would be circular: the Keras front end imports this package.
+        from horovod_partial.keras import optimizer as of_keras
 
         return of_keras.DistributedOptimizer(optimizer, name, sync=sync, **arguments)
     policy = policies.resolve(sync, settings().sync)

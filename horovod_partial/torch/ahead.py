@@ -11,8 +11,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class _Ahead(NamedTuple):
-    before: torch.Tensor  # the parameter before the first round ahead
-    values: torch.Tensor  # the parameter after all rounds ahead
+    before: torch.Tensor  # the parameter before the first round that was applied ahead
+    values: torch.Tensor  # the parameter after all rounds that were applied ahead
 
 
 class ParametersAhead:
@@ -35,7 +35,7 @@ class ParametersAhead:
 
     @contextmanager
     def in_place_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """Context in which the parameters have the values of the copies. Autograd sees no change."""
+        """Context in which the parameters have the values of their copies. Autograd sees no change."""
         # The program may wait in inference mode, no_grad or autocast. The copies are used after it, so leave all three.
         with (
             torch.inference_mode(False),
@@ -57,20 +57,21 @@ class ParametersAhead:
 
     @torch.no_grad()
     def become_the_model(self) -> int:
-        """Copy the values of the copies to the model, and drop the copies.
+        """Copy the parameters' copies to the model, and drop them.
 
         If the program has written the model meanwhile, the change of each copy is added to the program's values, and the
         result depends on rounding. Returns `rounds` in this case, otherwise 0.
         """
         ahead, rounds = self._ahead, self.rounds
         self.forget()
-        same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())  # compares bits, as NaN != NaN
+        # Compare bits, because NaN never equals itself.
+        same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())
         for p, a in ahead.items():
             p.copy_(a.values if same else p + (a.values - a.before))
         return 0 if same else rounds
 
     def forget(self) -> None:
-        """Drop the copies and leave the model unchanged."""
+        """Drop the copies of the parameters, and leave the model unchanged."""
         self._ahead = {}
         self.rounds = 0
 

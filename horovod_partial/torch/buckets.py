@@ -74,7 +74,7 @@ class GradientBucket:
         self.empty = False  # whether there is no result, because no rank gave a gradient
         self.wire = self.flat  # the compressed tensor that travels
         self._sparse: set[torch.nn.Parameter] = set()
-        self._streams: set[torch.cuda.Stream] = set()  # CUDA streams on which gradients were taken
+        self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
         self._context: Any = None
         self._version = 0  # PyTorch's version of the flat tensor when it began to travel
 
@@ -151,7 +151,7 @@ class GradientBucket:
             self.flat.copy_(self.compression.decompress(self.wire, self._context))
 
     def show(self, frozen: Collection[torch.nn.Parameter]) -> None:
-        """Set each parameter's `grad` to its view; to None if there is no result, or the parameter is frozen."""
+        """Set each parameter's `grad` to its view of the bucket; to None for frozen parameters, or without a result."""
         for parameter, view in self.views.items():
             gradient = None if self.empty or parameter in frozen else view
             parameter.grad = view.to_sparse() if gradient is not None and parameter in self._sparse else gradient
@@ -194,7 +194,7 @@ class GradientBucket:
 
     def wire_address(self) -> int:
         """Return the address of the tensor that travels, once the core may write to it."""
-        if self.wire.is_cuda:  # queued kernels may still use this memory, and the core does not know of them
+        if self.wire.is_cuda:  # queued kernels may still use the tensor's memory, and the core does not know of them
             torch.cuda.current_stream(self.wire.device).synchronize()
         return self.wire.data_ptr()
 
@@ -217,7 +217,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
-    """Return what all tensors of one bucket must have in common."""
+    """Return the dtype and the device of a tensor, which all tensors of one bucket must have in common."""
     return tensor.dtype, tensor.device
 
 

@@ -202,7 +202,7 @@ class _Pass:
         self._optimizer = weakref.ref(optimizer)
         self._tenure = Tenure(runtime)
         self._tenure.enter()
-        self._made = 0  # how many updates had been made when this was last known
+        self._made = 0  # the last known number of updates that this rank has applied in the pass
         sampler._pass = sampler._pass or self
 
     @property
@@ -271,7 +271,7 @@ class _Timeline:
     def __init__(self) -> None:
         self.passes: deque[_Pass] = deque()
         self.loop: object = None
-        self._end = 0  # the optimizer's `rounds` after the last pass
+        self._end = 0  # the optimizer's `rounds` at which the last pass ends
         self._tenure = Tenure(runtime)
 
     def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
@@ -362,14 +362,14 @@ class DynamicShardingLoader:
                 yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
-            if timeline.loop is loop:  # False if a newer loop has begun
+            if timeline.loop is loop:  # a newer loop keeps the micro-batch that it has begun
                 self._optimizer._exchange.give_back()
 
     def _batches(self, current: _Pass) -> Iterator[Any]:
         optimizer = self._optimizer
         batches = _Batches(current)
         while True:
-            exchange = optimizer._exchange  # add_param_group may have replaced it since the last batch
+            exchange = optimizer._exchange  # add_param_group may have replaced the exchange since the last batch
             number = exchange.begin_before(exchange.rounds + current.end - optimizer.rounds)
             if number is None:
                 return

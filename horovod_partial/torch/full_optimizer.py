@@ -56,12 +56,11 @@ def wrap(
     # PyTorch has wrapped this method so that it calls hooks. The step of the user's optimizer is wrapped, too: call hooks
     # only there.
     horovod_step = inspect.unwrap(cls.step)
-    takes_closures = (
-        horovod_step is not horovod_optimizer._DistributedOptimizer.step
-    )  # only Horovod's step for Adasum takes closures
+    # Horovod has one `step` for Adasum, which takes closures, and one for all else, which does not.
+    takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step
     if takes_closures and round_steps.changes_gradients:
         raise ValueError(
-            "op=hvd.Adasum reduces no gradients, which could be clipped: leave max_grad_norm and its kin out"
+            "op=hvd.Adasum reduces no gradients that could be clipped: leave out max_grad_norm, max_grad_value and grad_transform"
         )
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
@@ -88,7 +87,7 @@ def wrap(
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         if self.is_under_way():
-            horovod_zero_grad(self)  # Horovod raises its error
+            horovod_zero_grad(self)  # Horovod's `zero_grad` raises its error, because gradients are under way
         base.zero_grad(self, set_to_none)
 
     horovod_set_passes = cls.set_backward_passes_per_step
@@ -157,7 +156,7 @@ def _is_synchronized(optimizer: Any) -> bool:
     return optimizer._synchronized and not optimizer._handles
 
 
-_horovods_class_is_changed = threading.Lock()  # held while a thread changes Horovod's class
+_horovods_class_is_changed = threading.Lock()  # a thread holds this while it changes Horovod's optimizer class
 
 
 @contextmanager

@@ -106,11 +106,11 @@ class GradientExchange(Exchange):
 
         self._local_steps = 0
         self._flushed_at = 0  # the number of local steps at the last flush
-        self._has_result = False  # the parameters' gradients are the result of a round that has not been applied
+        self._has_result = False  # whether the parameters' gradients are a round's result that has not been applied
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._shown = ShownResult()
         self._ahead = ParametersAhead()
-        self._is_applying = False  # True while a round is applied or waited for: then none can be applied ahead
+        self._is_applying = False  # whether a round is being applied or waited for; then no round is applied ahead
         self._is_ahead_of_step = False  # whether the round of this step's own gradients has been taken ahead, too
         self._has_told = False  # whether a second backward pass before a step has raised its error
         self._has_warned = False  # whether a state_dict before a flush has raised its warning
@@ -191,7 +191,7 @@ class GradientExchange(Exchange):
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                 "backward_passes_per_step to accumulate gradients locally."
             )
-        self.synchronized = False  # a GradScaler may have skipped the step before, and left this True
+        self.synchronized = False  # `synchronized` is still True if a GradScaler skipped the step before
         self._passes_left[parameter] -= 1
         if self._passes_left[parameter] > 0:
             return
@@ -226,7 +226,7 @@ class GradientExchange(Exchange):
         collectives = Collectives(self.process_set, self._reduce_probe, self.buckets[0].flat.device)
         if not self._merging.everybody_is_here(collectives):
             return
-        self.flush_optimizer(optimizer)  # empties the old buckets: nothing moves to the new ones
+        self.flush_optimizer(optimizer)  # late contributions must be delivered before their buckets are replaced
         if self._merging.replan(collectives):
             self._use_buckets(self._merging.buckets)
 
@@ -409,9 +409,8 @@ class GradientExchange(Exchange):
         """
         if not self._replays or not self._hooks or self._has_result or self._is_applying:
             return False
-        if (
-            self.synchronized and not self._is_ahead_of_step and self._shown
-        ):  # the user sees the gradients now, and may change them
+        # After `synchronize` the user sees gradients, and may change them before `step`.
+        if self.synchronized and not self._is_ahead_of_step and self._shown:
             return False
         if torch._C._current_graph_task_id() != -1:
             return False
@@ -540,7 +539,7 @@ class GradientExchange(Exchange):
         if not self._replays and self._tenure.is_current:  # without replay, the sums of missed results are applied
             has_result = self._family.collect()
             with self._gradients_kept():
-                if self._show(has_result, steps=0.0):  # 0 steps, because each was counted when it was taken
+                if self._show(has_result, steps=0.0):  # schedules have counted each step when it was taken
                     self._apply_round(optimizer)
         self._flushed_at = self._local_steps
 

@@ -89,7 +89,8 @@ class ModelExchange(models.ModelExchange, Exchange):
         self._name = Name(process_set, [names[p] for p in parameters])
         self._members = tuple(bucket_config.member(names[p], p.shape) for p in self._trained)
         self._tenure = Tenure(runtime)  # the generation of Horovod in which the bucket was declared
-        self._bucket: ModelBucket | None = None  # None before the first step, because the optimizer has no state then
+        # The packed model. None before the first step, because the optimizer has no state then.
+        self._bucket: ModelBucket | None = None
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
@@ -178,7 +179,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def _pack(self, tensors: Sequence[torch.Tensor]) -> ModelBucket:
         known = self._bucket.tensors if self._bucket is not None else []
         if len(known) != len(tensors) or any(a is not b for a, b in zip(known, tensors, strict=True)):
-            self._bucket = ModelBucket(tensors)  # in the first step, and after a state was loaded, tensors are new
+            self._bucket = ModelBucket(tensors)  # the optimizer has new tensors in its first step, and after loading
         assert self._bucket is not None
         self._bucket.pack()
         return self._bucket
@@ -239,7 +240,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def forget(self) -> None:
         if runtime.failed or not runtime.is_initialized():
             self._forget_in_flight()
-            self._bucket = None  # Horovod may still write to this bucket, whose memory the handle keeps alive
+            self._bucket = None  # Horovod may still write to the old bucket, whose memory the handle keeps alive
         self.synchronize()
         if self._tenure.is_current:
             runtime.clear(self.process_set.process_set_id, [self.name])

@@ -163,7 +163,7 @@ def signal(name: str, process_set: ProcessSet) -> None:
 
     Only the first round waits for all ranks.
     """
-    nothing = torch.zeros(1, device="cpu")  # not on PyTorch's default device: the declaration says CPU
+    nothing = torch.zeros(1, device="cpu")  # the bucket is declared on the CPU, whatever PyTorch's default device is
     config = make_config(
         dtype=nothing.dtype, shape=tuple(nothing.shape), size=runtime.size_of(process_set), **bucket_config.of_signals()
     )

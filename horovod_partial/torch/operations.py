@@ -72,7 +72,7 @@ class PartialHandle:
         try:
             runtime.wait(self.handle)
         finally:
-            if self.handle.poll():  # unless an interrupt has ended the wait
+            if self.handle.poll():  # if an interrupt has ended the wait, the core still uses the tensors
                 _in_flight.discard(self)
         if self.work is not self.output:
             self.output.copy_(self.work)
@@ -175,7 +175,7 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
     runtime.record(directory, megabytes)
 
 
-@functools.lru_cache(maxsize=4096)  # has an entry for each bucket, and is called in every round
+@functools.lru_cache(maxsize=4096)  # this function is called in every round of each bucket
 def make_config(
     *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any
 ) -> _attach.BucketConfig:

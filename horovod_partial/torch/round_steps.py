@@ -161,7 +161,7 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
     # `step` is replaced in a subclass. An attribute would get into the schedule's state_dict, which must not hold functions.
     follower: Any = scheduler
     follower.__class__ = type(base.__name__, (base,), {"step": step, "_follows_rounds": True})
-    follower._steps = 0.0  # attributes are saved and loaded with the schedule
+    follower._steps = 0.0  # PyTorch saves and loads this attribute with the schedule's state
     optimizer.register_round_hook(after_round, state=follower)
     return scheduler
 

@@ -20,7 +20,8 @@ class SlowMomentumState:
 
     def __init__(self, policy: SlowMomentum) -> None:
         self._policy = policy
-        self._anchor: torch.Tensor | None = None  # None before the first average over all ranks
+        # The model after the last average over all ranks; None before the first one.
+        self._anchor: torch.Tensor | None = None
         self._momentum: torch.Tensor | None = None
 
     @torch.no_grad()

@@ -50,7 +50,8 @@ class MicroBatchBucket(GradientBucket):
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
         """Arrive with the sum of this rank's micro-batches in the open update, after each of them."""
         if self.handle is not None and self.handle.poll():
-            self.handle.synchronize()  # no update ends without this micro-batch, so the arrival has failed: raise its error
+            # The arrival can only have failed, because no update ends without this micro-batch. This raises its error.
+            self.handle.synchronize()
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)
         self.wire = wire
@@ -119,7 +120,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         self._number = None  # a micro-batch that had begun in an earlier generation is lost
         super()._enter()
         for bucket in self.buckets:
-            bucket.abandon()  # forgets gradients of an earlier generation
+            bucket.abandon()  # gradients of an earlier generation of Horovod are lost
             options = {"members": bucket.members} | self._policy_of(bucket)
             config = self._family.config(bucket.flat, bucket.wire_dtype, **options)
             runtime.declare(self.process_set.process_set_id, bucket.name, config)

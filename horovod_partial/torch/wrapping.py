@@ -128,7 +128,8 @@ class _Methods(torch.optim.Optimizer):
     _exchange: Exchange
     _make_exchange: MakeExchange
     gives_way = False  # whether a later wrapper has taken over the parameters
-    _rounds_before = (0, 0)  # a generation of Horovod, and how many rounds earlier exchanges took in it
+    # A generation of Horovod, and how many rounds this optimizer took in it before the last `add_param_group`.
+    _rounds_before = (0, 0)
     backward_passes_per_step: int
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -186,7 +187,7 @@ class _Methods(torch.optim.Optimizer):
         self._exchange.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, same as in the wrapped optimizer.
+        """Clear the gradients of all parameters, same as the user's optimizer does.
 
         Raises:
             AssertionError: gradients are under way; call it after `step` or `synchronize`.
@@ -358,7 +359,7 @@ def wrap(
 
     It shares the optimizer's state and parameter groups.
     """
-    exchange = make_exchange(optimizer)  # first, because this raises the errors of wrong arguments
+    exchange = make_exchange(optimizer)  # raises the errors of wrong arguments, before anything has changed
     base = type(optimizer)
     # Horovod's broadcast_optimizer_state takes steps, which must not reduce. It recognises a wrapper by this module name.
     body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
@@ -394,7 +395,7 @@ class Name:
             self.current()
 
     def current(self) -> str:
-        """Return the name in the present generation of Horovod."""
+        """Return the prefix of the buckets' names in the present generation of Horovod."""
         if self._tenure.enter():
             # Name the process set by its ranks. Its number may be that of a removed process set with other ranks.
             alike = f"{self._process_set.ranks} {self._members}"

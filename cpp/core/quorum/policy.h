@@ -35,10 +35,8 @@ struct Policy {
   int group_size = 0;            // PartialReduce: the number of ranks in a group, 1 or more
   int window = 0;                // PartialReduce: the number of consecutive groups that shall connect all ranks
   int micro_batches = 0;  // WorkSharing: the number of micro-batches in an update, a multiple of the number of ranks
-  bool grants =
-      // WorkSharing: ranks report in this bucket which micro-batches they have begun, and get those that they may
-      // begin.
-      false;
+  // WorkSharing: ranks report in this bucket which micro-batches they have begun, and learn which they may begin.
+  bool grants = false;
   std::string description;  // the user's words for the policy; all ranks must have the same, and errors show them
 
   template <class Self>

@@ -37,7 +37,7 @@ struct BucketState {
     Said said;
     std::optional<Arrival> arrival;  // the arrival at the open round
     std::optional<int> device;       // where the tensor lies, if the rank has declared the bucket
-    int late_seen = 0;               // the largest `late` of all reports since the last closing
+    int late_seen = 0;               // the most late arrivals in any report since the last closing
     Round last_contribution = -1;
     Time last_arrival = kNever;  // kNever if the rank has not arrived yet
     double offset_seconds = 0;   // how many seconds the rank was behind the first rank, summed over its arrivals

@@ -18,9 +18,8 @@ struct Declaration {
   Policy policy;
   DataType type = DataType::kFloat32;
   std::vector<std::int64_t> shape = {};
-  int device =
-      // Where the rank's tensor lies. Device numbers may differ between ranks, but host and device must not be mixed.
-      Memory::kHost;
+  // Where the rank's tensor lies. Device numbers may differ between ranks, but host and device must not be mixed.
+  int device = Memory::kHost;
   double prescale_factor = 1;
   double postscale_factor = 1;
   std::vector<std::string> members = {};  // the parts of the tensor, as in BucketSpec

@@ -49,9 +49,8 @@ def gradient_policies(ranks: int) -> dict[str, int]:
     """Return policies of gradients with their quorums, from the one that waits for all to the one that waits for nobody."""
     quorums = {f"quorum:{share}": math.ceil(share * ranks) for share in (0.875, 0.75, 0.25)}
     named = {"full": ranks, "majority": math.ceil(ranks / 2), "solo": 1, **quorums}
-    first = {
-        quorum: name for name, quorum in reversed(named.items())
-    }  # if several names mean the same quorum, take the first
+    # If several policies have the same quorum, take the first one.
+    first = {quorum: name for name, quorum in reversed(named.items())}
     return {first[quorum]: quorum for quorum in sorted(first, reverse=True)}
 
 

@@ -201,7 +201,8 @@ def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
     begun = of_rounds[np.argsort(waits["begin"][of_rounds], kind="stable")]
     next_step = np.r_[np.minimum.reduceat(arrival, first)[1:], np.iinfo(np.int64).max]
     last = np.searchsorted(waits["begin"][begun], next_step) - 1
-    waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]  # 0 if there was no wait so far (index -1)
+    # If there was no wait so far, `last` is -1, and the time is 0.
+    waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]
     went_on = np.maximum(result, waited)
     whole = np.minimum.reduceat(of[order], first) >= 0
     return _steps(rank, clocks, step, handed, result, went_on, round_, late, staleness, whole)
@@ -234,7 +235,8 @@ def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
     result = ends[order][last]
     seen = np.searchsorted(looks, begins[order][last], side="right") - 1
     handed = np.r_[looks, 0][seen]
-    whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])  # a rank that has joined hands no tensors over
+    # A step in which the rank handed no tensors over is none: the rank had joined.
+    whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])
     if len(step) and not rank.ended:
         whole[-1] = False  # the recording may have ended in the middle of the last step
     none = np.full(len(step), -1)

@@ -41,8 +41,8 @@ _LEAST_APART = 3.8
 _SURE = 4.0  # two values differ only if they lie so many standard errors apart
 _SMOOTHED = 5  # the size of the window that smooths single steps away, in steps
 _LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes so many times the step's mean
-_FEW = 4  # fewer ranks than this do not show reliably what all ranks have in common in a step
-_TOGETHER = 0.5  # fewer ranks than `_FEW` have something in common if `_together` returns at least this
+_FEW = 4  # with fewer ranks than this, it is uncertain whether long steps have a cause that all ranks share
+_TOGETHER = 0.5  # few ranks share a cause of long steps if they are slow together at least so often (see `_together`)
 _ALIKE = 1.5  # the deviations of ranks' times are alike if they differ by at most this factor
 
 
@@ -156,7 +156,7 @@ def _own(times: Floats) -> Floats:
         return times
     above = times - np.median(times, axis=0)
     if times.shape[1] < _FEW and _together(above) < _TOGETHER:
-        return times  # the ranks have nothing in common, and the quartile of so few would be the shortest time
+        return times  # the ranks have nothing in common, and a quartile of so few ranks would be the shortest time
     # Use the lower quartile, because slow ranks in a step do not change it.
     shared = np.quantile(above, 0.25, axis=1, method="lower")
     shared = shared - np.median(shared)
