@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from horovod_partial.checks import is_int, require
 from horovod_partial.exchange.arguments import check_sampler
 from horovod_partial.exchange.sharding import Place, Plan, Shards
 from horovod_partial.keras.backend import backend
+from horovod_partial.runtime.tenure import Tenure
 
 # Keras says this at the end of each epoch whose number of batches it did not know before.
 warnings.filterwarnings("ignore", "Your input ran out of data", module=r"keras\.|contextlib")
@@ -94,7 +94,9 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         self._seed = seed
         self.epoch = 0
         self._plan: Plan | None = None  # of the epoch that is under way
-        self._first = 0.0  # `rounds` of the optimizer before its first update
+        self._first = 0  # `rounds` of the optimizer before the first update of this plan
+        self._tenure = Tenure(backend.runtime)  # the generation that the plan belongs to
+        self._loop = object()  # a token of the newest epoch
 
     @property
     def _horovod(self) -> Any:
@@ -124,10 +126,11 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         """Begin an epoch, or go on with one that was left early. Keras calls this; so does a loop over this object."""
         require(is_int(self.epoch) and self.epoch >= 0, "epoch", "an int, 0 or more", self.epoch)
         state = self._horovod
-        if self._plan is None:
+        self._loop = object()
+        if self._tenure.enter() or self._plan is None:
+            self._plan = None
             self._plan = self._planned()
-            self._first = state.rounds(self._optimizer) if math.isinf(state.end) else state.end
-            state.share_until(self._first + self._plan.updates)
+            self._first = state.begin_epoch(self._optimizer, self._plan.updates)
         if state.sharing is not None:
             state.sharing.begin_before(state.end)
 
@@ -142,7 +145,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         return self._horovod.rounds(self._optimizer)
 
     def _batches(self) -> Iterator[Any]:
-        state, plan = self._horovod, self._planned()
+        state, plan, loop = self._horovod, self._planned(), self._loop
         before = None
         try:
             while True:
@@ -161,9 +164,9 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                         "step, and steps_per_execution must be 1"
                     )
                 before = rounds, number
-                yield self._load(plan.indices(int(rounds - self._first), number))
+                yield self._load(plan.indices(rounds - self._first, number))
         finally:
-            if state.sharing is not None:
+            if state.sharing is not None and self._loop is loop:  # False if an epoch has begun since
                 state.sharing.give_back()
 
     def _load(self, indices: list[int]) -> Any:
