@@ -33,7 +33,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
 
     An epoch ends on every rank after the same update. Ranks make different numbers of batches in it, so do not pass
     `steps_per_epoch`, and stop, evaluate and save at the end of an epoch, or by `optimizer.rounds`. If an epoch is left
-    early, its rest comes first in the next one. All ranks must begin the same epochs in the same order.
+    early, its rest comes first in the next one; in an elastic job it begins anew. All ranks must begin the same epochs.
 
     Your own loop takes an epoch as `for batch in dataset:`, with one step of the optimizer for each batch. Batches are
     NumPy arrays there. A dataset of `tf.data` is `dataset.get_tf_dataset()`.

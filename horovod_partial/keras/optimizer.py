@@ -187,6 +187,7 @@ class _State:
         self.process_set: ProcessSet = arguments["process_set"]
         self.passes = passes  # micro-batches in an update for each rank, under WorkSharing
         self.end = math.inf  # under WorkSharing: after this many updates no micro-batch begins
+        self._epochs = Tenure(backend.runtime)  # the generation of Horovod to which `end` belongs
         self.rates = rates  # the learning rates of rounds; None if missed rounds are not replayed
         self._name = name
         self._policy = policy
@@ -272,11 +273,17 @@ class _State:
         made = self._current()
         return made if isinstance(made, WorkSharingExchange) else None
 
-    def share_until(self, updates: float) -> None:
-        """Let no micro-batch begin after this many updates, until this is called again."""
-        self.end = updates
+    def begin_epoch(self, optimizer: Any, updates: int) -> int:
+        """Let no micro-batch begin after this many further updates. Returns `rounds` before the first of them.
+
+        Epochs follow each other without a gap. A rank that is behind in its updates gets the same number as the others.
+        """
+        is_first = self._epochs.enter() or math.isinf(self.end)
+        first = self.rounds(optimizer) if is_first else int(self.end)
+        self.end = first + updates
         if self.sharing is not None:
-            self.sharing.end = updates
+            self.sharing.end = self.end
+        return first
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def _share(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
